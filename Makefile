@@ -1,0 +1,46 @@
+# `make demo` and `make test` set up everything they need in .venv; see README.md.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Where torch comes from, if not from pip's own index: for example https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+# Some CPUs advertise AMX and then trap on it in bfloat16 products; AVX-512 is what they can do.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	$(BIN)/clearhead doctor
+	$(BIN)/python examples/first_look.py
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python benchmarks/operator.py
+
+$(READY): pyproject.toml constraints.txt Makefile
+	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "clearhead needs Python 3.11 or newer, and $(PYTHON) is older: apt-get install python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "torch.compile needs a C++ compiler: apt-get install g++" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,118 @@
+"""`attention()`: the one operator."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead import kernels
+from clearhead.biases import ALiBi
+from clearhead.kernels import reference
+from clearhead.masks import Mask
+from clearhead.posing import pose
+from clearhead.problem import Problem
+from clearhead.weights import AttentionWeights
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Tensor | ALiBi | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    dropout: float = ...,
+    query_start: int | Tensor | None = ...,
+    return_weights: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Tensor | ALiBi | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    dropout: float = ...,
+    query_start: int | Tensor | None = ...,
+    return_weights: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, AttentionWeights]: ...
+def attention(
+    query: Float[Tensor, "batch heads q_len key_dim"],
+    key: Float[Tensor, "batch kv_heads kv_len key_dim"],
+    value: Float[Tensor, "batch kv_heads kv_len value_dim"],
+    *,
+    mask: Mask | Bool[Tensor, ...] | None = None,
+    bias: Float[Tensor, ...] | ALiBi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    dropout: float = 0.0,
+    query_start: int | Int[Tensor, " batch"] | None = None,
+    return_weights: bool = False,
+    backend: str = "auto",
+) -> Float[Tensor, "batch heads q_len value_dim"] | tuple[Tensor, AttentionWeights]:
+    """softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows) · V, for many heads at once.
+
+    Args:
+        query, key, value: heads may be any multiple of kv_heads (query head h reads key head h // group), and
+            value_dim may differ from key_dim.
+        mask: which keys each query may attend to: a mask such as `Causal() & Documents(lengths)`, or a bool tensor
+            (True = may attend) that broadcasts to `[batch, heads, q_len, kv_len]`.
+        bias: added to the scores: a tensor that broadcasts to `[batch, heads, q_len, kv_len]`, or `ALiBi(slopes)`.
+            A −inf in it forbids its key just as the mask does.
+        scale: of the scores; 1/√key_dim by default.
+        softcap: scores become softcap · tanh(score / softcap), before bias and mask.
+        sinks: a logit per head that takes part in the softmax and is then dropped.
+        dropout: the share of weights set to 0, the others scaled up; the weights returned are those before it.
+        query_start: where the first query stands among the keys: an int, or an int tensor `[batch]`. By default
+            kv_len − q_len: the last query meets the last key, as in decoding with a cache.
+        return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
+        backend: "auto" for the fastest that can, or one by name ("sdpa", "streaming", "reference"), which raises with
+            its reasons if it cannot. `clearhead doctor` lists them.
+
+    A query that may attend to nothing gives output 0, weights 0, log-sum-exp −inf (with a sink: the sink's logit) and
+    finite gradients. So do kv_len 0 and q_len 0.
+
+    >>> import torch
+    >>> from clearhead import Causal, attention
+    >>> x = torch.randn(1, 8, 100, 64)
+    >>> output, weights = attention(x, x, x, mask=Causal(), return_weights=True)
+    >>> output.shape, weights[0, 5, 10:12].shape
+    (torch.Size([1, 8, 100, 64]), torch.Size([2, 100]))
+    """
+    problem = pose(
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout=dropout,
+        query_start=query_start,
+    )
+    _, kernel = kernels.choose(problem, backend)
+    output, lse = kernel.attend(problem, return_weights)
+    return (output, AttentionWeights(_lightest(problem), lse)) if return_weights else output
+
+
+def _lightest(problem: Problem) -> Problem:
+    """The smaller of the matrix's two forms: its scores, as when decoding, or the queries and keys they follow from."""
+    _, heads, q_len, _ = problem.shape
+    _, kv_heads, _, key_dim = problem.key.shape
+    if heads * q_len > kv_heads * key_dim:
+        return problem
+    return problem.with_scores(reference.scores(problem, problem.lower()))

@@ -1,0 +1,76 @@
+"""Indices such as `[0, 5, 100:110]` as one slice per axis."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+AXES = ("batch", "heads", "q_len", "kv_len")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A slice per axis with non-negative start and stop, and the axes an integer took away."""
+
+    slices: tuple[slice, slice, slice, slice]
+    dropped: tuple[int, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(len(range(part.start, part.stop, part.step)) for part in self.slices)
+
+
+def select(index: object, shape: Sequence[int]) -> Selection:
+    """Integers, slices and `...` over the four axes, as torch reads them: negative numbers count from the end."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if parts.count(Ellipsis) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    if Ellipsis in parts:
+        place = parts.index(Ellipsis)
+        parts[place : place + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    if len(parts) > len(shape):
+        raise IndexError(f"too many indices: {len(parts)} for the {len(shape)} axes {', '.join(AXES)}")
+    parts += [slice(None)] * (len(shape) - len(parts))
+    slices, dropped = [], []
+    for axis, (part, length) in enumerate(zip(parts, shape, strict=True)):
+        if isinstance(part, slice):
+            start, stop, step = part.indices(length)
+            if step < 1:
+                raise ValueError(f"the slice of {AXES[axis]} has step {part.step}; expected 1 or more")
+            slices.append(slice(start, max(start, stop), step))
+        else:
+            number = _number(part, axis, length)
+            slices.append(slice(number, number + 1, 1))
+            dropped.append(axis)
+    return Selection(tuple(slices), tuple(dropped))
+
+
+def numbers(choice: object, length: int, axis: int) -> list[int]:
+    """One number, a slice or a sequence of numbers as a list of places on an axis; None is all of them."""
+    if choice is None:
+        return list(range(length))
+    if isinstance(choice, slice):
+        chosen = list(range(length))[choice]
+    elif isinstance(choice, Sequence):
+        chosen = [_number(part, axis, length) for part in choice]
+    else:
+        chosen = [_number(choice, axis, length)]
+    if not chosen:
+        raise ValueError(f"{AXES[axis]} is {choice!r}, which chooses none of {length}")
+    return chosen
+
+
+def _number(part: object, axis: int, length: int) -> int:
+    try:
+        number = operator.index(part)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise TypeError(
+            f"the index of {AXES[axis]} is a {type(part).__name__}; expected an integer or a slice"
+            " (for other indexing take .dense() of a part first)"
+        ) from None
+    if isinstance(part, bool):
+        raise TypeError(f"the index of {AXES[axis]} is {part}; expected an integer or a slice")
+    if not -length <= number < length:
+        raise IndexError(f"index {number} is out of range for {AXES[axis]} of size {length}")
+    return number % length

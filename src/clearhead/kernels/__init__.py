@@ -1,0 +1,59 @@
+"""Backends: which of them can do a problem, and which of those is the fastest."""
+
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.kernels import reference, sdpa, streaming
+from clearhead.problem import Problem
+
+
+class Backend(Protocol):
+    """What a backend module offers."""
+
+    def refuse(self, problem: Problem) -> list[str]:
+        """Why it cannot; empty if it can."""
+        ...
+
+    def attend(
+        self, problem: Problem, with_lse: bool
+    ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
+        """Output and log-sum-exp; the latter is only read `with_lse`."""
+        ...
+
+
+BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "streaming": streaming, "reference": reference}
+
+# Fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). Measured by benchmarks/choice.py.
+MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
+    "cpu": [(2**17, ("sdpa", "reference", "streaming")), (float("inf"), ("sdpa", "streaming", "reference"))],
+    "cuda": [(2**20, ("sdpa", "reference", "streaming")), (float("inf"), ("sdpa", "streaming", "reference"))],
+}
+
+
+def choose(problem: Problem, backend: str = "auto") -> tuple[str, Backend]:
+    """The named backend, or with "auto" the fastest of those that can; a refusal is an error with its reasons."""
+    if backend == "auto":
+        for name in ranked(problem):
+            if not BACKENDS[name].refuse(problem):
+                return name, BACKENDS[name]
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
+    reasons = BACKENDS[backend].refuse(problem)
+    if reasons:
+        raise ValueError(f"backend {backend!r} cannot do this: {'; '.join(reasons)}")
+    return backend, BACKENDS[backend]
+
+
+def ranked(problem: Problem) -> tuple[str, ...]:
+    """All backends, fastest first for a problem of this size and device."""
+    batch, heads, q_len, kv_len = problem.shape
+    cells = batch * heads * q_len * kv_len
+    table = MEASURED.get(problem.query.device.type, MEASURED["cpu"])
+    return next(order for limit, order in table if cells <= limit)
+
+
+def explain(problem: Problem) -> dict[str, list[str]]:
+    """Each backend, in the order "auto" tries them, with its reasons for refusing; an empty list where it can."""
+    return {name: BACKENDS[name].refuse(problem) for name in ranked(problem)}

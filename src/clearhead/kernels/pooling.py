@@ -1,0 +1,73 @@
+"""Any rectangle of the matrix at the size of a screen, tile by tile."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.kernels.scoring import BlockScores, Scoring, exp_, fold_heads
+from clearhead.kernels.walk import largest_tile, walk
+
+Reduce = Literal["mean", "max"]
+
+
+def pool(
+    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], rows: int, cols: int, reduce: Reduce
+) -> Float[Tensor, "batch heads rows cols"]:
+    """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
+    batch, kv_heads, group, q_len, kv_len = scores.shape
+    log_weights = scores.shifted(fold_heads(lse, kv_heads))
+    may_underflow = scores.may_underflow()
+    row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
+    pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
+    scratch = lse.new_empty(largest_tile(scores.shape, lse.device))
+    for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
+        here = BlockScores(log_weights, block)
+        underflows = bool(may_underflow[block[:3]].any())
+        down = row_bins.over(block.rows)
+        for tile in tiles:
+            logs = here.finish_(here.products(tile, scratch), tile)
+            weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows)
+            across = col_bins.over(tile.keys)
+            part = pooled[block[:3]][..., down.bins, across.bins]
+            if reduce == "mean":
+                part += down.mean @ weights @ across.mean.mT
+            else:
+                peaks = down.peaks(weights, dim=-2)
+                torch.maximum(part, across.peaks(peaks, dim=-1), out=part)
+    return pooled.flatten(1, 2)
+
+
+class _Span(NamedTuple):
+    """The bins that some positions reach into, and which of the positions each of them holds."""
+
+    bins: slice
+    first: Int[Tensor, " bins"]  # counted from the span's first position
+    last: Int[Tensor, " bins"]
+    mean: Float[Tensor, "bins positions"]  # one over the whole bin's width, or 0
+
+    def peaks(self, weights: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+        """The largest weight of each bin. Narrower bins repeat their last position, which changes no maximum."""
+        steps = torch.arange(int((self.last - self.first).max()), device=weights.device)
+        index = torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
+        return weights.index_select(dim, index.flatten()).unflatten(dim, index.shape).amax(dim=dim)
+
+
+class _Bins:
+    def __init__(self, length: int, count: int, like: Tensor) -> None:
+        number = torch.arange(count, device=like.device)
+        self.first = number * length // count
+        self.last = -(-(number + 1) * length // count)
+        self.like = like
+
+    def over(self, part: slice) -> _Span:
+        """The bins over some of the positions."""
+        start = int((self.last <= part.start).sum())
+        stop = int((self.first < part.stop).sum())
+        whole_first, whole_last = self.first[start:stop], self.last[start:stop]
+        first = whole_first.clamp(min=part.start) - part.start
+        last = whole_last.clamp(max=part.stop) - part.start
+        place = torch.arange(part.stop - part.start, device=first.device)
+        inside = (place >= first[:, None]) & (place < last[:, None])
+        return _Span(slice(start, stop), first, last, inside.to(self.like.dtype) / (whole_last - whole_first)[:, None])

@@ -1,0 +1,165 @@
+"""Scores of one tile, in place and in scratch memory: what the streaming kernels and the sweeps are made of."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.kernels.walk import Block, Shape, Tile
+from clearhead.ranges import Ranges
+
+LOWEST = {torch.float32: -87.0, torch.float64: -708.0}  # exp of less is not a normal number
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """Everything scores follow from, in the dtype they are computed in. Axes of size 1 broadcast in dense and bias."""
+
+    query: Float[Tensor, "batch kv_heads group q_len key_dim"]  # times the scale
+    key: Float[Tensor, "batch kv_heads kv_len key_dim"]
+    positions: Int[Tensor, "#batch q_len"]
+    ranges: Ranges | None
+    dense: Bool[Tensor, "#batch #kv_heads #group #q_len #kv_len"] | None
+    bias: Float[Tensor, "#batch #kv_heads #group #q_len #kv_len"] | None
+    slopes: Float[Tensor, "kv_heads group"] | None
+    softcap: float | None
+    shift: Float[Tensor, "batch kv_heads group q_len"] | None = None  # taken off every score of its row
+
+    @property
+    def shape(self) -> Shape:
+        """batch, kv_heads, group, q_len, kv_len"""
+        batch, kv_heads, group, q_len, _ = self.query.shape
+        return batch, kv_heads, group, q_len, self.key.shape[2]
+
+    def window(self, rows: slice, keys: slice) -> "Scoring":
+        """The same for a rectangle of the matrix; positions and ranges count from its first key."""
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            whole = Block(slice(None), slice(None), slice(None), rows)
+            return None if tensor is None else pick(tensor, whole, keys)
+
+        ranges = self.ranges
+        if ranges is not None:
+            ranges = (ranges[..., rows] - keys.start).clamp(0, keys.stop - keys.start)
+        return replace(
+            self,
+            query=self.query[..., rows, :],
+            key=self.key[..., keys, :],
+            positions=self.positions[:, rows] - keys.start,
+            ranges=ranges,
+            dense=cut(self.dense),
+            bias=cut(self.bias),
+        )
+
+    def shifted(self, lse: Float[Tensor, "batch kv_heads group q_len"]) -> "Scoring":
+        """The same with log-sum-exp taken off: log weights instead of scores."""
+        lse = torch.where(lse == -torch.inf, 0.0, lse).contiguous()  # a row without a key is all -inf already
+        exact_product = self.query.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+        if self.softcap is not None or not exact_product:
+            return replace(self, shift=lse)
+        # as one more column of the product it costs nothing; at reduced precision it would lose its digits
+        return replace(
+            self,
+            query=torch.cat([self.query, -lse[..., None]], dim=-1),
+            key=torch.cat([self.key, self.key.new_ones((*self.key.shape[:-1], 1))], dim=-1),
+        )
+
+    def may_underflow(self) -> Bool[Tensor, "batch kv_heads group"]:
+        """Which heads may have weights too small for a normal number: by Cauchy and Schwarz, or a bias of any size."""
+        if 0 in self.shape or self.bias is not None or self.slopes is not None:
+            return torch.ones(self.shape[:3], dtype=torch.bool)
+        longest_query, longest_key = (t.norm(dim=-1).amax(dim=-1) for t in (self.query, self.key))
+        spread = 2 * longest_query * longest_key[:, :, None] + math.log(self.shape[4])
+        return (spread > -LOWEST[self.key.dtype]).cpu()
+
+    def masked(self, tile: Tile) -> bool:
+        """Whether some cell of the tile may be forbidden."""
+        return tile.mask is not None or self.dense is not None or self.bias is not None
+
+
+class BlockScores:
+    """The tiles of one block. Scores come as `[batch, kv_heads, group, rows, keys]`, in the memory given for them."""
+
+    def __init__(self, scoring: Scoring, block: Block) -> None:
+        self.scoring, self.block = scoring, block
+        query = scoring.query[block]
+        self.shape = query.shape[:4]
+        self.query = query.flatten(2, 3).flatten(0, 1)  # [batch · kv_heads, group · rows, key_dim]
+        self.key = scoring.key[block.batch, block.kv_heads].flatten(0, 1)  # [batch · kv_heads, kv_len, key_dim]
+
+    def products(self, tile: Tile, scratch: Float[Tensor, " cells"]) -> Float[Tensor, "b k g rows keys"]:
+        """softcap(scale · Q Kᵀ)"""
+        keys = tile.keys.stop - tile.keys.start
+        logits = fit(scratch, (*self.query.shape[:2], keys))
+        torch.bmm(self.query, self.key[:, tile.keys].mT, out=logits)
+        if self.scoring.softcap is not None:
+            logits.div_(self.scoring.softcap).tanh_().mul_(self.scoring.softcap)
+        return logits.view(*self.shape, keys)
+
+    def finish_(self, logits: Float[Tensor, "b k g rows keys"], tile: Tile) -> Float[Tensor, "b k g rows keys"]:
+        """What comes after the product, in place: shift, bias, −inf where the mask forbids."""
+        scoring, block = self.scoring, self.block
+        if scoring.shift is not None:
+            logits.sub_(scoring.shift[block][..., None])
+        if scoring.slopes is not None:
+            slopes = scoring.slopes[block.kv_heads, block.group, None, None]
+            logits.addcmul_(slopes, self.distance(tile.keys), value=-1)
+        if scoring.bias is not None:
+            logits.add_(pick(scoring.bias, block, tile.keys))
+        # on the CPU adding -inf is many times faster than filling under a mask that broadcasts
+        if tile.mask is not None:
+            logits.add_(tile.mask)
+        if scoring.dense is not None:
+            logits.add_(torch.where(pick(scoring.dense, block, tile.keys), 0.0, -torch.inf).to(logits.dtype))
+        return logits
+
+    def positions(self) -> Int[Tensor, "#batch rows"]:
+        """Where the block's queries stand."""
+        batch = slice(None) if self.scoring.positions.shape[0] == 1 else self.block.batch
+        return self.scoring.positions[batch, self.block.rows]
+
+    def distance(self, keys: slice) -> Float[Tensor, "#batch 1 1 rows keys"]:
+        """|position of query − key|"""
+        # counted from the first of these keys, so that float32 holds them exactly wherever the tile lies
+        rows = (self.positions() - keys.start).to(self.key.dtype)
+        places = torch.arange(keys.stop - keys.start, device=self.key.device, dtype=self.key.dtype)
+        return (rows[:, None, None, :, None] - places).abs_()
+
+
+def exp_(
+    logs: Float[Tensor, "*tile"],
+    *,
+    masked: bool,
+    may_underflow: bool,
+    out: Float[Tensor, "*tile"] | None = None,
+) -> Float[Tensor, "*tile"]:
+    """exp, in place or into `out`, without the slow path below the smallest normal number.
+
+    MKL's exp takes 20 to 200 times longer where the result underflows, which masked tiles and sharp heads are full of.
+    So `logs` is cut off there, in place; what a masked tile forbids is then set to exactly 0.
+    """
+    lowest = LOWEST[logs.dtype]
+    if masked or may_underflow:
+        logs.clamp_(min=lowest)
+    weights = torch.exp(logs, out=logs if out is None else out)
+    return torch.threshold_(weights, math.exp(lowest) * (1 + 1e-5), 0.0) if masked else weights
+
+
+def pick(tensor: Tensor, block: Block, keys: slice) -> Tensor:
+    """The part of a broadcasting `[batch, kv_heads, group, q_len, kv_len]` tensor that belongs to a tile."""
+    index = (*block, keys)
+    return tensor[tuple(slice(None) if size == 1 else part for size, part in zip(tensor.shape, index, strict=True))]
+
+
+def fold_heads(
+    tensor: Float[Tensor, "batch heads *rest"], kv_heads: int
+) -> Float[Tensor, "batch kv_heads group *rest"]:
+    """Query heads over the key heads they read; a heads axis of size 1 stays one that broadcasts."""
+    return tensor.unflatten(1, (1, 1) if tensor.shape[1] == 1 else (kv_heads, -1))
+
+
+def fit(buffer: Float[Tensor, " cells"], shape: tuple[int, ...]) -> Tensor:
+    """The beginning of a flat scratch buffer in a shape: fresh memory for each tile costs more than its exp."""
+    return buffer[: math.prod(shape)].view(shape)

@@ -1,0 +1,141 @@
+"""Backend `sdpa`: torch's own fused kernels with their log-sum-exp, for the masks they know.
+
+CPU: flash attention with no mask, causal from the first key, hidden keys (the same for every query), a dense mask or
+a tensor bias. CUDA: flash attention in half precision, plain or causal.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.biases import ALiBi
+from clearhead.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, positions
+from clearhead.problem import Problem
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def refuse(problem: Problem) -> list[str]:
+    batch, _, q_len, kv_len = problem.shape
+    assert problem.value is not None
+    reasons = []
+    if 0 in (batch, q_len, kv_len):
+        reasons.append(f"batch {batch}, q_len {q_len}, kv_len {kv_len}: an empty axis kills torch's kernel")
+    if problem.value.shape[3] != problem.query.shape[3]:
+        reasons.append(f"value_dim {problem.value.shape[3]} is not key_dim {problem.query.shape[3]}")
+    if problem.softcap is not None:
+        reasons.append("softcap is not known to it")
+    if problem.sinks is not None:
+        reasons.append("sinks are not known to it")
+    if problem.dropout:
+        reasons.append("dropout is not available in its CPU kernel, nor reproducible in the others")
+    if isinstance(problem.bias, ALiBi):
+        reasons.append("ALiBi would become an n × n bias")
+    if problem.query.device.type == "cpu":
+        return reasons + _refuse_cpu(problem)
+    if problem.query.device.type == "cuda":
+        return reasons + _refuse_cuda(problem)
+    return [*reasons, f"device {problem.query.device.type} is neither cpu nor cuda"]
+
+
+def attend(
+    problem: Problem, with_lse: bool
+) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
+    """Output and log-sum-exp by the fused kernel."""
+    assert problem.value is not None
+    # these kernels read a last axis that is not contiguous as if it were
+    inputs = (problem.query, problem.key, problem.value)
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in inputs)
+    causal, rest = _split(problem)
+    if query.device.type == "cuda":
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, is_causal=causal, scale=problem.scale)[:2]
+    added = _added(problem, rest)
+    attn_mask = None if added is None else added.expand(-1, -1, query.shape[2], key.shape[2])
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, is_causal=causal, attn_mask=attn_mask, scale=problem.scale
+    )
+    if with_lse and added is not None:
+        lse = torch.where(_has_key(problem, added, causal), lse, -torch.inf)  # the kernel leaves 0 for an empty row
+    return output, lse
+
+
+def _refuse_cpu(problem: Problem) -> list[str]:
+    _, rest = _split(problem)
+    bias = problem.tensor_bias
+    reasons = []
+    if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
+        reasons.append(f"mask {rest} is not one of: none, causal from the first key, hidden keys, one Dense")
+    if bias is not None:
+        if bias.requires_grad and torch.is_grad_enabled():
+            reasons.append("bias needs a gradient, which it does not compute")
+        if bias.dtype != problem.query.dtype:
+            reasons.append(f"bias has dtype {bias.dtype}, query {problem.query.dtype}")
+        if rest is not None:
+            reasons.append("bias together with a mask would become one n × n bias")
+    return reasons
+
+
+def _refuse_cuda(problem: Problem) -> list[str]:
+    _, rest = _split(problem)
+    reasons = []
+    if problem.query.dtype not in HALF:
+        reasons.append(f"dtype {problem.query.dtype} is not float16 or bfloat16")
+    if problem.query.shape[3] > 256 or problem.query.shape[3] % 8:
+        reasons.append(f"key_dim {problem.query.shape[3]} is over 256 or not a multiple of 8")
+    if rest is not None or problem.bias is not None:
+        reasons.append("on CUDA it takes no mask but causal from the first key, and no bias")
+    return reasons
+
+
+def _split(problem: Problem) -> tuple[bool, Mask | None]:
+    """Causal from the first key, which the kernel does natively, and what is left of the mask."""
+    mask, start = problem.mask, problem.query_start
+    _, _, q_len, kv_len = problem.shape
+    if mask is None or isinstance(start, Tensor):
+        return False, mask
+    if q_len == 1 and isinstance(mask, Causal) and start >= kv_len - 1:
+        return False, None  # a last query sees every key
+    if start != 0:
+        return False, mask
+    if isinstance(mask, Causal):
+        return True, None
+    if isinstance(mask, And):
+        if isinstance(mask.left, Causal):
+            return True, mask.right
+        if isinstance(mask.right, Causal):
+            return True, mask.left
+    return False, mask
+
+
+def _hides_keys_only(mask: Mask) -> bool:
+    if isinstance(mask, And | Or):
+        return _hides_keys_only(mask.left) and _hides_keys_only(mask.right)
+    return isinstance(mask, Padding | Prefix)
+
+
+def _added(problem: Problem, rest: Mask | None) -> Float[Tensor, "#batch #heads #q_len #kv_len"] | None:
+    """Bias or mask as the kernel takes it: a float tensor in the query's dtype, broadcast with stride 0."""
+    if rest is None:
+        return problem.tensor_bias
+    query, kv_len = problem.query, problem.shape[3]
+    if isinstance(rest, Dense):
+        allowed = rest.allowed
+    else:
+        # the same for every query: look at one
+        lowered = rest.lower(positions(1, kv_len, 0, query.device), kv_len)
+        allowed = lowered.allowed(1, torch.arange(kv_len, device=query.device))
+    return torch.zeros_like(allowed, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
+
+
+def _has_key(problem: Problem, added: Tensor, causal: bool) -> Bool[Tensor, "#batch #heads #q_len"]:
+    """Which rows may attend to at least one key, decided from mask and bias."""
+    allowed = added > -torch.inf
+    if not causal:
+        return allowed.any(dim=-1)
+    _, _, q_len, kv_len = problem.shape
+    if allowed.shape[2] > 1:
+        return allowed.expand(*allowed.shape[:3], kv_len).tril().any(dim=-1)
+    # the first allowed key decides: causal queries from there on have one
+    first = torch.where(allowed, torch.arange(kv_len, device=added.device), kv_len).amin(dim=-1)
+    return torch.arange(q_len, device=added.device) >= first

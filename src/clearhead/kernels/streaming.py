@@ -1,0 +1,262 @@
+"""Backend `streaming`: plain torch over tiles, in O(n) memory, forward and backward, on any device.
+
+Does everything `attention()` does. A custom op, so that it stands in a compiled graph as a single node; its
+log-sum-exp is differentiable too.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.kernels.dropout import kept, row_numbers
+from clearhead.kernels.scoring import BlockScores, Scoring, exp_, fold_heads, pick
+from clearhead.kernels.walk import Block, largest_tile, walk
+from clearhead.masks import positions
+from clearhead.problem import Problem
+
+
+def refuse(problem: Problem) -> list[str]:
+    return []
+
+
+def attend(
+    problem: Problem, with_lse: bool
+) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
+    """Output and log-sum-exp, tile by tile."""
+    assert problem.value is not None
+    return _forward(*_Inputs.of(problem, problem.value))
+
+
+def log_sum_exp(problem: Problem) -> Float[Tensor, "batch heads q_len"]:
+    """Log-sum-exp alone, differentiable: attention to values of width 0."""
+    return _forward(*_Inputs.of(problem, problem.key[..., :0]))[1]
+
+
+def scoring(problem: Problem) -> Scoring:
+    """The problem's scores, ready to be taken in tiles."""
+    return _Inputs.of(problem, problem.key[..., :0]).scoring()
+
+
+class _Inputs(NamedTuple):
+    """A problem as a custom op takes it: tensors and numbers, in the order of `SCHEMA`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    starts: Tensor  # [batch or 1]
+    ranges: Tensor | None
+    dense: Tensor | None
+    bias: Tensor | None
+    slopes: Tensor | None
+    sinks: Tensor | None
+    seed: Tensor | None
+    scale: float
+    softcap: float | None
+    dropout: float
+
+    SCHEMA = (
+        "Tensor query, Tensor key, Tensor value, Tensor starts, Tensor? ranges, Tensor? dense, Tensor? bias,"
+        " Tensor? slopes, Tensor? sinks, Tensor? seed, float scale, float? softcap, float dropout"
+    )
+
+    @classmethod
+    def of(cls, problem: Problem, value: Tensor) -> "_Inputs":
+        lowered = problem.lower()
+        start = problem.query_start
+        return cls(
+            problem.query,
+            problem.key,
+            value,
+            start if isinstance(start, Tensor) else torch.tensor([start]),
+            lowered.ranges,
+            lowered.dense,
+            problem.tensor_bias,
+            problem.slopes,
+            problem.sinks,
+            problem.seed,
+            problem.scale,
+            problem.softcap,
+            problem.dropout,
+        )
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
+    def scoring(self) -> Scoring:
+        dtype, kv_heads = self.compute_dtype, self.key.shape[1]
+        return Scoring(
+            query=fold_heads(self.query.to(dtype) * self.scale, kv_heads),
+            key=self.key.to(dtype),
+            positions=positions(self.query.shape[2], self.key.shape[2], self.starts, self.query.device),
+            ranges=self.ranges,
+            dense=None if self.dense is None else fold_heads(self.dense, kv_heads),
+            bias=None if self.bias is None else fold_heads(self.bias.to(dtype), kv_heads),
+            slopes=None if self.slopes is None else self.slopes.to(dtype).view(kv_heads, -1),
+            softcap=self.softcap,
+        )
+
+    def survival(self, block: Block, keys: slice) -> Float[Tensor, "b k g rows keys"] | None:
+        """What dropout multiplies each weight of a tile by: 0, or 1 / (1 − dropout); None without dropout."""
+        if self.seed is None:
+            return None
+        _, heads, q_len, _ = self.query.shape
+        numbers = torch.arange(heads, device=self.query.device).view(self.key.shape[1], -1)
+        rows = row_numbers(block.batch, numbers[block.kv_heads, block.group], block.rows, heads, q_len)
+        places = torch.arange(keys.start, keys.stop, device=self.query.device)
+        return kept(self.seed, self.dropout, rows, places).to(self.compute_dtype).div_(1 - self.dropout)
+
+
+def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]:
+    inputs = _Inputs(*arguments)  # pyright: ignore[reportArgumentType]
+    scores = inputs.scoring()
+    batch, kv_heads, group, q_len, _ = scores.shape
+    dtype = inputs.compute_dtype
+    value = inputs.value.to(dtype)
+    output = inputs.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
+    lse = inputs.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
+    may_underflow = scores.may_underflow()
+    scratch = lse.new_empty(largest_tile(scores.shape, lse.device))
+    for block, tiles in walk(scores.shape, scores.ranges, dtype, lse.device):
+        here = BlockScores(scores, block)
+        underflows = bool(may_underflow[block[:3]].any())
+        # running maximum, sum of exponentials and weighted sum of values; a sink is a first key without a value
+        shape = here.shape
+        if inputs.sinks is None:
+            peak, total = lse.new_full(shape, -torch.inf), lse.new_zeros(shape)
+        else:
+            sinks = inputs.sinks.to(dtype).view(kv_heads, group)[block.kv_heads, block.group]
+            peak, total = sinks[..., None].expand(shape), lse.new_ones(shape)
+        summed = value.new_zeros((*shape, value.shape[3]))
+        for tile in tiles:
+            weights = here.finish_(here.products(tile, scratch), tile)
+            new_peak = torch.maximum(peak, weights.amax(dim=-1))
+            # a row with no key yet has max = -inf; subtracting it would give nan
+            pivot = torch.where(new_peak == -torch.inf, 0.0, new_peak)
+            exp_(weights.sub_(pivot[..., None]), masked=scores.masked(tile), may_underflow=underflows)
+            shrink = torch.exp(peak - pivot)
+            total = total * shrink + weights.sum(dim=-1)
+            survival = inputs.survival(block, tile.keys)
+            if survival is not None:
+                weights.mul_(survival)
+            tile_values = value[block.batch, block.kv_heads, tile.keys].flatten(0, 1)
+            partial = torch.bmm(weights.flatten(2, 3).flatten(0, 1), tile_values)
+            summed.mul_(shrink[..., None]).add_(partial.view_as(summed))
+            peak = new_peak
+        output[block] = summed / torch.where(total == 0, 1.0, total)[..., None]
+        lse[block] = torch.where(total == 0, -torch.inf, peak + total.log())
+    return output.flatten(1, 2), lse.flatten(1, 2)
+
+
+def _compute_backward(
+    grad_output: Tensor,
+    grad_lse: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    need_bias: bool,
+    *arguments: Tensor | float | None,
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key, value, bias, slopes and sinks; of size 0 for those that are absent or not needed."""
+    inputs = _Inputs(*arguments)  # pyright: ignore[reportArgumentType]
+    dtype, kv_heads = inputs.compute_dtype, inputs.key.shape[1]
+    scores = inputs.scoring()
+    value = inputs.value.to(dtype)
+    grad_output, output = (fold_heads(t.to(dtype), kv_heads) for t in (grad_output, output))
+    # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
+    row_dot = (grad_output * output).sum(dim=-1) - fold_heads(grad_lse.to(dtype), kv_heads)
+    log_weights = scores.shifted(fold_heads(lse, kv_heads))
+    grad_query, grad_key, grad_value, grad_bias, grad_slopes = (
+        value.new_zeros(0 if t is None else t.shape)
+        for t in (scores.query, scores.key, value, scores.bias if need_bias else None, scores.slopes)
+    )
+    may_underflow = scores.may_underflow()
+    scratch = value.new_empty(largest_tile(scores.shape, value.device))
+    for block, tiles in walk(scores.shape, scores.ranges, dtype, value.device):
+        here = BlockScores(log_weights, block)
+        underflows = bool(may_underflow[block[:3]].any())
+        block_query = scores.query[block].flatten(2, 3).flatten(0, 1)  # [b·k, g·rows, key_dim], times the scale
+        block_grad = grad_output[block].flatten(2, 3).flatten(0, 1)
+        for tile in tiles:
+            weights = here.products(tile, scratch)
+            capped = None if inputs.softcap is None else weights / inputs.softcap
+            exp_(here.finish_(weights, tile), masked=scores.masked(tile), may_underflow=underflows)
+            keys, values = (t[block.batch, block.kv_heads, tile.keys] for t in (scores.key, value))
+            grad_scores = torch.bmm(block_grad, values.flatten(0, 1).mT).view_as(weights)
+            used, survival = weights, inputs.survival(block, tile.keys)
+            if survival is not None:
+                used = weights * survival
+                grad_scores.mul_(survival)
+            by_key_head = (block_grad.shape[0], block_grad.shape[1], -1)
+            reach = (block.batch, block.kv_heads, tile.keys)
+            grad_value[reach] += torch.bmm(used.view(by_key_head).mT, block_grad).view_as(values)
+            grad_scores.sub_(row_dot[block][..., None]).mul_(weights)
+            if grad_bias.numel():
+                part = pick(grad_bias, block, tile.keys)
+                part += grad_scores.sum_to_size(part.shape)
+            if grad_slopes.numel():
+                felt = (grad_scores * here.distance(tile.keys)).sum(dim=(0, 3, 4))
+                grad_slopes[block.kv_heads, block.group] -= felt
+            if capped is not None:
+                grad_scores.mul_(1 - capped.square_())
+            flat = grad_scores.view(by_key_head)
+            grad_query[block] += torch.bmm(flat, keys.flatten(0, 1)).view_as(grad_query[block])
+            grad_key[reach] += torch.bmm(flat.mT, block_query).view_as(keys)
+    grad_sinks = value.new_zeros(0)
+    if inputs.sinks is not None:
+        share = torch.exp(inputs.sinks.to(dtype)[:, None] - lse)  # what the sink takes: [batch, heads, q_len]
+        grad_sinks = -(share * row_dot.flatten(1, 2)).sum(dim=(0, 2))
+    return (
+        grad_query.mul_(inputs.scale).flatten(1, 2).to(inputs.query.dtype),
+        grad_key.to(inputs.key.dtype),
+        grad_value.to(inputs.value.dtype),
+        *(
+            gradient if tensor is None or not gradient.numel() else gradient.view_as(tensor).to(tensor.dtype)
+            for gradient, tensor in zip((grad_bias, grad_slopes, grad_sinks), inputs[6:9], strict=True)
+        ),
+    )
+
+
+_forward = torch.library.custom_op(
+    "clearhead::streaming_forward", _compute_forward, mutates_args=(), schema=f"({_Inputs.SCHEMA}) -> (Tensor, Tensor)"
+)
+_backward = torch.library.custom_op(
+    "clearhead::streaming_backward",
+    _compute_backward,
+    mutates_args=(),
+    schema="(Tensor grad_output, Tensor grad_lse, Tensor output, Tensor lse, bool need_bias,"
+    f" {_Inputs.SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@_forward.register_fake
+def _(*arguments):
+    inputs = _Inputs(*arguments)
+    shape = inputs.query.shape[:3]
+    output = inputs.query.new_empty((*shape, inputs.value.shape[3]))
+    return output, inputs.query.new_empty(shape, dtype=inputs.compute_dtype)
+
+
+@_backward.register_fake
+def _(grad_output, grad_lse, output, lse, need_bias, *arguments):
+    inputs = _Inputs(*arguments)
+    tensors = (*inputs[:3], inputs.bias if need_bias else None, inputs.slopes, inputs.sinks)
+    return tuple(lse.new_empty(0) if t is None else t.new_empty(t.shape) for t in tensors)
+
+
+def _save_for_backward(ctx, inputs, output):
+    tensors, ctx.numbers = inputs[:10], inputs[10:]
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx, grad_output, grad_lse):
+    *tensors, output, lse = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    gradients = _backward(grad_output, grad_lse, output, lse, needed[6], *tensors, *ctx.numbers)
+    wanted = zip(gradients, (*needed[:3], *needed[6:9]), strict=True)
+    query, key, value, *options = (gradient if need else None for gradient, need in wanted)
+    return query, key, value, None, None, None, *options, None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save_for_backward)

@@ -1,0 +1,26 @@
+"""A matrix as text: for worked examples and first looks in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+SHADES = " ░▒▓█"
+
+
+def shade(weights: Float[np.ndarray, "rows cols"]) -> list[str]:
+    """One line per row, two characters per cell, darker for more; a row's largest weight is darkest."""
+    matrix = np.asarray(weights, dtype=float)
+    if matrix.ndim != 2:
+        raise ValueError(f"weights has {matrix.ndim} axes; expected 2: rows and columns")
+    peak = matrix.max(axis=1, keepdims=True, initial=0.0)
+    level = np.ceil(matrix / np.where(peak > 0, peak, 1.0) * (len(SHADES) - 1)).astype(int)
+    return ["".join(SHADES[cell] * 2 for cell in row) for row in level]
+
+
+def labelled(weights: Float[np.ndarray, "rows cols"], rows: Sequence[str]) -> str:
+    """`shade` with a token before each row."""
+    width = max((len(token) for token in rows), default=0)
+    return "\n".join(f"{token:>{width}} {line}" for token, line in zip(rows, shade(weights), strict=True))

@@ -1,0 +1,366 @@
+"""`AttentionWeights`: the attention matrix, held as the vectors from which any part of it follows exactly.
+
+The weight of query i and key j is `A[i, j] = exp(s[i, j] − lse[i])`, with `s` the scaled, capped, biased and masked
+score and `lse[i]` its log-sum-exp over the row. So (query, key, lse), O(n · d) numbers, is the n × n matrix.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from clearhead import storage
+from clearhead.indexing import Selection, numbers, select
+from clearhead.kernels import reference, streaming
+from clearhead.kernels.pooling import Reduce, pool
+from clearhead.kernels.sweep import Observation, TopK, sweep
+from clearhead.problem import Problem
+
+LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
+Choice = int | slice | Sequence[int]
+STRIP = 2**22  # cells computed at a time
+
+
+class AttentionWeights:
+    """A lazy attention matrix `[batch, heads, q_len, kv_len]`. Made by `attention(..., return_weights=True)`.
+
+    Indexing with integers and slices gives exact weights as plain tensors; `entropy`, `received`, `distance`, `topk`
+    and `pool` sweep over it in O(n) memory. Where a plain tensor is expected (numpy, torch functions) it becomes one,
+    up to a size limit.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        lse: Float[Tensor, "batch heads q_len"],
+    ) -> None:
+        self._problem = problem
+        self._lse = lse.detach()
+        self._fingerprints = tuple(_fingerprint(tensor) for _, tensor in _held(problem))
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """batch, heads, q_len, kv_len"""
+        return torch.Size(self._problem.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and statistics: float32, or float64 for float64 inputs."""
+        return self._problem.compute_dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._problem.query.device
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def dim(self) -> int:
+        return 4
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def lse(self) -> Float[Tensor, "batch heads q_len"]:
+        """Log-sum-exp of each row's scores, sink included; −inf where a query may attend to nothing."""
+        return self._lse
+
+    @property
+    def value(self) -> Float[Tensor, "batch kv_heads kv_len value_dim"] | None:
+        """The values the weights were applied to, where they were kept."""
+        return self._problem.value
+
+    def __repr__(self) -> str:
+        batch, heads, q_len, kv_len = self.shape
+        held = sum(t.numel() * t.element_size() for _, t in _held(self._problem))
+        dense = math.prod(self.shape) * self.dtype.itemsize
+        problem = self._problem
+        options = [f"mask={problem.mask}"] if problem.mask is not None else []
+        options += [f"bias={problem.bias}" if problem.slopes is not None else "bias"] if self._biased() else []
+        options += [f"softcap={problem.softcap:g}"] if problem.softcap is not None else []
+        options += ["sinks"] if problem.sinks is not None else []
+        form = "scores" if self._holds_scores() else "query and key"
+        return (
+            f"AttentionWeights({batch} × {heads} heads × {q_len} queries × {kv_len} keys, {self.dtype}, {self.device}"
+            f"{', ' if options else ''}{', '.join(options)}; holds {form}, {_bytes(held)}; dense {_bytes(dense)})"
+        )
+
+    # -- exact weights -------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: object) -> Float[Tensor, ...]:
+        """Exact weights, computed now; differentiable. Integers and slices on all four axes."""
+        return self._rectangle(select(index, self.shape), LIMIT, self._weights)
+
+    @property
+    def scores(self) -> Scores:
+        """The same matrix before the softmax: `weights.scores[0, 5, 7, :9]`; −inf where masked."""
+        return Scores(self)
+
+    def dense(self, *, limit: int = LIMIT) -> Float[Tensor, "batch heads q_len kv_len"]:
+        """All of it as a plain tensor, if it has at most `limit` cells; differentiable."""
+        return self._rectangle(select(..., self.shape), limit, self._weights)
+
+    def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
+        """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
+        problem = self._checked()
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise TypeError(f"offset is {offset!r}; expected a whole number, such as -1 for the previous token")
+        lse = streaming.log_sum_exp(problem) if problem.differentiable() else self._lse
+        return torch.exp(reference.diagonal_scores(problem, problem.lower(), offset) - _finite(lse))
+
+    # -- statistics, in O(n) memory and without gradient ---------------------------------------------------------
+
+    def entropy(self) -> Float[Tensor, "batch heads q_len"]:
+        """−Σ A ln A of each row, in nats; over real keys, not renormalised by a sink's share; 0 for an empty row."""
+        return self._sweep(entropy=True).entropy  # pyright: ignore[reportReturnType]
+
+    def received(self) -> Float[Tensor, "batch heads kv_len"]:
+        """How much attention each key receives: the column sums."""
+        return self._sweep(received=True).received  # pyright: ignore[reportReturnType]
+
+    def distance(self) -> Float[Tensor, "batch heads q_len"]:
+        """Σ A · |position of query − key| of each row."""
+        return self._sweep(distance=True).distance  # pyright: ignore[reportReturnType]
+
+    def topk(self, k: int) -> TopK:
+        """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k is {k!r}; expected a whole number of at least 1")
+        return self._sweep(top=k).top  # pyright: ignore[reportReturnType]
+
+    def observe(
+        self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
+    ) -> Observation:
+        """Several statistics in one sweep; fields that were not asked for are None."""
+        if isinstance(top, bool) or not isinstance(top, int) or top < 0:
+            raise ValueError(f"top is {top!r}; expected a whole number, 0 for none")
+        return self._sweep(entropy=entropy, received=received, distance=distance, top=top)
+
+    def pool(
+        self,
+        rows: int,
+        cols: int,
+        *,
+        reduce: Reduce = "mean",
+        window: tuple[tuple[int, int], tuple[int, int]] | None = None,
+    ) -> Float[Tensor, "batch heads rows cols"]:
+        """The matrix, or the rectangle `window=((row, end), (key, end))` of it, in `rows` × `cols` bins.
+
+        Bins are drawn as adaptive pooling draws them, so the sizes need not divide. "mean" keeps totals; "max" keeps
+        thin diagonals that a mean would wash out.
+        """
+        _, _, q_len, kv_len = self.shape
+        for name, count in (("rows", rows), ("cols", cols)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} is {count!r}; expected a whole number of at least 1")
+        if reduce not in ("mean", "max"):
+            raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
+        _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
+        (row, row_end), (key, key_end) = window or ((0, q_len), (0, kv_len))
+        for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
+            if not 0 <= start < end <= length:
+                raise ValueError(f"window takes {name} {start} to {end}; expected 0 ≤ start < end ≤ {length}")
+        with torch.no_grad():
+            rectangle = streaming.scoring(self._checked()).window(slice(row, row_end), slice(key, key_end))
+            return pool(rectangle, self._lse[..., row:row_end], rows, cols, reduce)
+
+    # -- parts, devices, files -----------------------------------------------------------------------------------
+
+    def part(self, *, batch: Choice | None = None, heads: Choice | None = None) -> AttentionWeights:
+        """A lazy matrix of fewer sequences or heads. Nothing is computed, and both axes stay."""
+        sequences, chosen = numbers(batch, self.shape[0], 0), numbers(heads, self.shape[1], 1)
+        problem = self._checked().part(sequences, chosen)
+        device = self._lse.device
+        lse = self._lse[torch.tensor(sequences, device=device)][:, torch.tensor(chosen, device=device)]
+        return AttentionWeights(problem, lse)
+
+    def to(self, device: torch.device | str) -> AttentionWeights:
+        """The same on another device."""
+        target = torch.device(device)
+        return AttentionWeights(self._checked().map(lambda t: t.to(target)), self._lse.to(target))
+
+    def cpu(self) -> AttentionWeights:
+        return self.to("cpu")
+
+    def detach(self) -> AttentionWeights:
+        """The same without gradients."""
+        return AttentionWeights(self._checked().map(Tensor.detach), self._lse)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to one safetensors file: O(n · d) numbers, whatever the size of the matrix."""
+        storage.save(path, self._checked(), self._lse)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> AttentionWeights:
+        """Read a file written by `save`."""
+        return cls(*storage.load(path, device))
+
+    # -- where a plain tensor is expected ------------------------------------------------------------------------
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("a lazy attention matrix cannot become an array without being computed")
+        return np.asarray(self.dense().detach().cpu().numpy(), dtype=dtype)
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+        plain = tree_map(lambda x: x.dense() if isinstance(x, cls) else x, (args, kwargs or {}))
+        return function(*plain[0], **plain[1])
+
+    def __getattr__(self, name: str) -> Any:
+        # methods of a tensor that do not change it, so that code written for plain attentions keeps working
+        if name.startswith("_") or name.endswith("_") or not callable(getattr(Tensor, name, None)):
+            raise AttributeError(f"AttentionWeights has no attribute {name!r}")
+        return getattr(self.dense(), name)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _checked(self) -> Problem:
+        """The problem, after making sure that what it holds is still what the weights were made from."""
+        for (name, tensor), then in zip(_held(self._problem), self._fingerprints, strict=True):
+            if not _unchanged(tensor, then):
+                raise RuntimeError(
+                    f"{name} was changed in place after attention() made these weights, so they can no longer be"
+                    f" computed; give attention() a clone of {name}, or read the weights before changing it"
+                )
+        return self._problem
+
+    def _holds_scores(self) -> bool:
+        return self._problem.query.shape[3] == 0
+
+    def _biased(self) -> bool:
+        return self._problem.bias is not None and not self._holds_scores()
+
+    def _sweep(self, **wanted: Any) -> Observation:
+        with torch.no_grad():
+            return sweep(streaming.scoring(self._checked()), self._lse, **wanted)
+
+    def _rectangle(
+        self, selection: Selection, limit: int, compute: Callable[[Problem, Selection], Tensor]
+    ) -> Float[Tensor, ...]:
+        """Cells computed a strip of rows at a time, or all at once where a gradient is to flow through them."""
+        problem = self._checked()
+        lengths = selection.lengths
+        _refuse_above(limit, lengths)
+        if problem.differentiable() and 0 not in lengths:
+            result = compute(problem, selection)
+        else:
+            result = torch.empty(lengths, dtype=self.dtype, device=self.device)
+            strip = max(1, STRIP // max(1, lengths[0] * lengths[1] * lengths[3]))
+            batch, heads, rows, keys = selection.slices
+            for start in range(0, lengths[2], strip):
+                places = range(rows.start, rows.stop, rows.step)[start : start + strip]
+                band = slice(places.start, places.stop, places.step)
+                result[:, :, start : start + strip] = compute(problem, Selection((batch, heads, band, keys), ()))
+        for axis in reversed(selection.dropped):
+            result = result.squeeze(axis)
+        return result
+
+    def _weights(self, problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+        batch, heads, rows, _ = selection.slices
+        if problem.differentiable():  # the rows' log-sum-exp anew, over all their keys
+            sequences, chosen = (range(part.start, part.stop, part.step) for part in (batch, heads))
+            own = problem.part(sequences, chosen).rows(slice(rows.start, rows.stop))
+            lse = streaming.log_sum_exp(own)[:, :, :: rows.step]
+        else:
+            lse = self._lse[batch, heads, rows]
+        return torch.exp(_scores(problem, selection) - _finite(lse)[..., None])
+
+
+class Scores:
+    """The scores behind an `AttentionWeights`: scaled, capped, biased, −inf where masked. Indexed like the weights."""
+
+    def __init__(self, weights: AttentionWeights) -> None:
+        self._owner = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._owner.shape
+
+    def __getitem__(self, index: object) -> Float[Tensor, ...]:
+        return self._owner._rectangle(select(index, self.shape), LIMIT, _scores)
+
+    def __repr__(self) -> str:
+        return f"Scores of {self._owner!r}"
+
+
+def _scores(problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+    batch, heads, rows, keys = selection.slices
+    return reference.scores(problem, problem.lower(), batch=batch, heads=heads, rows=rows, keys=keys)
+
+
+def _finite(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """Rows without a key have lse −inf and scores −inf; subtracting would give nan."""
+    return torch.where(lse == -torch.inf, 0.0, lse)
+
+
+def _held(problem: Problem) -> list[tuple[str, Tensor]]:
+    """The user's tensors that the weights follow from."""
+    named = (("query", problem.query), ("key", problem.key), ("bias", problem.tensor_bias), ("sinks", problem.sinks))
+    return [(name, tensor) for name, tensor in named if tensor is not None]
+
+
+def _fingerprint(tensor: Tensor) -> int | Int[Tensor, ""]:
+    """What changes when a tensor is changed in place: its version, or a hash where versions are not kept.
+
+    That is in a compiled graph, whose intermediate results are numbered differently, and in inference mode.
+    """
+    return _hash(tensor) if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
+
+
+def _unchanged(tensor: Tensor, then: int | Int[Tensor, ""]) -> bool:
+    return bool(_hash(tensor) == then) if isinstance(then, Tensor) else tensor._version == then
+
+
+def _hash(tensor: Tensor) -> Int[Tensor, ""]:
+    """The bits of each row added up, the rows weighted by their place, all modulo 2⁶⁴."""
+    bits = tensor.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    rows = bits.sum(dim=-1).flatten()
+    return (rows * torch.arange(1, 2 * rows.shape[0], 2, device=rows.device)).sum()
+
+
+def _refuse_above(limit: int, lengths: Sequence[int]) -> None:
+    cells = math.prod(lengths)
+    if cells > limit:
+        raise ValueError(
+            f"{' × '.join(str(n) for n in lengths)} = {cells:,} weights are more than the limit of {limit:,};"
+            " take a .part() or fewer rows, .pool() to screen size, or .topk(); .dense(limit=…) raises the limit"
+        )
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def _as_tensor_operator(name: str) -> Callable[..., Any]:
+    def operate(self: AttentionWeights, *others: Any) -> Any:
+        others = tuple(other.dense() if isinstance(other, AttentionWeights) else other for other in others)
+        return getattr(self.dense(), name)(*others)
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
+    setattr(AttentionWeights, f"__{_name}__", _as_tensor_operator(f"__{_name}__"))
+    setattr(AttentionWeights, f"__r{_name}__", _as_tensor_operator(f"__r{_name}__"))
+for _name in ("neg", "gt", "ge", "lt", "le"):
+    setattr(AttentionWeights, f"__{_name}__", _as_tensor_operator(f"__{_name}__"))
