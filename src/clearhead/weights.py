@@ -205,6 +205,10 @@ class AttentionWeights:
         """Write it to one safetensors file: O(n · d) numbers, whatever the size of the matrix."""
         storage.save(path, self._checked(), self._lse)
 
+    def __reduce__(self) -> tuple:
+        # a copy's tensors count their versions anew
+        return AttentionWeights, (self._checked(), self._lse)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> AttentionWeights:
         """Read a file written by `save`."""

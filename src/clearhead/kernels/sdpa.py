@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.biases import ALiBi
+from clearhead.kernels import streaming
 from clearhead.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, positions
 from clearhead.problem import Problem
 
@@ -55,7 +56,11 @@ def attend(
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, is_causal=causal, attn_mask=attn_mask, scale=problem.scale
     )
-    if with_lse and added is not None:
+    if with_lse and query.dtype in HALF:
+        with torch.no_grad():
+            # the kernel's exp is good to 20 bits in half precision: enough for its output, not for sums of weights
+            lse = streaming.log_sum_exp(problem)
+    elif with_lse and added is not None:
         lse = torch.where(_has_key(problem, added, causal), lse, -torch.inf)  # the kernel leaves 0 for an empty row
     return output, lse
 
@@ -137,5 +142,6 @@ def _has_key(problem: Problem, added: Tensor, causal: bool) -> Bool[Tensor, "#ba
     if allowed.shape[2] > 1:
         return allowed.expand(*allowed.shape[:3], kv_len).tril().any(dim=-1)
     # the first allowed key decides: causal queries from there on have one
-    first = torch.where(allowed, torch.arange(kv_len, device=added.device), kv_len).amin(dim=-1)
+    never = max(q_len, kv_len)
+    first = torch.where(allowed, torch.arange(kv_len, device=added.device), never).amin(dim=-1)
     return torch.arange(q_len, device=added.device) >= first

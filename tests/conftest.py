@@ -1,0 +1,21 @@
+"""Set up before torch is imported: some CPUs advertise AMX and then trap on it in bfloat16 products."""
+
+import os
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile(
+    "clearhead", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("clearhead")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Random numbers that do not depend on which tests ran before, and one thread per worker."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
