@@ -210,7 +210,10 @@ class Case:
         return {"output": weights @ value, "weights": weights, "scores": logits[..., : self.shape[3]]}
 
     def gradient_terms(self, cotangent: Tensor) -> dict[str, float]:
-        """How large the numbers are that each gradient is made of: a score's is a difference that may cancel to 0."""
+        """How large the numbers are that each gradient is made of: a score's is a difference that may cancel to 0.
+
+        The weights in them are exponentials, and so as many times less exact as their logarithms are large.
+        """
         with torch.no_grad():
             query, key, value = (t.double().abs() for t in (self.query, self.key, self.value))
             key, value = (t.repeat_interleave(self.group, dim=1) for t in (key, value))
@@ -231,7 +234,8 @@ class Case:
                 "bias": bias,
                 "sinks": mean.sum(dim=(0, 2, 3)),
             }
-            return {name: float(t.amax()) if t.numel() else 0.0 for name, t in found.items()}
+            logs = max(1.0, self.terms)
+            return {name: float(t.amax()) * logs if t.numel() else 0.0 for name, t in found.items()}
 
     def statistics(self) -> dict[str, Tensor]:
         """What a plain computation in the statistics' dtype gives."""
