@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.kernels.scoring import BlockScores, Scoring, exp_, fold_heads
+from clearhead.kernels.scoring import BlockScores, Scoring, Scratch, exp_, fold_heads
 from clearhead.kernels.walk import largest_tile, walk
 
 Reduce = Literal["mean", "max"]
@@ -21,14 +21,14 @@ def pool(
     may_underflow = scores.may_underflow()
     row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
     pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
-    scratch = lse.new_empty(largest_tile(scores.shape, lse.device))
+    scratch = Scratch(largest_tile(scores.shape, lse.device), lse)
     for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
         here = BlockScores(log_weights, block)
         underflows = bool(may_underflow[block[:3]].any())
         down = row_bins.over(block.rows)
         for tile in tiles:
             logs = here.finish_(here.products(tile, scratch), tile)
-            weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows)
+            weights = here.unflat(exp_(logs, masked=scores.masked(tile), may_underflow=underflows))
             across = col_bins.over(tile.keys)
             part = pooled[block[:3]][..., down.bins, across.bins]
             if reduce == "mean":

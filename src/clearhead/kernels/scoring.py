@@ -74,45 +74,78 @@ class Scoring:
         spread = 2 * longest_query * longest_key[:, :, None] + math.log(self.shape[4])
         return (spread > -LOWEST[self.key.dtype]).cpu()
 
+    @property
+    def plain(self) -> bool:
+        """Whether scores are products and nothing else."""
+        return self.shift is None and self.slopes is None and self.bias is None and self.dense is None
+
     def masked(self, tile: Tile) -> bool:
         """Whether some cell of the tile may be forbidden."""
         return tile.mask is not None or self.dense is not None or self.bias is not None
 
 
+class Scratch:
+    """Memory for tiles, used again and again: fresh memory for each tile costs more than its exponentials."""
+
+    def __init__(self, cells: int, like: Tensor) -> None:
+        self.memory = like.new_empty(cells)
+        self.views: dict[tuple[int, ...], Tensor] = {}
+
+    def fit(self, *shape: int) -> Tensor:
+        """The beginning of it in a shape."""
+        view = self.views.get(shape)
+        if view is None:
+            view = self.views[shape] = self.memory[: math.prod(shape)].view(shape)
+        return view
+
+
 class BlockScores:
-    """The tiles of one block. Scores come as `[batch, kv_heads, group, rows, keys]`, in the memory given for them."""
+    """The tiles of one block. In them each key head comes with all the rows that read it: `[key_heads, rows, keys]`.
+
+    On small machines a call costs as much as a thousand cells, so tiles stay in that shape and are seen as
+    `[batch, kv_heads, group, rows, keys]` only where something has to broadcast.
+    """
 
     def __init__(self, scoring: Scoring, block: Block) -> None:
         self.scoring, self.block = scoring, block
-        query = scoring.query[block]
-        self.shape = query.shape[:4]
-        self.query = query.flatten(2, 3).flatten(0, 1)  # [batch · kv_heads, group · rows, key_dim]
-        self.key = scoring.key[block.batch, block.kv_heads].flatten(0, 1)  # [batch · kv_heads, kv_len, key_dim]
+        self.shape = scoring.query[block].shape[:4]
+        self.query = self.flat(scoring.query)  # [key_heads, rows, key_dim]
+        self.key = scoring.key[block.batch, block.kv_heads].flatten(0, 1).mT  # [key_heads, key_dim, kv_len]
 
-    def products(self, tile: Tile, scratch: Float[Tensor, " cells"]) -> Float[Tensor, "b k g rows keys"]:
+    def flat(self, tensor: Float[Tensor, "batch kv_heads group q_len *rest"]) -> Float[Tensor, "key_heads rows *rest"]:
+        """The block's part of something that every row has."""
+        return tensor[self.block].flatten(2, 3).flatten(0, 1)
+
+    def unflat(self, rows: Float[Tensor, "key_heads rows *rest"]) -> Float[Tensor, "batch kv_heads group rows *rest"]:
+        """The inverse of `flat`."""
+        return rows.reshape(*self.shape, *rows.shape[2:])
+
+    def products(self, tile: Tile, scratch: Scratch) -> Float[Tensor, "key_heads rows keys"]:
         """softcap(scale · Q Kᵀ)"""
-        keys = tile.keys.stop - tile.keys.start
-        logits = fit(scratch, (*self.query.shape[:2], keys))
-        torch.bmm(self.query, self.key[:, tile.keys].mT, out=logits)
+        logits = scratch.fit(*self.query.shape[:2], tile.keys.stop - tile.keys.start)
+        torch.bmm(self.query, self.key[..., tile.keys], out=logits)
         if self.scoring.softcap is not None:
             logits.div_(self.scoring.softcap).tanh_().mul_(self.scoring.softcap)
-        return logits.view(*self.shape, keys)
+        return logits
 
-    def finish_(self, logits: Float[Tensor, "b k g rows keys"], tile: Tile) -> Float[Tensor, "b k g rows keys"]:
+    def finish_(self, logits: Float[Tensor, "key_heads rows keys"], tile: Tile) -> Float[Tensor, "key_heads rows keys"]:
         """What comes after the product, in place: shift, bias, −inf where the mask forbids."""
         scoring, block = self.scoring, self.block
+        if tile.mask is None and scoring.plain:
+            return logits
+        view = logits.view(*self.shape, -1)
         if scoring.shift is not None:
-            logits.sub_(scoring.shift[block][..., None])
+            view.sub_(scoring.shift[block][..., None])
         if scoring.slopes is not None:
             slopes = scoring.slopes[block.kv_heads, block.group, None, None]
-            logits.addcmul_(slopes, self.distance(tile.keys), value=-1)
+            view.addcmul_(slopes, self.distance(tile.keys), value=-1)
         if scoring.bias is not None:
-            logits.add_(pick(scoring.bias, block, tile.keys))
+            view.add_(pick(scoring.bias, block, tile.keys))
         # on the CPU adding -inf is many times faster than filling under a mask that broadcasts
         if tile.mask is not None:
-            logits.add_(tile.mask)
+            view.add_(tile.mask)
         if scoring.dense is not None:
-            logits.add_(torch.where(pick(scoring.dense, block, tile.keys), 0.0, -torch.inf).to(logits.dtype))
+            view.add_(torch.where(pick(scoring.dense, block, tile.keys), 0.0, -torch.inf).to(view.dtype))
         return logits
 
     def positions(self) -> Int[Tensor, "#batch rows"]:
@@ -158,8 +191,3 @@ def fold_heads(
 ) -> Float[Tensor, "batch kv_heads group *rest"]:
     """Query heads over the key heads they read; a heads axis of size 1 stays one that broadcasts."""
     return tensor.unflatten(1, (1, 1) if tensor.shape[1] == 1 else (kv_heads, -1))
-
-
-def fit(buffer: Float[Tensor, " cells"], shape: tuple[int, ...]) -> Tensor:
-    """The beginning of a flat scratch buffer in a shape: fresh memory for each tile costs more than its exp."""
-    return buffer[: math.prod(shape)].view(shape)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.kernels.dropout import kept, row_numbers
-from clearhead.kernels.scoring import BlockScores, Scoring, exp_, fold_heads, pick
+from clearhead.kernels.scoring import BlockScores, Scoring, Scratch, exp_, fold_heads, pick
 from clearhead.kernels.walk import Block, largest_tile, walk
 from clearhead.masks import positions
 from clearhead.problem import Problem
@@ -118,18 +118,19 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
     output = inputs.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
     lse = inputs.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
     may_underflow = scores.may_underflow()
-    scratch = lse.new_empty(largest_tile(scores.shape, lse.device))
+    scratch = Scratch(largest_tile(scores.shape, lse.device), lse)
     for block, tiles in walk(scores.shape, scores.ranges, dtype, lse.device):
         here = BlockScores(scores, block)
         underflows = bool(may_underflow[block[:3]].any())
+        block_values = value[block.batch, block.kv_heads].flatten(0, 1)  # [key_heads, kv_len, value_dim]
         # running maximum, sum of exponentials and weighted sum of values; a sink is a first key without a value
-        shape = here.shape
         if inputs.sinks is None:
-            peak, total = lse.new_full(shape, -torch.inf), lse.new_zeros(shape)
+            peak = lse.new_full(here.query.shape[:2], -torch.inf)
+            total = torch.zeros_like(peak)
         else:
-            sinks = inputs.sinks.to(dtype).view(kv_heads, group)[block.kv_heads, block.group]
-            peak, total = sinks[..., None].expand(shape), lse.new_ones(shape)
-        summed = value.new_zeros((*shape, value.shape[3]))
+            peak = here.flat(inputs.sinks.to(dtype).view(1, kv_heads, group, 1).expand(lse.shape))
+            total = torch.ones_like(peak)
+        summed = value.new_zeros((*peak.shape, value.shape[3]))
         for tile in tiles:
             weights = here.finish_(here.products(tile, scratch), tile)
             new_peak = torch.maximum(peak, weights.amax(dim=-1))
@@ -140,13 +141,11 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
             total = total * shrink + weights.sum(dim=-1)
             survival = inputs.survival(block, tile.keys)
             if survival is not None:
-                weights.mul_(survival)
-            tile_values = value[block.batch, block.kv_heads, tile.keys].flatten(0, 1)
-            partial = torch.bmm(weights.flatten(2, 3).flatten(0, 1), tile_values)
-            summed.mul_(shrink[..., None]).add_(partial.view_as(summed))
+                weights.mul_(survival.view(weights.shape))
+            summed.mul_(shrink[..., None]).baddbmm_(weights, block_values[:, tile.keys])
             peak = new_peak
-        output[block] = summed / torch.where(total == 0, 1.0, total)[..., None]
-        lse[block] = torch.where(total == 0, -torch.inf, peak + total.log())
+        output[block] = here.unflat(summed / torch.where(total == 0, 1.0, total)[..., None])
+        lse[block] = here.unflat(torch.where(total == 0, -torch.inf, peak + total.log()))
     return output.flatten(1, 2), lse.flatten(1, 2)
 
 
@@ -172,37 +171,37 @@ def _compute_backward(
         for t in (scores.query, scores.key, value, scores.bias if need_bias else None, scores.slopes)
     )
     may_underflow = scores.may_underflow()
-    scratch = value.new_empty(largest_tile(scores.shape, value.device))
+    cells = largest_tile(scores.shape, value.device)
+    first, second = Scratch(cells, value), Scratch(cells, value)
     for block, tiles in walk(scores.shape, scores.ranges, dtype, value.device):
         here = BlockScores(log_weights, block)
         underflows = bool(may_underflow[block[:3]].any())
-        block_query = scores.query[block].flatten(2, 3).flatten(0, 1)  # [b·k, g·rows, key_dim], times the scale
-        block_grad = grad_output[block].flatten(2, 3).flatten(0, 1)
+        block_query, block_grad, block_dot = (here.flat(t) for t in (scores.query, grad_output, row_dot))
+        block_grad_query = torch.zeros_like(block_query)
         for tile in tiles:
-            weights = here.products(tile, scratch)
+            reach = (block.batch, block.kv_heads, tile.keys)
+            keys, values = (t[reach].flatten(0, 1) for t in (scores.key, value))
+            weights = here.products(tile, first)
             capped = None if inputs.softcap is None else weights / inputs.softcap
             exp_(here.finish_(weights, tile), masked=scores.masked(tile), may_underflow=underflows)
-            keys, values = (t[block.batch, block.kv_heads, tile.keys] for t in (scores.key, value))
-            grad_scores = torch.bmm(block_grad, values.flatten(0, 1).mT).view_as(weights)
+            grad_scores = torch.bmm(block_grad, values.mT, out=second.fit(*weights.shape))
             used, survival = weights, inputs.survival(block, tile.keys)
             if survival is not None:
-                used = weights * survival
-                grad_scores.mul_(survival)
-            by_key_head = (block_grad.shape[0], block_grad.shape[1], -1)
-            reach = (block.batch, block.kv_heads, tile.keys)
-            grad_value[reach] += torch.bmm(used.view(by_key_head).mT, block_grad).view_as(values)
-            grad_scores.sub_(row_dot[block][..., None]).mul_(weights)
+                used = weights * survival.view(weights.shape)
+                grad_scores.mul_(survival.view(weights.shape))
+            grad_value[reach] += torch.bmm(used.mT, block_grad).view(grad_value[reach].shape)
+            grad_scores.sub_(block_dot[..., None]).mul_(weights)
             if grad_bias.numel():
                 part = pick(grad_bias, block, tile.keys)
-                part += grad_scores.sum_to_size(part.shape)
+                part += here.unflat(grad_scores).sum_to_size(part.shape)
             if grad_slopes.numel():
-                felt = (grad_scores * here.distance(tile.keys)).sum(dim=(0, 3, 4))
+                felt = (here.unflat(grad_scores) * here.distance(tile.keys)).sum(dim=(0, 3, 4))
                 grad_slopes[block.kv_heads, block.group] -= felt
             if capped is not None:
                 grad_scores.mul_(1 - capped.square_())
-            flat = grad_scores.view(by_key_head)
-            grad_query[block] += torch.bmm(flat, keys.flatten(0, 1)).view_as(grad_query[block])
-            grad_key[reach] += torch.bmm(flat.mT, block_query).view_as(keys)
+            block_grad_query.baddbmm_(grad_scores, keys)
+            grad_key[reach] += torch.bmm(grad_scores.mT, block_query).view(grad_key[reach].shape)
+        grad_query[block] = here.unflat(block_grad_query)
     grad_sinks = value.new_zeros(0)
     if inputs.sinks is not None:
         share = torch.exp(inputs.sinks.to(dtype)[:, None] - lse)  # what the sink takes: [batch, heads, q_len]
