@@ -17,8 +17,8 @@ BACKENDS = ("reference", "streaming")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that a tiny problem has many, with edges that fall anywhere."""
-    monkeypatch.setattr(walk, "ROWS", 3)
-    monkeypatch.setattr(walk, "KEYS", 4)
+    monkeypatch.setattr(walk, "TILE", (3, 4))
+    monkeypatch.setattr(walk, "RANGED_TILE", (3, 4))
     monkeypatch.setattr(walk, "ALIGN", 2)
 
 

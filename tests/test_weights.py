@@ -22,8 +22,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(walk, "ROWS", 3)
-    monkeypatch.setattr(walk, "KEYS", 4)
+    monkeypatch.setattr(walk, "TILE", (3, 4))
+    monkeypatch.setattr(walk, "RANGED_TILE", (3, 4))
     monkeypatch.setattr(walk, "ALIGN", 2)
     monkeypatch.setattr(weights_module, "STRIP", 30)
 

@@ -21,13 +21,13 @@ def pool(
     may_underflow = scores.may_underflow()
     row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
     pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
-    scratch = Scratch(largest_tile(scores.shape, lse.device), lse)
+    scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
     for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
         here = BlockScores(log_weights, block)
         underflows = bool(may_underflow[block[:3]].any())
         down = row_bins.over(block.rows)
         for tile in tiles:
-            logs = here.finish_(here.products(tile, scratch), tile)
+            logs = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)
             weights = here.unflat(exp_(logs, masked=scores.masked(tile), may_underflow=underflows))
             across = col_bins.over(tile.keys)
             part = pooled[block[:3]][..., down.bins, across.bins]

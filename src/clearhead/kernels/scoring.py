@@ -15,10 +15,11 @@ LOWEST = {torch.float32: -87.0, torch.float64: -708.0}  # exp of less is not a n
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """Everything scores follow from, in the dtype they are computed in. Axes of size 1 broadcast in dense and bias."""
+    """Everything scores follow from. `key` has the dtype they come in; axes of 1 in dense and bias broadcast."""
 
-    query: Float[Tensor, "batch kv_heads group q_len key_dim"]  # times the scale
+    query: Float[Tensor, "batch kv_heads group q_len key_dim"]  # as it came; a block's rows are scaled when it is met
     key: Float[Tensor, "batch kv_heads kv_len key_dim"]
+    scale: float
     positions: Int[Tensor, "#batch q_len"]
     ranges: Ranges | None
     dense: Bool[Tensor, "#batch #kv_heads #group #q_len #kv_len"] | None
@@ -26,6 +27,7 @@ class Scoring:
     slopes: Float[Tensor, "kv_heads group"] | None
     softcap: float | None
     shift: Float[Tensor, "batch kv_heads group q_len"] | None = None  # taken off every score of its row
+    shift_in_product: bool = False  # as one more column of the query, beside a column of ones in the key
 
     @property
     def shape(self) -> Shape:
@@ -59,25 +61,17 @@ class Scoring:
         exact_product = self.query.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
         if self.softcap is not None or not exact_product:
             return replace(self, shift=lse)
-        # as one more column of the product it costs nothing; at reduced precision it would lose its digits
-        return replace(
-            self,
-            query=torch.cat([self.query, -lse[..., None]], dim=-1),
-            key=torch.cat([self.key, self.key.new_ones((*self.key.shape[:-1], 1))], dim=-1),
-        )
+        # within the product it costs nothing; at reduced precision it would lose its digits
+        ones = self.key.new_ones((*self.key.shape[:-1], 1))
+        return replace(self, shift=lse, shift_in_product=True, key=torch.cat([self.key, ones], dim=-1))
 
     def may_underflow(self) -> Bool[Tensor, "batch kv_heads group"]:
         """Which heads may have weights too small for a normal number: by Cauchy and Schwarz, or a bias of any size."""
         if 0 in self.shape or self.bias is not None or self.slopes is not None:
             return torch.ones(self.shape[:3], dtype=torch.bool)
-        longest_query, longest_key = (t.norm(dim=-1).amax(dim=-1) for t in (self.query, self.key))
-        spread = 2 * longest_query * longest_key[:, :, None] + math.log(self.shape[4])
+        longest_query, longest_key = (t.norm(dim=-1, dtype=self.key.dtype).amax(dim=-1) for t in (self.query, self.key))
+        spread = 2 * abs(self.scale) * longest_query * longest_key[:, :, None] + math.log(self.shape[4])
         return (spread > -LOWEST[self.key.dtype]).cpu()
-
-    @property
-    def plain(self) -> bool:
-        """Whether scores are products and nothing else."""
-        return self.shift is None and self.slopes is None and self.bias is None and self.dense is None
 
     def masked(self, tile: Tile) -> bool:
         """Whether some cell of the tile may be forbidden."""
@@ -109,7 +103,14 @@ class BlockScores:
     def __init__(self, scoring: Scoring, block: Block) -> None:
         self.scoring, self.block = scoring, block
         self.shape = scoring.query[block].shape[:4]
-        self.query = self.flat(scoring.query)  # [key_heads, rows, key_dim]
+        added = (scoring.slopes, scoring.bias, scoring.dense, None if scoring.shift_in_product else scoring.shift)
+        self.plain = all(tensor is None for tensor in added)  # scores are products and nothing else
+        query = self.flat(scoring.query).to(scoring.key.dtype)
+        width = scoring.key.shape[3]
+        self.query = query.new_empty((*query.shape[:2], width))  # [key_heads, rows, key_dim]
+        torch.mul(query, scoring.scale, out=self.query[..., : query.shape[2]])
+        if scoring.shift is not None and scoring.shift_in_product:
+            torch.neg(self.flat(scoring.shift), out=self.query[..., -1])
         self.key = scoring.key[block.batch, block.kv_heads].flatten(0, 1).mT  # [key_heads, key_dim, kv_len]
 
     def flat(self, tensor: Float[Tensor, "batch kv_heads group q_len *rest"]) -> Float[Tensor, "key_heads rows *rest"]:
@@ -120,10 +121,13 @@ class BlockScores:
         """The inverse of `flat`."""
         return rows.reshape(*self.shape, *rows.shape[2:])
 
-    def products(self, tile: Tile, scratch: Scratch) -> Float[Tensor, "key_heads rows keys"]:
+    def tile_shape(self, tile: Tile) -> tuple[int, int, int]:
+        """key_heads, rows, keys"""
+        return self.query.shape[0], self.query.shape[1], tile.keys.stop - tile.keys.start
+
+    def products(self, tile: Tile, out: Float[Tensor, "key_heads rows keys"]) -> Float[Tensor, "key_heads rows keys"]:
         """softcap(scale · Q Kᵀ)"""
-        logits = scratch.fit(*self.query.shape[:2], tile.keys.stop - tile.keys.start)
-        torch.bmm(self.query, self.key[..., tile.keys], out=logits)
+        logits = torch.bmm(self.query, self.key[..., tile.keys], out=out)
         if self.scoring.softcap is not None:
             logits.div_(self.scoring.softcap).tanh_().mul_(self.scoring.softcap)
         return logits
@@ -131,10 +135,10 @@ class BlockScores:
     def finish_(self, logits: Float[Tensor, "key_heads rows keys"], tile: Tile) -> Float[Tensor, "key_heads rows keys"]:
         """What comes after the product, in place: shift, bias, −inf where the mask forbids."""
         scoring, block = self.scoring, self.block
-        if tile.mask is None and scoring.plain:
+        if self.plain and tile.mask is None:
             return logits
         view = logits.view(*self.shape, -1)
-        if scoring.shift is not None:
+        if scoring.shift is not None and not scoring.shift_in_product:
             view.sub_(scoring.shift[block][..., None])
         if scoring.slopes is not None:
             slopes = scoring.slopes[block.kv_heads, block.group, None, None]

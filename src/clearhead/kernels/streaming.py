@@ -88,8 +88,9 @@ class _Inputs(NamedTuple):
     def scoring(self) -> Scoring:
         dtype, kv_heads = self.compute_dtype, self.key.shape[1]
         return Scoring(
-            query=fold_heads(self.query.to(dtype) * self.scale, kv_heads),
+            query=fold_heads(self.query, kv_heads),
             key=self.key.to(dtype),
+            scale=self.scale,
             positions=positions(self.query.shape[2], self.key.shape[2], self.starts, self.query.device),
             ranges=self.ranges,
             dense=None if self.dense is None else fold_heads(self.dense, kv_heads),
@@ -118,7 +119,7 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
     output = inputs.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
     lse = inputs.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
     may_underflow = scores.may_underflow()
-    scratch = Scratch(largest_tile(scores.shape, lse.device), lse)
+    scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
     for block, tiles in walk(scores.shape, scores.ranges, dtype, lse.device):
         here = BlockScores(scores, block)
         underflows = bool(may_underflow[block[:3]].any())
@@ -132,7 +133,7 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
             total = torch.ones_like(peak)
         summed = value.new_zeros((*peak.shape, value.shape[3]))
         for tile in tiles:
-            weights = here.finish_(here.products(tile, scratch), tile)
+            weights = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)
             new_peak = torch.maximum(peak, weights.amax(dim=-1))
             # a row with no key yet has max = -inf; subtracting it would give nan
             pivot = torch.where(new_peak == -torch.inf, 0.0, new_peak)
@@ -171,17 +172,18 @@ def _compute_backward(
         for t in (scores.query, scores.key, value, scores.bias if need_bias else None, scores.slopes)
     )
     may_underflow = scores.may_underflow()
-    cells = largest_tile(scores.shape, value.device)
+    cells = largest_tile(scores.shape, scores.ranges, value.device)
     first, second = Scratch(cells, value), Scratch(cells, value)
     for block, tiles in walk(scores.shape, scores.ranges, dtype, value.device):
         here = BlockScores(log_weights, block)
         underflows = bool(may_underflow[block[:3]].any())
-        block_query, block_grad, block_dot = (here.flat(t) for t in (scores.query, grad_output, row_dot))
+        block_query = here.query[..., : scores.key.shape[3]]  # without the column that takes lse off
+        block_grad, block_dot = (here.flat(t) for t in (grad_output, row_dot))
         block_grad_query = torch.zeros_like(block_query)
         for tile in tiles:
             reach = (block.batch, block.kv_heads, tile.keys)
             keys, values = (t[reach].flatten(0, 1) for t in (scores.key, value))
-            weights = here.products(tile, first)
+            weights = here.products(tile, first.fit(*here.tile_shape(tile)))
             capped = None if inputs.softcap is None else weights / inputs.softcap
             exp_(here.finish_(weights, tile), masked=scores.masked(tile), may_underflow=underflows)
             grad_scores = torch.bmm(block_grad, values.mT, out=second.fit(*weights.shape))

@@ -43,42 +43,43 @@ def sweep(
     may_underflow = scores.may_underflow()
     heads_shape = (batch, kv_heads, group)
 
-    # tiles add up in float64, so that their number does not show in the last digits
-    def sums(wanted: bool, length: int) -> Tensor | None:
-        return lse.new_zeros((*heads_shape, length), dtype=torch.float64) if wanted else None
-
-    entropies, columns, distances = sums(entropy, q_len), sums(received, kv_len), sums(distance, q_len)
+    entropies = lse.new_zeros((*heads_shape, q_len)) if entropy else None
+    distances = lse.new_zeros((*heads_shape, q_len)) if distance else None
+    # columns gather a sum from every band of rows; float64, so that the number of bands does not show
+    columns = lse.new_zeros((*heads_shape, kv_len), dtype=torch.float64) if received else None
     best = lse.new_full((*heads_shape, q_len, top), -torch.inf)
     best_keys = torch.full_like(best, -1, dtype=torch.long)
-    cells = largest_tile(scores.shape, lse.device)
+    cells = largest_tile(scores.shape, scores.ranges, lse.device)
     first, second = Scratch(cells, lse), Scratch(cells, lse)
-    distance_to = _Distances(scores) if distance else None
+    distance_to = _Distances(scores) if distance and q_len else None
     for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
         here = BlockScores(log_weights, block)
         underflows = bool(may_underflow[block[:3]].any())
-        column_sums = None if columns is None else columns[block[:3]].flatten(0, 2).unsqueeze(1)  # a view
         heads, rows = here.shape[:3].numel(), here.shape[3]
         ones = lse.new_ones((heads, 1, rows))
         row_entropies: list[Tensor] = []
-        row_distances = None if distance_to is None else distance_to.rows(here)
+        row_distances = None if distance_to is None else _RowDistances(distance_to, here)
+        column_sums: list[tuple[slice, Tensor]] = []
         for tile in tiles:
-            logs = here.finish_(here.products(tile, first), tile)
+            shape = here.tile_shape(tile)
+            logs = here.finish_(here.products(tile, first.fit(*shape)), tile)
             if top:
                 _merge_top(best[block], best_keys[block], here.unflat(logs), tile.keys)
             if not (entropy or received or distance):
                 continue
-            weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows, out=second.fit(*logs.shape))
-            keys = weights.shape[2]
-            if column_sums is not None:
-                column_sums[..., tile.keys].add_(torch.bmm(ones, second.fit(heads, rows, keys)))
-            if entropies is not None:
+            weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows, out=second.fit(*shape))
+            if received:
+                column_sums.append((tile.keys, torch.bmm(ones, second.fit(heads, rows, shape[2]))))
+            if entropy:
                 row_entropies.append(logs.mul_(weights).sum(dim=-1))
             if row_distances is not None:
-                row_distances.add(second.fit(heads * rows, keys), tile.keys, spare=first)
+                row_distances.add(second.fit(heads * rows, shape[2]), tile.keys, spare=first)
         if entropies is not None and row_entropies:
             entropies[block] = -here.unflat(_added_up(row_entropies))
         if distances is not None and row_distances is not None:
             distances[block] = row_distances.total()
+        if columns is not None:
+            _add_columns(columns[block[:3]].flatten(0, 2).unsqueeze(1), column_sums)  # a view of it
 
     def unfold(folded: Tensor | None) -> Tensor | None:
         return None if folded is None else folded.flatten(1, 2).to(lse.dtype)
@@ -88,8 +89,19 @@ def sweep(
 
 
 def _added_up(parts: list[Tensor]) -> Tensor:
-    """Sums of tiles, in float64, so that the number of tiles does not show in the last digits."""
-    return torch.stack(parts).sum(dim=0, dtype=torch.float64)
+    """Sums of tiles. torch adds them pairwise, so that their number does not show in the last digits."""
+    return torch.stack(parts).sum(dim=0)
+
+
+def _add_columns(columns: Float[Tensor, "heads 1 kv_len"], parts: list[tuple[slice, Tensor]]) -> None:
+    """Add the sums of tiles where they belong, those of tiles that follow one another in one call."""
+    while parts:
+        count = 1
+        while count < len(parts) and parts[count][0].start == parts[count - 1][0].stop:
+            count += 1
+        run = parts[:count]
+        columns[..., run[0][0].start : run[-1][0].stop] += torch.cat([sums for _, sums in run], dim=-1)
+        parts = parts[count:]
 
 
 def _merge_top(best: Tensor, best_keys: Tensor, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
@@ -113,47 +125,54 @@ class _Distances:
     def __init__(self, scores: Scoring) -> None:
         kv_len, key = scores.shape[4], scores.key
         self.kv_len = kv_len
+        self.starts: list[int] = scores.positions[:, 0].tolist()
         self.up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
         self.down = self.up.flip(0)
         self.between: dict[tuple[int, ...], Tensor] = {}  # of the rows at hand
-
-    def rows(self, here: BlockScores) -> "_RowDistances":
-        return _RowDistances(self, here)
 
 
 class _RowDistances:
     def __init__(self, shared: _Distances, here: BlockScores) -> None:
         self.shared, self.here = shared, here
-        self.positions = here.positions()
-        lowest, highest = int(self.positions[:, 0].min()), int(self.positions[:, -1].max())
+        starts = shared.starts if len(shared.starts) == 1 else shared.starts[here.block.batch]
+        lowest, highest = min(starts) + here.block.rows.start, max(starts) + here.block.rows.stop - 1
         # keys before `left` lie left of every query, keys from `right` on lie right of them
         self.left, self.right = min(max(lowest, 0), shared.kv_len), min(max(highest + 1, 0), shared.kv_len)
         nothing = here.query.new_zeros(here.shape.numel())
         self.near, self.on_left, self.on_right = [nothing], [nothing], [nothing]
 
     def add(self, weights: Float[Tensor, "rows keys"], keys: slice, spare: Scratch) -> None:
-        left = min(max(self.left, keys.start), keys.stop)
-        right = min(max(self.right, left), keys.stop)
-        if left > keys.start:
-            part = weights if left == keys.stop else weights[:, : left - keys.start]
-            skipped = self.shared.kv_len - self.left
-            self.on_left.append(part.sum(dim=-1))
-            self.near.append(torch.mv(part, self.shared.down[skipped + keys.start : skipped + left]))
-        if right < keys.stop:
-            part = weights if right == keys.start else weights[:, right - keys.start :]
-            self.on_right.append(part.sum(dim=-1))
-            self.near.append(torch.mv(part, self.shared.up[right - self.right : keys.stop - self.right]))
-        if left < right:
+        """Take in a tile; `spare` is memory of its size."""
+        if keys.stop <= self.left:
+            self._add_left(weights, keys)
+        elif keys.start >= self.right:
+            self._add_right(weights, keys)
+        else:
+            left, right = max(self.left, keys.start), min(self.right, keys.stop)
+            if left > keys.start:
+                self._add_left(weights[:, : left - keys.start], slice(keys.start, left))
+            if right < keys.stop:
+                self._add_right(weights[:, right - keys.start :], slice(right, keys.stop))
             between = weights[:, left - keys.start : right - keys.start].view(*self.here.shape, -1)
             products = torch.mul(between, self._distance(slice(left, right)), out=spare.fit(*between.shape))
             self.near.append(products.sum(dim=-1).view(-1))
+
+    def _add_left(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
+        skipped = self.shared.kv_len - self.left
+        self.on_left.append(weights.sum(dim=-1))
+        self.near.append(torch.mv(weights, self.shared.down[skipped + keys.start : skipped + keys.stop]))
+
+    def _add_right(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
+        skipped = 1 - self.right
+        self.on_right.append(weights.sum(dim=-1))
+        self.near.append(torch.mv(weights, self.shared.up[skipped + keys.start : skipped + keys.stop]))
 
     def total(self) -> Float[Tensor, "b k g rows"]:
         near, on_left, on_right = (
             _added_up(parts).view(self.here.shape) for parts in (self.near, self.on_left, self.on_right)
         )
-        positions = self.positions[:, None, None, :]
-        return near + on_left * (positions - self.left) + on_right * (self.right - positions)
+        positions = self.here.positions()[:, None, None, :]
+        return near + on_left * (positions - self.left) + on_right * (self.right - 1 - positions)
 
     def _distance(self, keys: slice) -> Tensor:
         block, between = self.here.block, self.shared.between

@@ -6,6 +6,7 @@ may attend to are never visited.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from clearhead import ranges as key_ranges
 from clearhead.ranges import Ranges
 
-ROWS, KEYS = 256, 1024  # of a tile; with one head per thread its scores and weights stay in the cache
+# rows and keys of a tile: with one head per thread its scores and weights stay in the cache
+TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges, of which a taller tile would waste more
 CUDA_CELLS = 2**25  # in one step on CUDA, which has no such cache to keep to
 ALIGN = 64  # full tiles begin and end on multiples of this, which the matrix product likes
 MASKS_KEPT = 8  # per band of rows: partial tiles whose mask is kept for the next heads
@@ -45,7 +47,7 @@ def walk(
 ) -> Iterator[tuple[Block, Iterable[Tile]]]:
     """Every block with its tiles. Heads run innermost: the masks of a band of rows serve all of them."""
     batch, kv_heads, group, q_len, kv_len = shape
-    step = _steps(shape, device)
+    step = _steps(shape, device, ranged=ranges is not None)
     bands = None if ranges is None or 0 in shape else _Bands(ranges, step.rows, kv_len)
     for sequences in cut(batch, step.batch):
         for rows in cut(q_len, step.rows):
@@ -59,10 +61,9 @@ def walk(
                     yield Block(sequences, heads, members, rows), tiles
 
 
-def largest_tile(shape: Shape, device: torch.device) -> int:
+def largest_tile(shape: Shape, ranges: Ranges | None, device: torch.device) -> int:
     """How many scores a tile holds at most: the size of scratch buffers."""
-    step = _steps(shape, device)
-    return step.batch * step.kv_heads * step.group * step.rows * step.keys
+    return math.prod(_steps(shape, device, ranged=ranges is not None))
 
 
 def cut(length: int, size: int) -> list[slice]:
@@ -78,12 +79,13 @@ class _Steps(NamedTuple):
     keys: int
 
 
-def _steps(shape: Shape, device: torch.device) -> _Steps:
+def _steps(shape: Shape, device: torch.device, *, ranged: bool) -> _Steps:
     """How much of each axis one step takes: a tile per thread, and more heads or sequences where tiles are small."""
     batch, kv_heads, group, q_len, kv_len = (max(1, size) for size in shape)
-    cells = CUDA_CELLS if device.type == "cuda" else torch.get_num_threads() * ROWS * KEYS
-    rows = min(q_len, ROWS)
-    keys = min(kv_len, ROWS * KEYS // rows)
+    most_rows, most_keys = RANGED_TILE if ranged else TILE
+    cells = CUDA_CELLS if device.type == "cuda" else torch.get_num_threads() * most_rows * most_keys
+    rows = min(q_len, most_rows)
+    keys = min(kv_len, most_rows * most_keys // rows)
     tiles = max(1, cells // (rows * keys))
     step_group = min(group, tiles)
     step_heads = min(kv_heads, tiles // step_group) if step_group == group else 1
