@@ -29,18 +29,16 @@ def pose(
     query_start: int | Tensor | None = None,
 ) -> Problem:
     """Check one attention call and fill in its defaults. Looks at shapes and types only, never at values in tensors."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a tensor [batch, heads, length, dim]")
-        if tensor.ndim != 4:
-            raise ValueError(
-                f"{name} has {tensor.ndim} axes, shape {tuple(tensor.shape)}; expected 4: [batch, heads, length, dim]"
-            )
-        if tensor.dtype != query.dtype or tensor.dtype not in DTYPES:
-            expected = "float64, float32, bfloat16 or float16" if name == "query" else f"query's {query.dtype}"
-            raise TypeError(f"{name} has dtype {tensor.dtype}; expected {expected}")
-        if tensor.device != query.device:
-            raise ValueError(f"{name} is on {tensor.device}, but query is on {query.device}")
+    if not (
+        isinstance(query, Tensor)
+        and isinstance(key, Tensor)
+        and isinstance(value, Tensor)
+        and query.ndim == key.ndim == value.ndim == 4
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in DTYPES
+        and query.device == key.device == value.device
+    ):
+        _refuse_tensors(query, key, value)
     batch, heads, q_len, key_dim = query.shape
     key_batch, kv_heads, kv_len, key_width = key.shape
     if key_batch != batch or value.shape[0] != batch:
@@ -58,20 +56,35 @@ def pose(
         query,
         key,
         value,
-        _mask(mask, shape, query.device),
-        _bias(bias, shape, query),
+        None if mask is None else _mask(mask, shape, query.device),
+        None if bias is None else _bias(bias, shape, query),
         _scale(scale, key_dim),
-        _softcap(softcap),
-        _sinks(sinks, heads, query.device),
+        None if softcap is None else _softcap(softcap),
+        None if sinks is None else _sinks(sinks, heads, query.device),
         dropout=_dropout(dropout),
         query_start=_query_start(query_start, batch, kv_len - q_len),
         seed=torch.randint(-(2**31), 2**31, (2,)) if dropout else None,
     )
 
 
-def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) -> Mask | None:
-    if mask is None:
-        return None
+def _refuse_tensors(query: object, key: object, value: object) -> None:
+    """Say which of the three is not as it should be, and how."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a tensor [batch, heads, length, dim]")
+        if tensor.ndim != 4:
+            raise ValueError(
+                f"{name} has {tensor.ndim} axes, shape {tuple(tensor.shape)}; expected 4: [batch, heads, length, dim]"
+            )
+        assert isinstance(query, Tensor)  # it was looked at first
+        if tensor.dtype != query.dtype or tensor.dtype not in DTYPES:
+            expected = "float64, float32, bfloat16 or float16" if name == "query" else f"query's {query.dtype}"
+            raise TypeError(f"{name} has dtype {tensor.dtype}; expected {expected}")
+        if tensor.device != query.device:
+            raise ValueError(f"{name} is on {tensor.device}, but query is on {query.device}")
+
+
+def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) -> Mask:
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
             raise TypeError(
@@ -89,9 +102,7 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
     return mask
 
 
-def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tensor | ALiBi | None:
-    if bias is None:
-        return None
+def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tensor | ALiBi:
     tensor = bias.slopes if isinstance(bias, ALiBi) else bias
     if not isinstance(tensor, Tensor):
         raise TypeError(f"bias is a {type(bias).__name__}; expected a float tensor or ALiBi(slopes)")
@@ -122,9 +133,7 @@ def _scale(scale: float | None, key_dim: int) -> float:
     return float(scale)
 
 
-def _softcap(softcap: float | None) -> float | None:
-    if softcap is None:
-        return None
+def _softcap(softcap: object) -> float:
     if isinstance(softcap, bool) or not isinstance(softcap, int | float):
         raise TypeError(f"softcap is {softcap!r}; expected a number or None for no cap")
     if not (math.isfinite(softcap) and softcap > 0):
@@ -132,9 +141,7 @@ def _softcap(softcap: float | None) -> float | None:
     return float(softcap)
 
 
-def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor | None:
-    if sinks is None:
-        return None
+def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
     if not isinstance(sinks, Tensor) or sinks.dtype not in DTYPES:
         what = f"has dtype {sinks.dtype}" if isinstance(sinks, Tensor) else f"is a {type(sinks).__name__}"
         raise TypeError(f"sinks {what}; expected a float tensor [heads]")

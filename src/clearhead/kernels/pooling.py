@@ -18,13 +18,13 @@ def pool(
     """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
     batch, kv_heads, group, q_len, kv_len = scores.shape
     log_weights = scores.shifted(fold_heads(lse, kv_heads))
-    may_underflow = scores.may_underflow()
+    may_underflow = scores.underflow_bound()
     row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
     pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
     scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
     for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
         here = BlockScores(log_weights, block)
-        underflows = bool(may_underflow[block[:3]].any())
+        underflows = may_underflow(block)
         down = row_bins.over(block.rows)
         for tile in tiles:
             logs = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)

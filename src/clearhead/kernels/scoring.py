@@ -1,6 +1,7 @@
 """Scores of one tile, in place and in scratch memory: what the streaming kernels and the sweeps are made of."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,13 +66,19 @@ class Scoring:
         ones = self.key.new_ones((*self.key.shape[:-1], 1))
         return replace(self, shift=lse, shift_in_product=True, key=torch.cat([self.key, ones], dim=-1))
 
-    def may_underflow(self) -> Bool[Tensor, "batch kv_heads group"]:
-        """Which heads may have weights too small for a normal number: by Cauchy and Schwarz, or a bias of any size."""
+    def underflow_bound(self) -> Callable[[Block], bool]:
+        """Whether a block may have scores so far apart that weights leave the normal numbers.
+
+        By Cauchy and Schwarz; with a bias anything is possible. Where not, the scores themselves are small as well.
+        """
         if 0 in self.shape or self.bias is not None or self.slopes is not None:
-            return torch.ones(self.shape[:3], dtype=torch.bool)
+            return lambda block: True
         longest_query, longest_key = (t.norm(dim=-1, dtype=self.key.dtype).amax(dim=-1) for t in (self.query, self.key))
         spread = 2 * abs(self.scale) * longest_query * longest_key[:, :, None] + math.log(self.shape[4])
-        return (spread > -LOWEST[self.key.dtype]).cpu()
+        far: list[list[list[bool]]] = (spread > -LOWEST[self.key.dtype]).tolist()
+        return lambda block: any(
+            head for keys in far[block.batch] for group in keys[block.kv_heads] for head in group[block.group]
+        )
 
     def masked(self, tile: Tile) -> bool:
         """Whether some cell of the tile may be forbidden."""
@@ -102,10 +109,11 @@ class BlockScores:
 
     def __init__(self, scoring: Scoring, block: Block) -> None:
         self.scoring, self.block = scoring, block
-        self.shape = scoring.query[block].shape[:4]
+        query = scoring.query[block]
+        self.shape = query.shape[:4]
         added = (scoring.slopes, scoring.bias, scoring.dense, None if scoring.shift_in_product else scoring.shift)
         self.plain = all(tensor is None for tensor in added)  # scores are products and nothing else
-        query = self.flat(scoring.query).to(scoring.key.dtype)
+        query = query.flatten(2, 3).flatten(0, 1).to(scoring.key.dtype)
         width = scoring.key.shape[3]
         self.query = query.new_empty((*query.shape[:2], width))  # [key_heads, rows, key_dim]
         torch.mul(query, scoring.scale, out=self.query[..., : query.shape[2]])

@@ -66,6 +66,8 @@ def attend(
 
 
 def _refuse_cpu(problem: Problem) -> list[str]:
+    if problem.mask is None and problem.bias is None:
+        return []
     _, rest = _split(problem)
     bias = problem.tensor_bias
     reasons = []

@@ -16,6 +16,9 @@ from clearhead.kernels.walk import Block, largest_tile, walk
 from clearhead.masks import positions
 from clearhead.problem import Problem
 
+# From this many keys on, log-sum-exp is so large that a sum of exponentials without their maximum taken off is as exact
+UNSHIFTED_FROM = 512
+
 
 def refuse(problem: Problem) -> list[str]:
     return []
@@ -118,35 +121,42 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
     value = inputs.value.to(dtype)
     output = inputs.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
     lse = inputs.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
-    may_underflow = scores.may_underflow()
+    may_underflow = scores.underflow_bound()
     scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
+    lowest, tiny = torch.finfo(dtype).min, torch.finfo(dtype).tiny
     for block, tiles in walk(scores.shape, scores.ranges, dtype, lse.device):
         here = BlockScores(scores, block)
-        underflows = bool(may_underflow[block[:3]].any())
+        underflows = may_underflow(block)
         block_values = value[block.batch, block.kv_heads].flatten(0, 1)  # [key_heads, kv_len, value_dim]
         # running maximum, sum of exponentials and weighted sum of values; a sink is a first key without a value
-        if inputs.sinks is None:
-            peak = lse.new_full(here.query.shape[:2], -torch.inf)
-            total = torch.zeros_like(peak)
-        else:
-            peak = here.flat(inputs.sinks.to(dtype).view(1, kv_heads, group, 1).expand(lse.shape))
-            total = torch.ones_like(peak)
+        peak, total = (lse.new_zeros(here.query.shape[:2]) for _ in range(2))
+        # where exponentials are safe as they are, no maximum is needed
+        bounded = not underflows and inputs.sinks is None and inputs.key.shape[2] >= UNSHIFTED_FROM
+        if inputs.sinks is not None:
+            peak.copy_(here.flat(inputs.sinks.view(1, kv_heads, group, 1).expand(lse.shape)))
+            total.fill_(1.0)
+        elif not bounded:
+            peak.fill_(-torch.inf)
         summed = value.new_zeros((*peak.shape, value.shape[3]))
         for tile in tiles:
             weights = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)
-            new_peak = torch.maximum(peak, weights.amax(dim=-1))
-            # a row with no key yet has max = -inf; subtracting it would give nan
-            pivot = torch.where(new_peak == -torch.inf, 0.0, new_peak)
-            exp_(weights.sub_(pivot[..., None]), masked=scores.masked(tile), may_underflow=underflows)
-            shrink = torch.exp(peak - pivot)
-            total = total * shrink + weights.sum(dim=-1)
+            if not bounded:
+                new_peak = torch.maximum(peak, weights.amax(dim=-1))
+                # a row with no key yet has max = -inf; subtracting it would give nan
+                pivot = new_peak.clamp(min=lowest)
+                weights.sub_(pivot[..., None])
+                shrink = torch.exp(peak - pivot)
+                total.mul_(shrink)
+                summed.mul_(shrink[..., None])
+                peak = new_peak
+            exp_(weights, masked=scores.masked(tile), may_underflow=underflows)
+            total.add_(weights.sum(dim=-1))
             survival = inputs.survival(block, tile.keys)
             if survival is not None:
                 weights.mul_(survival.view(weights.shape))
-            summed.mul_(shrink[..., None]).baddbmm_(weights, block_values[:, tile.keys])
-            peak = new_peak
-        output[block] = here.unflat(summed / torch.where(total == 0, 1.0, total)[..., None])
-        lse[block] = here.unflat(torch.where(total == 0, -torch.inf, peak + total.log()))
+            summed.baddbmm_(weights, block_values[:, tile.keys])
+        output[block] = here.unflat(summed.div_(total.clamp(min=tiny)[..., None]))
+        lse[block] = here.unflat(peak + total.log())  # log 0 = −inf where there is no key
     return output.flatten(1, 2), lse.flatten(1, 2)
 
 
@@ -171,12 +181,12 @@ def _compute_backward(
         value.new_zeros(0 if t is None else t.shape)
         for t in (scores.query, scores.key, value, scores.bias if need_bias else None, scores.slopes)
     )
-    may_underflow = scores.may_underflow()
+    may_underflow = scores.underflow_bound()
     cells = largest_tile(scores.shape, scores.ranges, value.device)
     first, second = Scratch(cells, value), Scratch(cells, value)
     for block, tiles in walk(scores.shape, scores.ranges, dtype, value.device):
         here = BlockScores(log_weights, block)
-        underflows = bool(may_underflow[block[:3]].any())
+        underflows = may_underflow(block)
         block_query = here.query[..., : scores.key.shape[3]]  # without the column that takes lse off
         block_grad, block_dot = (here.flat(t) for t in (grad_output, row_dot))
         block_grad_query = torch.zeros_like(block_query)

@@ -40,7 +40,7 @@ def sweep(
     """Entropy, column sums, mean distance and the `top` largest weights of each row, whichever are asked for."""
     batch, kv_heads, group, q_len, kv_len = scores.shape
     log_weights = scores.shifted(fold_heads(lse, kv_heads))
-    may_underflow = scores.may_underflow()
+    may_underflow = scores.underflow_bound()
     heads_shape = (batch, kv_heads, group)
 
     entropies = lse.new_zeros((*heads_shape, q_len)) if entropy else None
@@ -54,7 +54,7 @@ def sweep(
     distance_to = _Distances(scores) if distance and q_len else None
     for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
         here = BlockScores(log_weights, block)
-        underflows = bool(may_underflow[block[:3]].any())
+        underflows = may_underflow(block)
         heads, rows = here.shape[:3].numel(), here.shape[3]
         ones = lse.new_ones((heads, 1, rows))
         row_entropies: list[Tensor] = []

@@ -1,0 +1,69 @@
+"""What the benchmarks share: interleaved timing, the machine's description, and results as JSON and a table."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import clearhead
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, repeats: int = 1) -> dict[str, float]:
+    """Seconds each call takes: all of them in turn, `rounds` times, and the shortest of each.
+
+    Taking turns lets a slow spell of a shared machine hit all of them; the minimum is what the code can do.
+    """
+    best = dict.fromkeys(calls, float("inf"))
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - start) / repeats)
+    return best
+
+
+def machine() -> dict[str, object]:
+    """Where and with what the numbers were made."""
+    name = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return {
+        "clearhead": clearhead.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": name,
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def write(name: str, title: str, rows: list[dict[str, object]]) -> None:
+    """`results/name.json` and, for reading, `results/name.md`; the table is printed too."""
+    RESULTS.mkdir(exist_ok=True)
+    about = machine()
+    columns = list(rows[0])
+    lines = [f"# {title}", "", ", ".join(f"{key} {value}" for key, value in about.items()), ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows]
+    table = "\n".join(lines) + "\n"
+    _replace(RESULTS / f"{name}.json", json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    _replace(RESULTS / f"{name}.md", table)
+    Console().print(table)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
