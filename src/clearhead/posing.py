@@ -41,14 +41,15 @@ def pose(
         _refuse_tensors(query, key, value)
     batch, heads, q_len, key_dim = query.shape
     key_batch, kv_heads, kv_len, key_width = key.shape
-    if key_batch != batch or value.shape[0] != batch:
-        raise ValueError(f"query has batch {batch}, key {key_batch} and value {value.shape[0]}; expected the same")
+    value_batch, value_heads, value_len, _ = value.shape
+    if key_batch != batch or value_batch != batch:
+        raise ValueError(f"query has batch {batch}, key {key_batch} and value {value_batch}; expected the same")
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
         raise ValueError(f"key has {kv_heads} heads, but query's {heads} heads are not a multiple of it")
-    if value.shape[1] != kv_heads:
-        raise ValueError(f"value has {value.shape[1]} heads, but key has {kv_heads}; expected the same")
-    if value.shape[2] != kv_len:
-        raise ValueError(f"value has {value.shape[2]} positions, but key has {kv_len}; expected the same")
+    if value_heads != kv_heads:
+        raise ValueError(f"value has {value_heads} heads, but key has {kv_heads}; expected the same")
+    if value_len != kv_len:
+        raise ValueError(f"value has {value_len} positions, but key has {kv_len}; expected the same")
     if key_width != key_dim or key_dim == 0:
         raise ValueError(f"key has key_dim {key_width} and query {key_dim}; expected the same, at least 1")
     shape = (batch, heads, q_len, kv_len)

@@ -51,7 +51,10 @@ def ranked(problem: Problem) -> tuple[str, ...]:
     batch, heads, q_len, kv_len = problem.shape
     cells = batch * heads * q_len * kv_len
     table = MEASURED.get(problem.query.device.type, MEASURED["cpu"])
-    return next(order for limit, order in table if cells <= limit)
+    for limit, order in table:
+        if cells <= limit:
+            return order
+    raise AssertionError("the last limit is infinite")
 
 
 def explain(problem: Problem) -> dict[str, list[str]]:

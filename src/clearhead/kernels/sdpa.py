@@ -22,8 +22,9 @@ def refuse(problem: Problem) -> list[str]:
     reasons = []
     if 0 in (batch, q_len, kv_len):
         reasons.append(f"batch {batch}, q_len {q_len}, kv_len {kv_len}: an empty axis kills torch's kernel")
-    if problem.value.shape[3] != problem.query.shape[3]:
-        reasons.append(f"value_dim {problem.value.shape[3]} is not key_dim {problem.query.shape[3]}")
+    value_dim, key_dim = problem.value.shape[3], problem.query.shape[3]
+    if value_dim != key_dim:
+        reasons.append(f"value_dim {value_dim} is not key_dim {key_dim}")
     if problem.softcap is not None:
         reasons.append("softcap is not known to it")
     if problem.sinks is not None:
@@ -32,11 +33,12 @@ def refuse(problem: Problem) -> list[str]:
         reasons.append("dropout is not available in its CPU kernel, nor reproducible in the others")
     if isinstance(problem.bias, ALiBi):
         reasons.append("ALiBi would become an n × n bias")
-    if problem.query.device.type == "cpu":
+    device = problem.query.device.type
+    if device == "cpu":
         return reasons + _refuse_cpu(problem)
-    if problem.query.device.type == "cuda":
+    if device == "cuda":
         return reasons + _refuse_cuda(problem)
-    return [*reasons, f"device {problem.query.device.type} is neither cpu nor cuda"]
+    return [*reasons, f"device {device} is neither cpu nor cuda"]
 
 
 def attend(
