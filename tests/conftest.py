@@ -14,6 +14,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("clearhead")
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles so small that a tiny problem has many, with edges that fall anywhere."""
+    monkeypatch.setattr("clearhead.kernels.walk.TILE", (3, 4))
+    monkeypatch.setattr("clearhead.kernels.walk.RANGED_TILE", (3, 4))
+    monkeypatch.setattr("clearhead.kernels.walk.ALIGN", 2)
+    monkeypatch.setattr("clearhead.kernels.streaming.UNSHIFTED_FROM", 5)
+    monkeypatch.setattr("clearhead.weights.STRIP", 30)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Random numbers that do not depend on which tests ran before, and one thread per worker."""

@@ -7,22 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention, kernels
-from clearhead.kernels import streaming, walk
 from clearhead.posing import pose
 from harness import Case, assert_lse_matches, assert_matches, poisoned
 from strategies import cases
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BACKENDS = ("reference", "streaming")
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles so small that a tiny problem has many, with edges that fall anywhere."""
-    monkeypatch.setattr(walk, "TILE", (3, 4))
-    monkeypatch.setattr(walk, "RANGED_TILE", (3, 4))
-    monkeypatch.setattr(walk, "ALIGN", 2)
-    monkeypatch.setattr(streaming, "UNSHIFTED_FROM", 5)
 
 
 def check_forward(case: Case, backend: str) -> None:

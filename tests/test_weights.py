@@ -12,20 +12,11 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import ALiBi, AttentionWeights, Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead import weights as weights_module
-from clearhead.kernels import walk
 from clearhead.posing import pose
 from harness import Case, assert_matches, poisoned
 from strategies import cases
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    monkeypatch.setattr(walk, "TILE", (3, 4))
-    monkeypatch.setattr(walk, "RANGED_TILE", (3, 4))
-    monkeypatch.setattr(walk, "ALIGN", 2)
-    monkeypatch.setattr(weights_module, "STRIP", 30)
 
 
 def both_forms(case: Case, backend: str = "auto") -> list[AttentionWeights]:
@@ -280,12 +271,27 @@ class TestInPlaceChanges:
                 with pytest.raises(RuntimeError, match=f"{('query', 'key')[which]} was changed in place"):
                     use(weights)
 
-    def test_of_a_bias_are_noticed(self):
-        x, bias = torch.randn(1, 2, 9, 3), torch.zeros(9, 9)
-        _, weights = attention(x, x, x, bias=bias, return_weights=True)
-        bias += 1
-        with pytest.raises(RuntimeError, match="bias was changed in place"):
-            weights.entropy()
+    @pytest.mark.parametrize("inference", [False, True])
+    def test_of_what_else_takes_part_are_noticed(self, inference):
+        with torch.inference_mode(inference):
+            x, allowed = torch.randn(1, 2, 9, 3), torch.ones(9, 9, dtype=torch.bool)
+            for name, changed, options in (
+                ("bias", bias := torch.zeros(9, 9), {"bias": bias}),
+                ("bias", slopes := torch.zeros(2), {"bias": ALiBi(slopes)}),
+                ("sinks", sinks := torch.zeros(2), {"sinks": sinks}),
+                ("mask", allowed, {"mask": Causal() & Dense(allowed)}),
+            ):
+                _, weights = attention(x, x, x, **options, return_weights=True)
+                changed[0] = 1 - changed[0].float()
+                with pytest.raises(RuntimeError, match=f"{name} was changed in place"):
+                    weights.entropy()
+
+    def test_of_query_start_do_not_matter(self):
+        x, start = torch.randn(2, 2, 9, 3), torch.tensor([0, 3])
+        _, weights = attention(x, x, x, mask=Causal(), query_start=start, return_weights=True)
+        before = weights.distance()
+        start += 1
+        assert torch.equal(weights.distance(), before)
 
     def test_of_the_values_do_not_matter(self):
         *_, value, _, weights = sample()

@@ -22,8 +22,9 @@ class ALiBi:
             raise ValueError(f"ALiBi: slopes has shape {tuple(tensor.shape)}; expected one slope per head, [heads]")
         if not tensor.is_floating_point():
             raise TypeError(f"ALiBi: slopes has dtype {tensor.dtype}; expected a float dtype")
-        # inside a compiled graph values cannot be looked at
-        if not torch.compiler.is_compiling() and not bool(tensor.isfinite().all()):
+        # inside a compiled graph, and on the meta device, values cannot be looked at
+        known = not torch.compiler.is_compiling() and tensor.device.type != "meta"
+        if known and not bool(tensor.isfinite().all()):
             raise ValueError("ALiBi: slopes has a value that is not finite")
         object.__setattr__(self, "slopes", tensor)
 

@@ -46,9 +46,14 @@ class Mask:
     """What all masks share: `&`, `|`, `ranges`, `dense` and `picture`."""
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The user's own tensors that take part: those of `Dense`."""
+        return ()
+
+    @property
     def device(self) -> torch.device | None:
         """Where a `Dense` part lives; None without one: lengths follow the queries to wherever they are."""
-        return None
+        return self.tensors[0].device if self.tensors else None
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, other) if isinstance(other, Mask) else NotImplemented
@@ -240,8 +245,8 @@ class Dense(Mask):
         object.__setattr__(self, "allowed", allowed[(None,) * (4 - allowed.ndim)])
 
     @property
-    def device(self) -> torch.device:
-        return self.allowed.device
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.allowed,)
 
     def __repr__(self) -> str:
         return f"Dense(<bool {list(self.allowed.shape)}>)"
@@ -264,8 +269,8 @@ class _Pair(Mask):
     symbol = "?"
 
     @property
-    def device(self) -> torch.device | None:
-        return self.right.device if self.left.device is None else self.left.device
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.left.tensors + self.right.tensors
 
     def __repr__(self) -> str:
         def operand(mask: Mask) -> str:
@@ -315,6 +320,10 @@ class Fixed(Mask):
 
     def __repr__(self) -> str:
         return str(self.original)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self.lowered.dense is None else (self.lowered.dense,)
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
         return self.lowered

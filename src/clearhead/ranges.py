@@ -53,8 +53,3 @@ def contains(ranges: Ranges, keys: Int[Tensor, " keys"]) -> Bool[Tensor, "batch 
     """Which of `keys` each query may attend to. Size q_len × keys: for a tile, a row or a small picture."""
     first, last = ranges[:, 0, ..., None], ranges[:, 1, ..., None]
     return ((keys >= first) & (keys < last)).any(dim=0)
-
-
-def nonempty(ranges: Ranges) -> Bool[Tensor, "batch q_len"]:
-    """Which queries may attend to at least one key."""
-    return (ranges[:, 0] < ranges[:, 1]).any(dim=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,9 @@ class AttentionWeights:
     up to a size limit.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        lse: Float[Tensor, "batch heads q_len"],
-    ) -> None:
+    def __init__(self, problem: Problem, lse: Float[Tensor, "batch heads q_len"]) -> None:
+        if isinstance(problem.query_start, Tensor):  # a cache counts its lengths up in place
+            problem = replace(problem, query_start=problem.query_start.clone())
         self._problem = problem
         self._lse = lse.detach()
         self._fingerprints = tuple(_fingerprint(tensor) for _, tensor in _held(problem))
@@ -315,7 +314,9 @@ def _finite(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
 
 def _held(problem: Problem) -> list[tuple[str, Tensor]]:
     """The user's tensors that the weights follow from."""
-    named = (("query", problem.query), ("key", problem.key), ("bias", problem.tensor_bias), ("sinks", problem.sinks))
+    named = [("query", problem.query), ("key", problem.key), ("sinks", problem.sinks)]
+    named += [("bias", problem.tensor_bias if problem.slopes is None else problem.slopes)]
+    named += [("mask", tensor) for tensor in (() if problem.mask is None else problem.mask.tensors)]
     return [(name, tensor) for name, tensor in named if tensor is not None]
 
 
@@ -333,7 +334,7 @@ def _unchanged(tensor: Tensor, then: int | Int[Tensor, ""]) -> bool:
 
 def _hash(tensor: Tensor) -> Int[Tensor, ""]:
     """The bits of each row added up, the rows weighted by their place, all modulo 2⁶⁴."""
-    bits = tensor.detach().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
     rows = bits.sum(dim=-1).flatten()
     return (rows * torch.arange(1, 2 * rows.shape[0], 2, device=rows.device)).sum()
 
