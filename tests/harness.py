@@ -139,7 +139,7 @@ class Case:
         query, key = (t.detach().double().abs() for t in (self.query, self.key))
         products = query @ key.repeat_interleave(self.group, dim=1).mT
         scale = self.query.shape[3] ** -0.5 if self.scale is None else self.scale
-        largest = [float(t.amax()) if t.numel() else 0.0 for t in (products * scale, *self._added())]
+        largest = [float(t.amax()) if t.numel() else 0.0 for t in (products * abs(scale), *self._added())]
         return sum(largest)
 
     def _added(self) -> list[Tensor]:

@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32,), *
                 hidden.map(lambda lengths: Padding.left(lengths) & Causal()),
             )
         )
-        return Case(*inputs, mask, query_start=0)
+        return Case(*inputs, mask, scale=draw(st.sampled_from((None, 0.25))), query_start=0)
     mask = draw(st.one_of(st.none(), masks(batch, heads, q_len, kv_len)))
     bias = draw(st.sampled_from(("none", "none", "tensor", "keys", "alibi")))
     start = draw(st.one_of(st.none(), st.integers(-3, kv_len + 2), st.just("each")))
@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32,), *
             "keys": torch.where(torch.rand(kv_len, generator=generator) < 0.2, -torch.inf, normal(kv_len)),
             "alibi": ALiBi(normal(heads).abs()),
         }[bias],
-        scale=draw(st.sampled_from((None, 0.25))),
+        scale=draw(st.sampled_from((None, 0.25, 0.0, -1.0))),
         softcap=draw(st.sampled_from((None, 2.0))),
         sinks=normal(heads) if draw(st.booleans()) else None,
         query_start=torch.randint(-2, kv_len + 2, (batch,), generator=generator) if start == "each" else start,

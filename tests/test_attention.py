@@ -182,6 +182,35 @@ def test_an_empty_row_is_decided_by_the_mask_and_not_by_the_size_of_scores(backe
     assert torch.autograd.grad(output.sum(), query)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("scale", [-1.0, 0.0])
+@pytest.mark.parametrize("mask", [Causal(), Causal() & Padding([7]), Padding([7])])
+def test_a_scale_that_is_not_positive(scale, mask):
+    """torch's fused kernel writes its −inf before it scales; such calls go elsewhere."""
+    check_forward(Case(*(torch.randn(1, 2, 17, 13) for _ in range(3)), mask, scale=scale), "auto")
+
+
+def test_autocast_leaves_the_precision_alone():
+    x = torch.randn(1, 4, 50, 16, requires_grad=True)
+    for backend in (*BACKENDS, "auto"):
+        expected = attention(x, x, x, mask=Window(5), backend=backend)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output, weights = attention(x, x, x, mask=Window(5), return_weights=True, backend=backend)
+            assert torch.equal(output, expected)
+            torch.testing.assert_close(weights.dense().sum(dim=-1), torch.ones(1, 4, 50), rtol=0, atol=2e-6)
+            torch.testing.assert_close(weights.received().sum(), torch.tensor(200.0))
+            torch.testing.assert_close(weights.pool(1, 1), torch.full((1, 4, 1, 1), 1 / 50))
+            assert weights.diagonal().dtype == torch.float32
+
+
+def test_query_start_of_a_narrow_dtype_does_not_overflow():
+    x = torch.randn(1, 1, 300, 4, requires_grad=True)
+    start = torch.zeros(1, dtype=torch.uint8)
+    narrow, wide = (
+        attention(x, x, x, bias=ALiBi([0.5]), query_start=at, return_weights=True)[1][0, 0, 256:] for at in (start, 0)
+    )
+    assert torch.equal(narrow, wide)
+
+
 def test_softcap_comes_before_mask_and_bias():
     """A −inf must not pass through tanh, and a bias is not capped."""
     query, key, value = (torch.randn(1, 1, 3, 4) for _ in range(3))
@@ -303,6 +332,25 @@ class TestCompile:
             assert (one is None) == (other is None)
             if one is not None:
                 torch.testing.assert_close(one, other)
+
+    def test_weights_can_be_read_in_the_graph(self):
+        def call(x):
+            _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
+            return weights[0, 1, 3:9:2], weights.diagonal(-1), weights.dense().sum()
+
+        x = torch.randn(1, 2, 30, 4)
+        for one, other in zip(torch.compile(call, fullgraph=True)(x), call(x), strict=True):
+            torch.testing.assert_close(one, other)
+
+    def test_one_exported_graph_serves_all_lengths(self):
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return attention(x, x, x, mask=Window(3))
+
+        length = torch.export.Dim("n", min=2, max=4096)
+        program = torch.export.export(Model(), (torch.randn(1, 2, 30, 4),), dynamic_shapes=({2: length},))
+        x = torch.randn(1, 2, 1000, 4)
+        torch.testing.assert_close(program.module()(x), Model()(x))
 
     def test_auto_with_dropout(self):
         compiled = torch.compile(attention, fullgraph=True)

@@ -1,5 +1,6 @@
 """Bad input: an error that names the argument, what it was and what was expected."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,7 @@ def call(query=X, key=X, value=X, **options):
         ({"dropout": float("nan")}, ValueError, "dropout is nan; expected a number in [0, 1)"),
         ({"dropout": None}, TypeError, "dropout is None; expected a number in [0, 1)"),
         ({"query_start": 1.5}, TypeError, "query_start is 1.5; expected an int or an int tensor [batch]"),
+        ({"query_start": 2**70}, ValueError, "query_start is 1180591620717411303424; expected a position between"),
         ({"query_start": torch.ones(2)}, TypeError, "query_start has dtype torch.float32; expected whole numbers"),
         ({"query_start": torch.ones(3).long()}, ValueError, "query_start has shape (3,); expected (2,)"),
         (
@@ -104,8 +106,8 @@ def test_alibi_refuses():
         (lambda w: w[True], TypeError, "the index of batch is True"),
         (lambda w: w.dense(limit=10), ValueError, "2 × 6 × 5 × 5 = 300 weights are more than the limit of 10"),
         (lambda w: w.topk(0), ValueError, "k is 0; expected a whole number of at least 1"),
-        (lambda w: w.observe(top=-1), ValueError, "top is -1"),
-        (lambda w: w.diagonal(0.5), TypeError, "offset is 0.5; expected a whole number"),
+        (lambda w: w.observe(top=-1), ValueError, "top is -1; expected a whole number of at least 0"),
+        (lambda w: w.diagonal(0.5), TypeError, "offset is 0.5; expected an int"),
         (lambda w: w.pool(0, 3), ValueError, "rows is 0; expected a whole number of at least 1"),
         (lambda w: w.pool(3, 3, reduce="sum"), ValueError, "reduce is 'sum'; expected 'mean' or 'max'"),
         (
@@ -113,6 +115,15 @@ def test_alibi_refuses():
             ValueError,
             "window takes rows 0 to 9; expected 0 ≤ start < end ≤ 5",
         ),
+        (
+            lambda w: w.pool(3, 3, window=(1, 2)),
+            TypeError,
+            "window is (1, 2); expected ((row, row_end), (key, key_end))",
+        ),
+        (lambda w: w.topk(2**40), ValueError, "weights are more than the limit"),
+        (lambda w: w.to(torch.float16), TypeError, "device is torch.float16; expected a device"),
+        (lambda w: w[np.array([0, 1])], TypeError, "the index of batch is a ndarray"),
+        (lambda w: w.save("/no/such/folder/w"), FileNotFoundError, "/no/such/folder/w: there is no folder"),
         (lambda w: w.part(heads=6), IndexError, "index 6 is out of range for heads of size 6"),
         (lambda w: w.part(batch=slice(2, 2)), ValueError, "chooses none of 2"),
         (lambda w: w.no_such_thing, AttributeError, "no attribute 'no_such_thing'"),

@@ -1,5 +1,7 @@
 """Masks: what they say, cell by cell; how they lower; how they read."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -82,6 +84,12 @@ def test_pictures():
     assert Padding.left([2]).picture(2, 3) == ". x x\n. x x"
     with pytest.raises(ValueError, match="too large to read"):
         Causal().picture(100)
+
+
+def test_counts_of_any_size():
+    assert Window(sys.maxsize, after=sys.maxsize).dense(3, 3).all()
+    assert Prefix(2**70).dense(3, 3).all()
+    assert Documents([2**62, 2**62, 5]).dense(3, 3).all()
 
 
 def test_a_window_counts_its_own_position():

@@ -75,3 +75,21 @@ def test_backward_grows_linearly(backend):
 
 def test_the_dense_formula_would_fail_this_test():
     assert peak(lambda w: w.dense(), 2048) >= 2 * 2048**2 * 4
+
+
+def test_grouped_keys_are_not_repeated_when_decoding():
+    query, key = torch.randn(1, 16, 1, 64), torch.randn(1, 2, 8192, 64)
+    with LargestTensor() as largest:
+        attention(query, key, key, return_weights=True)
+    assert largest.bytes <= key.numel() * 4
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4096, 1), (4096,)])
+def test_a_bias_that_broadcasts_stays_small(shape):
+    x, bias = torch.randn(1, 1, 4096, 8), torch.zeros(shape, requires_grad=True)
+    with LargestTensor() as largest:
+        _, weights = attention(x, x, x, bias=bias.detach(), mask=Causal(), return_weights=True)
+        _, trained = attention(x, x, x, bias=bias, mask=Causal(), return_weights=True)
+        weights.entropy()
+        trained.diagonal(-1).sum().backward()
+    assert largest.bytes < 4096**2

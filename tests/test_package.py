@@ -24,6 +24,7 @@ LAYERS = [
     "biases",
     "problem",
     "posing",
+    "kernels.precision",
     "kernels.dropout",
     "kernels.walk",
     "kernels.scoring",

@@ -6,6 +6,9 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from torch import Tensor
+
 AXES = ("batch", "heads", "q_len", "kv_len")
 
 
@@ -24,10 +27,10 @@ class Selection:
 def select(index: object, shape: Sequence[int]) -> Selection:
     """Integers, slices and `...` over the four axes, as torch reads them: negative numbers count from the end."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    if parts.count(Ellipsis) > 1:
+    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
-    if Ellipsis in parts:
-        place = parts.index(Ellipsis)
+    for place in dots:
         parts[place : place + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     if len(parts) > len(shape):
         raise IndexError(f"too many indices: {len(parts)} for the {len(shape)} axes {', '.join(AXES)}")
@@ -50,6 +53,8 @@ def numbers(choice: object, length: int, axis: int) -> list[int]:
     """One number, a slice or a sequence of numbers as a list of places on an axis; None is all of them."""
     if choice is None:
         return list(range(length))
+    if isinstance(choice, Tensor | np.ndarray):
+        choice = choice.tolist()
     if isinstance(choice, slice):
         chosen = list(range(length))[choice]
     elif isinstance(choice, Sequence):

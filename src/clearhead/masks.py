@@ -13,7 +13,7 @@ last key.
         x .
         x x
 
-Values are checked when a mask is built, and lengths are copied, so a mask never changes and needs no checks later.
+Values are checked when a mask is built, and lengths are copied, so they need no checks later.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from clearhead.ranges import Ranges
 
 _LENGTHS_SHOWN = 8
 _PICTURE_LIMIT = 64
+_FAR = 2**31  # beyond any position; adding it cannot overflow
 
 
 def positions(
@@ -144,7 +145,8 @@ class Window(Mask):
         return f"Window(before={self.before}{f', after={self.after}' if self.after else ''})"
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
-        return Lowered(key_ranges.single(positions - self.before, positions + self.after + 1, kv_len))
+        before, after = min(self.before, _FAR), min(self.after, _FAR)
+        return Lowered(key_ranges.single(positions - before, positions + after + 1, kv_len))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,7 +225,7 @@ class Prefix(Mask):
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
         first = torch.zeros_like(positions)
-        return Lowered(key_ranges.single(first, first + self.length, kv_len))
+        return Lowered(key_ranges.single(first, first + min(self.length, kv_len), kv_len))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -254,7 +256,8 @@ class Dense(Mask):
     def misfit(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
         shape = (batch, heads, q_len, kv_len)
         if any(size not in (1, wanted) for size, wanted in zip(self.allowed.shape, shape, strict=True)):
-            return f"Dense has shape {tuple(self.allowed.shape)}, which does not broadcast to {shape}"
+            axes = "batch, heads, q_len, kv_len"
+            return f"Dense has shape {tuple(self.allowed.shape)}, which does not broadcast to {shape} ({axes})"
         return None
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
@@ -331,7 +334,7 @@ class Fixed(Mask):
 
 def _require_count(mask: str, name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{mask}: {name} is {value!r}; expected a whole number")
+        raise TypeError(f"{mask}: {name} is {value!r}; expected a whole number (an int)")
     if value < 0:
         raise ValueError(f"{mask}: {name} is {value}; expected 0 or more")
 
@@ -353,7 +356,7 @@ def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Int[Tensor, .
     # inside a compiled graph values cannot be looked at; a negative length then counts as 0
     if not torch.compiler.is_compiling() and bool((lengths < 0).any()):
         raise ValueError(f"{mask}: lengths has {int(lengths.min())} in it; expected 0 or more everywhere")
-    return lengths.long().clamp(min=0)
+    return lengths.long().clamp(0, _FAR)
 
 
 def _batch_misfit(mask: str, count: int, batch: int) -> str | None:

@@ -97,7 +97,7 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
         raise TypeError(f"mask is a {type(mask).__name__}; expected a mask such as Causal(), or a bool tensor")
     misfit = mask.misfit(*shape)
     if misfit:
-        raise ValueError(f"mask does not fit: {misfit} (batch, heads, q_len, kv_len)")
+        raise ValueError(f"mask does not fit: {misfit}")
     if mask.device not in (None, device):
         raise ValueError(f"mask is on {mask.device}, but query is on {device}")
     return mask
@@ -167,6 +167,7 @@ def _query_start(query_start: object, batch: int, default: int) -> int | Tensor:
     if isinstance(query_start, Tensor):
         if query_start.is_floating_point() or query_start.is_complex() or query_start.dtype == torch.bool:
             raise TypeError(f"query_start has dtype {query_start.dtype}; expected whole numbers")
+        query_start = query_start.long()
         if query_start.ndim == 0:
             return query_start.expand(batch)
         if query_start.shape != (batch,):
@@ -176,4 +177,6 @@ def _query_start(query_start: object, batch: int, default: int) -> int | Tensor:
         return query_start
     if isinstance(query_start, bool) or not isinstance(query_start, int):
         raise TypeError(f"query_start is {query_start!r}; expected an int or an int tensor [batch]")
+    if not -(2**31) <= query_start < 2**31:
+        raise ValueError(f"query_start is {query_start}; expected a position between −2³¹ and 2³¹")
     return query_start

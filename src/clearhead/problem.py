@@ -43,7 +43,7 @@ class Problem:
     @property
     def compute_dtype(self) -> torch.dtype:
         """What scores, log-sum-exp and statistics are computed in."""
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return compute_dtype(self.query)
 
     @property
     def slopes(self) -> Float[Tensor, " heads"] | None:
@@ -138,6 +138,11 @@ class Problem:
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
         mask = None if self.mask is None else Fixed(Lowered(), self.mask)  # it is in the scores already
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
+
+
+def compute_dtype(query: Tensor) -> torch.dtype:
+    """float64 for float64, float32 for everything else."""
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
 def _take(tensor: Tensor, dim: int, numbers: Sequence[int], length: int) -> Tensor:

@@ -48,6 +48,8 @@ def save(path: str | os.PathLike[str], problem: Problem, lse: Tensor) -> None:
 
 def write_safely(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Written beside its place and renamed, so that no half-written file ever stands there."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
@@ -73,8 +75,11 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
         raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
     if facts.get("format") != FORMAT:
         raise ValueError(f"{path}: a safetensors file, but not saved by AttentionWeights.save")
-    if facts["version"] > VERSION:
+    if facts.get("version", 0) > VERSION:
         raise ValueError(f"{path}: format version {facts['version']}, but this clearhead reads up to {VERSION}")
+    missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
+    if missing:
+        raise ValueError(f"{path}: saved by AttentionWeights.save, but without {', '.join(sorted(missing))}")
     start, slopes = tensors["query_start"], tensors.get("slopes")
     lowered = Lowered(tensors.get("ranges"), tensors.get("dense"))
     problem = Problem(

@@ -7,6 +7,7 @@ score and `lse[i]` its log-sum-exp over the row. So (query, key, lse), O(n · d)
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from clearhead import storage
@@ -23,6 +25,7 @@ from clearhead.indexing import Selection, numbers, select
 from clearhead.kernels import reference, streaming
 from clearhead.kernels.pooling import Reduce, pool
 from clearhead.kernels.sweep import Observation, TopK, sweep
+from clearhead.masks import Lowered
 from clearhead.problem import Problem
 
 LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
@@ -71,8 +74,16 @@ class AttentionWeights:
     def size(self, dim: int | None = None) -> torch.Size | int:
         return self.shape if dim is None else self.shape[dim]
 
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
     def __len__(self) -> int:
         return self.shape[0]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient would flow through weights taken now."""
+        return self._problem.differentiable()
 
     @property
     def lse(self) -> Float[Tensor, "batch heads q_len"]:
@@ -118,7 +129,7 @@ class AttentionWeights:
         """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
         problem = self._checked()
         if isinstance(offset, bool) or not isinstance(offset, int):
-            raise TypeError(f"offset is {offset!r}; expected a whole number, such as -1 for the previous token")
+            raise TypeError(f"offset is {offset!r}; expected an int, such as -1 for the previous token")
         lse = streaming.log_sum_exp(problem) if problem.differentiable() else self._lse
         return torch.exp(reference.diagonal_scores(problem, problem.lower(), offset) - _finite(lse))
 
@@ -138,16 +149,13 @@ class AttentionWeights:
 
     def topk(self, k: int) -> TopK:
         """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k is {k!r}; expected a whole number of at least 1")
-        return self._sweep(top=k).top  # pyright: ignore[reportReturnType]
+        return self._sweep(top=_count("k", k)).top  # pyright: ignore[reportReturnType]
 
     def observe(
         self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
     ) -> Observation:
         """Several statistics in one sweep; fields that were not asked for are None."""
-        if isinstance(top, bool) or not isinstance(top, int) or top < 0:
-            raise ValueError(f"top is {top!r}; expected a whole number, 0 for none")
+        top = _count("top", top, least=0)
         return self._sweep(entropy=entropy, received=received, distance=distance, top=top)
 
     def pool(
@@ -160,20 +168,17 @@ class AttentionWeights:
     ) -> Float[Tensor, "batch heads rows cols"]:
         """The matrix, or the rectangle `window=((row, end), (key, end))` of it, in `rows` × `cols` bins.
 
-        Bins are drawn as adaptive pooling draws them, so the sizes need not divide. "mean" keeps totals; "max" keeps
-        thin diagonals that a mean would wash out.
+        Bins are drawn as adaptive pooling draws them, so the sizes need not divide. "max" keeps thin diagonals that a
+        mean would wash out.
         """
         _, _, q_len, kv_len = self.shape
-        for name, count in (("rows", rows), ("cols", cols)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} is {count!r}; expected a whole number of at least 1")
+        rows, cols = _count("rows", rows), _count("cols", cols)
         if reduce not in ("mean", "max"):
             raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
         _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
-        (row, row_end), (key, key_end) = window or ((0, q_len), (0, kv_len))
-        for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
-            if not 0 <= start < end <= length:
-                raise ValueError(f"window takes {name} {start} to {end}; expected 0 ≤ start < end ≤ {length}")
+        if 0 in (q_len, kv_len):
+            return torch.zeros((*self.shape[:2], rows, cols), dtype=self.dtype, device=self.device)
+        row, row_end, key, key_end = _corners(window, q_len, kv_len)
         with torch.no_grad():
             rectangle = streaming.scoring(self._checked()).window(slice(row, row_end), slice(key, key_end))
             return pool(rectangle, self._lse[..., row:row_end], rows, cols, reduce)
@@ -189,7 +194,9 @@ class AttentionWeights:
         return AttentionWeights(problem, lse)
 
     def to(self, device: torch.device | str) -> AttentionWeights:
-        """The same on another device."""
+        """The same on another device. Its dtype follows from the queries and cannot be changed."""
+        if not isinstance(device, torch.device | str):
+            raise TypeError(f"device is {device!r}; expected a device such as 'cpu' or 'cuda:0'")
         target = torch.device(device)
         return AttentionWeights(self._checked().map(lambda t: t.to(target)), self._lse.to(target))
 
@@ -229,12 +236,18 @@ class AttentionWeights:
         # methods of a tensor that do not change it, so that code written for plain attentions keeps working
         if name.startswith("_") or name.endswith("_") or not callable(getattr(Tensor, name, None)):
             raise AttributeError(f"AttentionWeights has no attribute {name!r}")
-        return getattr(self.dense(), name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.dense(), name)(*args, **kwargs)
+
+        return method
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _checked(self) -> Problem:
         """The problem, after making sure that what it holds is still what the weights were made from."""
+        if torch.compiler.is_compiling():
+            return self._problem  # within one graph nothing changes behind its back
         for (name, tensor), then in zip(_held(self._problem), self._fingerprints, strict=True):
             if not _unchanged(tensor, then):
                 raise RuntimeError(
@@ -250,18 +263,26 @@ class AttentionWeights:
         return self._problem.bias is not None and not self._holds_scores()
 
     def _sweep(self, **wanted: Any) -> Observation:
+        asked, kv_len = wanted.get("top", 0), self.shape[3]
+        _refuse_above(LIMIT, (*self.shape[:3], asked))
         with torch.no_grad():
-            return sweep(streaming.scoring(self._checked()), self._lse, **wanted)
+            found = sweep(streaming.scoring(self._checked()), self._lse, **{**wanted, "top": min(asked, kv_len)})
+        missing = asked - kv_len
+        if missing <= 0:
+            return found
+        weights, keys = found.top or TopK(*self._lse.new_empty((2, *self.shape[:3], 0)))
+        return replace(found, top=TopK(pad(weights, (0, missing)), pad(keys.long(), (0, missing), value=-1)))
 
     def _rectangle(
-        self, selection: Selection, limit: int, compute: Callable[[Problem, Selection], Tensor]
+        self, selection: Selection, limit: int, compute: Callable[[Problem, Lowered, Selection], Tensor]
     ) -> Float[Tensor, ...]:
         """Cells computed a strip of rows at a time, or all at once where a gradient is to flow through them."""
         problem = self._checked()
         lengths = selection.lengths
         _refuse_above(limit, lengths)
+        lowered = problem.lower()
         if problem.differentiable() and 0 not in lengths:
-            result = compute(problem, selection)
+            result = compute(problem, lowered, selection)
         else:
             result = torch.empty(lengths, dtype=self.dtype, device=self.device)
             strip = max(1, STRIP // max(1, lengths[0] * lengths[1] * lengths[3]))
@@ -269,12 +290,15 @@ class AttentionWeights:
             for start in range(0, lengths[2], strip):
                 places = range(rows.start, rows.stop, rows.step)[start : start + strip]
                 band = slice(places.start, places.stop, places.step)
-                result[:, :, start : start + strip] = compute(problem, Selection((batch, heads, band, keys), ()))
+                cells = compute(problem, lowered, Selection((batch, heads, band, keys), ()))
+                result[:, :, start : start + strip] = cells
         for axis in reversed(selection.dropped):
             result = result.squeeze(axis)
         return result
 
-    def _weights(self, problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+    def _weights(
+        self, problem: Problem, lowered: Lowered, selection: Selection
+    ) -> Float[Tensor, "batch heads rows keys"]:
         batch, heads, rows, _ = selection.slices
         if problem.differentiable():  # the rows' log-sum-exp anew, over all their keys
             sequences, chosen = (range(part.start, part.stop, part.step) for part in (batch, heads))
@@ -282,7 +306,7 @@ class AttentionWeights:
             lse = streaming.log_sum_exp(own)[:, :, :: rows.step]
         else:
             lse = self._lse[batch, heads, rows]
-        return torch.exp(_scores(problem, selection) - _finite(lse)[..., None])
+        return torch.exp(_scores(problem, lowered, selection) - _finite(lse)[..., None])
 
 
 class Scores:
@@ -302,9 +326,9 @@ class Scores:
         return f"Scores of {self._owner!r}"
 
 
-def _scores(problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+def _scores(problem: Problem, lowered: Lowered, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
     batch, heads, rows, keys = selection.slices
-    return reference.scores(problem, problem.lower(), batch=batch, heads=heads, rows=rows, keys=keys)
+    return reference.scores(problem, lowered, batch=batch, heads=heads, rows=rows, keys=keys)
 
 
 def _finite(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
@@ -333,10 +357,36 @@ def _unchanged(tensor: Tensor, then: int | Int[Tensor, ""]) -> bool:
 
 
 def _hash(tensor: Tensor) -> Int[Tensor, ""]:
-    """The bits of each row added up, the rows weighted by their place, all modulo 2⁶⁴."""
+    """The bits of all numbers added up, weighted by their place in the row and the row's place, modulo 2⁶⁴."""
     bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-    rows = bits.sum(dim=-1).flatten()
+    rows = (bits * torch.arange(1, 2 * bits.shape[-1], 2, device=bits.device)).sum(dim=-1).flatten()
     return (rows * torch.arange(1, 2 * rows.shape[0], 2, device=rows.device)).sum()
+
+
+def _count(name: str, value: object, least: int = 1) -> int:
+    """A whole number of at least `least`; numpy's integers are as good as Python's."""
+    try:
+        count = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        count = least - 1
+    if isinstance(value, bool) or count < least:
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    return count
+
+
+def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, int]:
+    """The rectangle a `window` names, checked; all of the matrix for None."""
+    if window is None:
+        return 0, q_len, 0, kv_len
+    try:
+        (row, row_end), (key, key_end) = window  # pyright: ignore[reportGeneralTypeIssues]
+        row, row_end, key, key_end = (operator.index(corner) for corner in (row, row_end, key, key_end))
+    except (TypeError, ValueError):
+        raise TypeError(f"window is {window!r}; expected ((row, row_end), (key, key_end)), all of them ints") from None
+    for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
+        if not 0 <= start < end <= length:
+            raise ValueError(f"window takes {name} {start} to {end}; expected 0 ≤ start < end ≤ {length}")
+    return row, row_end, key, key_end
 
 
 def _refuse_above(limit: int, lengths: Sequence[int]) -> None:
@@ -367,5 +417,6 @@ def _as_tensor_operator(name: str) -> Callable[..., Any]:
 for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
     setattr(AttentionWeights, f"__{_name}__", _as_tensor_operator(f"__{_name}__"))
     setattr(AttentionWeights, f"__r{_name}__", _as_tensor_operator(f"__r{_name}__"))
-for _name in ("neg", "gt", "ge", "lt", "le"):
+for _name in ("neg", "abs", "gt", "ge", "lt", "le", "eq", "ne"):
     setattr(AttentionWeights, f"__{_name}__", _as_tensor_operator(f"__{_name}__"))
+AttentionWeights.__hash__ = object.__hash__  # which comparing cell by cell would take away

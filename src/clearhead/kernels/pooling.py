@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.kernels.precision import without_autocast
 from clearhead.kernels.scoring import BlockScores, Scoring, Scratch, exp_, fold_heads
 from clearhead.kernels.walk import largest_tile, walk
 
 Reduce = Literal["mean", "max"]
 
 
+@without_autocast
 def pool(
     scores: Scoring, lse: Float[Tensor, "batch heads q_len"], rows: int, cols: int, reduce: Reduce
 ) -> Float[Tensor, "batch heads rows cols"]:

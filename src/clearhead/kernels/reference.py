@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.kernels.dropout import kept, row_numbers
+from clearhead.kernels.precision import without_autocast
 from clearhead.masks import Lowered
 from clearhead.problem import Problem
 
@@ -15,6 +16,7 @@ def refuse(problem: Problem) -> list[str]:
     return []
 
 
+@without_autocast
 def attend(
     problem: Problem, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
@@ -40,6 +42,7 @@ def attend(
     return output, (pivot + total.log()).squeeze(-1)
 
 
+@without_autocast
 def scores(
     problem: Problem,
     lowered: Lowered,
@@ -52,12 +55,14 @@ def scores(
     """softcap(scale · Q Kᵀ) + bias, −inf where the mask forbids: of the matrix or any rectangle, steps included."""
     _, total_heads, _, kv_len = problem.shape
     device = problem.query.device
-    key_heads = (torch.arange(total_heads, device=device) // problem.group)[heads]
     query = problem.query[batch, heads, rows].to(problem.compute_dtype)
-    key = problem.key[batch][:, :, keys].to(problem.compute_dtype)
-    if problem.group > 1 or key_heads.shape[0] != total_heads:
-        key = key[:, key_heads]
-    logits = query @ key.mT * problem.scale
+    key = problem.key[batch, :, keys].to(problem.compute_dtype)
+    if query.shape[1] == total_heads:  # the rows of all heads that read a key head, so that no key is repeated
+        folded = query.unflatten(1, (-1, problem.group)).flatten(2, 3)
+        logits = (folded @ key.mT).view(*query.shape[:3], key.shape[2]) * problem.scale
+    else:
+        key_heads = (torch.arange(total_heads, device=device) // problem.group)[heads]
+        logits = query @ key[:, key_heads].mT * problem.scale
     if problem.softcap is not None:
         logits = problem.softcap * torch.tanh(logits / problem.softcap)
     key_positions = torch.arange(kv_len, device=device)[keys]
@@ -80,6 +85,7 @@ def scores(
     return logits if allowed is None else torch.where(allowed, logits, -torch.inf)
 
 
+@without_autocast
 def diagonal_scores(problem: Problem, lowered: Lowered, offset: int) -> Float[Tensor, "batch heads q_len"]:
     """The score of each query and the key `offset` positions from it; −inf where there is none, or none allowed."""
     batch, heads, q_len, kv_len = problem.shape
@@ -93,9 +99,13 @@ def diagonal_scores(problem: Problem, lowered: Lowered, offset: int) -> Float[Te
         return problem.query.new_full((batch, heads, q_len), -torch.inf, dtype=problem.compute_dtype)
 
     def along(tensor: Tensor) -> Tensor:
-        """A broadcasting [batch, heads, q_len, kv_len] tensor at the diagonal's cells."""
-        full = tensor.expand(batch, -1, q_len, kv_len)
-        return full.gather(-1, places[:, None, :, None].expand(-1, full.shape[1], -1, -1)).squeeze(-1)
+        """A broadcasting [batch, heads, q_len, kv_len] tensor at the diagonal's cells, never made larger than it is."""
+        if tensor.shape[3] == 1:
+            return tensor.squeeze(-1)
+        tensor = tensor.expand(batch, -1, -1, -1)
+        if tensor.shape[2] == 1:
+            return tensor.squeeze(2).gather(-1, places[:, None].expand(-1, tensor.shape[1], -1))
+        return tensor.gather(-1, places[:, None, :, None].expand(-1, tensor.shape[1], -1, -1)).squeeze(-1)
 
     query = problem.query.to(problem.compute_dtype).unflatten(1, (-1, problem.group))
     index = places[:, None, :, None].expand(-1, problem.key.shape[1], -1, problem.key.shape[3])

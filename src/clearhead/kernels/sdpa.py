@@ -70,9 +70,11 @@ def attend(
 def _refuse_cpu(problem: Problem) -> list[str]:
     if problem.mask is None and problem.bias is None:
         return []
-    _, rest = _split(problem)
+    causal, rest = _split(problem)
     bias = problem.tensor_bias
     reasons = []
+    if causal and problem.scale <= 0:
+        reasons.append(f"scale {problem.scale:g} with a causal mask: its −inf are scaled too, and give nan")
     if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
         reasons.append(f"mask {rest} is not one of: none, causal from the first key, hidden keys, one Dense")
     if bias is not None:
@@ -143,6 +145,8 @@ def _has_key(problem: Problem, added: Tensor, causal: bool) -> Bool[Tensor, "#ba
     if not causal:
         return allowed.any(dim=-1)
     _, _, q_len, kv_len = problem.shape
+    if allowed.shape[3] == 1:  # the first key stands for all
+        return allowed.squeeze(-1)
     if allowed.shape[2] > 1:
         return allowed.expand(*allowed.shape[:3], kv_len).tril().any(dim=-1)
     # the first allowed key decides: causal queries from there on have one

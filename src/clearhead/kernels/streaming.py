@@ -11,10 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.kernels.dropout import kept, row_numbers
+from clearhead.kernels.precision import without_autocast
 from clearhead.kernels.scoring import BlockScores, Scoring, Scratch, exp_, fold_heads, pick
 from clearhead.kernels.walk import Block, largest_tile, walk
 from clearhead.masks import positions
-from clearhead.problem import Problem
+from clearhead.problem import Problem, compute_dtype
 
 # From this many keys on, log-sum-exp is so large that a sum of exponentials without their maximum taken off is as exact
 UNSHIFTED_FROM = 512
@@ -86,7 +87,7 @@ class _Inputs(NamedTuple):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return compute_dtype(self.query)
 
     def scoring(self) -> Scoring:
         dtype, kv_heads = self.compute_dtype, self.key.shape[1]
@@ -113,6 +114,7 @@ class _Inputs(NamedTuple):
         return kept(self.seed, self.dropout, rows, places).to(self.compute_dtype).div_(1 - self.dropout)
 
 
+@without_autocast
 def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]:
     inputs = _Inputs(*arguments)  # pyright: ignore[reportArgumentType]
     scores = inputs.scoring()
@@ -160,6 +162,7 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
     return output.flatten(1, 2), lse.flatten(1, 2)
 
 
+@without_autocast
 def _compute_backward(
     grad_output: Tensor,
     grad_lse: Tensor,

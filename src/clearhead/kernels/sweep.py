@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.kernels.precision import without_autocast
 from clearhead.kernels.scoring import BlockScores, Scoring, Scratch, exp_, fold_heads
 from clearhead.kernels.walk import largest_tile, walk
 
@@ -28,6 +29,7 @@ class Observation:
     top: TopK | None = None
 
 
+@without_autocast
 def sweep(
     scores: Scoring,
     lse: Float[Tensor, "batch heads q_len"],
