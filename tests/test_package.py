@@ -36,6 +36,7 @@ LAYERS = [
     "kernels",
     "pictures",
     "indexing",
+    "fingerprints",
     "storage",
     "weights",
     "functional",

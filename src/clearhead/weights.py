@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from clearhead import storage
+from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, numbers, select
 from clearhead.kernels import reference, streaming
 from clearhead.kernels.pooling import Reduce, pool
@@ -46,7 +47,7 @@ class AttentionWeights:
             problem = replace(problem, query_start=problem.query_start.clone())
         self._problem = problem
         self._lse = lse.detach()
-        self._fingerprints = tuple(_fingerprint(tensor) for _, tensor in _held(problem))
+        self._fingerprints = tuple(fingerprint(tensor) for _, tensor in _held(problem))
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class AttentionWeights:
         if torch.compiler.is_compiling():
             return self._problem  # within one graph nothing changes behind its back
         for (name, tensor), then in zip(_held(self._problem), self._fingerprints, strict=True):
-            if not _unchanged(tensor, then):
+            if not unchanged(tensor, then):
                 raise RuntimeError(
                     f"{name} was changed in place after attention() made these weights, so they can no longer be"
                     f" computed; give attention() a clone of {name}, or read the weights before changing it"
@@ -342,25 +343,6 @@ def _held(problem: Problem) -> list[tuple[str, Tensor]]:
     named += [("bias", problem.tensor_bias if problem.slopes is None else problem.slopes)]
     named += [("mask", tensor) for tensor in (() if problem.mask is None else problem.mask.tensors)]
     return [(name, tensor) for name, tensor in named if tensor is not None]
-
-
-def _fingerprint(tensor: Tensor) -> int | Int[Tensor, ""]:
-    """What changes when a tensor is changed in place: its version, or a hash where versions are not kept.
-
-    That is in a compiled graph, whose intermediate results are numbered differently, and in inference mode.
-    """
-    return _hash(tensor) if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
-
-
-def _unchanged(tensor: Tensor, then: int | Int[Tensor, ""]) -> bool:
-    return bool(_hash(tensor) == then) if isinstance(then, Tensor) else tensor._version == then
-
-
-def _hash(tensor: Tensor) -> Int[Tensor, ""]:
-    """The bits of all numbers added up, weighted by their place in the row and the row's place, modulo 2⁶⁴."""
-    bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-    rows = (bits * torch.arange(1, 2 * bits.shape[-1], 2, device=bits.device)).sum(dim=-1).flatten()
-    return (rows * torch.arange(1, 2 * rows.shape[0], 2, device=rows.device)).sum()
 
 
 def _count(name: str, value: object, least: int = 1) -> int:

@@ -26,7 +26,8 @@ class Backend(Protocol):
 
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "streaming": streaming, "reference": reference}
 
-# Fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). Measured by benchmarks/choice.py.
+# Fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). The CPU rows are measured by
+# benchmarks/choice.py; the CUDA rows are a guess until its own kernels are measured there.
 MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
     "cpu": [(2**17, ("sdpa", "reference", "streaming")), (float("inf"), ("sdpa", "streaming", "reference"))],
     "cuda": [(2**20, ("sdpa", "reference", "streaming")), (float("inf"), ("sdpa", "streaming", "reference"))],
