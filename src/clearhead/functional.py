@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead import kernels
@@ -53,8 +53,8 @@ def attention(
     key: Float[Tensor, "batch kv_heads kv_len key_dim"],
     value: Float[Tensor, "batch kv_heads kv_len value_dim"],
     *,
-    mask: Mask | Bool[Tensor, ...] | None = None,
-    bias: Float[Tensor, ...] | ALiBi | None = None,
+    mask: Mask | Tensor | None = None,
+    bias: Tensor | ALiBi | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,

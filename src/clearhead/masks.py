@@ -234,7 +234,7 @@ class Dense(Mask):
 
     allowed: Bool[Tensor, "#batch #heads #q_len #kv_len"]
 
-    def __init__(self, allowed: Bool[Tensor, ...]) -> None:
+    def __init__(self, allowed: Tensor) -> None:
         if not isinstance(allowed, Tensor):
             raise TypeError(f"Dense: allowed is a {type(allowed).__name__}; expected a bool tensor, True = may attend")
         if allowed.dtype != torch.bool:
@@ -339,7 +339,7 @@ def _require_count(mask: str, name: str, value: int) -> None:
         raise ValueError(f"{mask}: {name} is {value}; expected 0 or more")
 
 
-def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Int[Tensor, ...]:
+def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
     """A copy of `values` as an int64 tensor, checked; lists of unequal length are filled up with empty documents."""
     if isinstance(values, list | tuple) and 2 in ranks and values and all(isinstance(v, list | tuple) for v in values):
         longest = max(len(v) for v in values)

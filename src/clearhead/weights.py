@@ -113,7 +113,7 @@ class AttentionWeights:
 
     # -- exact weights -------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: object) -> Float[Tensor, ...]:
+    def __getitem__(self, index: object) -> Tensor:
         """Exact weights, computed now; differentiable. Integers and slices on all four axes."""
         return self._rectangle(select(index, self.shape), LIMIT, self._weights)
 
@@ -276,7 +276,7 @@ class AttentionWeights:
 
     def _rectangle(
         self, selection: Selection, limit: int, compute: Callable[[Problem, Lowered, Selection], Tensor]
-    ) -> Float[Tensor, ...]:
+    ) -> Tensor:
         """Cells computed a strip of rows at a time, or all at once where a gradient is to flow through them."""
         problem = self._checked()
         lengths = selection.lengths
@@ -320,7 +320,7 @@ class Scores:
     def shape(self) -> torch.Size:
         return self._owner.shape
 
-    def __getitem__(self, index: object) -> Float[Tensor, ...]:
+    def __getitem__(self, index: object) -> Tensor:
         return self._owner._rectangle(select(index, self.shape), LIMIT, _scores)
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ def kept(
     return _mix(row_hash[..., None] + key_hash) >= threshold
 
 
-def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def _mix(x: Tensor) -> Tensor:
     """A bijection of int32 that scatters neighbours (two rounds of xor-shift and odd multiplication, wrapping)."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * 0x7FEB352D

@@ -49,7 +49,7 @@ class _Span(NamedTuple):
     last: Int[Tensor, " bins"]
     mean: Float[Tensor, "bins positions"]  # one over the whole bin's width, or 0
 
-    def peaks(self, weights: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+    def peaks(self, weights: Tensor, dim: int) -> Tensor:
         """The largest weight of each bin. Narrower bins repeat their last position, which changes no maximum."""
         steps = torch.arange(int((self.last - self.first).max()), device=weights.device)
         index = torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
