@@ -19,9 +19,11 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "clearhead"
 # top first; a file imports only from files above it in this list
 LAYERS = [
+    "checks",
     "ranges",
     "masks",
     "biases",
+    "heads",
     "problem",
     "posing",
     "kernels.precision",
@@ -40,6 +42,15 @@ LAYERS = [
     "storage",
     "weights",
     "functional",
+    "context",
+    "positions",
+    "cache",
+    "windowed_cache",
+    "slices",
+    "projections",
+    "torch_weights",
+    "layer",
+    "torch_compat",
     "doctor",
     "cli",
     "__main__",
@@ -61,6 +72,8 @@ def test_public_names():
         "Prefix",
         "Dense",
         "ALiBi",
+        "MultiHeadAttention",
+        "KVCache",
     }
     for name in clearhead.__all__:
         value = getattr(clearhead, name)
@@ -137,7 +150,7 @@ def test_docstring_examples(name):
 
 def test_some_docstring_examples_are_found():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    modules = (importlib.import_module(f"clearhead.{name}") for name in ("masks", "functional"))
+    modules = (importlib.import_module(f"clearhead.{name}") for name in ("masks", "functional", "positions", "layer"))
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 
 

@@ -19,11 +19,15 @@ __all__ = [  # noqa: RUF022, in the order one meets them
     "Prefix",
     "Dense",
     "ALiBi",
+    "MultiHeadAttention",
+    "KVCache",
 ]
 
 if TYPE_CHECKING:
     from clearhead.biases import ALiBi
+    from clearhead.cache import KVCache
     from clearhead.functional import attention
+    from clearhead.layer import MultiHeadAttention
     from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
     from clearhead.weights import AttentionWeights
 
@@ -37,6 +41,8 @@ _HOMES = {
     "Prefix": "masks",
     "Dense": "masks",
     "ALiBi": "biases",
+    "MultiHeadAttention": "layer",
+    "KVCache": "cache",
 }
 
 

@@ -20,5 +20,9 @@ def unchanged(tensor: Tensor, then: int | Int[Tensor, ""]) -> bool:
 def _hash(tensor: Tensor) -> Int[Tensor, ""]:
     """The bits of all numbers added up, weighted by their place in the row and the row's place, modulo 2⁶⁴."""
     bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-    rows = (bits * torch.arange(1, 2 * bits.shape[-1], 2, device=bits.device)).sum(dim=-1).flatten()
-    return (rows * torch.arange(1, 2 * rows.shape[0], 2, device=rows.device)).sum()
+    rows = (bits * _odd_numbers(bits.shape[-1], bits.device)).sum(dim=-1).flatten()
+    return (rows * _odd_numbers(rows.shape[0], rows.device)).sum()
+
+
+def _odd_numbers(count: int, device: torch.device) -> Int[Tensor, " count"]:
+    return 2 * torch.arange(count, device=device) + 1

@@ -106,7 +106,10 @@ def attention(
     )
     _, kernel = kernels.choose(problem, backend)
     output, lse = kernel.attend(problem, return_weights)
-    return (output, AttentionWeights(_lightest(problem), lse)) if return_weights else output
+    if not return_weights:
+        return output
+    assert lse is not None
+    return output, AttentionWeights(_lightest(problem), lse)
 
 
 def _lightest(problem: Problem) -> Problem:

@@ -26,6 +26,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead import ranges as key_ranges
+from clearhead.checks import whole_number
 from clearhead.ranges import Ranges
 
 _LENGTHS_SHOWN = 8
@@ -138,8 +139,8 @@ class Window(Mask):
     after: int = 0
 
     def __post_init__(self) -> None:
-        _require_count("Window", "before", self.before)
-        _require_count("Window", "after", self.after)
+        object.__setattr__(self, "before", whole_number("Window: before", self.before, least=0))
+        object.__setattr__(self, "after", whole_number("Window: after", self.after, least=0))
 
     def __repr__(self) -> str:
         return f"Window(before={self.before}{f', after={self.after}' if self.after else ''})"
@@ -218,7 +219,7 @@ class Prefix(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        _require_count("Prefix", "length", self.length)
+        object.__setattr__(self, "length", whole_number("Prefix: length", self.length, least=0))
 
     def __repr__(self) -> str:
         return f"Prefix({self.length})"
@@ -330,13 +331,6 @@ class Fixed(Mask):
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
         return self.lowered
-
-
-def _require_count(mask: str, name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{mask}: {name} is {value!r}; expected a whole number (an int)")
-    if value < 0:
-        raise ValueError(f"{mask}: {name} is {value}; expected 0 or more")
 
 
 def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:

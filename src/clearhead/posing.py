@@ -59,10 +59,10 @@ def pose(
         value,
         None if mask is None else _mask(mask, shape, query.device),
         None if bias is None else _bias(bias, shape, query),
-        _scale(scale, key_dim),
-        None if softcap is None else _softcap(softcap),
+        checked_scale(scale, key_dim),
+        checked_softcap(softcap),
         None if sinks is None else _sinks(sinks, heads, query.device),
-        dropout=_dropout(dropout),
+        dropout=checked_dropout(dropout),
         query_start=_query_start(query_start, batch, kv_len - q_len),
         seed=torch.randint(-(2**31), 2**31, (2,)) if dropout else None,
     )
@@ -124,7 +124,7 @@ def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tens
     return tensor[(None,) * (4 - tensor.ndim)] if tensor.ndim < 4 else tensor
 
 
-def _scale(scale: float | None, key_dim: int) -> float:
+def checked_scale(scale: float | None, key_dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(key_dim)
     if isinstance(scale, bool) or not isinstance(scale, int | float):
@@ -134,7 +134,9 @@ def _scale(scale: float | None, key_dim: int) -> float:
     return float(scale)
 
 
-def _softcap(softcap: object) -> float:
+def checked_softcap(softcap: object) -> float | None:
+    if softcap is None:
+        return None
     if isinstance(softcap, bool) or not isinstance(softcap, int | float):
         raise TypeError(f"softcap is {softcap!r}; expected a number or None for no cap")
     if not (math.isfinite(softcap) and softcap > 0):
@@ -153,7 +155,7 @@ def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
     return sinks
 
 
-def _dropout(dropout: float) -> float:
+def checked_dropout(dropout: float) -> float:
     if isinstance(dropout, bool) or not isinstance(dropout, int | float):
         raise TypeError(f"dropout is {dropout!r}; expected a number in [0, 1)")
     if not 0.0 <= dropout < 1.0:

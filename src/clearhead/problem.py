@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.biases import ALiBi
+from clearhead.heads import key_heads_read
 from clearhead.masks import Fixed, Lowered, Mask, positions
 
 
@@ -70,11 +71,7 @@ class Problem:
         """The same for some sequences and heads, by their numbers. Views where they lie evenly, else copies of keys."""
         all_batch, all_heads, *_ = self.shape
         lowered = self.lower()
-        key_heads = [head // self.group for head in heads]
-        distinct = list(dict.fromkeys(key_heads))
-        share = len(heads) // len(distinct)
-        if key_heads != [head for head in distinct for _ in range(share)]:
-            distinct = key_heads  # unequal shares: every query head gets a key head of its own
+        distinct = key_heads_read(heads, self.group)
 
         def cut(tensor: Tensor | None, numbers: Sequence[int]) -> Tensor | None:
             return None if tensor is None else _take(_take(tensor, 0, batch, all_batch), 1, numbers, all_heads)

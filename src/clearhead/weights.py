@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from clearhead import storage
+from clearhead.checks import whole_number
 from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, numbers, select
 from clearhead.kernels import reference, streaming
@@ -150,13 +151,13 @@ class AttentionWeights:
 
     def topk(self, k: int) -> TopK:
         """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
-        return self._sweep(top=_count("k", k)).top  # pyright: ignore[reportReturnType]
+        return self._sweep(top=whole_number("k", k)).top  # pyright: ignore[reportReturnType]
 
     def observe(
         self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
     ) -> Observation:
         """Several statistics in one sweep; fields that were not asked for are None."""
-        top = _count("top", top, least=0)
+        top = whole_number("top", top, least=0)
         return self._sweep(entropy=entropy, received=received, distance=distance, top=top)
 
     def pool(
@@ -173,7 +174,7 @@ class AttentionWeights:
         mean would wash out.
         """
         _, _, q_len, kv_len = self.shape
-        rows, cols = _count("rows", rows), _count("cols", cols)
+        rows, cols = whole_number("rows", rows), whole_number("cols", cols)
         if reduce not in ("mean", "max"):
             raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
         _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
@@ -343,17 +344,6 @@ def _held(problem: Problem) -> list[tuple[str, Tensor]]:
     named += [("bias", problem.tensor_bias if problem.slopes is None else problem.slopes)]
     named += [("mask", tensor) for tensor in (() if problem.mask is None else problem.mask.tensors)]
     return [(name, tensor) for name, tensor in named if tensor is not None]
-
-
-def _count(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least `least`; numpy's integers are as good as Python's."""
-    try:
-        count = operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        count = least - 1
-    if isinstance(value, bool) or count < least:
-        raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}")
-    return count
 
 
 def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, int]:

@@ -19,8 +19,8 @@ class Backend(Protocol):
 
     def attend(
         self, problem: Problem, with_lse: bool
-    ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
-        """Output and log-sum-exp; the latter is only read `with_lse`."""
+    ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
+        """Output and log-sum-exp; the latter may be None unless `with_lse`."""
         ...
 
 

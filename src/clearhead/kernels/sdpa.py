@@ -7,9 +7,11 @@ a tensor bias. CUDA: flash attention in half precision, plain or causal.
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead.biases import ALiBi
 from clearhead.kernels import streaming
+from clearhead.kernels.precision import without_autocast
 from clearhead.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, positions
 from clearhead.problem import Problem
 
@@ -41,15 +43,21 @@ def refuse(problem: Problem) -> list[str]:
     return [*reasons, f"device {device} is neither cpu nor cuda"]
 
 
+@without_autocast
 def attend(
     problem: Problem, with_lse: bool
-) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
+) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
     """Output and log-sum-exp by the fused kernel."""
     assert problem.value is not None
-    # these kernels read a last axis that is not contiguous as if it were
-    inputs = (problem.query, problem.key, problem.value)
-    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in inputs)
+    query, key, value = _readable(problem.query), _readable(problem.key), _readable(problem.value)
     causal, rest = _split(problem)
+    if not with_lse and rest is None and problem.bias is None:
+        # torch's own front door gives no log-sum-exp, but costs half the time of the kernel's Python binding
+        grouped = query.shape[1] != key.shape[1]
+        output = scaled_dot_product_attention(
+            query, key, value, is_causal=causal, scale=problem.scale, enable_gqa=grouped
+        )
+        return output, None
     if query.device.type == "cuda":
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, is_causal=causal, scale=problem.scale)[:2]
@@ -65,6 +73,11 @@ def attend(
     elif with_lse and added is not None:
         lse = torch.where(_has_key(problem, added, causal), lse, -torch.inf)  # the kernel leaves 0 for an empty row
     return output, lse
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """These kernels read a last axis that is not contiguous as if it were."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _refuse_cpu(problem: Problem) -> list[str]:
@@ -102,9 +115,9 @@ def _refuse_cuda(problem: Problem) -> list[str]:
 def _split(problem: Problem) -> tuple[bool, Mask | None]:
     """Causal from the first key, which the kernel does natively, and what is left of the mask."""
     mask, start = problem.mask, problem.query_start
-    _, _, q_len, kv_len = problem.shape
     if mask is None or isinstance(start, Tensor):
         return False, mask
+    _, _, q_len, kv_len = problem.shape
     if q_len == 1 and isinstance(mask, Causal) and start >= kv_len - 1:
         return False, None  # a last query sees every key
     if start != 0:

@@ -1,0 +1,200 @@
+"""`KVCache`: the keys and values of the tokens read so far, for decoding token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.checks import whole_number
+from clearhead.masks import Mask, Padding, positions
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a cache hands to `attention()`: all keys and values, where the new tokens stand, and what is not real."""
+
+    key: Float[Tensor, "batch kv_heads kv_len key_dim"]
+    value: Float[Tensor, "batch kv_heads kv_len value_dim"]
+    query_start: int | Int[Tensor, " batch"]
+    mask: Mask | None
+
+
+class KVCache:
+    """Keys and values of the tokens read so far, preallocated; one per layer.
+
+        cache = KVCache(capacity=1024)
+        layer(prompt, mask=Causal(), cache=cache)     # [batch, n, d_model], in one piece or in chunks
+        layer(token, mask=Causal(), cache=cache)      # [batch, 1, d_model], the same as one full pass
+
+    Args:
+        capacity: positions allocated at first use. A full cache doubles, unless
+        grow: is False: then it says that it is full.
+
+    Sequences may have different lengths: pad prompts on the right, read them, then `truncate(lengths)`; the next tokens
+    stand right after each sequence's own. Only `kv_heads` heads are held. Decode under `torch.no_grad()`: while
+    gradients are recorded, every call copies the cache so that they can flow through it.
+    """
+
+    def __init__(self, capacity: int = 256, *, grow: bool = True) -> None:
+        self._capacity = whole_number("capacity", capacity)
+        self._grow = grow
+        self._lengths: tuple[int, ...] = ()
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+        self._lent = 0  # positions below it stand in somebody's attention weights and are never overwritten
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens of each sequence were read; empty before the first."""
+        return self._lengths
+
+    def __len__(self) -> int:
+        """The length of the longest sequence."""
+        return max(self._lengths, default=0)
+
+    @property
+    def capacity(self) -> int:
+        """Positions allocated, or to be allocated at first use."""
+        return self._capacity
+
+    def __repr__(self) -> str:
+        shown = "empty" if self._key is None else f"batch {len(self._lengths)}, lengths {list(self._lengths)}"
+        return f"{type(self).__name__}({shown}, capacity {self._capacity})"
+
+    def positions(self, count: int, device: torch.device | None = None) -> Int[Tensor, "batch count"]:
+        """Where the next `count` tokens of each sequence will stand; one row where all stand alike."""
+        return positions(count, count, self._start(self._lengths or (0,), device), device)
+
+    def append(
+        self,
+        key: Float[Tensor, "batch kv_heads n key_dim"],
+        value: Float[Tensor, "batch kv_heads n value_dim"],
+        *,
+        lasting: bool = False,
+    ) -> Held:
+        """Take in the keys and values of new tokens, and hand over all there are.
+
+        With `lasting` what is handed over will never change, as attention weights need it.
+        """
+        self._check(key, value)
+        starts = self._lengths or (0,) * key.shape[0]
+        held = self._take(key, value, starts, lasting)
+        self._lengths = tuple(start + key.shape[2] for start in starts)
+        return held
+
+    def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
+        """Forget all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
+        wanted = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        wanted = wanted if isinstance(wanted, Sequence) else [wanted] * len(self._lengths)
+        if len(wanted) != len(self._lengths):
+            raise ValueError(f"lengths has {len(wanted)} entries, but the cache holds {len(self._lengths)} sequences")
+        kept = tuple(whole_number("lengths", length, least=0) for length in wanted)
+        for length, now in zip(kept, self._lengths, strict=True):
+            if length > now:
+                raise ValueError(f"lengths asks for {length} tokens of a sequence of which the cache holds {now}")
+        self._forget(kept)
+        self._lengths = kept
+
+    def select(self, sequences: Sequence[int] | Int[Tensor, " chosen"]) -> None:
+        """Keep these sequences, in this order; one may come several times, as in beam search."""
+        numbers = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
+        if not numbers:
+            raise ValueError("sequences is empty; expected at least one number of a sequence to keep")
+        for number in numbers:
+            if whole_number("sequences", number, least=0) >= len(self._lengths):
+                raise ValueError(f"sequences has {number}, but the cache holds {len(self._lengths)} sequences")
+        assert self._key is not None
+        assert self._value is not None
+        index = torch.tensor(numbers, device=self._key.device)
+        self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
+        self._lengths = tuple(self._lengths[number] for number in numbers)
+        self._lent = 0
+
+    # -- how this cache stores them ------------------------------------------------------------------------------
+
+    def _take(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
+        """Write new keys and values at `starts`, and hand over everything."""
+        end = max(starts) + key.shape[2]
+        if end > self._capacity:
+            self._make_room(end, key.shape[2])
+        self._key = self._writable(self._key, key, min(starts))
+        self._value = self._writable(self._value, value, min(starts))
+        if min(starts) < self._lent:
+            self._lent = 0
+        _write(self._key, key, starts)
+        _write(self._value, value, starts)
+        uniform = min(starts) == max(starts)
+        held_key, held_value = self._key[:, :, :end], self._value[:, :, :end]
+        if lasting and not self._key.requires_grad:
+            if uniform:  # views that do not share the buffers' version: what comes later is written beyond them
+                held_key, held_value = held_key.data, held_value.data
+                self._lent = end
+            else:
+                held_key, held_value = held_key.clone(), held_value.clone()
+        mask = None if uniform else Padding([start + key.shape[2] for start in starts])
+        return Held(held_key, held_value, self._start(starts, key.device), mask)
+
+    def _forget(self, lengths: tuple[int, ...]) -> None:
+        """Nothing to do: what stands beyond a sequence's length is overwritten."""
+
+    def _make_room(self, needed: int, new: int) -> None:
+        if not self._grow:
+            raise ValueError(
+                f"cache is full: it holds {len(self)} of {self._capacity} positions, and {new} more do not fit;"
+                " make it larger, or let it grow (grow=True)"
+            )
+        self._capacity = max(needed, 2 * self._capacity)
+
+    def _writable(self, buffer: Tensor | None, new: Tensor, first: int) -> Tensor:
+        """The buffer with room for `capacity` positions: a copy where the old must not be written from `first` on."""
+        shape = (*new.shape[:2], self._capacity, new.shape[3])
+        if buffer is None:
+            return new.new_zeros(shape)
+        recording = torch.is_grad_enabled() and new.requires_grad
+        foreign = buffer.is_inference() and not torch.is_inference_mode_enabled()
+        if buffer.shape == shape and not (recording or buffer.requires_grad or foreign or first < self._lent):
+            return buffer
+        larger = buffer.new_zeros(shape)
+        larger[:, :, : buffer.shape[2]] = buffer
+        return larger
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _start(starts: tuple[int, ...], device: torch.device | None) -> int | Int[Tensor, " batch"]:
+        return starts[0] if min(starts) == max(starts) else torch.tensor(starts, device=device)
+
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        for name, new, held in (("key", key, self._key), ("value", value, self._value)):
+            if new.ndim != 4:
+                raise ValueError(f"{name} has {new.ndim} axes; expected 4: [batch, kv_heads, length, dim]")
+            if held is None:
+                continue
+            for axis, what in ((0, "batch"), (1, "kv_heads"), (3, "width")):
+                if new.shape[axis] != held.shape[axis]:
+                    raise ValueError(
+                        f"cache holds {name}s of {what} {held.shape[axis]}, but the new ones have {new.shape[axis]};"
+                        " a cache serves one layer and one batch"
+                    )
+            if (new.dtype, new.device) != (held.dtype, held.device):
+                raise ValueError(
+                    f"cache holds {name}s in {held.dtype} on {held.device}, but the new ones are in {new.dtype}"
+                    f" on {new.device}"
+                )
+        if key.shape[:3] != value.shape[:3]:
+            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; they differ before dim")
+
+
+def _write(buffer: Tensor, new: Tensor, starts: tuple[int, ...]) -> None:
+    """`new` into `buffer` from `starts` on."""
+    count = new.shape[2]
+    if min(starts) == max(starts):
+        buffer[:, :, starts[0] : starts[0] + count] = new
+    else:
+        places = positions(count, count, torch.tensor(starts), buffer.device)  # [batch, n]
+        sequences = torch.arange(len(starts), device=buffer.device)[:, None]
+        buffer[sequences, :, places] = new.transpose(1, 2)

@@ -1,0 +1,208 @@
+"""`MultiHeadAttention`: projections, many heads at once, concat and W_O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, Self, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead import torch_weights
+from clearhead.biases import ALiBi
+from clearhead.cache import Held, KVCache
+from clearhead.functional import attention
+from clearhead.heads import head_numbers, join_heads, split_heads
+from clearhead.masks import Causal, Dense, Mask
+from clearhead.masks import positions as consecutive
+from clearhead.projections import Projections, filled
+from clearhead.weights import AttentionWeights
+
+
+class MultiHeadAttention(Projections):
+    """Multi-head attention: every head projects the input, attends, and all heads' outputs are mixed by W_O.
+
+    Args:
+        d_model: width of the input, and of the output unless `output_dim` says otherwise.
+        heads: number of query heads.
+        kv_heads: number of key and value heads, which must divide `heads` (query head h reads key head h // group);
+            as many as `heads` by default.
+        key_dim, value_dim: width of a head's queries and keys, and of its values. By default key_dim is
+            d_model / heads and value_dim is key_dim.
+        kv_input_dim: width of what keys and values are projected from (`memory`); d_model by default.
+        output_dim: width of the output; d_model by default.
+        bias: whether the four projections have one.
+        dropout: share of attention weights dropped in training.
+        split: "project": every head projects the whole input, the usual layer. "slice": head h sees only the h-th of
+            `heads` slices of the input's columns (key head g the g-th of `kv_heads` slices) with a small matrix of its
+            own.
+        rope: rotary positions for queries and keys: a `Rotary`, or True for `Rotary()`.
+        qk_norm: normalise each head's queries and keys (RMS over key_dim, with learned gains), before `rope`.
+        scale: of the scores; 1/√key_dim by default.
+        softcap: scores become softcap · tanh(score / softcap).
+        sinks: whether each head has a learned logit that takes part in the softmax and is then dropped.
+        device, dtype: of the parameters.
+
+    Parameters are those of four Linears, `query`, `key`, `value` and `output`. Matrices start Xavier-uniform (each
+    slice's own matrix by its own width), biases and sinks at 0, gains at 1.
+
+    >>> layer = MultiHeadAttention(d_model=512, heads=8)
+    >>> x = torch.randn(2, 10, 512)
+    >>> output, weights = layer(x, mask=Causal(), return_weights=True)
+    >>> output.shape, weights.shape
+    (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 10]))
+    """
+
+    # -- the computation -----------------------------------------------------------------------------------------
+
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = ...,
+        *,
+        mask: Mask | Tensor | None = ...,
+        bias: Tensor | ALiBi | None = ...,
+        query_start: int | Tensor | None = ...,
+        positions: Tensor | None = ...,
+        cache: KVCache | None = ...,
+        ablate: int | Iterable[int] | None = ...,
+        return_weights: Literal[False] = ...,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = ...,
+        *,
+        mask: Mask | Tensor | None = ...,
+        bias: Tensor | ALiBi | None = ...,
+        query_start: int | Tensor | None = ...,
+        positions: Tensor | None = ...,
+        cache: KVCache | None = ...,
+        ablate: int | Iterable[int] | None = ...,
+        return_weights: Literal[True],
+    ) -> tuple[Tensor, AttentionWeights]: ...
+    def forward(
+        self,
+        x: Float[Tensor, "batch q_len d_model"],
+        memory: Float[Tensor, "batch kv_len kv_input_dim"] | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Tensor | ALiBi | None = None,
+        query_start: int | Int[Tensor, " batch"] | None = None,
+        positions: Int[Tensor, "*batch q_len"] | None = None,
+        cache: KVCache | None = None,
+        ablate: int | Iterable[int] | None = None,
+        return_weights: bool = False,
+    ) -> Float[Tensor, "batch q_len output_dim"] | tuple[Tensor, AttentionWeights]:
+        """Attend from `x` to itself, or to `memory`.
+
+        Args:
+            mask, bias, query_start: as for `attention()`. A cache says where the queries stand; `query_start` overrules
+                it.
+            positions: where the tokens of x stand for `rope`: `[q_len]` or `[batch, q_len]`; by default one after the
+                other, from 0 or from what the cache has read.
+            cache: keys and values of earlier calls are attended to as well, and those of this one are added. With
+                `memory` it is memory's keys that are added: give memory once, and `memory[:, :0]` after that.
+            ablate: heads whose contribution to the output is left out.
+            return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
+        """
+        self._check_inputs(x, memory, positions)
+        source = x if memory is None else memory
+        # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
+        query = split_heads(self.query(x), self.key_dim)
+        key = split_heads(self.key(source), self.key_dim)
+        value = split_heads(self.value(source), self.value_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            # in the gains' own dtype, which autocast leaves as it is
+            query = self.query_norm(query.to(self.query_norm.weight.dtype)).to(value.dtype)
+            key = self.key_norm(key.to(self.key_norm.weight.dtype)).to(value.dtype)
+        if self.rope is not None:
+            if positions is None:
+                n = x.shape[1]
+                positions = consecutive(n, n, 0, x.device) if cache is None else cache.positions(n, x.device)
+            query, key = self.rope(query, positions), self.rope(key, positions)
+        if cache is not None:
+            held = cache.append(key, value, lasting=return_weights)
+            key, value = held.key, held.value
+            mask = _with_held(mask, held, alone=memory is None and x.shape[1] == 1)
+            if memory is None and query_start is None:
+                query_start = held.query_start
+        options: dict[str, Any] = {
+            "mask": mask,
+            "bias": bias,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "dropout": self.dropout if self.training else 0.0,
+            "query_start": query_start,
+        }
+        weights = None
+        if return_weights:
+            output, weights = attention(query, key, value, return_weights=True, **options)
+        else:
+            output = attention(query, key, value, **options)
+        if ablate is not None:
+            output = _without(output, head_numbers("ablate", ablate, output.shape[1]))
+        mixed = self.output(join_heads(output))
+        return mixed if weights is None else (mixed, weights)
+
+    def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != self.d_model:
+            raise ValueError(f"x {_seen(x)}; expected [batch, q_len, {self.d_model}] (d_model)")
+        if memory is None:
+            if self.kv_input_dim != self.d_model:
+                raise ValueError(
+                    f"memory is None, but this layer's keys read kv_input_dim {self.kv_input_dim} columns and x has"
+                    f" d_model {self.d_model}; give memory"
+                )
+        elif not isinstance(memory, Tensor) or memory.ndim != 3 or memory.shape[2] != self.kv_input_dim:
+            raise ValueError(f"memory {_seen(memory)}; expected [batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
+        elif memory.shape[0] != x.shape[0]:
+            raise ValueError(f"memory has batch {memory.shape[0]}, but x has {x.shape[0]}; expected the same")
+        elif self.rope is not None:
+            raise ValueError("memory was given to a layer with rope, whose positions are those of one text, x")
+        if positions is not None:
+            if self.rope is None:
+                raise ValueError("positions was given, but only rope reads it, and this layer has none")
+            if positions.shape not in (x.shape[1:2], x.shape[:2]) or positions.is_floating_point():
+                raise ValueError(
+                    f"positions has shape {tuple(positions.shape)} and dtype {positions.dtype}; expected whole numbers,"
+                    f" ({x.shape[1]},) or {tuple(x.shape[:2])}"
+                )
+
+    # -- from and to torch ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+        """The same layer as a torch module: equal outputs for equal weights, which are copied.
+
+        Whatever the module's `batch_first`, this layer takes `[batch, length, d_model]`; masks are True = may attend.
+        """
+        options, state = torch_weights.read(module)
+        return filled(cls(**options, device="meta"), state, module.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """The same layer as a `torch.nn.MultiheadAttention` with `batch_first=True`; an error if torch has no such."""
+        projected = self.to_projected() if self.split == "slice" else self
+        options, state = torch_weights.written(projected)
+        return filled(nn.MultiheadAttention(**options, device="meta"), state, self.training)
+
+
+def _without(output: Float[Tensor, "batch heads q_len dim"], numbers: list[int]) -> Tensor:
+    return output.index_fill(1, torch.tensor(numbers, dtype=torch.long, device=output.device), 0.0)
+
+
+def _with_held(mask: Mask | Tensor | None, held: Held, alone: bool) -> Mask | Tensor | None:
+    """The keys that both the caller and the cache allow."""
+    if held.mask is None:
+        return mask
+    if mask is None or (alone and isinstance(mask, Causal)):
+        return held.mask  # a single new token is the last of its text: causal hides nothing more
+    return (Dense(mask) if isinstance(mask, Tensor) else mask) & held.mask
+
+
+def _seen(x: object) -> str:
+    return f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"

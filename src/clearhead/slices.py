@@ -1,0 +1,44 @@
+"""A projection in which every head sees only its own slice of the input."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class SlicedLinear(nn.Module):
+    """`slices` small matrices side by side: slice s of the input's columns gives slice s of the output's.
+
+    The weight is stored as a grouped convolution stores it, `[out_features, in_features / slices]`: the rows of slice s
+    are its own matrix. The same as one `nn.Linear` whose weight is block-diagonal, at 1 / `slices` of its size.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        slices: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.slices = in_features, out_features, slices
+        self.weight = nn.Parameter(torch.empty((out_features, in_features // slices), device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+
+    @property
+    def blocks(self) -> Float[Tensor, "slices out in"]:
+        """Each slice's own matrix, as a view."""
+        return self.weight.unflatten(0, (self.slices, -1))
+
+    def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        sliced = x.unflatten(-1, (self.slices, -1))
+        output = torch.einsum("...si,soi->...so", sliced, self.blocks).flatten(-2)
+        return output if self.bias is None else output + self.bias
+
+    def extra_repr(self) -> str:
+        shape = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{shape}, slices={self.slices}, bias={self.bias is not None}"

@@ -1,0 +1,251 @@
+"""`MultiheadAttention`: torch's own layer, with its signature, state dict and mask polarity (True = ignore).
+
+from clearhead.torch_compat import MultiheadAttention      # instead of: from torch.nn import MultiheadAttention
+replace_attention(model)                                   # or every one of them in a model that exists already
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from clearhead.functional import attention
+from clearhead.heads import join_heads, split_heads
+from clearhead.kernels import reference
+from clearhead.masks import And, Causal, Dense, Documents, Mask, Padding
+from clearhead.posing import pose
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` with the same arguments, parameters, outputs and gradients, computed by clearhead.
+
+    It differs where torch's own answer depends on which of its code paths runs:
+
+    - a query that may attend to nothing gives weights 0 and head outputs 0, where torch may give NaN;
+    - `attn_mask` is always obeyed; the hint `is_causal` only lets a mask that is causal be computed faster;
+    - the weights are those before dropout, so their rows sum to 1.
+    """
+
+    def __init__(
+        self,
+        embed_dim,
+        num_heads,
+        dropout=0.0,
+        bias=True,
+        add_bias_kv=False,
+        add_zero_attn=False,
+        kdim=None,
+        vdim=None,
+        batch_first=False,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        _insist_on_being_called(self)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch's: the outputs, and the weights if `need_weights`, averaged over heads if `average_attn_weights`."""
+        if is_causal and attn_mask is None:
+            raise RuntimeError("is_causal is a hint about attn_mask, which is None; give the causal mask as well")
+        if query.is_nested or key.is_nested or value.is_nested:
+            if query is not key or key is not value or attn_mask is not None or key_padding_mask is not None:
+                raise ValueError("query is nested; expected self-attention without masks, as nested tensors need none")
+            return self._attend_nested(query, need_weights, average_attn_weights)
+        batched = query.ndim == 3
+        self._check_shapes(query, key, value)
+        sequence_first = batched and not self.batch_first
+
+        def as_heads(projected: Tensor) -> Float[Tensor, "batch heads n head_dim"]:
+            if sequence_first:
+                projected = projected.transpose(0, 1)
+            return split_heads(projected if batched else projected[None], self.head_dim)
+
+        queries, keys, values = (as_heads(projected) for projected in self._project(query, key, value))
+        batch, heads, q_len, _ = queries.shape
+        shape = (batch, heads, q_len, keys.shape[2])
+        keys, values = self._with_extra_keys(keys, values)
+        extra = keys.shape[2] - shape[3]
+        if key_padding_mask is not None and not batched:
+            key_padding_mask = key_padding_mask[None]
+        mask, bias = _translated(attn_mask, key_padding_mask, is_causal, shape, extra, queries.dtype)
+        attended, weights = self._attend(queries, keys, values, mask, bias, need_weights, average_attn_weights)
+        joined = join_heads(attended)
+        output = self.out_proj(joined.transpose(0, 1) if sequence_first else joined if batched else joined[0])
+        return output, weights if batched or weights is None else weights[0]
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """W_Q, W_K and W_V, in as few products as there are different inputs."""
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        if self.in_proj_weight is None:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        elif query is key and key is value:
+            return linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+        else:
+            weights = self.in_proj_weight.chunk(3)
+        return tuple(linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+
+    def _with_extra_keys(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """`add_bias_kv` and `add_zero_attn` each add one more key, which every query may attend to."""
+        batch = keys.shape[0]
+        if self.bias_k is not None and self.bias_v is not None:
+            own = (split_heads(bias, self.head_dim).expand(batch, -1, -1, -1) for bias in (self.bias_k, self.bias_v))
+            keys, values = (torch.cat([t, one.to(t.dtype)], dim=2) for t, one in zip((keys, values), own, strict=True))
+        if self.add_zero_attn:
+            keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
+        return keys, values
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Mask | None,
+        bias: Tensor | None,
+        need_weights: bool,
+        average: bool,
+    ) -> tuple[Float[Tensor, "batch heads q_len head_dim"], Tensor | None]:
+        dropout = self.dropout if self.training else 0.0
+        if not need_weights:
+            return attention(queries, keys, values, mask=mask, bias=bias, dropout=dropout, query_start=0), None
+        # all weights are to be returned: computing them once is cheaper than a fused kernel and then all weights
+        problem = pose(queries, keys, values, mask=mask, bias=bias, dropout=dropout, query_start=0)
+        heads, weights, _ = reference.attend_densely(problem)
+        weights = weights.to(queries.dtype)
+        return heads, weights.mean(dim=1) if average else weights
+
+    def _attend_nested(self, x: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
+        """Self-attention of texts of unequal length: a nested output, and padded weights, 0 beyond each text."""
+        lengths = [text.shape[0] for text in x.unbind()]
+        padded = x.to_padded_tensor(0.0)
+        queries, keys, values = (split_heads(t, self.head_dim) for t in self._project(padded, padded, padded))
+        keys, values = self._with_extra_keys(keys, values)
+        if need_weights:  # the weights of queries that are not real are 0 as well
+            mask: Mask = Documents([[length] for length in lengths])
+        else:
+            mask = Padding(lengths)
+        heads, weights = self._attend(queries, keys, values, mask, None, need_weights, average)
+        output = self.out_proj(join_heads(heads))
+        texts = [text[:length] for text, length in zip(output, lengths, strict=True)]
+        return torch.nested.as_nested_tensor(texts, layout=x.layout), weights
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
+        if query.ndim not in (2, 3):
+            raise ValueError(f"query has {query.ndim} axes; expected 3, or 2 for a single sequence without a batch")
+        for (name, width), tensor in zip(widths.items(), (query, key, value), strict=True):
+            if tensor.ndim != query.ndim:
+                raise ValueError(f"{name} has {tensor.ndim} axes, but query has {query.ndim}; expected the same")
+            if tensor.shape[-1] != width:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {width} columns")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; lengths must be equal")
+        batch_axis = 0 if self.batch_first else 1
+        if query.ndim == 3 and key.shape[batch_axis] != query.shape[batch_axis]:
+            batches = query.shape[batch_axis], key.shape[batch_axis]
+            raise ValueError(f"query has batch {batches[0]} and key {batches[1]}; expected the same")
+
+
+def replace_attention(model: Model) -> Model:
+    """Swap every `nn.MultiheadAttention` of a model for clearhead's, in place; returns the model.
+
+    Those inside `nn.TransformerEncoder` and `nn.TransformerDecoder` too. Parameters stay the same objects, so that
+    optimizers, hooks and state dicts keep working. A subclass with code of its own is left alone, with a warning.
+    """
+    found = False
+    for name, module in model.named_modules():
+        if type(module) is nn.MultiheadAttention:
+            module.__class__ = MultiheadAttention
+            _insist_on_being_called(module)
+        elif isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention):
+            warnings.warn(
+                f"{name or 'model'} is a {type(module).__name__}, a subclass of nn.MultiheadAttention with code of its"
+                " own; it was left as it is",
+                stacklevel=2,
+            )
+        found = found or isinstance(module, nn.MultiheadAttention)
+    if not found:
+        raise ValueError(f"model is a {type(model).__name__} with no nn.MultiheadAttention in it to be replaced")
+    return model
+
+
+def _insist_on_being_called(module: nn.Module) -> None:
+    """Keep torch's encoder layer from reading the weights and computing attention itself, which it does in evaluation.
+
+    It declines to do so for modules that have hooks.
+    """
+    module.register_forward_pre_hook(_nothing)
+
+
+def _nothing(module: nn.Module, inputs: tuple) -> None:
+    """A hook that does nothing but be there."""
+
+
+def _translated(
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    is_causal: bool,
+    shape: tuple[int, int, int, int],
+    extra: int,
+    dtype: torch.dtype,
+) -> tuple[Mask | None, Tensor | None]:
+    """torch's masks (True = ignore, floats are added) as ours: what may be attended to, and what is added."""
+    batch, heads, q_len, kv_len = shape
+    masks: dict[str, Tensor] = {}
+    causal = None
+    if attn_mask is not None:
+        if attn_mask.shape not in ((q_len, kv_len), (batch * heads, q_len, kv_len)):
+            raise ValueError(
+                f"attn_mask has shape {tuple(attn_mask.shape)}; expected {(q_len, kv_len)}"
+                f" or {(batch * heads, q_len, kv_len)}"
+            )
+        if is_causal and not extra and _is_causal(attn_mask):
+            causal = Causal()
+        else:
+            masks["attn_mask"] = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (batch, heads))
+    if key_padding_mask is not None:
+        if key_padding_mask.shape != (batch, kv_len):
+            raise ValueError(f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; expected {(batch, kv_len)}")
+        masks["key_padding_mask"] = key_padding_mask[:, None, None]
+    allowed: Tensor | None = None
+    added: Tensor | None = None
+    for name, mask in masks.items():
+        if mask.dtype == torch.bool:
+            may = pad(~mask, (0, extra), value=True)
+            allowed = may if allowed is None else allowed & may
+        elif mask.is_floating_point():
+            number = pad(mask.to(dtype), (0, extra))
+            added = number if added is None else added + number
+        else:
+            raise TypeError(f"{name} has dtype {mask.dtype}; expected torch.bool (True = ignore) or a float dtype")
+    if allowed is None:
+        return causal, added
+    return Dense(allowed) if causal is None else And(causal, Dense(allowed)), added
+
+
+def _is_causal(mask: Tensor) -> bool:
+    """Whether an attention mask hides what comes later and nothing else. Unknown counts as no."""
+    if mask.ndim != 2 or mask.requires_grad or torch.compiler.is_compiling() or mask.device.type == "meta":
+        return False
+    later = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).triu(1)
+    if mask.dtype == torch.bool:
+        return torch.equal(mask, later)
+    return torch.equal(mask, torch.zeros_like(mask).masked_fill_(later, -torch.inf))

@@ -1,0 +1,487 @@
+"""The drop-in for torch's layer: the same outputs, weights and gradients over all its options."""
+
+import copy
+import inspect
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead import Causal, MultiHeadAttention, torch_compat
+from clearhead.torch_compat import MultiheadAttention, replace_attention
+
+BATCH, HEADS, QUERIES, KEYS = 3, 2, 5, 7
+OPTIONS = {
+    "defaults": {},
+    "batch_first": {"batch_first": True},
+    "no bias": {"bias": False, "batch_first": True},
+    "kdim, vdim": {"kdim": 11, "vdim": 13},
+    "kdim alone": {"kdim": 11, "batch_first": True, "bias": False},
+    "add_bias_kv": {"add_bias_kv": True, "batch_first": True},
+    "add_zero_attn": {"add_zero_attn": True},
+    "all": {"add_bias_kv": True, "add_zero_attn": True, "kdim": 11, "vdim": 13, "batch_first": True},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def pair(options: dict, dtype: torch.dtype = torch.float64) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
+    """torch's layer and ours with the same weights, none of them 0."""
+    theirs = nn.MultiheadAttention(6, HEADS, **options, dtype=dtype)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    ours = MultiheadAttention(6, HEADS, **options, dtype=dtype)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def tensors(module: nn.MultiheadAttention, batched: bool = True) -> list[torch.Tensor]:
+    """Query, key and value for a module, as leaves."""
+    made = []
+    for length, width in ((QUERIES, module.embed_dim), (KEYS, module.kdim), (KEYS, module.vdim)):
+        shape = (length, width) if not batched else (BATCH, length, width)
+        tensor = torch.randn(shape, dtype=torch.float64)
+        made.append((tensor if module.batch_first or not batched else tensor.transpose(0, 1)).requires_grad_())
+    return made
+
+
+def attn_masks() -> dict[str, torch.Tensor | None]:
+    """True = ignore; the first key stays open, so that torch gives numbers."""
+    two = torch.rand(QUERIES, KEYS) < 0.4
+    three = torch.rand(BATCH * HEADS, QUERIES, KEYS) < 0.4
+    two[:, 0] = three[..., 0] = False
+    floats = torch.randn(QUERIES, KEYS, dtype=torch.float64).masked_fill(two, -torch.inf)
+    return {"none": None, "bool": two, "bool 3D": three, "float": floats, "float 3D": floats.expand_as(three) * 2}
+
+
+def padding_masks() -> dict[str, torch.Tensor | None]:
+    hidden = torch.rand(BATCH, KEYS) < 0.4
+    hidden[:, 0] = False
+    return {"none": None, "bool": hidden, "float": torch.zeros(BATCH, KEYS).double().masked_fill(hidden, -torch.inf)}
+
+
+def assert_same(theirs, ours, inputs, **arguments) -> None:
+    """Outputs, weights, and the gradients of both in inputs and parameters."""
+    expected, got = theirs(*inputs, **arguments), ours(*inputs, **arguments)
+    leaves = [(list({id(t): t for t in inputs}.values()) + list(m.parameters())) for m in (theirs, ours)]
+    total = []
+    generator = torch.Generator().manual_seed(5)
+    for mine, other in zip(got, expected, strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+            total.append(torch.randn(mine.shape, generator=generator, dtype=torch.float64))
+    made = [[t for t in result if t is not None] for result in (expected, got)]
+    gradients = [
+        torch.autograd.grad(one, those, total, allow_unused=True) for one, those in zip(made, leaves, strict=True)
+    ]
+    for mine, other in zip(gradients[1], gradients[0], strict=True):
+        if other is None:
+            assert mine is None or not mine.abs().max()
+        else:
+            torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-10)
+
+
+def test_signatures_are_torchs_to_the_letter():
+    for name in ("__init__", "forward"):
+        mine, theirs = (inspect.signature(getattr(m, name)) for m in (MultiheadAttention, nn.MultiheadAttention))
+        assert [(p.name, p.default, p.kind) for p in mine.parameters.values()] == [
+            (p.name, p.default, p.kind) for p in theirs.parameters.values()
+        ]
+
+
+@every_option
+def test_state_dicts_and_random_weights_are_torchs(options):
+    torch.manual_seed(1)
+    theirs = nn.MultiheadAttention(6, HEADS, **options)
+    torch.manual_seed(1)
+    ours = MultiheadAttention(6, HEADS, **options)
+    assert list(theirs.state_dict()) == list(ours.state_dict())
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+@every_option
+@pytest.mark.parametrize("padding", ["none", "bool", "float"])
+@pytest.mark.parametrize("kind", ["none", "bool", "bool 3D", "float", "float 3D"])
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+def test_all_masks(options, kind, padding):
+    theirs, ours = pair(options)
+    mask, hidden = attn_masks()[kind], padding_masks()[padding]
+    for weights, average in ((False, True), (True, True), (True, False)):
+        assert_same(
+            theirs,
+            ours,
+            tensors(theirs),
+            attn_mask=mask,
+            key_padding_mask=hidden,
+            need_weights=weights,
+            average_attn_weights=average,
+        )
+
+
+@every_option
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+def test_unbatched(options):
+    theirs, ours = pair(options)
+    mask = attn_masks()["bool"]
+    three = attn_masks()["bool 3D"][:HEADS]
+    for arguments in (
+        {},
+        {"need_weights": False},
+        {"average_attn_weights": False, "attn_mask": mask},
+        {"attn_mask": three, "key_padding_mask": padding_masks()["bool"][0]},
+    ):
+        assert_same(theirs, ours, tensors(theirs, batched=False), **arguments)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_one_tensor_for_all_three(batch_first):
+    theirs, ours = pair({"batch_first": batch_first})
+    x = torch.randn(4, 5, 6, dtype=torch.float64, requires_grad=True)
+    assert_same(theirs, ours, [x, x, x])
+    memory = torch.randn(4, 5, 6, dtype=torch.float64, requires_grad=True)
+    assert_same(theirs, ours, [x, memory, memory], need_weights=False)
+    assert ours(x, x, x)[0].is_contiguous()
+
+
+@pytest.mark.parametrize("padding", ["none", "bool", "float"])
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+def test_evaluation_where_torch_takes_its_fast_path(padding, floating):
+    theirs, ours = (module.eval() for module in pair({"batch_first": True}))
+    x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64)
+    mask = torch.rand(KEYS, KEYS) < 0.4
+    mask[:, 0] = False
+    mask = torch.zeros(KEYS, KEYS).double().masked_fill(mask, -torch.inf) if floating else mask
+    hidden = padding_masks()[padding]
+    with torch.no_grad():
+        for weights, average, one in itertools.product((False, True), (False, True), (None, mask)):
+            arguments = {"need_weights": weights, "average_attn_weights": average}
+            arguments |= {"attn_mask": one, "key_padding_mask": hidden}
+            for mine, other in zip(ours(x, x, x, **arguments), theirs(x, x, x, **arguments), strict=True):
+                assert (mine is None) == (other is None)
+                if mine is not None:
+                    torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+
+
+class TestCausal:
+    MASK = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+
+    @pytest.fixture
+    def masks_seen(self, monkeypatch):
+        seen = []
+        attention = torch_compat.attention
+        monkeypatch.setattr(
+            torch_compat, "attention", lambda *a, **k: seen.append((k["mask"], k["bias"])) or attention(*a, **k)
+        )
+        return seen
+
+    @pytest.mark.parametrize("floating", [False, True])
+    def test_a_right_hint_is_computed_as_a_causal_mask(self, floating, masks_seen):
+        theirs, ours = pair({"batch_first": True})
+        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64, requires_grad=True)
+        mask = torch.zeros(KEYS, KEYS).masked_fill(self.MASK, -torch.inf) if floating else self.MASK
+        assert_same(theirs, ours, [x, x, x], attn_mask=mask, is_causal=True, need_weights=False)
+        [(seen, bias)] = masks_seen
+        assert isinstance(seen, Causal)
+        assert bias is None
+
+    def test_a_wrong_hint_changes_nothing(self, masks_seen):
+        """Torch silently puts the causal mask in place of another one."""
+        _, ours = pair({"batch_first": True})
+        x, other = torch.randn(BATCH, KEYS, 6, dtype=torch.float64), self.MASK.roll(1, dims=1)
+        other[:, 0] = False
+        hinted = ours(x, x, x, attn_mask=other, is_causal=True, need_weights=False)[0]
+        torch.testing.assert_close(hinted, ours(x, x, x, attn_mask=other, need_weights=False)[0])
+        assert not isinstance(masks_seen[0][0], Causal)
+
+    @pytest.mark.parametrize("options", [{"add_zero_attn": True}, {"add_bias_kv": True}])
+    def test_added_keys_stay_open(self, options):
+        _, ours = pair({"batch_first": True} | options)
+        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64)
+        _, weights = ours(x, x, x, attn_mask=self.MASK, is_causal=True)
+        assert (weights[..., -1] > 0).all()
+
+    def test_with_padding(self):
+        theirs, ours = pair({"batch_first": True})
+        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64, requires_grad=True)
+        for mask, hidden in itertools.product(
+            (self.MASK, torch.zeros(KEYS, KEYS).double().masked_fill(self.MASK, -torch.inf)),
+            (padding_masks()["bool"], padding_masks()["float"]),
+        ):
+            if mask.dtype == hidden.dtype:
+                arguments = {"attn_mask": mask, "key_padding_mask": hidden, "is_causal": True, "need_weights": False}
+                assert_same(theirs, ours, [x, x, x], **arguments)
+
+
+class TestRowsWithoutAKey:
+    @pytest.mark.parametrize("weights", [False, True])
+    @pytest.mark.parametrize("floating", [False, True])
+    def test_they_give_the_bias_and_finite_gradients(self, weights, floating):
+        _, ours = pair({"batch_first": True})
+        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64, requires_grad=True)
+        hidden = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+        hidden[1] = True
+        hidden = torch.zeros(BATCH, KEYS).double().masked_fill(hidden, -torch.inf) if floating else hidden
+        output, found = ours(x, x, x, key_padding_mask=hidden, need_weights=weights)
+        torch.testing.assert_close(output[1], ours.out_proj.bias.expand(KEYS, -1))
+        assert found is None or (found[1] == 0).all()
+        gradients = torch.autograd.grad(output.sum(), [x, *ours.parameters()])
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+class TestDropout:
+    def test_weights_are_those_before_dropout_and_outputs_right_on_average(self):
+        theirs, ours = pair({"batch_first": True, "dropout": 0.3})
+        inputs = tensors(theirs)
+        still, weights = ours.eval()(*inputs)
+        ours.train()
+        for need_weights in (False, True):
+            outputs = torch.stack([ours(*inputs, need_weights=need_weights)[0].detach() for _ in range(3000)])
+            assert outputs.std(dim=0).max() > 0
+            assert (outputs.mean(dim=0) - still).abs().max() < 0.1
+        assert torch.equal(ours(*inputs)[1], weights)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+class TestNested:
+    def test_as_torch_gives_them(self):
+        theirs, ours = (module.eval() for module in pair({"batch_first": True}, torch.float32))
+        texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6), torch.randn(1, 6)])
+        with torch.no_grad():
+            for weights, average in ((False, True), (True, True), (True, False)):
+                arguments = {"need_weights": weights, "average_attn_weights": average}
+                (mine, found), (other, expected) = (
+                    ours(texts, texts, texts, **arguments),
+                    theirs(texts, texts, texts, **arguments),
+                )
+                assert mine.is_nested
+                assert mine.layout == other.layout
+                for a, b in zip(mine.unbind(), other.unbind(), strict=True):
+                    torch.testing.assert_close(a, b)
+                assert (found is None) == (expected is None)
+                if found is not None:
+                    torch.testing.assert_close(found, expected)
+
+    def test_only_self_attention_without_masks(self):
+        _, ours = pair({"batch_first": True}, torch.float32)
+        a, b = (torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)]) for _ in range(2))
+        with pytest.raises(ValueError, match="query is nested; expected self-attention without masks"):
+            ours(a, b, b)
+        with pytest.raises(ValueError, match="query is nested; expected self-attention without masks"):
+            ours(a, a, a, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
+
+
+class TestReplaceAttention:
+    @pytest.fixture
+    def calls(self, monkeypatch):
+        """How often our forward is called."""
+        seen = []
+        forward = MultiheadAttention.forward
+        monkeypatch.setattr(MultiheadAttention, "forward", lambda *a, **k: seen.append(1) or forward(*a, **k))
+        return seen
+
+    @pytest.mark.parametrize("norm_first", [False, True])
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("recording", [False, True])
+    @pytest.mark.parametrize("padded", [False, True])
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
+    def test_encoder(self, norm_first, training, recording, padded, masked, calls):
+        one = nn.TransformerEncoderLayer(8, HEADS, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+        model = nn.TransformerEncoder(one, 3).train(training)
+        replaced = replace_attention(copy.deepcopy(model))
+        x = torch.randn(BATCH, KEYS, 8)
+        mask = nn.Transformer.generate_square_subsequent_mask(KEYS) if masked else None
+        hidden = torch.arange(KEYS) >= torch.tensor([[4], [7], [2]]) if padded else None
+        hidden = torch.zeros(BATCH, KEYS).masked_fill(hidden, -torch.inf) if padded and masked else hidden
+        with torch.set_grad_enabled(recording):
+            expected = model(x, mask=mask, src_key_padding_mask=hidden)
+            assert not calls
+            got = replaced(x, mask=mask, src_key_padding_mask=hidden)
+        assert len(calls) == 3
+        torch.testing.assert_close(got, expected)
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("batch_first", [False, True])
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+    def test_the_whole_transformer(self, training, batch_first, calls):
+        model = nn.Transformer(8, HEADS, 2, 2, 16, dropout=0.0, batch_first=batch_first).train(training)
+        replaced = replace_attention(copy.deepcopy(model))
+        source, target = torch.randn(2, BATCH, BATCH, 8)
+        mask = nn.Transformer.generate_square_subsequent_mask(BATCH)
+        arguments = {"tgt_mask": mask, "tgt_is_causal": True}
+        torch.testing.assert_close(replaced(source, target, **arguments), model(source, target, **arguments))
+        assert len(calls) == 2 + 2 * 2
+        assert type(replaced.decoder.layers[0].multihead_attn) is MultiheadAttention
+
+    def test_parameters_optimizers_hooks_and_names_stay(self):
+        model = nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, HEADS))
+        before = dict(model.named_parameters())
+        fired = []
+        model[1].register_forward_hook(lambda *a: fired.append(1))
+        assert replace_attention(model) is model
+        after = dict(model.named_parameters())
+        assert before.keys() == after.keys()
+        assert all(before[name] is after[name] for name in before)
+        model[1](*torch.randn(3, 4, 5, 6))
+        assert fired == [1]
+        replace_attention(model)  # a second time finds nothing left to do
+        assert len(model[1]._forward_pre_hooks) == 1
+
+    def test_the_model_may_be_the_layer_itself(self):
+        module = nn.MultiheadAttention(6, HEADS)
+        replace_attention(module)
+        assert type(module) is MultiheadAttention
+
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+    def test_copies_of_an_encoder_built_from_ours_are_called_too(self, calls):
+        one = nn.TransformerEncoderLayer(8, HEADS, 16, batch_first=True)
+        replace_attention(one)
+        model = nn.TransformerEncoder(one, 2).eval()
+        with torch.no_grad():
+            model(torch.randn(BATCH, KEYS, 8))
+        assert len(calls) == 2
+
+    def test_a_subclass_with_code_of_its_own_is_left_alone_with_a_warning(self):
+        class Own(nn.MultiheadAttention):
+            pass
+
+        model = nn.ModuleDict({"theirs": Own(6, HEADS), "plain": nn.MultiheadAttention(6, HEADS)})
+        with pytest.warns(UserWarning, match="theirs is a Own, a subclass of nn.MultiheadAttention"):
+            replace_attention(model)
+        assert type(model["theirs"]) is Own
+        assert type(model["plain"]) is MultiheadAttention
+
+    def test_a_model_without_any_is_refused(self):
+        with pytest.raises(ValueError, match="model is a Linear with no nn.MultiheadAttention in it to be replaced"):
+            replace_attention(nn.Linear(2, 2))
+
+
+class TestFromAndToTorch:
+    @pytest.mark.parametrize("name", ["defaults", "batch_first", "no bias", "kdim"])
+    def test_there_and_back(self, name):
+        options = {"kdim": 11, "vdim": 11} if name == "kdim" else OPTIONS[name]
+        theirs, _ = pair(options | {"dropout": 0.2})
+        theirs.eval().out_proj.weight.requires_grad_(False)
+        layer = MultiHeadAttention.from_torch(theirs)
+        x, source = torch.randn(BATCH, QUERIES, 6).double(), torch.randn(BATCH, KEYS, theirs.kdim).double()
+        inputs = (x, source, source) if theirs.batch_first else [t.transpose(0, 1) for t in (x, source, source)]
+        expected = theirs(*inputs)[0]
+        expected = expected if theirs.batch_first else expected.transpose(0, 1)
+        torch.testing.assert_close(layer(x, source), expected)
+        assert not layer.training
+        assert layer.dropout == 0.2
+        assert not layer.output.weight.requires_grad
+        assert layer.query.weight.requires_grad
+        back = layer.to_torch()
+        assert type(back) is nn.MultiheadAttention
+        assert back.batch_first
+        torch.testing.assert_close(back(x, source, source)[0], layer(x, source))
+        for name, tensor in theirs.state_dict().items():
+            assert torch.equal(back.state_dict()[name], tensor)
+
+    @pytest.mark.parametrize("options", [{"kv_heads": 2}, {"split": "slice"}, {"kv_heads": 1, "bias": False}], ids=str)
+    def test_grouped_and_sliced_layers_to_torch(self, options):
+        layer = MultiHeadAttention(24, 4, **options, dtype=torch.float64)
+        x = torch.randn(BATCH, QUERIES, 24, dtype=torch.float64)
+        torch.testing.assert_close(layer.to_torch()(x, x, x)[0], layer(x))
+
+    @pytest.mark.parametrize(
+        ("call", "error", "says"),
+        [
+            (
+                lambda: MultiHeadAttention.from_torch(nn.Linear(2, 2)),
+                TypeError,
+                "module is a Linear; expected",
+            ),
+            (
+                lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 2, add_bias_kv=True, kdim=5)),
+                ValueError,
+                "module has add_bias_kv and kdim 5 and vdim 6 that differ, which MultiHeadAttention does not know",
+            ),
+            (
+                lambda: MultiHeadAttention(6, 2, sinks=True, softcap=3, output_dim=5).to_torch(),
+                ValueError,
+                "this layer has output_dim 5 beside d_model 6 and softcap 3.0 and sinks, which nn.MultiheadAttention",
+            ),
+            (
+                lambda: MultiHeadAttention(6, 2, value_dim=5).to_torch(),
+                ValueError,
+                "this layer has key_dim 3 and value_dim 5, where d_model / heads is 3",
+            ),
+        ],
+    )
+    def test_what_has_no_equal_is_refused(self, call, error, says):
+        with pytest.raises(error) as caught:
+            call()
+        assert says in str(caught.value)
+
+
+class TestAsAModule:
+    @every_option
+    def test_compiled(self, options):
+        torch._dynamo.reset()
+        theirs, ours = pair(options)
+        inputs, mask = tensors(theirs), attn_masks()["bool"]
+        compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        for arguments in ({"attn_mask": mask}, {"attn_mask": mask, "need_weights": False}):
+            for mine, other in zip(compiled(*inputs, **arguments), theirs(*inputs, **arguments), strict=True):
+                if other is not None:
+                    torch.testing.assert_close(mine, other)
+
+    def test_exported_and_copied_and_cast(self):
+        theirs, ours = (module.eval() for module in pair({"batch_first": True}, torch.float32))
+        x = torch.randn(BATCH, KEYS, 6)
+        program = torch.export.export(ours, (x, x, x), {"need_weights": False})
+        torch.testing.assert_close(program.module()(x, x, x, need_weights=False)[0], theirs(x, x, x)[0])
+        torch.testing.assert_close(copy.deepcopy(ours)(x, x, x)[0], theirs(x, x, x)[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            output, weights = ours(x, x, x, attn_mask=torch.zeros(KEYS, KEYS))
+        assert output.dtype == torch.bfloat16
+        torch.testing.assert_close(output.float(), theirs(x, x, x)[0], rtol=0.05, atol=0.05)
+        assert weights.isfinite().all()
+
+    def test_made_on_the_meta_device(self):
+        ours = MultiheadAttention(6, HEADS, device="meta").to_empty(device="cpu")
+        ours._reset_parameters()
+        assert ours(*torch.randn(3, 4, 5, 6))[0].isfinite().all()
+
+
+OURS = MultiheadAttention(6, HEADS)
+Q, K = torch.randn(QUERIES, BATCH, 6), torch.randn(KEYS, BATCH, 6)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: OURS(Q[None], K, K), ValueError, "query has 4 axes; expected 3, or 2 for a single sequence"),
+        (lambda: OURS(Q, K[0], K), ValueError, "key has 2 axes, but query has 3; expected the same"),
+        (lambda: OURS(Q[..., :5], K, K), ValueError, "query has shape (5, 3, 5); expected 6 columns"),
+        (lambda: OURS(Q, K, K[:4]), ValueError, "key has shape (7, 3, 6) and value (4, 3, 6); lengths must be equal"),
+        (lambda: OURS(Q, K[:, :2], K[:, :2]), ValueError, "query has batch 3 and key 2; expected the same"),
+        (
+            lambda: OURS(Q, K, K, attn_mask=torch.ones(5, 6) > 0),
+            ValueError,
+            "attn_mask has shape (5, 6); expected (5, 7) or (6, 5, 7)",
+        ),
+        (
+            lambda: OURS(Q, K, K, key_padding_mask=torch.ones(7, 3) > 0),
+            ValueError,
+            "key_padding_mask has shape (7, 3); expected (3, 7)",
+        ),
+        (
+            lambda: OURS(Q, K, K, attn_mask=torch.ones(5, 7).long()),
+            TypeError,
+            "attn_mask has dtype torch.int64; expected torch.bool (True = ignore) or a float dtype",
+        ),
+        (lambda: OURS(Q, K, K, is_causal=True), RuntimeError, "is_causal is a hint about attn_mask, which is None"),
+        (lambda: MultiheadAttention(7, 2), AssertionError, "embed_dim must be divisible by num_heads"),
+    ],
+)
+def test_bad_input(call, error, says):
+    with pytest.raises(error) as caught:
+        call()
+    assert says in str(caught.value)
