@@ -229,6 +229,12 @@ class TestHeads:
         assert layer.drop_heads([1]).kv_heads == 5
         assert layer.drop_heads([]).kv_heads == 3
 
+    def test_parametrized_projections_can_be_read_and_dropped(self):
+        layer, x = make({}, torch.float64), torch.randn(2, 5, 30, dtype=torch.float64)
+        nn.utils.parametrizations.weight_norm(layer.key)
+        torch.testing.assert_close(layer.drop_heads([1])(x), layer(x, ablate=[1]))
+        torch.testing.assert_close(layer.to_torch()(x, x, x)[0], layer(x))
+
     def test_a_smaller_layer_is_a_layer_of_its_own(self):
         layer = make({"dropout": 0.1}).eval()
         layer.query.requires_grad_(False)

@@ -30,6 +30,8 @@ class KVCache:
         layer(prompt, mask=Causal(), cache=cache)     # [batch, n, d_model], in one piece or in chunks
         layer(token, mask=Causal(), cache=cache)      # [batch, 1, d_model], the same as one full pass
 
+    A mask is what it is without a cache: `Causal()` has to be said, or the tokens of a chunk see each other.
+
     Args:
         capacity: positions allocated at first use. A full cache doubles, unless
         grow: is False: then it says that it is full.

@@ -144,7 +144,7 @@ class Projections(nn.Module):
             raise ValueError(f"heads names all {self.heads} of them; at least one must stay")
         read = key_heads_read(kept, self.heads // self.kv_heads)
         with torch.enable_grad():  # so that each part knows whether it is to be trained
-            state: dict[str, Tensor] = dict(self.named_parameters())
+            state = self.tensors()
             for name, numbers, dim in (
                 ("query", kept, self.key_dim),
                 ("key", read, self.key_dim),
@@ -162,7 +162,7 @@ class Projections(nn.Module):
     def to_projected(self) -> Self:
         """The usual layer with the same outputs: slices become block-diagonal projections of the whole input."""
         with torch.enable_grad():
-            state: dict[str, Tensor] = dict(self.named_parameters())
+            state = self.tensors()
             for name in ("query", "key", "value"):
                 projection = getattr(self, name)
                 if isinstance(projection, SlicedLinear):
@@ -173,6 +173,16 @@ class Projections(nn.Module):
         """A layer with other options and these parameters."""
         options: dict[str, Any] = self.options() | changes
         return filled(type(self)(**options, device="meta"), state, self.training)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is learned, by its name in the state dict, as the projections use it (parametrized or not)."""
+        found: dict[str, Tensor] = {} if self.sinks is None else {"sinks": self.sinks}
+        for name in ("query", "key", "value", "output", "query_norm", "key_norm"):
+            for kind in ("weight", "bias"):
+                tensor = getattr(getattr(self, name), kind, None)
+                if tensor is not None:
+                    found[f"{name}.{kind}"] = tensor
+        return found
 
     def options(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -16,9 +16,7 @@ from torch.nn.functional import linear, pad
 
 from clearhead.functional import attention
 from clearhead.heads import join_heads, split_heads
-from clearhead.kernels import reference
 from clearhead.masks import And, Causal, Dense, Documents, Mask, Padding
-from clearhead.posing import pose
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -127,9 +125,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not need_weights:
             return attention(queries, keys, values, mask=mask, bias=bias, dropout=dropout, query_start=0), None
         # all weights are to be returned: computing them once is cheaper than a fused kernel and then all weights
-        problem = pose(queries, keys, values, mask=mask, bias=bias, dropout=dropout, query_start=0)
-        heads, weights, _ = reference.attend_densely(problem)
-        weights = weights.to(queries.dtype)
+        weights = _weights(queries, keys, mask, bias)
+        heads = (torch.dropout(weights, dropout, train=True) if dropout else weights) @ values
         return heads, weights.mean(dim=1) if average else weights
 
     def _attend_nested(self, x: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
@@ -239,6 +236,38 @@ def _translated(
     if allowed is None:
         return causal, added
     return Dense(allowed) if causal is None else And(causal, Dense(allowed)), added
+
+
+def _weights(
+    queries: Float[Tensor, "batch heads q_len dim"],
+    keys: Float[Tensor, "batch heads kv_len dim"],
+    mask: Mask | None,
+    bias: Tensor | None,
+) -> Float[Tensor, "batch heads q_len kv_len"]:
+    """The dense weights, in as few passes over the matrix as torch's own; 0 in rows that may attend to nothing."""
+    batch, heads, q_len, dim = queries.shape
+    kv_len = keys.shape[2]
+    query, key = queries.flatten(0, 1) * dim**-0.5, keys.flatten(0, 1)
+    added = bias
+    if mask is not None:
+        allowed = mask.dense(q_len, kv_len, 0)
+        hidden = torch.zeros_like(allowed, dtype=queries.dtype).masked_fill_(~allowed, -torch.inf)
+        added = hidden if bias is None else bias + hidden
+    if added is None:
+        return _softmax(query @ key.mT).unflatten(0, (batch, heads))
+    added = added[(None,) * (4 - added.ndim)]
+    some = (added > -torch.inf).any(dim=-1, keepdim=True)
+    # a row of -inf has no softmax; equal scores have, and are then multiplied by 0
+    added = torch.where(some, added, 0.0).expand(batch, heads, -1, -1).flatten(0, 1)
+    weights = _softmax(torch.baddbmm(added, query, key.mT)).unflatten(0, (batch, heads))
+    looking_is_free = some.device.type == "cpu" and not torch.compiler.is_compiling()
+    return weights if looking_is_free and bool(some.all()) else weights * some
+
+
+def _softmax(scores: Float[Tensor, "batch q_len kv_len"]) -> Float[Tensor, "batch q_len kv_len"]:
+    """In place where no gradient is recorded: fresh memory costs as much as the arithmetic."""
+    in_place = not (scores.requires_grad or torch.compiler.is_compiling())
+    return torch.softmax(scores, dim=-1, out=scores) if in_place else torch.softmax(scores, dim=-1)
 
 
 def _is_causal(mask: Tensor) -> bool:

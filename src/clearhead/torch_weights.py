@@ -66,20 +66,20 @@ def written(layer: Projections) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"this layer has {reasons}, which nn.MultiheadAttention does not know")
     group = layer.heads // layer.kv_heads
     rows = places([head // group for head in range(layer.heads)], layer.key_dim)  # a key head for every head
-    held = dict(layer.named_parameters())
+    held = layer.tensors()
     biased = "output.bias" in held
     with torch.enable_grad():
 
         def parts(kind: str) -> list[Tensor]:
             return [held[f"query.{kind}"], held[f"key.{kind}"][rows], held[f"value.{kind}"][rows]]
 
-        state: dict[str, Tensor] = {"out_proj.weight": layer.output.weight}
+        state = {"out_proj.weight": held["output.weight"]}
         if layer.kv_input_dim == layer.d_model:
             state["in_proj_weight"] = torch.cat(parts("weight"))
         else:
             state |= {f"{name[0]}_proj_weight": part for name, part in zip(NAMES, parts("weight"), strict=True)}
         if biased:
-            state |= {"in_proj_bias": torch.cat(parts("bias")), "out_proj.bias": layer.output.bias}
+            state |= {"in_proj_bias": torch.cat(parts("bias")), "out_proj.bias": held["output.bias"]}
     options: dict[str, Any] = {
         "embed_dim": layer.d_model,
         "num_heads": layer.heads,

@@ -16,47 +16,30 @@ def refuse(problem: Problem) -> list[str]:
     return []
 
 
+@without_autocast
 def attend(
     problem: Problem, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
     """Output and log-sum-exp, by the equation."""
-    output, _, lse = attend_densely(problem)
-    return output, lse
-
-
-@without_autocast
-def attend_densely(
-    problem: Problem,
-) -> tuple[
-    Float[Tensor, "batch heads q_len value_dim"],
-    Float[Tensor, "batch heads q_len kv_len"],
-    Float[Tensor, "batch heads q_len"],
-]:
-    """Output, weights (before dropout) and log-sum-exp, by the equation."""
     assert problem.value is not None
     logits = scores(problem, problem.lower())
-    if problem.sinks is not None:  # one more column: the sink takes part and is then dropped
-        sink = problem.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
-        logits = torch.cat([logits, sink], dim=-1)
-    kv_len = problem.shape[3]
-    if logits.shape[3]:
-        pivot = logits.detach().amax(dim=-1, keepdim=True)
-        # a row with no key has max = -inf; subtracting it would give nan
-        pivot = torch.where(pivot == -torch.inf, 0.0, pivot)
-    else:
-        pivot = logits.new_zeros((*logits.shape[:3], 1))
+    sinks = logits.new_full((1,), -torch.inf) if problem.sinks is None else problem.sinks.to(logits.dtype)
+    sink = sinks[:, None, None].expand(*logits.shape[:-1], 1)
+    logits = torch.cat([logits, sink], dim=-1)  # one more column: the sink takes part and is then dropped
+    # a row with no key has max = -inf; subtracting it would give nan
+    pivot = logits.detach().amax(dim=-1, keepdim=True)
+    pivot = torch.where(pivot == -torch.inf, 0.0, pivot)
     exponentials = torch.exp(logits - pivot)
     total = exponentials.sum(dim=-1, keepdim=True)
-    weights = exponentials[..., :kv_len] / torch.where(total == 0, 1.0, total)
-    dropped = weights
+    weights = exponentials[..., :-1] / torch.where(total == 0, 1.0, total)
     if problem.seed is not None:
-        batch, heads, q_len, _ = problem.shape
+        batch, heads, q_len, kv_len = problem.shape
         rows = row_numbers(slice(0, batch), torch.arange(heads, device=weights.device), slice(0, q_len), heads, q_len)
         survivors = kept(problem.seed, problem.dropout, rows, torch.arange(kv_len, device=weights.device))
-        dropped = weights * survivors / (1 - problem.dropout)
+        weights = weights * survivors / (1 - problem.dropout)
     value = problem.value.to(weights.dtype).repeat_interleave(problem.group, dim=1)
-    output = (dropped @ value).to(problem.query.dtype)
-    return output, weights, (pivot + total.log()).squeeze(-1)
+    output = (weights @ value).to(problem.query.dtype)
+    return output, (pivot + total.log()).squeeze(-1)
 
 
 @without_autocast
