@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Window
+from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Padding, Window
 from clearhead.positions import Rotary, alibi_slopes
 from clearhead.windowed_cache import WindowedKVCache
 
@@ -272,6 +272,35 @@ def test_bad_input(call, error, says):
     with torch.no_grad(), pytest.raises(error) as caught:
         call()
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("make_cache", [KVCache, lambda: WindowedKVCache(5)])
+@pytest.mark.parametrize(
+    "mistake", [{"mask": Causal() & Padding([1])}, {"bias": torch.ones(99)}, {"mask": Causal(), "ablate": [9]}]
+)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(make_cache, mistake):
+    layer, x, cache = make(), text(), make_cache()
+    untroubled = make_cache()
+    with torch.no_grad():
+        for one in (cache, untroubled):
+            layer(x[:, :7], mask=Causal(), cache=one)
+        with pytest.raises(ValueError, match="mask|bias|ablate"):
+            layer(x[:, 7:9] + 1, cache=cache, **mistake)
+        assert cache.lengths == (7, 7, 7)
+        expected = layer(x[:, 7:], mask=Causal(), cache=untroubled)
+        assert torch.equal(layer(x[:, 7:], mask=Causal(), cache=cache), expected)
+
+
+def test_compiled_token_by_token():
+    """One graph for the prompt, one for the first token, one for all tokens after it."""
+    layer, x, cache = make(dtype=torch.float32).eval(), text(torch.float32), KVCache(LENGTH)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        got = in_chunks(compiled, x, range(4, LENGTH), cache, Causal())
+    torch.testing.assert_close(got, layer(x, mask=Causal()))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
 
 
 def test_a_full_cache_is_left_as_it_was():

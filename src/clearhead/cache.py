@@ -15,12 +15,14 @@ from clearhead.masks import Mask, Padding, positions
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What a cache hands to `attention()`: all keys and values, where the new tokens stand, and what is not real."""
+    """What a cache hands to `attention()`: old and new keys and values, where the new ones stand, what is not real."""
 
     key: Float[Tensor, "batch kv_heads kv_len key_dim"]
     value: Float[Tensor, "batch kv_heads kv_len value_dim"]
     query_start: int | Int[Tensor, " batch"]
     mask: Mask | None
+    new_key: Float[Tensor, "batch kv_heads n key_dim"]
+    new_value: Float[Tensor, "batch kv_heads n value_dim"]
 
 
 class KVCache:
@@ -71,21 +73,30 @@ class KVCache:
         """Where the next `count` tokens of each sequence will stand; one row where all stand alike."""
         return positions(count, count, self._start(self._lengths or (0,), device), device)
 
-    def append(
+    def offer(
         self,
         key: Float[Tensor, "batch kv_heads n key_dim"],
         value: Float[Tensor, "batch kv_heads n value_dim"],
         *,
         lasting: bool = False,
     ) -> Held:
-        """Take in the keys and values of new tokens, and hand over all there are.
+        """All keys and values there are, with those of new tokens, which the cache counts only when told to `accept`.
 
         With `lasting` what is handed over will never change, as attention weights need it.
         """
         self._check(key, value)
-        starts = self._lengths or (0,) * key.shape[0]
-        held = self._take(key, value, starts, lasting)
-        self._lengths = tuple(start + key.shape[2] for start in starts)
+        return self._offer(key, value, self._lengths or (0,) * key.shape[0], lasting)
+
+    def accept(self, held: Held) -> None:
+        """Count the tokens last offered as read: not before all that could go wrong has gone well."""
+        self._store(held)
+        batch, _, count, _ = held.new_key.shape
+        self._lengths = tuple(length + count for length in self._lengths or (0,) * batch)
+
+    def append(self, key: Tensor, value: Tensor, *, lasting: bool = False) -> Held:
+        """`offer` and `accept` in one."""
+        held = self.offer(key, value, lasting=lasting)
+        self.accept(held)
         return held
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
@@ -118,8 +129,8 @@ class KVCache:
 
     # -- how this cache stores them ------------------------------------------------------------------------------
 
-    def _take(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
-        """Write new keys and values at `starts`, and hand over everything."""
+    def _offer(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
+        """Write new keys and values from `starts` on, where nothing counts yet, and hand over everything."""
         end = max(starts) + key.shape[2]
         if end > self._capacity:
             self._make_room(end, key.shape[2])
@@ -138,7 +149,10 @@ class KVCache:
             else:
                 held_key, held_value = held_key.clone(), held_value.clone()
         mask = None if uniform else Padding([start + key.shape[2] for start in starts])
-        return Held(held_key, held_value, self._start(starts, key.device), mask)
+        return Held(held_key, held_value, self._start(starts, key.device), mask, key, value)
+
+    def _store(self, held: Held) -> None:
+        """Nothing to do: what was offered is written already."""
 
     def _forget(self, lengths: tuple[int, ...]) -> None:
         """Nothing to do: what stands beyond a sequence's length is overwritten."""
@@ -151,13 +165,13 @@ class KVCache:
             )
         self._capacity = max(needed, 2 * self._capacity)
 
-    def _writable(self, buffer: Tensor | None, new: Tensor, first: int) -> Tensor:
+    def _writable(self, buffer: Tensor | None, new: Tensor, first: int = 0) -> Tensor:
         """The buffer with room for `capacity` positions: a copy where the old must not be written from `first` on."""
         shape = (*new.shape[:2], self._capacity, new.shape[3])
         if buffer is None:
             return new.new_zeros(shape)
         recording = torch.is_grad_enabled() and new.requires_grad
-        foreign = buffer.is_inference() and not torch.is_inference_mode_enabled()
+        foreign = not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
         if buffer.shape == shape and not (recording or buffer.requires_grad or foreign or first < self._lent):
             return buffer
         larger = buffer.new_zeros(shape)

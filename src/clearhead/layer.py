@@ -124,8 +124,9 @@ class MultiHeadAttention(Projections):
                 n = x.shape[1]
                 positions = consecutive(n, n, 0, x.device) if cache is None else cache.positions(n, x.device)
             query, key = self.rope(query, positions), self.rope(key, positions)
+        held = None
         if cache is not None:
-            held = cache.append(key, value, lasting=return_weights)
+            held = cache.offer(key, value, lasting=return_weights)
             key, value = held.key, held.value
             mask = _with_held(mask, held, alone=memory is None and x.shape[1] == 1)
             if memory is None and query_start is None:
@@ -147,6 +148,8 @@ class MultiHeadAttention(Projections):
         if ablate is not None:
             output = _without(output, head_numbers("ablate", ablate, output.shape[1]))
         mixed = self.output(join_heads(output))
+        if cache is not None and held is not None:
+            cache.accept(held)
         return mixed if weights is None else (mixed, weights)
 
     def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:

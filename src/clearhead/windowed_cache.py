@@ -27,21 +27,20 @@ class WindowedKVCache(KVCache):
     def window(self) -> int:
         return self._capacity
 
-    def _take(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
+    def _offer(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
         count, device = key.shape[2], key.device
-        self._key = self._writable(self._key, key, 0)
-        self._value = self._writable(self._value, value, 0)
+        self._key = self._writable(self._key, key)
+        self._value = self._writable(self._value, value)
         before = tuple(min(start, self.window - 1) for start in starts)  # how many older keys the new tokens may see
         order = self._order(starts, before, count, device)
         held_key = _arranged(torch.cat([self._key, key], dim=2), order)
         held_value = _arranged(torch.cat([self._value, value], dim=2), order)
-        self._store(key, value, starts if order.shape[0] > 1 else starts[:1])
         # no query can see further back than the first key handed over, unless there are more keys than the window's
         mask: Mask | None = Window(before=self.window - 1) if max(before) + count > self.window else None
         if order.shape[0] > 1:
             real = Padding([held + count for held in before])
             mask = real if mask is None else mask & real
-        return Held(held_key, held_value, self._start(before, device), mask)
+        return Held(held_key, held_value, self._start(before, device), mask, key, value)
 
     def _order(
         self, starts: tuple[int, ...], before: tuple[int, ...], count: int, device: torch.device
@@ -53,17 +52,19 @@ class WindowedKVCache(KVCache):
         new = torch.where(places < held + count, self.window + places - held, 0)  # what is left over is hidden
         return torch.where(places < held, (start - held + places) % self.window, new)
 
-    def _store(self, key: Tensor, value: Tensor, starts: tuple[int, ...]) -> None:
-        """Write the last `window` of the new tokens into the ring; one start stands for all sequences."""
+    def _store(self, held: Held) -> None:
+        """Write the last `window` of the new tokens into the ring, over the oldest."""
         assert self._key is not None
         assert self._value is not None
-        count = key.shape[2]
+        starts = self.lengths or (0,)
+        uniform = min(starts) == max(starts)
+        count = held.new_key.shape[2]
         kept = min(count, self.window)
-        for number, start in enumerate(starts):
-            rows = slice(None) if len(starts) == 1 else slice(number, number + 1)
-            slots = torch.arange(start + count - kept, start + count, device=key.device) % self.window
-            self._key[rows].index_copy_(2, slots, key[rows, :, count - kept :])
-            self._value[rows].index_copy_(2, slots, value[rows, :, count - kept :])
+        for number, start in enumerate(starts[:1] if uniform else starts):
+            rows = slice(None) if uniform else slice(number, number + 1)
+            slots = torch.arange(start + count - kept, start + count, device=held.new_key.device) % self.window
+            self._key[rows].index_copy_(2, slots, held.new_key[rows, :, count - kept :])
+            self._value[rows].index_copy_(2, slots, held.new_value[rows, :, count - kept :])
 
     def _forget(self, lengths: tuple[int, ...]) -> None:
         if lengths != self.lengths and len(self) > self.window:
