@@ -239,8 +239,14 @@ def filled(cache: KVCache) -> KVCache:
         (
             lambda: make()(text(batch=2), cache=filled(KVCache())),
             ValueError,
+            "cache holds 3 sequences, but x has batch 2",
+        ),
+        (
+            lambda: filled(KVCache()).append(torch.ones(2, 2, 1, 8), torch.ones(2, 2, 1, 3)),
+            ValueError,
             "cache holds keys of batch 3, but the new ones have 2; a cache serves one layer and one batch",
         ),
+        (lambda: make()(text(), cache={}), TypeError, "cache is a dict; expected a clearhead.KVCache"),
         (
             lambda: make(LAYERS["more"])(text(), cache=filled(KVCache())),
             ValueError,

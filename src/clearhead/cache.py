@@ -35,8 +35,8 @@ class KVCache:
     A mask is what it is without a cache: `Causal()` has to be said, or the tokens of a chunk see each other.
 
     Args:
-        capacity: positions allocated at first use. A full cache doubles, unless
-        grow: is False: then it says that it is full.
+        capacity: positions allocated at first use.
+        grow: whether a full cache doubles; if not, it says that it is full.
 
     Sequences may have different lengths: pad prompts on the right, read them, then `truncate(lengths)`; the next tokens
     stand right after each sequence's own. Only `kv_heads` heads are held. Decode under `torch.no_grad()`: while

@@ -109,7 +109,7 @@ class MultiHeadAttention(Projections):
             ablate: heads whose contribution to the output is left out.
             return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
         """
-        self._check_inputs(x, memory, positions)
+        self._check_inputs(x, memory, positions, cache)
         source = x if memory is None else memory
         # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
         query = split_heads(self.query(x), self.key_dim)
@@ -128,9 +128,11 @@ class MultiHeadAttention(Projections):
         if cache is not None:
             held = cache.offer(key, value, lasting=return_weights)
             key, value = held.key, held.value
-            mask = _with_held(mask, held, alone=memory is None and x.shape[1] == 1)
             if memory is None and query_start is None:
                 query_start = held.query_start
+                if x.shape[1] == 1 and held.mask is not None and isinstance(mask, Causal):
+                    mask = None  # a single new token is the last of its text: what is causal is what is real
+            mask = _with_held(mask, held)
         options: dict[str, Any] = {
             "mask": mask,
             "bias": bias,
@@ -152,7 +154,7 @@ class MultiHeadAttention(Projections):
             cache.accept(held)
         return mixed if weights is None else (mixed, weights)
 
-    def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
+    def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None, cache: KVCache | None) -> None:
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x {_seen(x)}; expected [batch, q_len, {self.d_model}] (d_model)")
         if memory is None:
@@ -167,6 +169,11 @@ class MultiHeadAttention(Projections):
             raise ValueError(f"memory has batch {memory.shape[0]}, but x has {x.shape[0]}; expected the same")
         elif self.rope is not None:
             raise ValueError("memory was given to a layer with rope, whose positions are those of one text, x")
+        if cache is not None:
+            if not isinstance(cache, KVCache):
+                raise TypeError(f"cache is a {type(cache).__name__}; expected a clearhead.KVCache")
+            if cache.lengths and len(cache.lengths) != x.shape[0]:
+                raise ValueError(f"cache holds {len(cache.lengths)} sequences, but x has batch {x.shape[0]}")
         if positions is not None:
             if self.rope is None:
                 raise ValueError("positions was given, but only rope reads it, and this layer has none")
@@ -198,12 +205,10 @@ def _without(output: Float[Tensor, "batch heads q_len dim"], numbers: list[int])
     return output.index_fill(1, torch.tensor(numbers, dtype=torch.long, device=output.device), 0.0)
 
 
-def _with_held(mask: Mask | Tensor | None, held: Held, alone: bool) -> Mask | Tensor | None:
+def _with_held(mask: Mask | Tensor | None, held: Held) -> Mask | Tensor | None:
     """The keys that both the caller and the cache allow."""
-    if held.mask is None:
-        return mask
-    if mask is None or (alone and isinstance(mask, Causal)):
-        return held.mask  # a single new token is the last of its text: causal hides nothing more
+    if mask is None or held.mask is None:
+        return mask if held.mask is None else held.mask
     return (Dense(mask) if isinstance(mask, Tensor) else mask) & held.mask
 
 
