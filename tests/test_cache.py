@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Padding, Window
+from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Padding, Prefix, Window, attention
+from clearhead.heads import join_heads, split_heads
 from clearhead.positions import Rotary, alibi_slopes
 from clearhead.windowed_cache import WindowedKVCache
 
@@ -63,7 +65,26 @@ def test_a_ring_is_the_same_as_a_window(options, window, cuts):
         assert cache.capacity == cache.window == window
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_ring_makes_any_mask_causal_within_the_window():
+    layer, x = make(LAYERS["plain"]), text()
+    for cuts in ([4, 5], [1], [12], range(1, 13)):
+        with torch.no_grad():
+            got = in_chunks(layer, x, cuts, WindowedKVCache(5), None)
+        torch.testing.assert_close(got, layer(x, mask=Window(before=4)))
+
+
+def test_query_start_overrules_a_cache():
+    layer, x, cache = make(LAYERS["plain"]), text(), KVCache()
+    with torch.no_grad():
+        layer(x[:, :8], mask=Causal(), cache=cache)
+        cache.truncate([4, 8, 8])
+        got = layer(x[:, 8:9], mask=Causal(), cache=cache, query_start=1)
+        projected = layer.query(x[:, 8:9]), layer.key(x[:, :2]), layer.value(x[:, :2])
+        first_two = attention(*(split_heads(tensor, 5) for tensor in projected))
+    torch.testing.assert_close(got, layer.output(join_heads(first_two)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_token_by_token_to_rounding(dtype):
     layer, x = make(dtype=dtype), text(dtype)
     with torch.no_grad():
@@ -80,10 +101,13 @@ def test_alibi_and_masks_count_from_the_start():
     torch.testing.assert_close(got, layer(x, mask=Window(before=3), bias=slopes))
 
 
-def test_gradients_flow_through_it():
+@pytest.mark.parametrize("frozen", [(), ("key",), ("value",), ("key", "value"), ("query",)], ids=str)
+def test_gradients_flow_through_it(frozen):
     layer, x = make(), text()
+    for name in frozen:
+        getattr(layer, name).requires_grad_(False)
     cotangent = torch.randn(3, LENGTH, 30, dtype=torch.float64)
-    parameters = list(layer.parameters())
+    parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     expected = torch.autograd.grad(layer(x, mask=Causal()), parameters, cotangent)
     for cache in (KVCache(2), KVCache(20)):
         got = torch.autograd.grad(in_chunks(layer, x, [3, 4, 9], cache, Causal()), parameters, cotangent)
@@ -131,6 +155,22 @@ class TestRaggedBatches:
             monkeypatch.setattr(kernels, "choose", lambda *a: seen.append(choose(*a)[0]) or choose(*a))
             layer(text()[:, :1], mask=Causal(), cache=cache)
         assert seen == ["sdpa"]
+
+    def test_padding_may_be_anything(self):
+        layer, x, cache = make(LAYERS["plain"]), text(), KVCache()
+        padded = x[:, :6].clone()
+        padded[1, 3:] = torch.nan
+        with torch.no_grad():
+            layer(padded, mask=Causal(), cache=cache)
+            cache.truncate([6, 3, 6])
+            got = layer(x[:, 6:7], mask=Causal(), cache=cache)
+            alone = torch.cat([x[1, :3], x[1, 6:7]])[None]
+            torch.testing.assert_close(got[1], layer(alone, mask=Causal())[0, -1:])
+
+    def test_a_full_ring_may_be_truncated_to_what_it_is(self):
+        cache = filled(WindowedKVCache(4))
+        cache.truncate([LENGTH] * 3)
+        assert cache.lengths == (LENGTH,) * 3
 
     def test_without_a_mask_what_is_not_real_stays_hidden(self):
         layer, x, cache = make(LAYERS["plain"]), text(), KVCache()
@@ -196,6 +236,17 @@ class TestMemory:
         torch.testing.assert_close(torch.cat([first, later], dim=1), expected)
         assert calls == [7, 0, 7]
 
+    def test_gradients_through_frozen_memory(self):
+        layer = MultiHeadAttention(30, 6, kv_input_dim=14, dtype=torch.float64)
+        layer.key.requires_grad_(False)
+        layer.value.requires_grad_(False)
+        x, memory, cache = text(), torch.randn(3, 7, 14, dtype=torch.float64), KVCache()
+        got = torch.cat([layer(x[:, :4], memory, cache=cache), layer(x[:, 4:], memory[:, :0], cache=cache)], dim=1)
+        expected = layer(x, memory)
+        torch.testing.assert_close(
+            torch.autograd.grad(got.sum(), layer.query.weight), torch.autograd.grad(expected.sum(), layer.query.weight)
+        )
+
     def test_only_key_heads_are_held(self):
         cache = KVCache(16)
         make(LAYERS["grouped, rope"])(text(), mask=Causal(), cache=cache)
@@ -226,6 +277,12 @@ def test_repr():
 def filled(cache: KVCache) -> KVCache:
     make()(text(), mask=Causal(), cache=cache)
     return cache
+
+
+def ragged_call(**arguments) -> None:
+    cache = filled(KVCache())
+    cache.truncate(np.array([4, 5, 6]))
+    make()(text(), cache=cache, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +321,25 @@ def filled(cache: KVCache) -> KVCache:
         ),
         (lambda: KVCache(0), ValueError, "capacity is 0; expected a whole number of at least 1"),
         (lambda: WindowedKVCache(0), ValueError, "window is 0; expected a whole number of at least 1"),
-        (lambda: KVCache().append(torch.ones(2, 3), torch.ones(2, 3)), ValueError, "key has 2 axes; expected 4"),
+        (lambda: KVCache().append(torch.ones(2, 3), torch.ones(2, 3)), ValueError, "key has shape (2, 3); expected ["),
+        (lambda: make()(text()[:0], cache=KVCache()), ValueError, "key has shape (0, 2, 13, 8); expected [batch ≥ 1"),
+        (lambda: KVCache().truncate(0), ValueError, "the cache is empty; there is nothing to truncate"),
+        (
+            lambda: make()(text(), mask=Causal() & Prefix(4), cache=filled(WindowedKVCache(4))),
+            ValueError,
+            "mask counts keys from the start, and the cache has forgotten the start of the text; use Causal and Window",
+        ),
+        (
+            lambda: make()(text(), bias=torch.zeros(13, 16), cache=filled(WindowedKVCache(4))),
+            ValueError,
+            "bias counts keys from the start, and the cache has forgotten the start of the text; use ALiBi",
+        ),
+        (
+            lambda: make(LAYERS["plain"])(text(), text(), cache=WindowedKVCache(20)),
+            ValueError,
+            "memory was given with a cache that forgets all but a window of it; use a KVCache",
+        ),
+        (lambda: ragged_call(mask="causal"), TypeError, "mask is a str; expected a mask such as Causal()"),
         (lambda: filled(KVCache()).truncate([1, 2]), ValueError, "lengths has 2 entries, but the cache holds 3"),
         (lambda: filled(KVCache()).truncate(14), ValueError, "lengths asks for 14 tokens of a sequence of which the"),
         (lambda: filled(KVCache()).truncate(-1), ValueError, "lengths is -1; expected a whole number of at least 0"),
@@ -295,6 +370,14 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(make_cache, mistake):
         assert cache.lengths == (7, 7, 7)
         expected = layer(x[:, 7:], mask=Causal(), cache=untroubled)
         assert torch.equal(layer(x[:, 7:], mask=Causal(), cache=cache), expected)
+
+
+def test_a_first_call_that_fails_binds_nothing():
+    layer, cache = make(), KVCache()
+    with pytest.raises(ValueError, match="ablate"):
+        layer(text(), cache=cache, ablate=[9])
+    layer(text(batch=2), cache=cache)
+    assert cache.lengths == (LENGTH, LENGTH)
 
 
 def test_compiled_token_by_token():

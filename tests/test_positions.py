@@ -64,8 +64,12 @@ class TestRotary:
                 YaRN(4.0, original_length=4096),
                 [1.0, 0.31622776, 0.1, 0.025693506, 0.0062499996, 0.0013834966, 0.00025000001, 7.9056947e-05],
             ),
+            (
+                YaRN(4.0, original_length=64),
+                [1.0, 0.23717082, 0.049999997, 0.0079056947, 0.0024999999, 0.00079056947, 0.00025000001, 7.9056947e-05],
+            ),
         ],
-        ids=["Stretch", "Llama3", "YaRN"],
+        ids=["Stretch", "Llama3", "YaRN", "YaRN of a short text"],
     )
     def test_frequencies_of_scaled_contexts_are_those_of_transformers(self, scaling, expected):
         """Of a head of 16 columns with base 10,000, printed by transformers' own functions in float32."""
@@ -134,6 +138,7 @@ class TestSlopes:
             ValueError,
             "Llama3: slow_turns is 4.0 and fast_turns 4.0; expected fewer",
         ),
+        (lambda: sinusoidal(3, 4, base=0.0), ValueError, "base is 0.0; expected a finite number above 1"),
         (lambda: alibi_slopes(0), ValueError, "heads is 0; expected a whole number of at least 1"),
         (lambda: sinusoidal(3, 0), ValueError, "dim is 0; expected a whole number of at least 1"),
         (lambda: sinusoidal(2.5, 4), TypeError, "positions is 2.5; expected a whole number"),

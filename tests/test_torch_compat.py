@@ -188,6 +188,14 @@ class TestCausal:
         assert isinstance(seen, Causal)
         assert bias is None
 
+    def test_a_mask_that_is_learned_gets_its_gradient(self):
+        _, ours = pair({"batch_first": True})
+        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64)
+        mask = torch.zeros(KEYS, KEYS).double().masked_fill(self.MASK, -torch.inf).requires_grad_()
+        output, _ = ours(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
+        [gradient] = torch.autograd.grad(output.square().sum(), mask)
+        assert gradient.abs().max() > 0
+
     def test_a_wrong_hint_changes_nothing(self, masks_seen):
         """Torch silently puts the causal mask in place of another one."""
         _, ours = pair({"batch_first": True})
@@ -264,6 +272,13 @@ class TestNested:
                 assert (found is None) == (expected is None)
                 if found is not None:
                     torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+    def test_added_keys_are_refused_as_in_torch(self, options):
+        _, ours = pair({"batch_first": True} | options, torch.float32)
+        texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)])
+        with pytest.raises(ValueError, match="expected a layer without add_bias_kv and add_zero_attn"):
+            ours(texts, texts, texts)
 
     def test_only_self_attention_without_masks(self):
         _, ours = pair({"batch_first": True}, torch.float32)
@@ -443,6 +458,19 @@ class TestAsAModule:
         assert output.dtype == torch.bfloat16
         torch.testing.assert_close(output.float(), theirs(x, x, x)[0], rtol=0.05, atol=0.05)
         assert weights.isfinite().all()
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
+    def test_transformed_by_torch_func_and_traced(self):
+        theirs, ours = pair({"batch_first": True}, torch.float32)  # torch's own fast path, in evaluation, cannot
+        x, mask = torch.randn(4, BATCH, KEYS, 6), torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
+        with torch.no_grad():
+            for arguments in ({}, {"attn_mask": mask}):
+                calls = [lambda x, m=m, a=arguments: m(x, x, x, **a)[0] for m in (ours, theirs)]
+                torch.testing.assert_close(torch.func.vmap(calls[0])(x), torch.stack([calls[1](one) for one in x]))
+                got, expected = (torch.func.jvp(call, (x[0],), (x[1],)) for call in calls)
+                torch.testing.assert_close(got, expected)
+            traced = torch.jit.trace(lambda x: ours(x, x, x)[0], x[0])
+            torch.testing.assert_close(traced(x[1]), theirs(x[1], x[1], x[1])[0])
 
     def test_made_on_the_meta_device(self):
         ours = MultiheadAttention(6, HEADS, device="meta").to_empty(device="cpu")

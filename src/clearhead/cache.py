@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,6 +22,7 @@ class Held:
     value: Float[Tensor, "batch kv_heads kv_len value_dim"]
     query_start: int | Int[Tensor, " batch"]
     mask: Mask | None
+    whole: bool  # key 0 is the first of the text, nothing before it was forgotten
     new_key: Float[Tensor, "batch kv_heads n key_dim"]
     new_value: Float[Tensor, "batch kv_heads n value_dim"]
 
@@ -61,6 +63,11 @@ class KVCache:
         return max(self._lengths, default=0)
 
     @property
+    def window(self) -> int | None:
+        """How many tokens back a token may see; None where nothing is forgotten."""
+        return None
+
+    @property
     def capacity(self) -> int:
         """Positions allocated, or to be allocated at first use."""
         return self._capacity
@@ -82,8 +89,10 @@ class KVCache:
     ) -> Held:
         """All keys and values there are, with those of new tokens, which the cache counts only when told to `accept`.
 
-        With `lasting` what is handed over will never change, as attention weights need it.
+        With `lasting` what is handed over will never change, as attention weights and gradients need it.
         """
+        if not self._lengths:  # whatever a call that failed has left
+            self._key = self._value = None
         self._check(key, value)
         return self._offer(key, value, self._lengths or (0,) * key.shape[0], lasting)
 
@@ -99,9 +108,11 @@ class KVCache:
         self.accept(held)
         return held
 
-    def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
+    def truncate(self, lengths: int | Sequence[int] | Tensor | np.ndarray) -> None:
         """Forget all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
-        wanted = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        if not self._lengths:
+            raise ValueError("the cache is empty; there is nothing to truncate")
+        wanted = lengths.tolist() if isinstance(lengths, Tensor | np.ndarray) else lengths
         wanted = wanted if isinstance(wanted, Sequence) else [wanted] * len(self._lengths)
         if len(wanted) != len(self._lengths):
             raise ValueError(f"lengths has {len(wanted)} entries, but the cache holds {len(self._lengths)} sequences")
@@ -141,21 +152,42 @@ class KVCache:
         _write(self._key, key, starts)
         _write(self._value, value, starts)
         uniform = min(starts) == max(starts)
-        held_key, held_value = self._key[:, :, :end], self._value[:, :, :end]
-        if lasting and not self._key.requires_grad:
-            if uniform:  # views that do not share the buffers' version: what comes later is written beyond them
-                held_key, held_value = held_key.data, held_value.data
-                self._lent = end
-            else:
-                held_key, held_value = held_key.clone(), held_value.clone()
-        mask = None if uniform else Padding([start + key.shape[2] for start in starts])
-        return Held(held_key, held_value, self._start(starts, key.device), mask, key, value)
+        if lasting and uniform:
+            self._lent = end
+
+        def handed_over(buffer: Tensor) -> Tensor:
+            held = buffer[:, :, :end]
+            if not lasting or buffer.requires_grad:
+                return held
+            # a view that does not share the buffer's version: what comes later is written beyond it
+            return held.data if uniform else held.clone()
+
+        return Held(
+            key=handed_over(self._key),
+            value=handed_over(self._value),
+            query_start=self._start(starts, key.device),
+            mask=None if uniform else Padding([start + key.shape[2] for start in starts]),
+            whole=True,
+            new_key=key,
+            new_value=value,
+        )
 
     def _store(self, held: Held) -> None:
         """Nothing to do: what was offered is written already."""
 
     def _forget(self, lengths: tuple[int, ...]) -> None:
-        """Nothing to do: what stands beyond a sequence's length is overwritten."""
+        """Clear what is cut off: it is hidden until it is overwritten, but 0 · nan would be nan."""
+        assert self._key is not None
+        assert self._value is not None
+        first = min(lengths)
+        self._key = self._writable(self._key, self._key, first)
+        self._value = self._writable(self._value, self._value, first)
+        if first < self._lent:
+            self._lent = 0
+        for number, (length, now) in enumerate(zip(lengths, self._lengths, strict=True)):
+            if length < now:
+                self._key[number, :, length:now] = 0
+                self._value[number, :, length:now] = 0
 
     def _make_room(self, needed: int, new: int) -> None:
         if not self._grow:
@@ -186,8 +218,8 @@ class KVCache:
 
     def _check(self, key: Tensor, value: Tensor) -> None:
         for name, new, held in (("key", key, self._key), ("value", value, self._value)):
-            if new.ndim != 4:
-                raise ValueError(f"{name} has {new.ndim} axes; expected 4: [batch, kv_heads, length, dim]")
+            if new.ndim != 4 or not new.shape[0]:
+                raise ValueError(f"{name} has shape {tuple(new.shape)}; expected [batch ≥ 1, kv_heads, length, dim]")
             if held is None:
                 continue
             for axis, what in ((0, "batch"), (1, "kv_heads"), (3, "width")):

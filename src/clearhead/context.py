@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -18,9 +19,9 @@ class Stretch:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{type(self).__name__}: {name} is {value!r}; expected a number")
-            if not (math.isfinite(value) and value > 0):
+            if not 0 < float(value) < math.inf:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected a finite number above 0")
 
     def scaled(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -53,16 +56,16 @@ def places(numbers: Iterable[int], dim: int) -> list[int]:
 
 def head_numbers(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
     """Numbers of heads, one or many, sorted and without repeats; an error names the argument they came as."""
-    many = chosen if isinstance(chosen, Iterable) else [chosen]
-    numbers = sorted({whole_number(name, int(n) if isinstance(n, Tensor) else n, least=0) for n in many})
+    plain = chosen.tolist() if isinstance(chosen, Tensor | np.ndarray) else chosen
+    many = plain if isinstance(plain, Iterable) else [plain]
+    numbers = sorted({whole_number(name, number, least=0) for number in many})
     if numbers and numbers[-1] >= heads:
         raise ValueError(f"{name} has head {numbers[-1]}, but there are {heads}, numbered from 0 to {heads - 1}")
     return numbers
 
 
 def key_heads_read(heads: Sequence[int], group: int) -> list[int]:
-    """The key heads that some query heads need: each once if they are shared evenly, else one for every query head."""
-    read = [head // group for head in heads]
-    distinct = list(dict.fromkeys(read))
-    share = len(heads) // len(distinct)
-    return distinct if read == [head for head in distinct for _ in range(share)] else read
+    """The key heads that some query heads need, repeated where needed, so that each serves as many of them."""
+    runs = [(key_head, len(list(run))) for key_head, run in groupby(head // group for head in heads)]
+    share = math.gcd(*(count for _, count in runs))
+    return [key_head for key_head, count in runs for _ in range(count // share)]

@@ -126,7 +126,9 @@ class MultiHeadAttention(Projections):
             query, key = self.rope(query, positions), self.rope(key, positions)
         held = None
         if cache is not None:
-            held = cache.offer(key, value, lasting=return_weights)
+            learning = torch.is_grad_enabled() and query.requires_grad
+            held = cache.offer(key, value, lasting=return_weights or learning)
+            _check_whole(held, mask, bias)
             key, value = held.key, held.value
             if memory is None and query_start is None:
                 query_start = held.query_start
@@ -174,14 +176,16 @@ class MultiHeadAttention(Projections):
                 raise TypeError(f"cache is a {type(cache).__name__}; expected a clearhead.KVCache")
             if cache.lengths and len(cache.lengths) != x.shape[0]:
                 raise ValueError(f"cache holds {len(cache.lengths)} sequences, but x has batch {x.shape[0]}")
+            if memory is not None and cache.window is not None:
+                raise ValueError("memory was given with a cache that forgets all but a window of it; use a KVCache")
         if positions is not None:
             if self.rope is None:
                 raise ValueError("positions was given, but only rope reads it, and this layer has none")
-            if positions.shape not in (x.shape[1:2], x.shape[:2]) or positions.is_floating_point():
-                raise ValueError(
-                    f"positions has shape {tuple(positions.shape)} and dtype {positions.dtype}; expected whole numbers,"
-                    f" ({x.shape[1]},) or {tuple(x.shape[:2])}"
-                )
+            whole_numbers = isinstance(positions, Tensor) and positions.dtype in (torch.int64, torch.int32)
+            if not whole_numbers or positions.shape not in (x.shape[1:2], x.shape[:2]):
+                dtype = f" in {positions.dtype}" if isinstance(positions, Tensor) else ""
+                expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
+                raise ValueError(f"positions {_seen(positions)}{dtype}; expected {expected}")
 
     # -- from and to torch ---------------------------------------------------------------------------------------
 
@@ -209,7 +213,19 @@ def _with_held(mask: Mask | Tensor | None, held: Held) -> Mask | Tensor | None:
     """The keys that both the caller and the cache allow."""
     if mask is None or held.mask is None:
         return mask if held.mask is None else held.mask
-    return (Dense(mask) if isinstance(mask, Tensor) else mask) & held.mask
+    mask = Dense(mask) if isinstance(mask, Tensor) and mask.dtype == torch.bool else mask
+    return mask & held.mask if isinstance(mask, Mask) else mask  # what is no mask is refused by attention()
+
+
+def _check_whole(held: Held, mask: object, bias: object) -> None:
+    """Refuse what a cache that has forgotten the start of the text would get wrong."""
+    if held.whole:
+        return
+    forgotten = "the cache has forgotten the start of the text"
+    if isinstance(mask, Tensor) or (isinstance(mask, Mask) and not mask.relative):
+        raise ValueError(f"mask counts keys from the start, and {forgotten}; use Causal and Window, or a KVCache")
+    if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1:
+        raise ValueError(f"bias counts keys from the start, and {forgotten}; use ALiBi, or a KVCache")
 
 
 def _seen(x: object) -> str:

@@ -53,6 +53,11 @@ class Mask:
         return ()
 
     @property
+    def relative(self) -> bool:
+        """Whether it looks at the distance between query and key only, wherever keys are counted from."""
+        return False
+
+    @property
     def device(self) -> torch.device | None:
         """Where a `Dense` part lives; None without one: lengths follow the queries to wherever they are."""
         return self.tensors[0].device if self.tensors else None
@@ -127,6 +132,10 @@ class Lowered:
 class Causal(Mask):
     """No key after the query's position."""
 
+    @property
+    def relative(self) -> bool:
+        return True
+
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
         return Lowered(key_ranges.single(torch.zeros_like(positions), positions + 1, kv_len))
 
@@ -137,6 +146,10 @@ class Window(Mask):
 
     before: int
     after: int = 0
+
+    @property
+    def relative(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "before", whole_number("Window: before", self.before, least=0))
@@ -271,6 +284,10 @@ class _Pair(Mask):
     right: Mask
 
     symbol = "?"
+
+    @property
+    def relative(self) -> bool:
+        return self.left.relative and self.right.relative
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

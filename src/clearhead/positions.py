@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -41,10 +42,7 @@ class Rotary:
     scaling: Stretch | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, bool) or not isinstance(self.base, int | float):
-            raise TypeError(f"Rotary: base is {self.base!r}; expected a number")
-        if not (math.isfinite(self.base) and self.base > 1):
-            raise ValueError(f"Rotary: base is {self.base}; expected a finite number above 1")
+        _check_base("Rotary: base", self.base)
         if self.layout not in LAYOUTS:
             raise ValueError(f"Rotary: layout is {self.layout!r}; expected 'half' or 'interleaved'")
         if self.dims is not None:
@@ -93,9 +91,7 @@ class Rotary:
         return turned if dims == x.shape[-1] else torch.cat([turned, rest], dim=-1)
 
 
-def sinusoidal(
-    positions: int | Int[Tensor, "*n"], dim: int, *, base: float = 10_000.0, device: torch.device | str | None = None
-) -> Float[Tensor, "*n dim"]:
+def sinusoidal(positions: int | Int[Tensor, "*n"], dim: int, *, base: float = 10_000.0) -> Float[Tensor, "*n dim"]:
     """Sinusoidal positions (Vaswani et al. 2017), float32: sines in the even columns, cosines in the odd ones.
 
     `positions` is how many, counted from 0, or the positions themselves.
@@ -105,8 +101,9 @@ def sinusoidal(
             [ 0.8400,  0.5400,  0.0100,  1.0000],
             [ 0.9100, -0.4200,  0.0200,  1.0000]])
     """
+    _check_base("base", base)
     if not isinstance(positions, Tensor):
-        positions = torch.arange(whole_number("positions", positions, least=0), device=device)
+        positions = torch.arange(whole_number("positions", positions, least=0))
     columns = torch.arange(whole_number("dim", dim), device=positions.device)
     frequencies = base ** (-(columns - columns % 2).double() / dim)
     # a cosine is the sine a quarter turn ahead
@@ -129,3 +126,10 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
         return [2.0 ** (-8.0 * (number + 1) / count) for number in range(count)]
 
     return torch.tensor(geometric(power) + geometric(2 * power)[0::2][: heads - power], dtype=torch.float32)
+
+
+def _check_base(name: str, base: object) -> None:
+    if isinstance(base, bool) or not isinstance(base, Real):
+        raise TypeError(f"{name} is {base!r}; expected a number")
+    if not 1 < float(base) < math.inf:
+        raise ValueError(f"{name} is {base}; expected a finite number above 1")

@@ -108,7 +108,7 @@ class Projections(nn.Module):
 
     def head(self, number: int) -> Head:
         """The weights of one head, as views: `layer.head(3).query_weight` is `[input, key_dim]`, used as `x @ W`."""
-        [number] = head_numbers("number", number, self.heads)
+        [number] = head_numbers("number", whole_number("number", number, least=0), self.heads)
         key_number = number * self.kv_heads // self.heads
         own, shared = place(number, self.key_dim), place(key_number, self.key_dim)
         value, joined = place(key_number, self.value_dim), place(number, self.value_dim)
@@ -133,7 +133,8 @@ class Projections(nn.Module):
     def drop_heads(self, heads: int | Iterable[int]) -> Self:
         """A smaller layer without these heads: the output is that of this layer less their contributions.
 
-        Where groups of heads that share a key head become unequal, key and value heads are repeated. A layer with
+        Where groups of heads that share a key head become unequal, key and value heads are repeated until they are
+        equal again. A layer with
         split="slice" becomes a projected one, because its slices would no longer cover the input.
         """
         if self.split == "slice":

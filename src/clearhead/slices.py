@@ -35,6 +35,12 @@ class SlicedLinear(nn.Module):
         return self.weight.unflatten(0, (self.slices, -1))
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        if self.weight.shape[0] != self.out_features:
+            rows = f"{self.weight.shape[0]} of its {self.out_features} rows"
+            raise ValueError(
+                f"weight has {rows}: slices cannot be sharded by columns, as their input would have to be too;"
+                " shard the layer's to_projected() form"
+            )
         sliced = x.unflatten(-1, (self.slices, -1))
         output = torch.einsum("...si,soi->...so", sliced, self.blocks).flatten(-2)
         return output if self.bias is None else output + self.bias

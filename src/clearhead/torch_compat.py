@@ -28,6 +28,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     - a query that may attend to nothing gives weights 0 and head outputs 0, where torch may give NaN;
     - `attn_mask` is always obeyed; the hint `is_causal` only lets a mask that is causal be computed faster;
+    - `is_causal` without `attn_mask` is refused, which torch does on one path and ignores on another;
     - the weights are those before dropout, so their rows sum to 1.
     """
 
@@ -67,6 +68,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.is_nested or key.is_nested or value.is_nested:
             if query is not key or key is not value or attn_mask is not None or key_padding_mask is not None:
                 raise ValueError("query is nested; expected self-attention without masks, as nested tensors need none")
+            if self.bias_k is not None or self.add_zero_attn:
+                raise ValueError("query is nested; expected a layer without add_bias_kv and add_zero_attn, as in torch")
             return self._attend_nested(query, need_weights, average_attn_weights)
         batched = query.ndim == 3
         self._check_shapes(query, key, value)
@@ -134,7 +137,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         lengths = [text.shape[0] for text in x.unbind()]
         padded = x.to_padded_tensor(0.0)
         queries, keys, values = (split_heads(t, self.head_dim) for t in self._project(padded, padded, padded))
-        keys, values = self._with_extra_keys(keys, values)
         if need_weights:  # the weights of queries that are not real are 0 as well
             mask: Mask = Documents([[length] for length in lengths])
         else:
@@ -260,21 +262,27 @@ def _weights(
     # a row of -inf has no softmax; equal scores have, and are then multiplied by 0
     added = torch.where(some, added, 0.0).expand(batch, heads, -1, -1).flatten(0, 1)
     weights = _softmax(torch.baddbmm(added, query, key.mT)).unflatten(0, (batch, heads))
-    looking_is_free = some.device.type == "cpu" and not torch.compiler.is_compiling()
-    return weights if looking_is_free and bool(some.all()) else weights * some
+    every = some.device.type == "cpu" and not _traced() and bool(some.all())  # elsewhere looking would cost a wait
+    return weights if every else weights * some
 
 
 def _softmax(scores: Float[Tensor, "batch q_len kv_len"]) -> Float[Tensor, "batch q_len kv_len"]:
     """In place where no gradient is recorded: fresh memory costs as much as the arithmetic."""
-    in_place = not (scores.requires_grad or torch.compiler.is_compiling())
+    in_place = not (torch.is_grad_enabled() or _traced())
     return torch.softmax(scores, dim=-1, out=scores) if in_place else torch.softmax(scores, dim=-1)
 
 
 def _is_causal(mask: Tensor) -> bool:
     """Whether an attention mask hides what comes later and nothing else. Unknown counts as no."""
-    if mask.ndim != 2 or mask.requires_grad or torch.compiler.is_compiling() or mask.device.type == "meta":
+    if mask.ndim != 2 or mask.requires_grad or _traced() or mask.device.type == "meta":
         return False
     later = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).triu(1)
     if mask.dtype == torch.bool:
         return torch.equal(mask, later)
     return torch.equal(mask, torch.zeros_like(mask).masked_fill_(later, -torch.inf))
+
+
+def _traced() -> bool:
+    """Whether values cannot be looked at or overwritten: while compiling, tracing, or under vmap and its like."""
+    transformed = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    return transformed is not None or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None

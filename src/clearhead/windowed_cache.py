@@ -16,8 +16,8 @@ class WindowedKVCache(KVCache):
 
     Used like `KVCache`. Each token attends to at most `window` positions, its own included: the same as one full pass
     with `mask & Window(before=window - 1)`, however the text is cut into chunks. Keys are handed over in the order of
-    their positions and count from the oldest one handed over, so masks that count keys from the start of the text
-    (`Prefix`, `Documents`, `Padding`, `Dense`) do not say what they seem to; `Causal` and `Window` do.
+    their positions and count from the oldest one handed over. Masks and biases that count them from the start of the
+    text are refused once that is forgotten: all but `Causal`, `Window` and `ALiBi`.
     """
 
     def __init__(self, window: int) -> None:
@@ -35,12 +35,19 @@ class WindowedKVCache(KVCache):
         order = self._order(starts, before, count, device)
         held_key = _arranged(torch.cat([self._key, key], dim=2), order)
         held_value = _arranged(torch.cat([self._value, value], dim=2), order)
-        # no query can see further back than the first key handed over, unless there are more keys than the window's
-        mask: Mask | None = Window(before=self.window - 1) if max(before) + count > self.window else None
+        mask: Mask | None = Window(before=self.window - 1) if count > 1 else None  # a single token sees all of them
         if order.shape[0] > 1:
             real = Padding([held + count for held in before])
             mask = real if mask is None else mask & real
-        return Held(held_key, held_value, self._start(before, device), mask, key, value)
+        return Held(
+            key=held_key,
+            value=held_value,
+            query_start=self._start(before, device),
+            mask=mask,
+            whole=starts == before,
+            new_key=key,
+            new_value=value,
+        )
 
     def _order(
         self, starts: tuple[int, ...], before: tuple[int, ...], count: int, device: torch.device
