@@ -469,8 +469,8 @@ class TestAsAModule:
                 torch.testing.assert_close(torch.func.vmap(calls[0])(x), torch.stack([calls[1](one) for one in x]))
                 got, expected = (torch.func.jvp(call, (x[0],), (x[1],)) for call in calls)
                 torch.testing.assert_close(got, expected)
-            traced = torch.jit.trace(lambda x: ours(x, x, x)[0], x[0])
-            torch.testing.assert_close(traced(x[1]), theirs(x[1], x[1], x[1])[0])
+        traced = torch.jit.trace(ours, (x[0], x[0], x[0]))
+        torch.testing.assert_close(traced(x[1], x[1], x[1]), theirs(x[1], x[1], x[1]))
 
     def test_made_on_the_meta_device(self):
         ours = MultiheadAttention(6, HEADS, device="meta").to_empty(device="cpu")
