@@ -20,6 +20,7 @@ SOURCE = ROOT / "src" / "clearhead"
 # top first; a file imports only from files above it in this list
 LAYERS = [
     "checks",
+    "tracing",
     "ranges",
     "masks",
     "biases",
