@@ -20,7 +20,6 @@ SOURCE = ROOT / "src" / "clearhead"
 # top first; a file imports only from files above it in this list
 LAYERS = [
     "checks",
-    "tracing",
     "ranges",
     "masks",
     "biases",

@@ -112,9 +112,9 @@ class MultiHeadAttention(Projections):
         self._check_inputs(x, memory, positions, cache)
         source = x if memory is None else memory
         # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
-        query, key, value = self.project(x, source)
-        query, key = split_heads(query, self.key_dim), split_heads(key, self.key_dim)
-        value = split_heads(value, self.value_dim)
+        query = split_heads(self.query(x), self.key_dim)
+        key = split_heads(self.key(source), self.key_dim)
+        value = split_heads(self.value(source), self.value_dim)
         if self.query_norm is not None and self.key_norm is not None:
             # in the gains' own dtype, which autocast leaves as it is
             query = self.query_norm(query.to(self.query_norm.weight.dtype)).to(value.dtype)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.checks import whole_number
@@ -14,7 +13,6 @@ from clearhead.heads import Head, head_numbers, key_heads_read, place, places
 from clearhead.posing import checked_dropout, checked_scale, checked_softcap
 from clearhead.positions import Rotary
 from clearhead.slices import SlicedLinear
-from clearhead.tracing import traced
 
 NORM_EPS = 1e-6
 
@@ -105,14 +103,6 @@ class Projections(nn.Module):
         }
         options = {name: value for name, value in self.options().items() if value != usual.get(name, False)}
         return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
-
-    def project(
-        self, x: Float[Tensor, "batch q_len d_model"], source: Float[Tensor, "batch kv_len kv_input_dim"]
-    ) -> tuple[Float[Tensor, "batch q_len width"], Tensor, Tensor]:
-        """The queries of x and the keys and values of `source`, all heads side by side."""
-        if x is source and _share_a_buffer(x, self.query, self.key, self.value):
-            return _in_one_buffer(x, self.query, self.key, self.value)
-        return self.query(x), self.key(source), self.value(source)
 
     # -- heads one by one ----------------------------------------------------------------------------------------
 
@@ -216,43 +206,6 @@ def filled(module: Module, state: Mapping[str, Tensor], training: bool) -> Modul
     for name, tensor in state.items():
         module.get_parameter(name).requires_grad_(tensor.requires_grad)
     return module.train(training)
-
-
-def _share_a_buffer(x: Tensor, *projections: nn.Module) -> bool:
-    """Whether these are plain products on the CPU, with nobody looking on and no gradient to record."""
-    if torch.is_grad_enabled() or x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or traced():
-        return False
-    return all(
-        type(projection) is nn.Linear
-        and type(projection.weight) is nn.Parameter
-        and projection.weight.dtype == x.dtype
-        and not projection._forward_hooks
-        and not projection._forward_pre_hooks
-        for projection in projections
-    )
-
-
-def _in_one_buffer(
-    x: Float[Tensor, "batch n width"], *projections: nn.Linear | SlicedLinear
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What the projections give, in memory allocated once.
-
-    Given three pieces instead, the allocator hands them back and faults them in again at every call, which makes the
-    whole layer up to 15 % slower at a few hundred tokens.
-    """
-    rows = x.flatten(0, 1)
-    widths = [projection.weight.shape[0] for projection in projections]
-    parts = x.new_empty(rows.shape[0] * sum(widths)).split([rows.shape[0] * width for width in widths])
-    results = []
-    for projection, part, width in zip(projections, parts, widths, strict=True):
-        result = part.view(-1, width)
-        if projection.bias is None:
-            torch.mm(rows, projection.weight.T, out=result)
-        else:
-            torch.addmm(projection.bias, rows, projection.weight.T, out=result)
-        results.append(result.view(*x.shape[:2], width))
-    query, key, value = results
-    return query, key, value
 
 
 def _checked_split(split: object, layer: Projections) -> str:

@@ -17,7 +17,6 @@ from torch.nn.functional import linear, pad
 from clearhead.functional import attention
 from clearhead.heads import join_heads, split_heads
 from clearhead.masks import And, Causal, Dense, Documents, Mask, Padding
-from clearhead.tracing import traced
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -263,21 +262,27 @@ def _weights(
     # a row of -inf has no softmax; equal scores have, and are then multiplied by 0
     added = torch.where(some, added, 0.0).expand(batch, heads, -1, -1).flatten(0, 1)
     weights = _softmax(torch.baddbmm(added, query, key.mT)).unflatten(0, (batch, heads))
-    every = some.device.type == "cpu" and not traced() and bool(some.all())  # elsewhere looking would cost a wait
+    every = some.device.type == "cpu" and not _traced() and bool(some.all())  # elsewhere looking would cost a wait
     return weights if every else weights * some
 
 
 def _softmax(scores: Float[Tensor, "batch q_len kv_len"]) -> Float[Tensor, "batch q_len kv_len"]:
     """In place where no gradient is recorded: fresh memory costs as much as the arithmetic."""
-    in_place = not (torch.is_grad_enabled() or traced())
+    in_place = not (torch.is_grad_enabled() or _traced())
     return torch.softmax(scores, dim=-1, out=scores) if in_place else torch.softmax(scores, dim=-1)
 
 
 def _is_causal(mask: Tensor) -> bool:
     """Whether an attention mask hides what comes later and nothing else. Unknown counts as no."""
-    if mask.ndim != 2 or mask.requires_grad or traced() or mask.device.type == "meta":
+    if mask.ndim != 2 or mask.requires_grad or _traced() or mask.device.type == "meta":
         return False
     later = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).triu(1)
     if mask.dtype == torch.bool:
         return torch.equal(mask, later)
     return torch.equal(mask, torch.zeros_like(mask).masked_fill_(later, -torch.inf))
+
+
+def _traced() -> bool:
+    """Whether values cannot be looked at or overwritten: while compiling, tracing, or under vmap and its like."""
+    transformed = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    return transformed is not None or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
