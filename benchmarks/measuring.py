@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,13 +20,15 @@ RESULTS = Path(__file__).parent / "results"
 def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, repeats: int = 1) -> dict[str, float]:
     """Seconds each call takes: all of them in turn, `rounds` times, and the shortest of each.
 
-    Taking turns lets a slow spell of a shared machine hit all of them; the minimum is what the code can do.
+    Taking turns lets a slow spell of a shared machine hit all of them; the minimum is what the code can do. The order
+    is drawn anew each time, because a call finds the caches and the heap as the one before has left them.
     """
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
+    shuffled = random.Random(0)
     for _ in range(rounds):
-        for name, call in calls.items():
+        for name, call in shuffled.sample(list(calls.items()), len(calls)):
             start = time.perf_counter()
             for _ in range(repeats):
                 call()

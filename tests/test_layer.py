@@ -101,6 +101,17 @@ def test_gradients(options):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
+@every_option
+@pytest.mark.parametrize("batch", [0, 2])
+def test_without_gradients_the_same_numbers(options, batch):
+    layer = make(options)
+    tensors = [tensor[:batch] for tensor in inputs(layer)]
+    expected = layer(*tensors, mask=Causal())
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(layer(*tensors, mask=Causal()), expected)
+
+
 def test_the_teaching_texts_layer():
     layer = MultiHeadAttention()
     assert (layer.d_model, layer.heads, layer.key_dim, layer.value_dim) == (512, 8, 64, 64)

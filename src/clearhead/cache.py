@@ -184,10 +184,12 @@ class KVCache:
         self._value = self._writable(self._value, self._value, first)
         if first < self._lent:
             self._lent = 0
-        for number, (length, now) in enumerate(zip(lengths, self._lengths, strict=True)):
-            if length < now:
-                self._key[number, :, length:now] = 0
-                self._value[number, :, length:now] = 0
+        spans = list(zip(lengths, self._lengths, strict=True))
+        alike = len(set(spans)) == 1
+        for number, (length, now) in enumerate(spans[:1] if alike else spans):
+            sequences = slice(None) if alike else number
+            self._key[sequences, ..., length:now, :].zero_()
+            self._value[sequences, ..., length:now, :].zero_()
 
     def _make_room(self, needed: int, new: int) -> None:
         if not self._grow:
