@@ -1,4 +1,4 @@
-"""The multi-head layer: every option against the formula written out in float64, and all that one does with layers."""
+"""The multi-head layer: every option against the formula written out in float64, its heads, and bad input."""
 
 import copy
 
@@ -6,61 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Padding, Window
+from clearhead import ALiBi, Causal, MultiHeadAttention, Padding, Window
 from clearhead.positions import Rotary
 from harness import assert_matches
+from layers import OPTIONS, every_option, inputs, make
 from plain_layer import plain
-
-OPTIONS = {
-    "defaults": {},
-    "grouped": {"kv_heads": 3},
-    "one key head": {"kv_heads": 1},
-    "key_dim": {"key_dim": 7},
-    "value_dim": {"value_dim": 11},
-    "both": {"key_dim": 7, "value_dim": 11, "kv_heads": 2},
-    "heads that do not divide": {"heads": 7, "key_dim": 3},
-    "memory": {"kv_input_dim": 13},
-    "memory, grouped": {"kv_input_dim": 13, "kv_heads": 3},
-    "output_dim": {"output_dim": 17},
-    "no bias": {"bias": False},
-    "slices": {"split": "slice"},
-    "slices, grouped": {"split": "slice", "kv_heads": 3, "key_dim": 7, "value_dim": 11},
-    "slices of memory": {"split": "slice", "kv_input_dim": 18, "bias": False},
-    "rope": {"key_dim": 8, "rope": True},
-    "rope, interleaved": {"key_dim": 8, "rope": Rotary(base=50.0, layout="interleaved")},
-    "rope, partly": {"key_dim": 7, "rope": Rotary(dims=4), "kv_heads": 2},
-    "qk_norm": {"qk_norm": True},
-    "scale": {"scale": 0.3},
-    "softcap": {"softcap": 0.7},
-    "sinks": {"sinks": True},
-    "all": {
-        "kv_heads": 3,
-        "key_dim": 8,
-        "value_dim": 11,
-        "output_dim": 17,
-        "rope": Rotary(base=100.0),
-        "qk_norm": True,
-        "scale": 0.9,
-        "softcap": 2.0,
-        "sinks": True,
-    },
-}
-every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-
-
-def make(options: dict, dtype: torch.dtype = torch.float32) -> MultiHeadAttention:
-    """A layer on 30 columns with 6 heads, and nothing in it left at 0 or 1."""
-    layer = MultiHeadAttention(**({"d_model": 30, "heads": 6} | options), dtype=dtype)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return layer
-
-
-def inputs(layer: MultiHeadAttention, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    x = torch.randn(2, 5, layer.d_model, dtype=dtype)
-    needs_memory = layer.kv_input_dim != layer.d_model
-    return (x, torch.randn(2, 7, layer.kv_input_dim, dtype=dtype)) if needs_memory else (x,)
 
 
 def causal(layer: MultiHeadAttention, kv_len: int) -> torch.Tensor:
@@ -279,95 +229,6 @@ def test_slices_as_projections(name):
     assert projected.query.weight.shape == (layer.heads * layer.key_dim, 30)
     torch.testing.assert_close(projected(*tensors, mask=Causal()), layer(*tensors, mask=Causal()), rtol=1e-12, atol=0)
     assert torch.equal(projected.to_projected()(*tensors), projected(*tensors))
-
-
-@pytest.fixture
-def forgetful_compiler():
-    """Layers of many kinds are compiled here, more than dynamo keeps of one function."""
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("forgetful_compiler")
-class TestAsAModule:
-    @every_option
-    def test_compiled(self, options):
-        layer = make(options).eval()
-        tensors = inputs(layer)
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(*tensors, mask=Causal()), layer(*tensors, mask=Causal()))
-
-    def test_compiled_with_weights_gradients_and_the_default_backend(self):
-        layer, x = make(OPTIONS["all"]), torch.randn(2, 5, 30)
-        compiled = torch.compile(layer, fullgraph=True)
-        output, weights = compiled(x, mask=Causal(), return_weights=True)
-        expected, expected_weights = layer(x, mask=Causal(), return_weights=True)
-        torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(weights.entropy(), expected_weights.entropy())
-        gradients = torch.autograd.grad(output.sum(), list(layer.parameters()))
-        for mine, theirs in zip(gradients, torch.autograd.grad(expected.sum(), list(layer.parameters())), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-    @pytest.mark.parametrize("name", ["defaults", "all", "slices, grouped"])
-    def test_exported_for_any_length(self, name):
-        class Causally(nn.Module):
-            def __init__(self, layer):
-                super().__init__()
-                self.layer = layer
-
-            def forward(self, x):
-                return self.layer(x, mask=Causal())
-
-        layer = make(OPTIONS[name]).eval()
-        length = torch.export.Dim("length", min=2, max=1000)
-        x = torch.randn(2, 5, 30)
-        program = torch.export.export(Causally(layer), (x,), dynamic_shapes=({1: length},))
-        torch.testing.assert_close(program.module()(x), layer(x, mask=Causal()))
-        longer = torch.randn(2, 11, 30)
-        torch.testing.assert_close(program.module()(longer), layer(longer, mask=Causal()))
-
-    @every_option
-    def test_copied_saved_and_loaded(self, options, tmp_path):
-        layer = make(options)
-        tensors = inputs(layer)
-        expected = layer(*tensors)
-        assert torch.equal(copy.deepcopy(layer)(*tensors), expected)
-        torch.save(layer.state_dict(), tmp_path / "layer.pt")
-        other = MultiHeadAttention(**layer.options())
-        other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
-        assert torch.equal(other(*tensors), expected)
-
-    def test_state_dict_keys(self):
-        names = {f"{name}.{part}" for name in ("query", "key", "value", "output") for part in ("weight", "bias")}
-        assert set(make({}).state_dict()) == set(make({"split": "slice"}).state_dict()) == names
-        assert set(make({"rope": True, "key_dim": 4, "bias": False}).state_dict()) == {n for n in names if "w" in n}
-        extra = {"query_norm.weight", "key_norm.weight", "sinks"}
-        assert set(make({"qk_norm": True, "sinks": True}).state_dict()) == names | extra
-
-    def test_made_on_the_meta_device(self):
-        with torch.device("meta"):
-            outside = MultiHeadAttention(30, 6, sinks=True, split="slice")
-        inside = MultiHeadAttention(30, 6, sinks=True, split="slice", device="meta")
-        for layer in (outside, inside):
-            assert all(p.is_meta for p in layer.parameters())
-            layer.to_empty(device="cpu").reset_parameters()
-            assert layer(torch.randn(2, 5, 30)).isfinite().all()
-
-    @pytest.mark.parametrize("name", ["defaults", "all", "slices, grouped"])
-    def test_autocast(self, name):
-        layer, x = make(OPTIONS[name]), torch.randn(2, 5, 30)
-        cache = KVCache()
-        with torch.autocast("cpu", torch.bfloat16):
-            output, weights = layer(x, mask=Causal(), cache=cache, return_weights=True)
-        assert output.dtype == torch.bfloat16
-        torch.testing.assert_close(output.float(), layer(x, mask=Causal()), rtol=0.05, atol=0.1)
-        expected = layer(x, mask=Causal(), return_weights=True)[1]
-        torch.testing.assert_close(weights.dense(), expected.dense(), rtol=0.05, atol=0.05)
-
-    def test_repr_says_what_is_unusual(self):
-        assert "MultiHeadAttention(\n  d_model=30, heads=6\n" in repr(make({}))
-        shown = repr(make({"kv_heads": 2, "bias": False, "softcap": 3, "rope": True, "key_dim": 4}))
-        assert "d_model=30, heads=6, kv_heads=2, key_dim=4, rope=Rotary(" in shown
-        assert "softcap=3.0, bias=False" in shown
 
 
 LAYER = MultiHeadAttention(30, 6)

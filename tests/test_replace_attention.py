@@ -1,0 +1,96 @@
+"""`replace_attention`: models keep their outputs, and torch's encoder really calls what it was given."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.torch_compat import MultiheadAttention, replace_attention
+from pairs import BATCH, HEADS, KEYS
+
+
+class TestReplaceAttention:
+    @pytest.fixture
+    def calls(self, monkeypatch):
+        """How often our forward is called."""
+        seen = []
+        forward = MultiheadAttention.forward
+        monkeypatch.setattr(MultiheadAttention, "forward", lambda *a, **k: seen.append(1) or forward(*a, **k))
+        return seen
+
+    @pytest.mark.parametrize("norm_first", [False, True])
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("recording", [False, True])
+    @pytest.mark.parametrize("padded", [False, True])
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
+    def test_encoder(self, norm_first, training, recording, padded, masked, calls):
+        one = nn.TransformerEncoderLayer(8, HEADS, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+        model = nn.TransformerEncoder(one, 3).train(training)
+        replaced = replace_attention(copy.deepcopy(model))
+        x = torch.randn(BATCH, KEYS, 8)
+        mask = nn.Transformer.generate_square_subsequent_mask(KEYS) if masked else None
+        hidden = torch.arange(KEYS) >= torch.tensor([[4], [7], [2]]) if padded else None
+        hidden = torch.zeros(BATCH, KEYS).masked_fill(hidden, -torch.inf) if padded and masked else hidden
+        with torch.set_grad_enabled(recording):
+            expected = model(x, mask=mask, src_key_padding_mask=hidden)
+            assert not calls
+            got = replaced(x, mask=mask, src_key_padding_mask=hidden)
+        assert len(calls) == 3
+        torch.testing.assert_close(got, expected)
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("batch_first", [False, True])
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+    def test_the_whole_transformer(self, training, batch_first, calls):
+        model = nn.Transformer(8, HEADS, 2, 2, 16, dropout=0.0, batch_first=batch_first).train(training)
+        replaced = replace_attention(copy.deepcopy(model))
+        source, target = torch.randn(2, BATCH, BATCH, 8)
+        mask = nn.Transformer.generate_square_subsequent_mask(BATCH)
+        arguments = {"tgt_mask": mask, "tgt_is_causal": True}
+        torch.testing.assert_close(replaced(source, target, **arguments), model(source, target, **arguments))
+        assert len(calls) == 2 + 2 * 2
+        assert type(replaced.decoder.layers[0].multihead_attn) is MultiheadAttention
+
+    def test_parameters_optimizers_hooks_and_names_stay(self):
+        model = nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, HEADS))
+        before = dict(model.named_parameters())
+        fired = []
+        model[1].register_forward_hook(lambda *a: fired.append(1))
+        assert replace_attention(model) is model
+        after = dict(model.named_parameters())
+        assert before.keys() == after.keys()
+        assert all(before[name] is after[name] for name in before)
+        model[1](*torch.randn(3, 4, 5, 6))
+        assert fired == [1]
+        replace_attention(model)  # a second time finds nothing left to do
+        assert len(model[1]._forward_pre_hooks) == 1
+
+    def test_the_model_may_be_the_layer_itself(self):
+        module = nn.MultiheadAttention(6, HEADS)
+        replace_attention(module)
+        assert type(module) is MultiheadAttention
+
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+    def test_copies_of_an_encoder_built_from_ours_are_called_too(self, calls):
+        one = nn.TransformerEncoderLayer(8, HEADS, 16, batch_first=True)
+        replace_attention(one)
+        model = nn.TransformerEncoder(one, 2).eval()
+        with torch.no_grad():
+            model(torch.randn(BATCH, KEYS, 8))
+        assert len(calls) == 2
+
+    def test_a_subclass_with_code_of_its_own_is_left_alone_with_a_warning(self):
+        class Own(nn.MultiheadAttention):
+            pass
+
+        model = nn.ModuleDict({"theirs": Own(6, HEADS), "plain": nn.MultiheadAttention(6, HEADS)})
+        with pytest.warns(UserWarning, match="theirs is a Own, a subclass of nn.MultiheadAttention"):
+            replace_attention(model)
+        assert type(model["theirs"]) is Own
+        assert type(model["plain"]) is MultiheadAttention
+
+    def test_a_model_without_any_is_refused(self):
+        with pytest.raises(ValueError, match="model is a Linear with no nn.MultiheadAttention in it to be replaced"):
+            replace_attention(nn.Linear(2, 2))

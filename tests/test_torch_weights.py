@@ -1,0 +1,68 @@
+"""`from_torch` and `to_torch`: the same layer in the other arrangement of its weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead import MultiHeadAttention
+from pairs import BATCH, KEYS, OPTIONS, QUERIES, pair
+
+
+class TestFromAndToTorch:
+    @pytest.mark.parametrize("name", ["defaults", "batch_first", "no bias", "kdim"])
+    def test_there_and_back(self, name):
+        options = {"kdim": 11, "vdim": 11} if name == "kdim" else OPTIONS[name]
+        theirs, _ = pair(options | {"dropout": 0.2})
+        theirs.eval().out_proj.weight.requires_grad_(False)
+        layer = MultiHeadAttention.from_torch(theirs)
+        x, source = torch.randn(BATCH, QUERIES, 6).double(), torch.randn(BATCH, KEYS, theirs.kdim).double()
+        inputs = (x, source, source) if theirs.batch_first else [t.transpose(0, 1) for t in (x, source, source)]
+        expected = theirs(*inputs)[0]
+        expected = expected if theirs.batch_first else expected.transpose(0, 1)
+        torch.testing.assert_close(layer(x, source), expected)
+        assert not layer.training
+        assert layer.dropout == 0.2
+        assert not layer.output.weight.requires_grad
+        assert layer.query.weight.requires_grad
+        back = layer.to_torch()
+        assert type(back) is nn.MultiheadAttention
+        assert back.batch_first
+        torch.testing.assert_close(back(x, source, source)[0], layer(x, source))
+        for name, tensor in theirs.state_dict().items():
+            assert torch.equal(back.state_dict()[name], tensor)
+
+    @pytest.mark.parametrize("options", [{"kv_heads": 2}, {"split": "slice"}, {"kv_heads": 1, "bias": False}], ids=str)
+    def test_grouped_and_sliced_layers_to_torch(self, options):
+        layer = MultiHeadAttention(24, 4, **options, dtype=torch.float64)
+        x = torch.randn(BATCH, QUERIES, 24, dtype=torch.float64)
+        torch.testing.assert_close(layer.to_torch()(x, x, x)[0], layer(x))
+
+    @pytest.mark.parametrize(
+        ("call", "error", "says"),
+        [
+            (
+                lambda: MultiHeadAttention.from_torch(nn.Linear(2, 2)),
+                TypeError,
+                "module is a Linear; expected",
+            ),
+            (
+                lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 2, add_bias_kv=True, kdim=5)),
+                ValueError,
+                "module has add_bias_kv and kdim 5 and vdim 6 that differ, which MultiHeadAttention does not know",
+            ),
+            (
+                lambda: MultiHeadAttention(6, 2, sinks=True, softcap=3, output_dim=5).to_torch(),
+                ValueError,
+                "this layer has output_dim 5 beside d_model 6 and softcap 3.0 and sinks, which nn.MultiheadAttention",
+            ),
+            (
+                lambda: MultiHeadAttention(6, 2, value_dim=5).to_torch(),
+                ValueError,
+                "this layer has key_dim 3 and value_dim 5, where d_model / heads is 3",
+            ),
+        ],
+    )
+    def test_what_has_no_equal_is_refused(self, call, error, says):
+        with pytest.raises(error) as caught:
+            call()
+        assert says in str(caught.value)
