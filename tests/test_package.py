@@ -51,6 +51,8 @@ LAYERS = [
     "torch_weights",
     "layer",
     "torch_compat",
+    "worked",
+    "worked.trace",
     "doctor",
     "cli",
     "__main__",
@@ -74,6 +76,7 @@ def test_public_names():
         "ALiBi",
         "MultiHeadAttention",
         "KVCache",
+        "trace",
     }
     for name in clearhead.__all__:
         value = getattr(clearhead, name)
@@ -150,7 +153,10 @@ def test_docstring_examples(name):
 
 def test_some_docstring_examples_are_found():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    modules = (importlib.import_module(f"clearhead.{name}") for name in ("masks", "functional", "positions", "layer"))
+    modules = (
+        importlib.import_module(f"clearhead.{name}")
+        for name in ("masks", "functional", "positions", "layer", "worked.trace")
+    )
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 
 

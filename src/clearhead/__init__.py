@@ -21,6 +21,7 @@ __all__ = [  # noqa: RUF022, in the order one meets them
     "ALiBi",
     "MultiHeadAttention",
     "KVCache",
+    "trace",
 ]
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from clearhead.layer import MultiHeadAttention
     from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
     from clearhead.weights import AttentionWeights
+    from clearhead.worked.trace import trace
 
 _HOMES = {
     "attention": "functional",
@@ -43,6 +45,7 @@ _HOMES = {
     "ALiBi": "biases",
     "MultiHeadAttention": "layer",
     "KVCache": "cache",
+    "trace": "worked.trace",
 }
 
 

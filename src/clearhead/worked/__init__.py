@@ -1,0 +1,1 @@
+"""Worked examples: any attention calculation step by step with its real numbers, written out."""

@@ -1,0 +1,127 @@
+"""The worked example's steps: named, sized, costed, and ending in the layer's own output."""
+
+import pytest
+import torch
+
+from clearhead import Causal, Dense, MultiHeadAttention, Padding, trace
+from clearhead.worked.trace import NAMES
+from layers import every_option, make
+
+
+@every_option
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_step_is_the_layers(options, masked):
+    layer = make(options, torch.float64)
+    x = torch.randn(5, 30, dtype=torch.float64)
+    memory = torch.randn(7, layer.kv_input_dim, dtype=torch.float64) if layer.kv_input_dim != 30 else None
+    mask = Causal() if masked else None
+    found = trace(layer, x, memory, mask=mask)
+    batch = (x[None],) if memory is None else (x[None], memory[None])
+    output, weights = layer(*batch, mask=mask, return_weights=True)
+    torch.testing.assert_close(found.output, output[0], rtol=1e-10, atol=1e-12)
+    for head in range(layer.heads):
+        for name, expected in (
+            ("weights", weights[0, head]),
+            ("masked" if masked else "scaled", weights.scores[0, head]),
+        ):
+            torch.testing.assert_close(found.step(name, head).values, expected, rtol=1e-10, atol=1e-12)
+    for step in found:
+        assert step.shapes.endswith(str(step.shape))
+        assert (step.head is None) == (step.name in ("input", "concat", "output"))
+
+
+@every_option
+def test_steps_come_in_order_and_cost_what_the_layer_has(options):
+    layer = make(options)
+    x, memory = torch.randn(5, 30), torch.randn(7, layer.kv_input_dim)
+    found = trace(
+        layer, x, memory if layer.kv_input_dim != 30 else None, mask=Dense(torch.ones(1, 1, dtype=torch.bool))
+    )
+    optional = {"slice"} - ({"slice"} if layer.split == "slice" else set())
+    expected = [name for name in NAMES if name not in optional]
+    for head in range(layer.heads):
+        names = [step.name for step in found if step.head in (None, head)]
+        assert list(dict.fromkeys(names)) == expected
+    learned = sum(step.weights for step in found)
+    shared = layer.heads // layer.kv_heads  # every head that reads a key head counts its weights, and its norm's gains
+    parameters = {name: p.numel() for name, p in layer.named_parameters()}
+    times = {"key": shared, "value": shared, "query_norm": layer.heads, "key_norm": layer.heads}
+    assert learned == sum(count * times.get(name.split(".")[0], 1) for name, count in parameters.items())
+
+
+def test_the_teaching_texts_sentences():
+    sliced = trace(MultiHeadAttention(4, 2, split="slice", bias=False), torch.randn(8, 4))
+    sentences = {step.name: (step.formula, step.shapes) for step in sliced if step.head in (None, 0)}
+    assert sentences == {
+        "input": ("X", "(8, 4)"),
+        "slice": ("X₁ = X[:, 0:2]", "(8, 4) → (8, 2)"),
+        "query": ("Q₁ = X₁ W_Q₁", "(8, 2) × (2, 2) = (8, 2)"),
+        "key": ("K₁ = X₁ W_K₁", "(8, 2) × (2, 2) = (8, 2)"),
+        "value": ("V₁ = X₁ W_V₁", "(8, 2) × (2, 2) = (8, 2)"),
+        "scores": ("Q₁ K₁ᵀ", "(8, 2) × (2, 8) = (8, 8)"),
+        "scaled": ("S₁ = Q₁ K₁ᵀ / √2", "(8, 2) × (2, 8) / √2 = (8, 8)"),
+        "weights": ("A₁ = softmax(S₁)", "softmax over each row of (8, 8) = (8, 8)"),
+        "head_output": ("O₁ = A₁ V₁", "(8, 8) × (8, 2) = (8, 2)"),
+        "concat": ("C = Concat(O₁, O₂)", "Concat[(8, 2), (8, 2)] = (8, 4)"),
+        "output": ("Y = C W_O", "(8, 4) × (4, 4) = (8, 4)"),
+    }
+    costs = {step.name: (step.multiply_adds, step.weights) for step in sliced if step.head in (None, 0)}
+    assert costs["query"] == (8 * 2 * 2, 2 * 2)
+    assert costs["scores"] == (8 * 8 * 2, 0)
+    assert costs["output"] == (8 * 4 * 4, 4 * 4)
+    assert sum(step.weights for step in sliced if step.name in ("query", "key", "value")) == 24
+    projected = trace(MultiHeadAttention(4, 2, bias=False), torch.randn(8, 4))
+    assert projected.step("query", 1).shapes == "(8, 4) × (4, 2) = (8, 2)"
+    assert sum(step.weights for step in projected if step.name in ("query", "key", "value")) == 48
+
+
+def test_formulas_say_what_the_layer_does():
+    layer = MultiHeadAttention(
+        8, 1, kv_input_dim=6, qk_norm=True, softcap=3, scale=0.5, sinks=True, split="slice", key_dim=4
+    )
+    found = trace(layer, torch.randn(3, 8), torch.randn(5, 6), mask=Padding([4]))
+    assert found.step("query").formula == "Q = RMSNorm(X W_Q + b_Q)"
+    assert found.step("key").formula == "K = RMSNorm(Z[:, 0:6] W_K + b_K)"
+    assert found.step("scaled").formula == "S = 3 tanh(Q Kᵀ · 0.5 / 3)"
+    assert found.step("weights").formula == "A = softmax(S + M; sink)"
+    assert found.step("masked").latex == "S + M"
+    turned = trace(MultiHeadAttention(8, 2, rope=True), torch.randn(3, 8))
+    assert turned.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
+    assert turned.step("key", 1).latex == "K_{2} = \\mathrm{RoPE}(X W^{K}_{2} + b^{K}_{2})"
+    assert turned.step("scaled", 0).latex == "S_{1} = \\frac{Q_{1} K_{1}^{\\mathsf{T}}}{\\sqrt{4}}"
+
+
+def test_tokens_and_rows_without_a_key():
+    found = trace(MultiHeadAttention(4, 2), torch.randn(1, 2, 4), mask=torch.tensor([[True, False], [False, False]]))
+    assert found.tokens == found.memory_tokens == ("token 1", "token 2")
+    assert (found.step("weights", 0).values[1] == 0).all()
+    assert (found.step("head_output", 1).values[1] == 0).all()
+    named = trace(
+        MultiHeadAttention(4, 2), torch.randn(2, 4), torch.randn(1, 4), tokens=["a", "b"], memory_tokens=["c"]
+    )
+    assert (named.tokens, named.memory_tokens) == (("a", "b"), ("c",))
+    assert len(named) == len(list(named))
+
+
+LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: trace(LAYER, X[:, :3]), ValueError, "x has shape (3, 3); expected one text, [length, 4]"),
+        (lambda: trace(LAYER, [[1.0]]), TypeError, "x is a list; expected a tensor [length, 4]"),
+        (lambda: trace(LAYER, X, X[None, None]), ValueError, "memory has shape (1, 1, 3, 4); expected one text"),
+        (lambda: trace(LAYER, X, tokens=["a"]), ValueError, "tokens has 1 names, but there are 3 rows"),
+        (lambda: trace(LAYER, X, memory_tokens=["a"]), ValueError, "memory_tokens was given without memory"),
+        (lambda: trace(LAYER, X, mask="causal"), TypeError, "mask is a str; expected a mask such as Causal()"),
+        (lambda: trace(LAYER, X).step("softmax"), ValueError, "step is 'softmax'; expected one of input, slice"),
+        (lambda: trace(LAYER, X).step("slice", 0), ValueError, "step 'slice' does not occur in this calculation"),
+        (lambda: trace(LAYER, X).step("query"), ValueError, "step 'query' occurs once for each of 2 heads; give head"),
+        (lambda: trace(LAYER, X).step("query", 2), ValueError, "head has head 2, but there are 2"),
+    ],
+)
+def test_bad_input(call, error, says):
+    with pytest.raises(error) as caught:
+        call()
+    assert says in str(caught.value)
