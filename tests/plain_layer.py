@@ -12,11 +12,12 @@ from clearhead import MultiHeadAttention
 
 @dataclass
 class Plain:
-    """What the plain computation gives, and how large the numbers are that its output is made of."""
+    """What the plain computation gives, and how large the numbers are that scores and outputs are made of."""
 
     output: Tensor
     weights: Tensor
-    terms: float
+    score_terms: float
+    output_terms: float
 
 
 def turned(x: Tensor, positions: Tensor, base: float, layout: str, dims: int | None = None) -> Tensor:
@@ -95,4 +96,4 @@ def plain(
     concat = torch.stack(outputs)
     offset = state.get("output.bias", zero)
     terms = (concat.abs() @ state["output.weight"].abs().T + offset.abs()).detach().max()
-    return Plain(concat @ state["output.weight"].T + offset, torch.stack(all_weights), float(terms) * largest)
+    return Plain(concat @ state["output.weight"].T + offset, torch.stack(all_weights), largest, float(terms) * largest)

@@ -42,7 +42,7 @@ class KVCache:
 
     Sequences may have different lengths: pad prompts on the right, read them, then `truncate(lengths)`; the next tokens
     stand right after each sequence's own. Only `kv_heads` heads are held. Decode under `torch.no_grad()`: while
-    gradients are recorded, every call copies the cache so that they can flow through it.
+    gradients of keys or values are recorded, every call copies the cache so that they can flow through it.
     """
 
     def __init__(self, capacity: int = 256, *, grow: bool = True) -> None:
@@ -51,7 +51,7 @@ class KVCache:
         self._lengths: tuple[int, ...] = ()
         self._key: Tensor | None = None
         self._value: Tensor | None = None
-        self._lent = 0  # positions below it stand in somebody's attention weights and are never overwritten
+        self._lent = 0  # positions below it were handed over for good, to weights or gradients: never overwritten
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -134,8 +134,8 @@ class Projections(nn.Module):
         """A smaller layer without these heads: the output is that of this layer less their contributions.
 
         Where groups of heads that share a key head become unequal, key and value heads are repeated until they are
-        equal again. A layer with
-        split="slice" becomes a projected one, because its slices would no longer cover the input.
+        equal again. A layer with split="slice" becomes a projected one, because its slices would no longer cover the
+        input.
         """
         if self.split == "slice":
             return self.to_projected().drop_heads(heads)

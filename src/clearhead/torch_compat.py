@@ -1,7 +1,6 @@
 """`MultiheadAttention`: torch's own layer, with its signature, state dict and mask polarity (True = ignore).
 
-from clearhead.torch_compat import MultiheadAttention      # instead of: from torch.nn import MultiheadAttention
-replace_attention(model)                                   # or every one of them in a model that exists already
+Import it instead of `torch.nn.MultiheadAttention`, or call `replace_attention(model)` on a model that exists already.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return output, weights if batched or weights is None else weights[0]
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """W_Q, W_K and W_V, in as few products as there are different inputs."""
+        """W_Q, W_K and W_V, in one product where all three see the same tensor."""
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if self.in_proj_weight is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)

@@ -44,7 +44,7 @@ class AttentionWeights:
     """
 
     def __init__(self, problem: Problem, lse: Float[Tensor, "batch heads q_len"]) -> None:
-        if isinstance(problem.query_start, Tensor):  # a cache counts its lengths up in place
+        if isinstance(problem.query_start, Tensor):  # the caller may count it up in place
             problem = replace(problem, query_start=problem.query_start.clone())
         self._problem = problem
         self._lse = lse.detach()

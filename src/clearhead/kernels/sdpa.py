@@ -1,7 +1,8 @@
 """Backend `sdpa`: torch's own fused kernels with their log-sum-exp, for the masks they know.
 
 CPU: flash attention with no mask, causal from the first key, hidden keys (the same for every query), a dense mask or
-a tensor bias. CUDA: flash attention in half precision, plain or causal.
+a tensor bias. CUDA: half precision, plain or causal; flash attention where its log-sum-exp is wanted, else torch's
+own choice.
 """
 
 import torch

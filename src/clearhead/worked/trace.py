@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.checks import whole_number
 from clearhead.heads import head_numbers
 from clearhead.layer import MultiHeadAttention
 from clearhead.masks import Dense, Mask
@@ -76,7 +77,7 @@ class Trace:
             return found[0]
         if head is None and len(found) > 1:
             raise ValueError(f"step {name!r} occurs once for each of {len(found)} heads; give head")
-        [number] = head_numbers("head", 0 if head is None else head, len(found))
+        [number] = head_numbers("head", 0 if head is None else whole_number("head", head, least=0), len(found))
         return found[number]
 
     @property
