@@ -52,7 +52,17 @@ LAYERS = [
     "layer",
     "torch_compat",
     "worked",
+    "worked.steps",
     "worked.trace",
+    "worked.grids",
+    "worked.claims",
+    "worked.matrices",
+    "worked.example",
+    "worked.reading",
+    "worked.fitting",
+    "worked.audit",
+    "worked.recomputing",
+    "worked.check",
     "doctor",
     "cli",
     "__main__",
@@ -77,6 +87,7 @@ def test_public_names():
         "MultiHeadAttention",
         "KVCache",
         "trace",
+        "check",
     }
     for name in clearhead.__all__:
         value = getattr(clearhead, name)

@@ -22,6 +22,7 @@ __all__ = [  # noqa: RUF022, in the order one meets them
     "MultiHeadAttention",
     "KVCache",
     "trace",
+    "check",
 ]
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from clearhead.layer import MultiHeadAttention
     from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
     from clearhead.weights import AttentionWeights
+    from clearhead.worked.check import check
     from clearhead.worked.trace import trace
 
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "MultiHeadAttention": "layer",
     "KVCache": "cache",
     "trace": "worked.trace",
+    "check": "worked.check",
 }
 
 

@@ -2,87 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.checks import whole_number
-from clearhead.heads import head_numbers
 from clearhead.layer import MultiHeadAttention
 from clearhead.masks import Dense, Mask
 from clearhead.masks import positions as consecutive
+from clearhead.worked.steps import Operand, Step, Trace
 
-# in the order in which they come; slice only where heads see slices, masked only where there is a mask
-NAMES = (
-    "input",
-    "slice",
-    "query",
-    "key",
-    "value",
-    "scores",
-    "scaled",
-    "masked",
-    "weights",
-    "head_output",
-    "concat",
-    "output",
-)
+Given = Mapping[tuple[str, int | None], Tensor]
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One matrix of the calculation, how it was made and what that cost."""
-
-    name: str
-    head: int | None  # counted from 0; None where all heads take part. Typeset they count from 1
-    formula: str
-    latex: str
-    shapes: str  # a sentence such as "(8, 2) × (2, 8) / √2 = (8, 8)"
-    values: Float[Tensor, "rows columns"]
-    multiply_adds: int
-    weights: int  # how many learned numbers took part
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.values.shape
-        return rows, columns
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """All steps of one calculation, in order."""
-
-    steps: tuple[Step, ...]
-    tokens: tuple[str, ...]
-    memory_tokens: tuple[str, ...]  # what keys and values belong to: the same as `tokens` in self-attention
-
-    def __iter__(self) -> Iterator[Step]:
-        return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def step(self, name: str, head: int | None = None) -> Step:
-        """One step by its name, and its head (from 0) where each head has one."""
-        if name not in NAMES:
-            raise ValueError(f"step is {name!r}; expected one of {', '.join(NAMES)}")
-        found = [step for step in self.steps if step.name == name]
-        if not found:
-            raise ValueError(f"step {name!r} does not occur in this calculation")
-        if found[0].head is None:
-            return found[0]
-        if head is None and len(found) > 1:
-            raise ValueError(f"step {name!r} occurs once for each of {len(found)} heads; give head")
-        [number] = head_numbers("head", 0 if head is None else whole_number("head", head, least=0), len(found))
-        return found[number]
-
-    @property
-    def output(self) -> Float[Tensor, "q_len output_dim"]:
-        return self.steps[-1].values
 
 
 def trace(
@@ -93,6 +27,7 @@ def trace(
     mask: Mask | Tensor | None = None,
     tokens: Sequence[str] | None = None,
     memory_tokens: Sequence[str] | None = None,
+    given: Given | None = None,
 ) -> Trace:
     """Follow one text through a layer: every step of every head, written out.
 
@@ -100,8 +35,10 @@ def trace(
         x, memory: one text each, `[length, width]` (or with a batch of one before it).
         mask: as for the layer.
         tokens, memory_tokens: names of the rows; numbered by default.
+        given: matrices to use in place of computed ones, by step and head (from 0; None for a step of all heads), as in
+            `{("key", 0): sample}`. A NaN leaves its cell as computed.
 
-    The last step is the layer's output to rounding; dropout is left out.
+    The last step is the layer's output to rounding, unless something is given; dropout is left out.
 
     >>> found = trace(MultiHeadAttention(4, 2, split="slice"), torch.randn(8, 4))
     >>> found.step("scaled", head=0).shapes
@@ -114,185 +51,295 @@ def trace(
     if memory is None and memory_tokens is not None:
         raise ValueError("memory_tokens was given without memory")
     memory_names = names if memory is None else _names("memory_tokens", memory_tokens, source.shape[0])
+    given = {} if given is None else dict(given)
     with torch.no_grad():
         layer(x[None], None if memory is None else memory[None], mask=mask)  # for its checks, in its own words
         allowed = _allowed(mask, x.shape[0], source.shape[0])
-        steps = list(_inputs(x, memory))
-        outputs = []
+        inputs = [_settled(step, given) for step in _inputs(x, memory)]
+        steps, outputs = list(inputs), []
         for number in range(layer.heads):
-            own = _Head(layer, number, x, source, memory is not None)
+            own = _Head(layer, number, inputs[0], inputs[-1], given)
             steps += own.steps(None if allowed is None else allowed[min(number, allowed.shape[0] - 1)])
-            outputs.append(steps[-1].values)
-        steps += _ending(layer, outputs)
+            outputs.append(steps[-1])
+        steps += _ending(layer, outputs, given)
+    if given:
+        name, head = next(iter(given))
+        raise ValueError(f"given has {(name, head)}, and this calculation has no such step and head")
     return Trace(tuple(steps), names, memory_names)
 
 
 class _Head:
     """The calculation of one head."""
 
-    def __init__(self, layer: MultiHeadAttention, number: int, x: Tensor, source: Tensor, crosses: bool) -> None:
-        self.layer, self.number = layer, number
+    def __init__(self, layer: MultiHeadAttention, number: int, x: Step, source: Step, given: dict) -> None:
+        self.layer, self.number, self.given = layer, number, given
         self.head = layer.head(number)
         self.x, self.source = x, source
-        self.sliced = layer.split == "slice"
-        self.crosses = crosses
         self.low = "" if layer.heads == 1 else str(number + 1).translate(_SUBSCRIPTS)
         self.sub = "" if layer.heads == 1 else f"_{{{number + 1}}}"
 
     def steps(self, allowed: Tensor | None) -> list[Step]:
-        steps = [self._slice()] if self.sliced else []
-        query, key, value = (self._projected(name) for name in ("query", "key", "value"))
-        steps += [query, key, value, *self._scores(query.values, key.values)]
+        steps, own = [], self.x
+        if self.layer.split == "slice":
+            own = self._slice()
+            steps.append(own)
+        query, key, value = (self._projected(name, own) for name in ("query", "key", "value"))
+        scores = self._scores(query, key)
+        scaled = self._scaled(scores, query, key)
+        steps += [query, key, value, scores, scaled]
         if allowed is not None:
-            steps.append(self._masked(steps[-1].values, allowed))
-        steps.append(self._weights(steps[-1].values, masked=allowed is not None))
-        steps.append(self._output(steps[-1].values, value.values))
-        return steps
+            steps.append(self._masked(scaled, allowed))
+        weights = self._weights(steps[-1])
+        return [*steps, weights, self._output(weights, value)]
 
     def _slice(self) -> Step:
         """What this head's queries see of the input."""
-        text, latex, values = self._part("X", self.x, self.head.columns)
+        part = _part(self.x, self.head.columns)
         return self._step(
-            "slice", f"X{self.low} = {text}", f"X{self.sub} = {latex}", f"{_shape(self.x)} → {_shape(values)}", values
+            "slice",
+            f"X{self.low} = {part.symbol}",
+            f"X{self.sub} = {part.latex}",
+            f"{_shape(self.x.values)} → {_shape(part.values)}",
+            part.values,
+            operands=(self.x.as_operand("cell", shift=self.head.columns.start),),
+            how="slice",
         )
 
-    @staticmethod
-    def _part(letter: str, tensor: Tensor, columns: slice) -> tuple[str, str, Tensor]:
-        where = f"{columns.start}:{columns.stop}"
-        return f"{letter}[:, {where}]", f"{letter}_{{:,\\,{where}}}", tensor[:, columns]
+    def _read(self, name: str, own: Step) -> Operand:
+        """What a projection is applied to."""
+        if name == "query":
+            return own.as_operand("row")
+        if self.layer.split == "project":
+            return self.source.as_operand("row")
+        if self.source is self.x and self.head.kv_columns == self.head.columns:
+            return own.as_operand("row")
+        return _part(self.source, self.head.kv_columns)
 
-    def _source(self, name: str) -> tuple[str, str, Tensor]:
-        """What a projection is applied to: its name, as text and in LaTeX, and its values."""
-        own, columns = self.head.columns, self.head.columns if name == "query" else self.head.kv_columns
-        letter, tensor = ("Z", self.source) if self.crosses and name != "query" else ("X", self.x)
-        if not self.sliced:
-            return letter, letter, tensor
-        if letter == "X" and columns == own:
-            return f"X{self.low}", f"X{self.sub}", tensor[:, columns]
-        return self._part(letter, tensor, columns)
-
-    def _projected(self, name: str) -> Step:
+    def _projected(self, name: str, own: Step) -> Step:
         """W_Q, W_K or W_V, the bias, the norm, and the turning by positions."""
         layer, letter = self.layer, name[0].upper()
         weight, bias = getattr(self.head, f"{name}_weight"), getattr(self.head, f"{name}_bias")
-        text, latex, source = self._source(name)
-        values = source @ weight
-        learned = weight.numel()
-        text, latex = f"{text} W_{letter}{self.low}", f"{latex} W^{{{letter}}}{self.sub}"
+        read = self._read(name, own)
+        matrix = self._learned("W", letter, weight)
+        operands, values = [read, matrix], read.values @ weight
+        text, latex = f"{read.symbol} {matrix.symbol}", f"{read.latex} {matrix.latex}"
         if bias is not None:
-            values, learned = values + bias, learned + bias.numel()
-            text, latex = f"{text} + b_{letter}{self.low}", f"{latex} + b^{{{letter}}}{self.sub}"
+            operands.append(self._learned("b", letter, bias[None]))
+            values = values + bias
+            text, latex = f"{text} + {operands[-1].symbol}", f"{latex} + {operands[-1].latex}"
+        learned = sum(operand.values.numel() for operand in operands[1:])
+        how = "product"
         norm = {"query": layer.query_norm, "key": layer.key_norm}.get(name)
         if norm is not None:
-            values, learned = norm(values), learned + norm.weight.numel()
-            text, latex = f"RMSNorm({text})", f"\\mathrm{{RMSNorm}}({latex})"
+            values, how, learned = norm(values), "other", learned + norm.weight.numel()
+            text, latex = f"RMSNorm({text})", f"\\operatorname{{RMSNorm}}({latex})"
         if layer.rope is not None and name != "value":
             count = values.shape[0]
             values = layer.rope(values[None, None], consecutive(count, count, 0, values.device))[0, 0]
-            text, latex = f"RoPE({text})", f"\\mathrm{{RoPE}}({latex})"
+            text, latex, how = f"RoPE({text})", f"\\operatorname{{RoPE}}({latex})", "other"
+        if how == "other":  # a norm and a rotation mix the columns
+            operands[1:] = [replace(operand, marks="all") for operand in operands[1:]]
         return self._step(
             name,
             f"{letter}{self.low} = {text}",
             f"{letter}{self.sub} = {latex}",
-            f"{_shape(source)} × {_shape(weight)} = {_shape(values)}",
+            f"{_shape(read.values)} × {_shape(weight)} = {_shape(values)}",
             values,
-            values.shape[0] * weight.numel(),
-            learned,
+            multiply_adds=values.shape[0] * weight.numel(),
+            weights=learned,
+            rows="token" if name == "query" else "memory",
+            operands=tuple(operands),
+            how=how,
         )
 
-    def _scores(self, query: Tensor, key: Tensor) -> Iterator[Step]:
-        """Q Kᵀ, then scaled, and capped where the layer does so."""
+    def _learned(self, kind: str, letter: str, values: Tensor) -> Operand:
+        """W or b of this head."""
+        symbol, latex = f"{kind}_{letter}{self.low}", f"{kind}^{{{letter}}}{self.sub}"
+        return Operand(symbol, latex, values, "dimension", "dimension", "column", new=True)
+
+    def _scores(self, query: Step, key: Step) -> Step:
+        turned = Operand(
+            f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}", key.values.T, "dimension", "memory", "column"
+        )
+        values = query.values @ turned.values
+        return self._step(
+            "scores",
+            f"{query.symbol} {turned.symbol}",
+            f"{query.latex_symbol} {turned.latex}",
+            f"{_shape(query.values)} × {_shape(turned.values)} = {_shape(values)}",
+            values,
+            multiply_adds=values.numel() * query.values.shape[1],
+            columns="memory",
+            operands=(query.as_operand("row"), turned),
+            how="product",
+        )
+
+    def _scaled(self, scores: Step, query: Step, key: Step) -> Step:
+        """Divided by √d_k, or whatever else the layer does, and capped where it caps."""
         layer = self.layer
-        products = query @ key.T
-        text, latex = f"Q{self.low} K{self.low}ᵀ", f"Q{self.sub} K{self.sub}^{{\\mathsf{{T}}}}"
-        sentence = f"{_shape(query)} × {_shape(key.T)}"
-        cost = products.numel() * query.shape[1]
-        yield self._step("scores", text, latex, f"{sentence} = {_shape(products)}", products, cost)
         if layer.scale is None:
-            values, how = products / layer.key_dim**0.5, f"/ √{layer.key_dim}"
-            latex = f"\\frac{{{latex}}}{{\\sqrt{{{layer.key_dim}}}}}"
+            values, scaling = scores.values / layer.key_dim**0.5, f"/ √{layer.key_dim}"
+            latex = f"\\frac{{{scores.latex}}}{{\\sqrt{{{layer.key_dim}}}}}"
         else:
-            values, how = products * layer.scale, f"· {layer.scale:g}"
-            latex = f"{latex} \\cdot {layer.scale:g}"
-        text, sentence = f"{text} {how}", f"{sentence} {how.replace('·', '×')}"
+            values, scaling = scores.values * layer.scale, f"· {layer.scale:g}"
+            latex = f"{scores.latex} \\cdot {layer.scale:g}"
+        text, how = f"{scores.formula} {scaling}", "scaled"
         if layer.softcap is not None:
-            cap = f"{layer.softcap:g}"
+            cap, how = f"{layer.softcap:g}", "other"
             values = layer.softcap * torch.tanh(values / layer.softcap)
             text, latex = f"{cap} tanh({text} / {cap})", f"{cap} \\tanh\\left({latex} / {cap}\\right)"
-        text, latex = f"S{self.low} = {text}", f"S{self.sub} = {latex}"
-        yield self._step("scaled", text, latex, f"{sentence} = {_shape(values)}", values)
+        factors = f"{_shape(query.values)} × {_shape(key.values.T)}"
+        return self._step(
+            "scaled",
+            f"S{self.low} = {text}",
+            f"S{self.sub} = {latex}",
+            f"{factors} {scaling.replace('·', '×')} = {_shape(values)}",
+            values,
+            columns="memory",
+            operands=(scores.as_operand("cell"),),
+            how=how,
+            scaling=scaling,
+        )
 
-    def _masked(self, scores: Tensor, allowed: Tensor) -> Step:
-        values = torch.where(allowed, scores, -torch.inf)
-        shape = _shape(values)
-        text, latex = f"S{self.low} + M", f"S{self.sub} + M"
-        return self._step("masked", text, latex, f"{shape} + {shape} = {shape}", values)
+    def _masked(self, scaled: Step, allowed: Tensor) -> Step:
+        added = torch.where(allowed, 0.0, -torch.inf).to(scaled.values)
+        shape = _shape(added)
+        return self._step(
+            "masked",
+            f"S{self.low} + M",
+            f"S{self.sub} + M",
+            f"{shape} + {shape} = {shape}",
+            torch.where(allowed, scaled.values, -torch.inf),
+            columns="memory",
+            operands=(scaled.as_operand("cell"), Operand("M", "M", added, "token", "memory", "cell", new=True)),
+            how="masked",
+        )
 
-    def _weights(self, scores: Tensor, masked: bool) -> Step:
+    def _weights(self, scores: Step) -> Step:
         """Softmax of each row; a row without a key is 0, and a sink takes its share."""
-        sinks = self.layer.sinks
-        added = scores if sinks is None else torch.cat([scores, sinks[self.number].expand(len(scores), 1)], dim=1)
+        sinks, values = self.layer.sinks, scores.values
+        added = values if sinks is None else torch.cat([values, sinks[self.number].expand(len(values), 1)], dim=1)
         some = (added > -torch.inf).any(dim=1, keepdim=True)
-        values = (torch.softmax(torch.where(some, added, 0.0), dim=1) * some)[:, : scores.shape[1]]
-        inside = f"S{self.low} + M" if masked else f"S{self.low}"
-        latex = f"S{self.sub} + M" if masked else f"S{self.sub}"
+        values = (torch.softmax(torch.where(some, added, 0.0), dim=1) * some)[:, : values.shape[1]]
+        text, latex, operands = scores.symbol, scores.latex_symbol, [scores.as_operand("row")]
         if sinks is not None:
-            inside, latex = f"{inside}; sink", f"{latex};\\ \\mathrm{{sink}}"
+            text, latex = f"{text}; sink", f"{latex};\\ \\mathrm{{sink}}"
+            own = sinks[self.number].detach().reshape(1, 1)
+            operands.append(Operand("sink", "\\mathrm{sink}", own, "dimension", "dimension", "all", new=True))
         return self._step(
             "weights",
-            f"A{self.low} = softmax({inside})",
-            f"A{self.sub} = \\mathrm{{softmax}}({latex})",
-            f"softmax over each row of {_shape(scores)} = {_shape(values)}",
+            f"A{self.low} = softmax({text})",
+            f"A{self.sub} = \\operatorname{{softmax}}({latex})",
+            f"softmax over each row of {_shape(scores.values)} = {_shape(values)}",
             values,
             weights=0 if sinks is None else 1,
+            columns="memory",
+            operands=tuple(operands),
+            how="softmax",
         )
 
-    def _output(self, weights: Tensor, value: Tensor) -> Step:
-        values = weights @ value
+    def _output(self, weights: Step, value: Step) -> Step:
+        values = weights.values @ value.values
         return self._step(
             "head_output",
-            f"O{self.low} = A{self.low} V{self.low}",
-            f"O{self.sub} = A{self.sub} V{self.sub}",
-            f"{_shape(weights)} × {_shape(value)} = {_shape(values)}",
+            f"O{self.low} = {weights.symbol} {value.symbol}",
+            f"O{self.sub} = {weights.latex_symbol} {value.latex_symbol}",
+            f"{_shape(weights.values)} × {_shape(value.values)} = {_shape(values)}",
             values,
-            weights.numel() * value.shape[1],
+            multiply_adds=weights.values.numel() * value.values.shape[1],
+            operands=(weights.as_operand("row"), value.as_operand("column")),
+            how="product",
         )
 
-    def _step(
-        self, name: str, text: str, latex: str, shapes: str, values: Tensor, multiply_adds: int = 0, weights: int = 0
-    ) -> Step:
-        return Step(name, self.number, text, latex, shapes, values, multiply_adds, weights)
+    def _step(self, name: str, formula: str, latex: str, shapes: str, values: Tensor, **rest: Any) -> Step:
+        return _settled(Step(name, self.number, formula, latex, shapes, values, **rest), self.given)
 
 
 def _inputs(x: Tensor, memory: Tensor | None) -> Iterator[Step]:
-    yield Step("input", None, "X", "X", _shape(x), x, 0, 0)
+    yield Step("input", None, "X", "X", _shape(x), x, how="input")
     if memory is not None:
-        yield Step("input", None, "Z", "Z", _shape(memory), memory, 0, 0)
+        yield Step("input", None, "Z", "Z", _shape(memory), memory, rows="memory", how="input")
 
 
-def _ending(layer: MultiHeadAttention, outputs: list[Tensor]) -> Iterator[Step]:
+def _ending(layer: MultiHeadAttention, outputs: list[Step], given: dict) -> Iterator[Step]:
     """Concat and W_O."""
-    joined = torch.cat(outputs, dim=1)
-    lows = [str(number + 1) for number in range(len(outputs))] if len(outputs) > 1 else [""]
-    parts = ", ".join(_shape(output) for output in outputs)
-    yield Step(
+    values = torch.cat([output.values for output in outputs], dim=1)
+    concat = Step(
         "concat",
         None,
-        f"C = Concat({', '.join(f'O{low.translate(_SUBSCRIPTS)}' for low in lows)})",
-        f"C = \\mathrm{{Concat}}({', '.join(f'O_{{{low}}}' if low else 'O' for low in lows)})",
-        f"Concat[{parts}] = {_shape(joined)}",
-        joined,
-        0,
-        0,
+        f"C = Concat({', '.join(output.symbol for output in outputs)})",
+        f"C = \\operatorname{{Concat}}({', '.join(output.latex_symbol for output in outputs)})",
+        f"Concat[{', '.join(_shape(output.values) for output in outputs)}] = {_shape(values)}",
+        values,
+        operands=tuple(
+            output.as_operand("cell", shift=-number * layer.value_dim) for number, output in enumerate(outputs)
+        ),
+        how="concat",
     )
-    weight, bias = layer.output.weight, layer.output.bias
-    values = joined @ weight.T
-    text, latex = "Y = C W_O", "Y = C W^{O}"
+    concat = _settled(concat, given)
+    yield concat
+    weight, bias = layer.output.weight.T, layer.output.bias
+    operands = [
+        concat.as_operand("row"),
+        Operand("W_O", "W^{O}", weight, "dimension", "dimension", "column", new=True),
+    ]
+    values, text, latex = concat.values @ weight, "Y = C W_O", "Y = C W^{O}"
     if bias is not None:
+        operands.append(Operand("b_O", "b^{O}", bias[None], "dimension", "dimension", "column", new=True))
         values, text, latex = values + bias, f"{text} + b_O", f"{latex} + b^{{O}}"
-    learned = weight.numel() + (0 if bias is None else bias.numel())
-    sentence = f"{_shape(joined)} × {_shape(weight.T)} = {_shape(values)}"
-    yield Step("output", None, text, latex, sentence, values, joined.shape[0] * weight.numel(), learned)
+    output = Step(
+        "output",
+        None,
+        text,
+        latex,
+        f"{_shape(concat.values)} × {_shape(weight)} = {_shape(values)}",
+        values,
+        multiply_adds=values.shape[0] * weight.numel(),
+        weights=sum(operand.values.numel() for operand in operands[1:]),
+        operands=tuple(operands),
+        how="product",
+    )
+    yield _settled(output, given)
+
+
+def _settled(step: Step, given: dict) -> Step:
+    """The step, or the same with a matrix that was given in its place; what is used is taken out of `given`."""
+    values = given.pop((step.name, step.head), None)
+    if values is None:
+        return step
+    if tuple(values.shape) != step.shape:
+        raise ValueError(
+            f"given {(step.name, step.head)} has shape {tuple(values.shape)}; expected {step.shape}, {step.formula}"
+        )
+    blank = values.isnan()
+    values = torch.where(blank, step.values, values.to(step.values))
+    if blank.any():
+        return replace(step, values=values)
+    return replace(
+        step,
+        formula=f"{step.symbol} = given",
+        latex=f"{step.latex_symbol} = \\text{{given}}",
+        shapes=f"given: {_shape(values)}",
+        values=values,
+        multiply_adds=0,
+        weights=0,
+        operands=(),
+        how="given",
+    )
+
+
+def _part(step: Step, columns: slice) -> Operand:
+    """Some columns of X or Z."""
+    where = f"{columns.start}:{columns.stop}"
+    return Operand(
+        f"{step.symbol}[:, {where}]",
+        f"{step.latex_symbol}_{{:,\\,{where}}}",
+        step.values[:, columns],
+        step.rows,
+        "dimension",
+        "row",
+        new=True,
+    )
 
 
 def _shape(tensor: Tensor) -> str:

@@ -1,0 +1,54 @@
+"""What an audit of a worked example found: claim by claim, and cell by cell where they differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["agrees", "differs", "carried"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that differs. `carried_from` names the text's own earlier matrix from which the claimed number follows."""
+
+    row: int  # from 0, as columns
+    column: int
+    row_label: str
+    column_label: str
+    printed: str  # as the text has it
+    claimed: float
+    computed: float
+    carried_from: str | None = None
+
+    @property
+    def difference(self) -> float:
+        return self.claimed - self.computed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one claim, or of one given matrix (then `claim` is None)."""
+
+    claim: int | None  # its number in the file, from 1
+    step: str
+    head: int | None  # from 0
+    kind: str  # values, shape, sum, count; or given
+    verdict: Verdict
+    message: str
+    cells: tuple[Cell, ...] = ()
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All findings about one example: first its given matrices, then its claims in the order of the file."""
+
+    title: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return all(finding.verdict == "agrees" for finding in self.findings)
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(finding.verdict == verdict for finding in self.findings)

@@ -1,0 +1,86 @@
+"""A worked example: an input, the weights, and what a text says of the matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tomlkit
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.layer import MultiHeadAttention
+from clearhead.masks import Mask
+from clearhead.projections import filled
+from clearhead.worked.claims import Claim
+from clearhead.worked.grids import Grid
+from clearhead.worked.matrices import MATRICES, Where
+from clearhead.worked.steps import Trace
+from clearhead.worked.trace import Given, trace
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One calculation, without biases and in float64, and the claims about it."""
+
+    title: str
+    tokens: tuple[str, ...]
+    x: Float[Tensor, "tokens d_model"]
+    heads: int
+    split: str
+    mask: Mask | None
+    weights: Mapping[str, Tensor]  # query, key, value: [heads, input, dim]; output: [heads · value_dim, output_dim]
+    stated: tuple[str, ...]  # those of the weights that the file states
+    given: Mapping[Where, Grid]
+    claims: tuple[Claim, ...]
+    source: str  # the file
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The weights that came from the seed and take part: a projection that is wholly given needs none."""
+        return tuple(name for name in MATRICES if name not in self.stated and not self._is_given(name))
+
+    def _is_given(self, name: str) -> bool:
+        grids = [self.given.get((name, head)) for head in range(self.heads)]
+        return all(grid is not None and not grid.blank.any() for grid in grids)
+
+    def layer(self) -> MultiHeadAttention:
+        query, value, output = (self.weights[name] for name in ("query", "value", "output"))
+        layer = MultiHeadAttention(
+            self.x.shape[1],
+            self.heads,
+            key_dim=query.shape[2],
+            value_dim=value.shape[2],
+            output_dim=output.shape[1],
+            split="slice" if self.split == "slice" else "project",
+            bias=False,
+            device="meta",
+        )
+        state = {f"{name}.weight": self.weights[name].transpose(1, 2).flatten(0, 1) for name in MATRICES[:3]}
+        return filled(layer, state | {"output.weight": output.T}, training=False)
+
+    def trace(self) -> Trace:
+        """Every step, with what is given in its place."""
+        return self.traced(self.mask, {where: grid.values for where, grid in self.given.items()})
+
+    def traced(self, mask: Mask | None, given: Given) -> Trace:
+        """Every step, with another mask and other matrices given."""
+        return trace(self.layer(), self.x, mask=mask, tokens=self.tokens, given=given)
+
+    def to_toml(self) -> str:
+        """The file with the drawn weights written into it: the same calculation, every number of it open to editing."""
+        document = tomlkit.parse(self.source)
+        if self.drawn and "weights" not in document:
+            document["weights"] = tomlkit.table()
+        for name in self.drawn:
+            document["weights"][name] = tomlkit.value(_written(self.weights[name]))  # pyright: ignore[reportIndexIssue]
+        return document.as_string()
+
+
+def _written(values: Tensor, indent: str = "") -> str:
+    """One matrix, or one for each head, a row to a line; a single head's stands without a list around it."""
+    if values.ndim == 3 and len(values) == 1:
+        return _written(values[0])
+    deeper = indent + "  "
+    rows = (_written(entry, deeper) if entry.ndim == 2 else str(entry.tolist()) for entry in values)
+    return "[\n" + "".join(f"{deeper}{row},\n" for row in rows) + f"{indent}]"

@@ -1,0 +1,264 @@
+"""The audit of a worked example: every error of the two teaching texts, and errors planted in right ones."""
+
+import pytest
+import torch
+
+from clearhead import check
+from clearhead.worked.reading import load, parse
+
+X = "x = [[0.1, 0.7, -0.4], [0.5, -0.3, 0.9]]\n"
+WEIGHTS = """
+[weights]
+query = [[1.0, 0.5], [-0.3, 0.2], [0.7, 1.1]]
+key = [[0.4, -0.6], [0.9, 0.1], [-0.2, 0.3]]
+value = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]
+output = [[1, 0], [0, 1]]
+"""
+STEPS = ("query", "key", "value", "scores", "scaled", "weights", "head_output", "concat", "output")
+
+
+def claim(step, values, digits=2, more=""):
+    rows = ", ".join(
+        "[" + ", ".join("-inf" if cell == -torch.inf else f"{cell:.{digits}f}" for cell in row) + "]" for row in values
+    )
+    return f'[[claims]]\nstep = "{step}"\nvalues = [{rows}]\n{more}'
+
+
+def matrices(x=X, weights=WEIGHTS, top=""):
+    return {step.name: step.values.clone() for step in parse(top + x + weights).trace()}
+
+
+def audited(claims, top=""):
+    return {finding.step: finding for finding in check(parse(top + X + WEIGHTS + "\n".join(claims))).findings}
+
+
+def messages(name):
+    return {(f.claim, f.step): f.message for f in check(name).findings if f.verdict != "agrees"}
+
+
+class TestTheTeachingTexts:
+    def test_song(self):
+        assert messages("song") == {
+            (None, "key"): "given K is X·W for no W: the best fit still misses a cell by 0.58",
+            (5, "query"): "18 of 24 cells differ",
+            (6, "key"): "claimed 4, computed 6: one row for each token",
+            (9, "weights"): "columns sum to 0.67 1.66 0.33 1.37 0.35 1.63, not to 1; rows do",
+            (10, "weights"): "claimed 36, computed 1: one matrix for each head, with a row for each token",
+        }
+
+    def test_the_cells_of_q(self):
+        [query] = [f for f in check("song").findings if f.step == "query"]
+        by_row = {row: [cell for cell in query.cells if cell.row == row] for row in range(6)}
+        assert [len(by_row[row]) for row in range(6)] == [0, 2, 4, 4, 4, 4]
+        assert [(c.printed, round(c.computed, 2), round(c.difference, 2)) for c in by_row[1]] == [
+            ("4.49", 7.31, -2.82),
+            ("-0.23", -0.91, 0.68),
+        ]
+        assert (by_row[1][0].row_label, by_row[1][0].column_label) == ("new", "3")
+
+    def test_song_causal_has_the_same_errors_and_its_mask(self):
+        found = messages("song-causal")
+        mask = found.pop((8, "mask"))
+        assert mask == (
+            "18 of 36 cells differ: 9 open and 9 closed wrongly; "
+            "it is the computed matrix with its rows in reverse order"
+        )
+        assert found.keys() == {(None, "key"), (5, "query"), (6, "key"), (10, "weights"), (11, "weights")}
+
+    @pytest.mark.parametrize(
+        ("name", "claims", "message"),
+        [
+            (
+                "two-heads",
+                (2, 3, 4),
+                'claimed (4, 2), computed (2, 2); that is another layer, split = "project", '
+                "with 48 projection weights where this has 24",
+            ),
+            (
+                "two-heads-projected",
+                (7, 8, 9),
+                'claimed (2, 2), computed (4, 2); that is another layer, split = "slice", '
+                "with 24 projection weights where this has 48",
+            ),
+        ],
+    )
+    def test_the_two_readings_of_the_head_weights(self, name, claims, message):
+        found = {f.claim: f for f in check(name).findings}
+        for number in claims:
+            assert found[number].verdict == "differs"
+            assert found[number].message == message
+        differing = {number for number, f in found.items() if f.verdict != "agrees"}
+        assert differing - {*claims} == ({5, 6} if name == "two-heads-projected" else set())  # there are no slices
+        assert (found[18].step, found[18].verdict, found[18].message) == ("output", "agrees", "(8, 4)")
+
+    @pytest.mark.parametrize("name", ["song", "song-causal"])
+    def test_blanks_are_no_claims_and_every_one_is_filled(self, name):
+        example = load(name)
+        blank = {c.step: c.values for c in example.claims if c.values is not None and c.values.blank.all()}
+        assert set(blank) == {"scores", "weights", "value", "head_output"}
+        for step, grid in blank.items():
+            computed = example.trace().step(step).values
+            assert computed.shape == grid.values.shape
+            assert computed.isfinite().all()
+
+
+class TestPlantedErrors:
+    def test_what_is_right_agrees_at_every_number_of_digits(self):
+        right = matrices()
+        for digits in (1, 2, 6):
+            found = audited([claim(step, right[step], digits) for step in STEPS])
+            assert {f.verdict for f in found.values()} == {"agrees"}, found
+            assert all("differ" not in f.message for f in found.values())
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_one_wrong_cell_is_found(self, step):
+        wrong = matrices()
+        wrong[step][1, 0] += 0.02
+        found = audited([claim(name, wrong[name]) for name in STEPS])
+        assert {name for name, f in found.items() if f.verdict != "agrees"} == {step}
+        [cell] = found[step].cells
+        assert (cell.row, cell.column) == (1, 0)
+        assert cell.carried_from is None
+        assert cell.difference == pytest.approx(0.02, abs=0.006)
+
+    def test_what_follows_from_a_wrong_matrix_is_carried(self):
+        right, wrong = matrices(), matrices()
+        wrong["query"][0, 1] += 3.0
+        wrong["scores"] = wrong["query"] @ right["key"].T
+        wrong["scaled"] = wrong["scores"] / 2**0.5
+        wrong["weights"] = torch.softmax(wrong["scaled"], 1)
+        for name in ("head_output", "concat", "output"):
+            wrong[name] = wrong["weights"] @ right["value"]
+        found = audited([claim(name, wrong[name]) for name in STEPS])
+        verdicts = {name: f.verdict for name, f in found.items()}
+        assert verdicts == {"query": "differs", "key": "agrees", "value": "agrees"} | dict.fromkeys(
+            STEPS[3:], "carried"
+        )
+        for name in STEPS[3:]:
+            assert {cell.row for cell in found[name].cells} == {0}
+            assert {cell.carried_from for cell in found[name].cells} == {"Q"}
+        assert found["scores"].message == "2 of 4 cells differ, carried from the text's own Q"
+        assert not check(parse(X + WEIGHTS + claim("query", wrong["query"]))).agrees
+
+    def test_a_new_error_beside_a_carried_one(self):
+        wrong = matrices()
+        wrong["query"][0, 1] += 3.0
+        wrong["scores"] = wrong["query"] @ wrong["key"].T
+        wrong["scores"][1, 1] += 1.0
+        found = audited([claim(name, wrong[name]) for name in ("query", "scores")])
+        assert found["scores"].verdict == "differs"
+        assert found["scores"].message == "3 of 4 cells differ, 2 of them carried"
+        assert {(c.row, c.column): c.carried_from for c in found["scores"].cells} == {
+            (0, 0): "Q",
+            (0, 1): "Q",
+            (1, 1): None,
+        }
+
+    def test_carried_though_the_text_went_on_with_more_digits_than_it_printed(self):
+        wrong = matrices()
+        wrong["query"][0] = torch.tensor([31.449, -27.551])
+        wrong["scores"] = wrong["query"] @ wrong["key"].T
+        claims = [claim("query", wrong["query"], digits=1), claim("scores", wrong["scores"], digits=4)]
+        found = audited(claims)
+        assert found["scores"].verdict == "carried"
+
+    def test_going_on_with_the_rounded_numbers_is_no_error(self):
+        right = matrices()
+        rounded = (right["query"] * 10).round() / 10
+        scores = rounded @ right["key"].T
+        found = audited([claim("query", right["query"], digits=1), claim("scores", scores, digits=4)])
+        assert found["scores"].verdict == "agrees"
+        assert "follow from the rounded numbers printed before" in found["scores"].message
+        assert audited([claim("scores", scores, digits=4)])["scores"].verdict == "differs"
+
+    def test_a_wrong_mask_carries_too(self):
+        right = matrices(top='mask = "causal"\n')
+        opened = torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]])
+        weights = torch.softmax(right["scaled"] + opened, 1)
+        found = audited([claim("mask", opened, 0), claim("weights", weights)], top='mask = "causal"\n')
+        assert (found["mask"].verdict, found["weights"].verdict) == ("differs", "carried")
+        assert {cell.carried_from for cell in found["weights"].cells} == {"M"}
+
+    def test_heads_carry_their_own_errors_only(self):
+        top = "heads = 2\nseed = 1\nx = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
+        right = parse(top).trace()
+        queries = [right.step("query", head).values.clone() for head in (0, 1)]
+        scores = [right.step("scores", head).values.clone() for head in (0, 1)]
+        queries[0][0, 0] += 5
+        scores[1] = queries[0] @ right.step("key", 1).values.T  # as if it were head 1's query
+        text = claim("query", queries[0], more="head = 1\n") + claim("scores", scores[1], more="head = 2\n")
+        query, other = check(parse(top + text)).findings
+        assert (query.head, query.verdict, other.head, other.verdict) == (0, "differs", 1, "differs")
+
+
+class TestOtherClaims:
+    def test_an_explicit_tolerance_replaces_the_digits(self):
+        wrong = matrices()
+        wrong["output"] += 0.02
+        assert audited([claim("output", wrong["output"])])["output"].verdict == "differs"
+        assert audited([claim("output", wrong["output"], more="tolerance = 0.03")])["output"].verdict == "agrees"
+        assert audited([claim("output", matrices()["output"], more="tolerance = 0")])["output"].verdict == "differs"
+
+    def test_the_transpose_is_recognised(self):
+        right = matrices(x=X.replace("]]", "], [0.2, 0.2, 0.3]]"))
+        text = X.replace("]]", "], [0.2, 0.2, 0.3]]") + WEIGHTS + claim("key", right["key"].T)
+        [found] = check(parse(text)).findings
+        assert found.message == "claimed (2, 3), computed (3, 2); it is the computed matrix transposed"
+
+    @pytest.mark.parametrize(
+        ("text", "verdict", "message"),
+        [
+            ('step = "weights"\nsum = "rows"', "agrees", "rows sum to 1"),
+            ('step = "weights"\ncount = 1', "agrees", "1: one matrix for each head, with a row for each token"),
+            ('step = "weights"\nhead = 1\ncount = 2', "agrees", "2: one row for each token"),
+            ('step = "key"\nhead = 1\ncount = 4', "differs", "claimed 4, computed 2: one row for each token"),
+            ('step = "key_weight"\ncount = 3', "agrees", "3: one row for each column that it reads"),
+            (
+                'step = "value_weight"\nvalues = [[1.0, 0.0], [0.0, 1.0], [0.5, "_"]]',
+                "agrees",
+                "5 cells agree, 1 blank",
+            ),
+            ('step = "output_weight"\nshape = [2, 3]', "differs", "claimed (2, 3), computed (2, 2)"),
+            (
+                'step = "slice"\nshape = [2, 3]',
+                "differs",
+                "this calculation has no such step: every head reads all of X",
+            ),
+            ('step = "masked"\nshape = [2, 2]', "differs", "this calculation has no such step: there is no mask"),
+            (
+                'step = "mask"\nvalues = [[0, -inf], [0, 0]]',
+                "differs",
+                "1 of 4 cells differ: 0 open and 1 closed wrongly",
+            ),
+        ],
+    )
+    def test_claims(self, text, verdict, message):
+        [found] = check(parse(X + WEIGHTS + "[[claims]]\n" + text)).findings
+        assert (found.verdict, found.message) == (verdict, message)
+
+    def test_sums_of_several_heads_say_which(self):
+        [found] = check(
+            parse("heads = 2\nx = [[0.1, 0.7], [0.5, -0.3]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'")
+        ).findings
+        assert found.verdict == "differs"
+        assert {cell.row_label for cell in found.cells} == {"sum, head 1", "sum, head 2"}
+
+
+class TestGiven:
+    def test_a_product_with_some_w_and_one_cell_off(self):
+        x = torch.tensor([[0.1, 0.7], [0.5, -0.3], [0.4, 0.9], [-0.8, 0.2]], dtype=torch.float64)
+        product = x @ torch.tensor([[1.5, -0.5], [0.25, 2.0]], dtype=torch.float64)
+        for off, verdict in ((0.0, "agrees"), (0.1, "differs")):
+            product[2, 1] += off
+            rows = [[f"{cell:.2f}" for cell in row] for row in product.tolist()]
+            text = f"x = {x.tolist()}\n[given]\nvalue = [{', '.join('[' + ', '.join(row) + ']' for row in rows)}]"
+            [found] = check(parse(text)).findings
+            assert (found.kind, found.step, found.verdict) == ("given", "value", verdict)
+
+    def test_beside_stated_weights_it_is_compared_with_their_product(self):
+        right = matrices()["key"]
+        rows = ", ".join(str([round(float(cell), 3) for cell in row]) for row in right)
+        assert check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).agrees
+        rows = rows.replace(str(round(float(right[0, 0]), 3)), "9.0")
+        [found] = check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).findings
+        assert found.message == "given K is not X W_K: 1 of 4 cells differ"
