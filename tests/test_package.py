@@ -20,6 +20,7 @@ SOURCE = ROOT / "src" / "clearhead"
 # top first; a file imports only from files above it in this list
 LAYERS = [
     "checks",
+    "files",
     "ranges",
     "masks",
     "biases",
@@ -63,6 +64,11 @@ LAYERS = [
     "worked.audit",
     "worked.recomputing",
     "worked.check",
+    "worked.wording",
+    "worked.terminal",
+    "worked.documents",
+    "worked.page",
+    "worked.render",
     "doctor",
     "cli",
     "__main__",

@@ -86,7 +86,7 @@ def test_formulas_say_what_the_layer_does():
     assert found.step("masked").latex == "S + M"
     turned = trace(MultiHeadAttention(8, 2, rope=True), torch.randn(3, 8))
     assert turned.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
-    assert turned.step("key", 1).latex == "K_{2} = \\operatorname{RoPE}(X W^{K}_{2} + b^{K}_{2})"
+    assert turned.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W^{K}_{2} + b^{K}_{2})"
     assert turned.step("scaled", 0).latex == "S_{1} = \\frac{Q_{1} K_{1}^{\\top}}{\\sqrt{4}}"
 
 

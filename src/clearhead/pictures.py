@@ -1,4 +1,4 @@
-"""A matrix as text: for worked examples and first looks in a terminal."""
+"""A matrix as shades and colours: for worked examples and first looks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def shade(weights: Float[np.ndarray, "rows cols"]) -> list[str]:
     peak = matrix.max(axis=1, keepdims=True, initial=0.0)
     level = np.ceil(matrix / np.where(peak > 0, peak, 1.0) * (len(SHADES) - 1)).astype(int)
     return ["".join(SHADES[cell] * 2 for cell in row) for row in level]
+
+
+def heat(values: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "rows cols"]:
+    """How warm each cell is: from -1 to 1, where 1 is the largest size in the matrix; NaN where it is infinite."""
+    matrix = np.asarray(values, dtype=float)
+    sizes = np.abs(matrix[np.isfinite(matrix)])
+    most = sizes.max(initial=0.0)
+    return np.where(np.isfinite(matrix), matrix, np.nan) / (most if most > 0 else 1.0)
 
 
 def labelled(weights: Float[np.ndarray, "rows cols"], rows: Sequence[str]) -> str:

@@ -1,10 +1,9 @@
-"""A lazy matrix as one safetensors file: never pickle, written to a temporary name and renamed."""
+"""A lazy matrix as one safetensors file: never pickle."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.biases import ALiBi
+from clearhead.files import replacing
 from clearhead.masks import Fixed, Lowered
 from clearhead.problem import Problem
 
@@ -43,24 +43,8 @@ def save(path: str | os.PathLike[str], problem: Problem, lse: Tensor) -> None:
         "softcap": problem.softcap,
         "mask": None if problem.mask is None else repr(problem.mask),
     }
-    write_safely(Path(path), kept, {"clearhead": json.dumps(facts)})
-
-
-def write_safely(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Written beside its place and renamed, so that no half-written file ever stands there."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # as any new file; mkstemp's own is private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with replacing(path) as temporary:
+        save_file(kept, temporary, {"clearhead": json.dumps(facts)})
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[Problem, Tensor]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["agrees", "differs", "carried"]
 
@@ -50,5 +53,18 @@ class Audit:
     def agrees(self) -> bool:
         return all(finding.verdict == "agrees" for finding in self.findings)
 
+    def to_json(self) -> str:
+        """Everything but the labels, rows, columns and heads counted from 0; infinities are null."""
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        for finding, plain in zip(self.findings, findings, strict=True):
+            plain["cells"] = [_plain(cell) for cell in finding.cells]
+        return json.dumps({"title": self.title, "agrees": self.agrees, "findings": findings}, ensure_ascii=False)
+
     def count(self, verdict: Verdict) -> int:
         return sum(finding.verdict == verdict for finding in self.findings)
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    numbers = {"claimed": cell.claimed, "computed": cell.computed, "difference": cell.difference}
+    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {"row": cell.row, "column": cell.column, **finite, "carried_from": cell.carried_from}

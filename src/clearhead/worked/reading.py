@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from clearhead.masks import Causal, Dense, Mask
+from clearhead.worked import BUILT_IN
 from clearhead.worked.claims import JOINT, check_keys, nearest, read_claim
 from clearhead.worked.example import Example
 from clearhead.worked.grids import BLANK, Grid, read_grid, read_rows, shown
 from clearhead.worked.matrices import MATRICES, Sizes, Where
 from clearhead.worked.steps import NAMES
 
-BUILT_IN = ("two-heads", "two-heads-projected", "song", "song-causal")
 _KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 

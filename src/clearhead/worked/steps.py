@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxtyping import Float
@@ -95,6 +95,7 @@ class Trace:
     steps: tuple[Step, ...]
     tokens: tuple[str, ...]
     memory_tokens: tuple[str, ...]  # what keys and values belong to: the same as `tokens` in self-attention
+    heads: int
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -119,6 +120,19 @@ class Trace:
         if name not in NAMES:
             raise ValueError(f"step is {name!r}; expected one of {', '.join(NAMES)}")
         return [step for step in self.steps if step.name == name]
+
+    def select(self, names: Collection[str] = (), heads: Collection[int] = ()) -> Trace:
+        """Only the steps of these names, and only these heads' own (from 0); an empty choice leaves all."""
+        for name in names:
+            if not self.named(name):
+                raise ValueError(f"step {name!r} does not occur in this calculation")
+        for head in heads:
+            if not 0 <= head < self.heads:
+                raise ValueError(f"head {head + 1} does not occur: this calculation has {self.heads}, counted from 1")
+        chosen = [step for step in self.steps if step.name in (names or NAMES) and (not heads or step.head in heads)]
+        if not chosen:
+            raise ValueError(f"no head has a step {' or '.join(names)} of its own; leave the head out")
+        return replace(self, steps=tuple(chosen))
 
     def labels(self, axis: Axis, count: int) -> tuple[str, ...]:
         """What stands before rows, or over columns."""

@@ -65,7 +65,7 @@ def trace(
     if given:
         name, head = next(iter(given))
         raise ValueError(f"given has {(name, head)}, and this calculation has no such step and head")
-    return Trace(tuple(steps), names, memory_names)
+    return Trace(tuple(steps), names, memory_names, layer.heads)
 
 
 class _Head:
@@ -132,11 +132,11 @@ class _Head:
         norm = {"query": layer.query_norm, "key": layer.key_norm}.get(name)
         if norm is not None:
             values, how, learned = norm(values), "other", learned + norm.weight.numel()
-            text, latex = f"RMSNorm({text})", f"\\operatorname{{RMSNorm}}({latex})"
+            text, latex = f"RMSNorm({text})", f"\\text{{RMSNorm}}({latex})"
         if layer.rope is not None and name != "value":
             count = values.shape[0]
             values = layer.rope(values[None, None], consecutive(count, count, 0, values.device))[0, 0]
-            text, latex, how = f"RoPE({text})", f"\\operatorname{{RoPE}}({latex})", "other"
+            text, latex, how = f"RoPE({text})", f"\\text{{RoPE}}({latex})", "other"
         if how == "other":  # a norm and a rotation mix the columns
             operands[1:] = [replace(operand, marks="all") for operand in operands[1:]]
         return self._step(
@@ -223,13 +223,13 @@ class _Head:
         values = (torch.softmax(torch.where(some, added, 0.0), dim=1) * some)[:, : values.shape[1]]
         text, latex, operands = scores.symbol, scores.latex_symbol, [scores.as_operand("row")]
         if sinks is not None:
-            text, latex = f"{text}; sink", f"{latex};\\ \\mathrm{{sink}}"
+            text, latex = f"{text}; sink", f"{latex};\\ \\text{{sink}}"
             own = sinks[self.number].detach().reshape(1, 1)
-            operands.append(Operand("sink", "\\mathrm{sink}", own, "dimension", "dimension", "all", new=True))
+            operands.append(Operand("sink", "\\text{sink}", own, "dimension", "dimension", "all", new=True))
         return self._step(
             "weights",
             f"A{self.low} = softmax({text})",
-            f"A{self.sub} = \\operatorname{{softmax}}({latex})",
+            f"A{self.sub} = \\text{{softmax}}({latex})",
             f"softmax over each row of {_shape(scores.values)} = {_shape(values)}",
             values,
             weights=0 if sinks is None else 1,
@@ -268,7 +268,7 @@ def _ending(layer: MultiHeadAttention, outputs: list[Step], given: dict) -> Iter
         "concat",
         None,
         f"C = Concat({', '.join(output.symbol for output in outputs)})",
-        f"C = \\operatorname{{Concat}}({', '.join(output.latex_symbol for output in outputs)})",
+        f"C = \\text{{Concat}}({', '.join(output.latex_symbol for output in outputs)})",
         f"Concat[{', '.join(_shape(output.values) for output in outputs)}] = {_shape(values)}",
         values,
         operands=tuple(

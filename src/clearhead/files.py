@@ -1,0 +1,42 @@
+"""Files are written beside their place and renamed, so that no half-written one ever stands there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary name to write to, which takes the place of `path` at the end; on an error `path` stays as it was.
+
+    A link's target is replaced, not the link. What is no plain file (a pipe, a terminal) is written to as it is.
+    """
+    place = Path(path).resolve()
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {place.parent}")
+    if place.is_dir():
+        raise IsADirectoryError(f"{path}: a folder; expected the name of a file")
+    if place.exists() and not place.is_file():
+        yield place
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{place.name[:32]}.", dir=place.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # as any new file; mkstemp's own is private
+        temporary.replace(place)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,156 @@
+"use strict";
+const sections = [...document.querySelectorAll("section")];
+const select = document.getElementById("steps");
+const single = document.getElementById("single");
+let current = 0;
+
+// -- stepping ----------------------------------------------------------------------------------------------------
+
+function show(index, scroll = true) {
+  current = Math.max(0, Math.min(sections.length - 1, index));
+  sections.forEach((section, place) => section.classList.toggle("current", place === current));
+  select.value = sections[current].id;
+  if (scroll) {
+    history.replaceState(null, "", "#" + sections[current].id);
+    sections[current].scrollIntoView();
+    sections[current].focus({ preventScroll: true });
+  }
+}
+
+function toggleSingle() {
+  const on = document.body.classList.toggle("single");
+  single.setAttribute("aria-pressed", String(on));
+  show(current);
+}
+
+function toggleTheme() {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const shown = root.style.colorScheme || (dark ? "dark" : "light");
+  root.style.colorScheme = shown === "dark" ? "light" : "dark";
+}
+
+function fromAddress() {
+  const place = sections.findIndex((section) => "#" + section.id === location.hash);
+  show(place < 0 ? 0 : place, place >= 0);
+}
+
+document.getElementById("previous").addEventListener("click", () => show(current - 1));
+document.getElementById("next").addEventListener("click", () => show(current + 1));
+document.getElementById("theme").addEventListener("click", toggleTheme);
+single.addEventListener("click", toggleSingle);
+select.addEventListener("change", () => show(select.selectedIndex));
+window.addEventListener("hashchange", fromAddress);
+
+const keys = {
+  ArrowRight: () => show(current + 1),
+  ArrowLeft: () => show(current - 1),
+  PageDown: () => show(current + 1),
+  PageUp: () => show(current - 1),
+  Home: () => show(0),
+  End: () => show(sections.length - 1),
+  n: () => show(current + 1),
+  p: () => show(current - 1),
+  o: toggleSingle,
+  t: toggleTheme,
+  Escape: clear,
+};
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target === select) return;
+  const cell = event.target.closest("td[data-v]");
+  if (cell && moveFrom(cell, event.key)) return event.preventDefault();
+  if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return; // the table itself scrolls
+  if (keys[event.key]) {
+    keys[event.key]();
+    event.preventDefault();
+  }
+});
+
+// -- what a cell is made of ----------------------------------------------------------------------------------------
+
+const tablesOf = (section) => [...section.querySelectorAll("table")];
+const cellAt = (table, row, column) => table.tBodies[0].rows[row]?.cells[column + 1];
+const rowOf = (table, row) => [...(table.tBodies[0].rows[row]?.cells ?? [])].slice(1);
+const columnOf = (table, column) => [...table.tBodies[0].rows].map((row) => row.cells[column + 1]).filter(Boolean);
+const cellsOf = (table) => [...table.tBodies[0].rows].flatMap((row) => [...row.cells].slice(1));
+
+function made(table, row, column) {
+  const { marks, shift } = table.dataset;
+  const moved = column + Number(shift);
+  if (marks === "row") return rowOf(table, row);
+  if (marks === "column") return columnOf(table, moved);
+  if (marks === "all") return cellsOf(table);
+  return [moved < 0 ? undefined : cellAt(table, row, moved)].filter(Boolean);
+}
+
+function clear() {
+  for (const cell of document.querySelectorAll(".marked")) cell.classList.remove("marked");
+  for (const line of document.querySelectorAll(".arithmetic")) line.textContent = "";
+}
+
+function explain(cell) {
+  const table = cell.closest("table");
+  const section = cell.closest("section");
+  clear();
+  const row = cell.parentElement.rowIndex - 1;
+  const column = cell.cellIndex - 1;
+  const operands = tablesOf(section).filter((other) => other.dataset.marks !== "result");
+  const read = operands.map((other) => made(other, row, column));
+  for (const marked of [cell, ...read.flat()]) {
+    marked.classList.add("marked");
+    marked.parentElement.cells[0].classList.add("marked");
+    marked.closest("table").tHead.rows[0].cells[marked.cellIndex].classList.add("marked");
+  }
+  const line = section.querySelector(".arithmetic");
+  if (line) line.textContent = arithmetic(section, operands, read, cell);
+}
+
+const shortened = (terms, sign) => (terms.length > 12 ? [...terms.slice(0, 11), "…", terms.at(-1)] : terms).join(sign);
+const bracketed = (text) => (text.startsWith("−") ? `(${text})` : text);
+
+const nameOf = (table) => table.closest("figure").querySelector("[role=math]").getAttribute("aria-label");
+
+function arithmetic(section, operands, read, cell) {
+  const texts = read.map((cells) => cells.map((other) => other.textContent));
+  const [first = [], second = [], third = []] = texts;
+  const sums = {
+    product: () => {
+      const terms = first.map((text, place) => `${bracketed(text)} · ${bracketed(second[place])}`);
+      return shortened(third.length ? [...terms, bracketed(third[0])] : terms, " + ");
+    },
+    scaled: () => `${first[0]} ${section.dataset.scaling}`,
+    masked: () => `${first[0]} + ${bracketed(second[0])}`,
+    softmax: () => {
+      const powers = [...first, ...second].map((text) => `e^${bracketed(text)}`);
+      return `${powers[cell.cellIndex - 1]} / (${shortened(powers, " + ")})`;
+    },
+  };
+  const left = sums[section.dataset.how];
+  if (left) return `${left()} ≈ ${cell.textContent}`;
+  const names = operands.filter((_, place) => read[place].length).map(nameOf);
+  return `made of the marked numbers of ${names.join(" and ")}`;
+}
+
+function moveFrom(cell, key) {
+  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key];
+  if (!step) return false;
+  const row = cell.parentElement.rowIndex - 1 + step[0];
+  const column = cell.cellIndex - 1 + step[1];
+  const next = row < 0 || column < 0 ? undefined : cellAt(cell.closest("table"), row, column);
+  if (next) {
+    cell.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+  return true;
+}
+
+const isResult = (target) => target instanceof Element && target.closest('table[data-marks="result"] td[data-v]');
+for (const kind of ["pointerover", "click", "focusin"]) {
+  document.querySelector("main").addEventListener(kind, (event) => {
+    const cell = isResult(event.target);
+    if (cell) explain(cell);
+  });
+}
+for (const table of document.querySelectorAll('table[data-marks="result"]')) cellAt(table, 0, 0).tabIndex = 0;
+fromAddress();

@@ -1,0 +1,136 @@
+"""Worked examples and audits in a terminal: tables with warm cells, or plain text where the output is no terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.color import Color, blend_rgb
+from rich.color_triplet import ColorTriplet
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from clearhead.pictures import heat
+from clearhead.worked.audit import Audit, Finding
+from clearhead.worked.steps import Axis, Operand, Step, Trace
+from clearhead.worked.wording import DIGITS, cost, heading, number, sentence, typeset, visible
+
+_COLD, _POSITIVE, _NEGATIVE = ColorTriplet(28, 30, 34), ColorTriplet(0, 102, 178), ColorTriplet(178, 74, 0)
+_LONGEST = 16  # of a token
+_GAP = 2  # between columns
+_VERDICTS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
+
+
+def console_for(width: int | None = None) -> Console:
+    """Standard output. Where it is no terminal, as wide as anything printed, so that nothing is cut or wrapped."""
+    console = Console(highlight=False, width=width)
+    if not console.is_terminal and width is None:
+        console.width = 1_000_000
+    return console
+
+
+def as_text(trace: Trace, title: str, digits: int = DIGITS) -> str:
+    """A worked example as plain text."""
+    console = Console(file=io.StringIO(), width=1_000_000, highlight=False, color_system=None)
+    print_trace(console, trace, title, digits)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def print_trace(console: Console, trace: Trace, title: str, digits: int = DIGITS) -> None:
+    """Every step with its formula, its shapes, and its matrices; learned matrices where they are first read."""
+    console.print(Text(visible(title), style="bold"))
+    for count, step in enumerate(trace, 1):
+        console.print()
+        console.print(Text(f"{count}. {heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan"))
+        console.print(Text(sentence(step), style="italic"))
+        console.print(Text("; ".join(part for part in (step.shapes, cost(step)) if part), style="dim"))
+        for matrix in (*(operand for operand in step.operands if operand.new), step):
+            for table in _tables(console, trace, matrix, digits):
+                console.print()
+                console.print(table)
+
+
+def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int) -> Iterator[Table]:
+    """One matrix, in several tables side by side in meaning where a terminal is too narrow for one."""
+    rows, columns = (_labels(trace, axis, count) for axis, count in _axes(matrix))
+    cells = typeset(matrix.values, digits)
+    levels = heat(matrix.values.numpy())
+    widths = [max(columns[place].cell_len, *(len(row[place]) for row in cells)) + _GAP for place in range(len(columns))]
+    before = max(cell_len(matrix.symbol), *(row.cell_len for row in rows)) + _GAP
+    for chosen in _fitting(widths, console.width - before):
+        table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=False)
+        table.add_column(Text(matrix.symbol, style="cyan"), no_wrap=True)
+        for place in chosen:
+            table.add_column(columns[place], justify="right", no_wrap=True)
+        for label, row, warmth in zip(rows, cells, levels, strict=True):
+            table.add_row(label, *(Text(row[place], style=_style(warmth[place])) for place in chosen))
+        yield table
+
+
+def _axes(matrix: Step | Operand) -> tuple[tuple[Axis, int], tuple[Axis, int]]:
+    return (matrix.rows, matrix.values.shape[0]), (matrix.columns, matrix.values.shape[1])
+
+
+def _labels(trace: Trace, axis: Axis, count: int) -> list[Text]:
+    return [_short(label) for label in trace.labels(axis, count)]
+
+
+def _fitting(widths: Sequence[int], room: int) -> Iterator[range]:
+    """Columns in groups that fit into the room, each of at least one."""
+    start, used = 0, 0
+    for place, width in enumerate(widths):
+        if place > start and used + width > room:
+            yield range(start, place)
+            start, used = place, 0
+        used += width
+    yield range(start, len(widths))
+
+
+def _style(warmth: float) -> Style:
+    if warmth != warmth:  # infinite: a score that the mask has closed
+        return Style(dim=True)
+    triplet = blend_rgb(_COLD, _POSITIVE if warmth >= 0 else _NEGATIVE, cross_fade=abs(warmth))
+    return Style(color="white", bgcolor=Color.from_triplet(triplet))
+
+
+def print_audit(console: Console, audit: Audit, digits: int = DIGITS) -> None:
+    """Each claim with its verdict, and a table of the cells that differ."""
+    console.print(Text(visible(audit.title), style="bold"))
+    for finding in audit.findings:
+        sign, colour = _VERDICTS[finding.verdict]
+        console.print(
+            Text(f"{sign} ", style=colour) + Text(_name(finding), style="bold") + Text(f": {finding.message}")
+        )
+        if finding.cells:
+            console.print(_differences(finding, digits))
+    agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
+    summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
+    console.print(Text(summary, style="bold"))
+
+
+def _name(finding: Finding) -> str:
+    head = "" if finding.head is None else f", head {finding.head + 1}"
+    return f"{finding.step}{head}" if finding.claim is None else f"claim {finding.claim}, {finding.step}{head}"
+
+
+def _differences(finding: Finding, digits: int) -> Table:
+    table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=True)
+    carried = any(cell.carried_from for cell in finding.cells)
+    for name in ("row", "column", "claimed", "computed", "difference", *(["carried from"] if carried else [])):
+        side = "left" if name in ("row", "carried from") else "right"
+        table.add_column(Text(name, style="dim"), justify=side, no_wrap=True)
+    for cell in finding.cells:
+        claimed = cell.printed.replace("Infinity", "∞")
+        numbers = (number(value, digits) for value in (cell.computed, cell.difference))
+        cause = [cell.carried_from or ""] if carried else []
+        table.add_row(_short(cell.row_label), _short(cell.column_label), claimed, *numbers, *cause)
+    return table
+
+
+def _short(label: str) -> Text:
+    shown = Text(visible(label))
+    shown.truncate(_LONGEST, overflow="ellipsis")
+    return shown
