@@ -16,8 +16,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	$(BIN)/clearhead doctor
-	$(BIN)/python examples/first_look.py
+	$(BIN)/clearhead explain two-heads
+	@mkdir -p demo
+	@$(BIN)/clearhead explain two-heads --format html --output demo/two-heads.html
+	@echo "The same as a page: open file://$(CURDIR)/demo/two-heads.html in a browser"
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -q
@@ -44,4 +46,4 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis

@@ -102,6 +102,81 @@ def test_tokens_and_rows_without_a_key():
     assert len(named) == len(list(named))
 
 
+@every_option
+def test_operands_are_what_a_step_is_made_of(options):
+    """A page that marks them says the truth: products, sums and copies give the step again."""
+    layer = make(options, torch.float64)
+    memory = torch.randn(7, layer.kv_input_dim, dtype=torch.float64) if layer.kv_input_dim != 30 else None
+    found = trace(layer, torch.randn(5, 30, dtype=torch.float64), memory, mask=Causal())
+    seen = set()
+    for step in found:
+        values = [operand.values for operand in step.operands]
+        for operand in step.operands:
+            assert not operand.values.requires_grad
+            assert found.labels(operand.rows, operand.values.shape[0])
+        if step.how == "product":
+            made = values[0] @ values[1] + (values[2] if len(values) > 2 else 0)
+            assert [operand.marks for operand in step.operands] == ["row", "column", "column"][: len(values)]
+        elif step.how == "masked":
+            made = values[0] + values[1]
+        elif step.how == "slice":
+            made = values[0][:, step.operands[0].shift :][:, : step.shape[1]]
+        elif step.how == "concat":
+            made = torch.full(step.shape, torch.nan, dtype=torch.float64)
+            for operand in step.operands:
+                made[:, -operand.shift : -operand.shift + operand.values.shape[1]] = operand.values
+        elif step.how == "softmax":
+            together = torch.cat([value.expand(len(values[0]), -1) for value in values], dim=1)
+            made = torch.softmax(together, dim=1)[:, : step.shape[1]]
+            made = torch.where((values[0] > -torch.inf).any(1, keepdim=True) | (len(values) > 1), made, 0.0)
+        elif step.how == "scaled":
+            assert step.scaling in ("/ √5", "/ √7", "/ √8", "/ √3", "· 0.3", "/ √4")
+            made = values[0] * layer.scale if layer.scale else values[0] / layer.key_dim**0.5
+        else:
+            assert step.how == "input" or (step.how == "other" and step.name in ("query", "key", "scaled"))
+            continue
+        seen.add(step.how)
+        torch.testing.assert_close(step.values, made, rtol=1e-10, atol=1e-12)
+    assert {"product", "masked", "concat", "softmax"} <= seen
+
+
+class TestGiven:
+    def test_what_is_given_is_used_from_there_on(self):
+        layer, x = MultiHeadAttention(4, 2), torch.randn(3, 4)
+        key = torch.randn(3, 2)
+        found = trace(layer, x, given={("key", 1): key})
+        plain = trace(layer, x)
+        assert torch.equal(found.step("key", 1).values, key)
+        assert found.step("key", 1).formula == "K₂ = given"
+        assert found.step("key", 1).shapes == "given: (3, 2)"
+        assert found.step("key", 1).operands == ()
+        torch.testing.assert_close(found.step("scores", 1).values, plain.step("query", 1).values @ key.T)
+        assert torch.equal(found.step("weights", 0).values, plain.step("weights", 0).values)
+        assert not torch.equal(found.output, plain.output)
+
+    @pytest.mark.parametrize("name", [name for name in NAMES if name != "input"])
+    def test_every_step_can_be_given_and_what_was_computed_changes_nothing(self, name):
+        layer, x = MultiHeadAttention(4, 2, split="slice"), torch.randn(3, 4)
+        plain = trace(layer, x, mask=Causal())
+        given = {(step.name, step.head): step.values for step in plain.named(name)}
+        again = trace(layer, x, mask=Causal(), given=given)
+        assert [step.formula.endswith("given") for step in again] == [step.name == name for step in again]
+        torch.testing.assert_close(again.output, plain.output)
+        changed = {where: values.nan_to_num(neginf=-1.0) + torch.rand(values.shape) for where, values in given.items()}
+        assert not torch.allclose(trace(layer, x, mask=Causal(), given=changed).output, plain.output)
+
+
+def test_some_steps_of_some_heads():
+    found = trace(MultiHeadAttention(4, 2), torch.randn(3, 4))
+    assert [(step.name, step.head) for step in found.select(["query", "output"])] == [
+        ("query", 0),
+        ("query", 1),
+        ("output", None),
+    ]
+    assert {step.head for step in found.select(heads=[1])} == {1}
+    assert found.select().steps == found.steps
+
+
 LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)
 
 
@@ -118,6 +193,18 @@ LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)
         (lambda: trace(LAYER, X).step("slice", 0), ValueError, "step 'slice' does not occur in this calculation"),
         (lambda: trace(LAYER, X).step("query"), ValueError, "step 'query' occurs once for each of 2 heads; give head"),
         (lambda: trace(LAYER, X).step("query", 2), ValueError, "head has head 2, but there are 2"),
+        (lambda: trace(LAYER, X).select(["slice"]), ValueError, "step 'slice' does not occur in this calculation"),
+        (lambda: trace(LAYER, X).select(heads=[2]), ValueError, "head 3 does not occur: this calculation has 2"),
+        (
+            lambda: trace(LAYER, X, given={("key", 0): X}),
+            ValueError,
+            "given ('key', 0) has shape (3, 4); expected (3, 2), K₁ = X W_K₁ + b_K₁",
+        ),
+        (
+            lambda: trace(LAYER, X, given={("masked", 0): X}),
+            ValueError,
+            "given has ('masked', 0), and this calculation has no such step and head",
+        ),
     ],
 )
 def test_bad_input(call, error, says):

@@ -10,9 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from latex2mathml.converter import convert
 from markupsafe import Markup
 
-from clearhead.pictures import heat
 from clearhead.worked.steps import Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, cost, heading, sentence, typeset, visible
+from clearhead.worked.wording import DIGITS, cost, heading, sentence, typeset, visible, warmth
 
 # what stands between a step's operands, and before its result
 _SIGNS = {
@@ -107,11 +106,9 @@ def _table(
     matrix: Step | Operand, latex: str, trace: Trace, digits: int, sign: str, marks: str, shift: int = 0
 ) -> _Table:
     count, width = matrix.values.shape
-    levels = heat(matrix.values.numpy())
-    texts = typeset(matrix.values, digits)
     cells = [
         [_cell(*triple) for triple in zip(*row, strict=True)]
-        for row in zip(texts, matrix.values.tolist(), levels.tolist(), strict=True)
+        for row in zip(typeset(matrix.values, digits), matrix.values.tolist(), warmth(matrix.values), strict=True)
     ]
     labels = [visible(label) for label in trace.labels(matrix.rows, count)]
     columns = tuple(visible(label) for label in trace.labels(matrix.columns, width))

@@ -137,8 +137,8 @@ def _per_head(name: str, raw: object, heads: int) -> list[tuple[str, object]]:
     if heads == 1 and not _nested(raw, 3):
         return [(name, raw)]
     if not isinstance(raw, list) or len(raw) != heads:
-        count = f"{len(raw)} entries" if isinstance(raw, list) else shown(raw)
-        raise ValueError(f"{name} is {count}; expected {heads} matrices, one for each head")
+        found = f"has {len(raw)} entries" if isinstance(raw, list) else f"is {shown(raw)}"
+        raise ValueError(f"{name} {found}; expected {heads} matrices, one for each head")
     return [(f"{name}: head {number}", matrix) for number, matrix in enumerate(raw, 1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -13,10 +14,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.pictures import heat
 from clearhead.worked.audit import Audit, Finding
 from clearhead.worked.steps import Axis, Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, cost, heading, number, sentence, typeset, visible
+from clearhead.worked.wording import DIGITS, cost, heading, number, sentence, typeset, visible, warmth
 
 _COLD, _POSITIVE, _NEGATIVE = ColorTriplet(28, 30, 34), ColorTriplet(0, 102, 178), ColorTriplet(178, 74, 0)
 _LONGEST = 16  # of a token
@@ -57,7 +57,7 @@ def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int)
     """One matrix, in several tables side by side in meaning where a terminal is too narrow for one."""
     rows, columns = (_labels(trace, axis, count) for axis, count in _axes(matrix))
     cells = typeset(matrix.values, digits)
-    levels = heat(matrix.values.numpy())
+    levels = warmth(matrix.values)
     widths = [max(columns[place].cell_len, *(len(row[place]) for row in cells)) + _GAP for place in range(len(columns))]
     before = max(cell_len(matrix.symbol), *(row.cell_len for row in rows)) + _GAP
     for chosen in _fitting(widths, console.width - before):
@@ -65,8 +65,8 @@ def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int)
         table.add_column(Text(matrix.symbol, style="cyan"), no_wrap=True)
         for place in chosen:
             table.add_column(columns[place], justify="right", no_wrap=True)
-        for label, row, warmth in zip(rows, cells, levels, strict=True):
-            table.add_row(label, *(Text(row[place], style=_style(warmth[place])) for place in chosen))
+        for label, row, level in zip(rows, cells, levels, strict=True):
+            table.add_row(label, *(Text(row[place], style=_style(level[place])) for place in chosen))
         yield table
 
 
@@ -89,10 +89,10 @@ def _fitting(widths: Sequence[int], room: int) -> Iterator[range]:
     yield range(start, len(widths))
 
 
-def _style(warmth: float) -> Style:
-    if warmth != warmth:  # infinite: a score that the mask has closed
+def _style(level: float) -> Style:
+    if math.isnan(level):  # infinite: a score that the mask has closed
         return Style(dim=True)
-    triplet = blend_rgb(_COLD, _POSITIVE if warmth >= 0 else _NEGATIVE, cross_fade=abs(warmth))
+    triplet = blend_rgb(_COLD, _POSITIVE if level >= 0 else _NEGATIVE, cross_fade=abs(level))
     return Style(color="white", bgcolor=Color.from_triplet(triplet))
 
 
@@ -120,7 +120,7 @@ def _differences(finding: Finding, digits: int) -> Table:
     table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=True)
     carried = any(cell.carried_from for cell in finding.cells)
     for name in ("row", "column", "claimed", "computed", "difference", *(["carried from"] if carried else [])):
-        side = "left" if name in ("row", "carried from") else "right"
+        side = "left" if name == "row" else "right"
         table.add_column(Text(name, style="dim"), justify=side, no_wrap=True)
     for cell in finding.cells:
         claimed = cell.printed.replace("Infinity", "∞")

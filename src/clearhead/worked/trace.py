@@ -155,7 +155,7 @@ class _Head:
     def _learned(self, kind: str, letter: str, values: Tensor) -> Operand:
         """W or b of this head."""
         symbol, latex = f"{kind}_{letter}{self.low}", f"{kind}^{{{letter}}}{self.sub}"
-        return Operand(symbol, latex, values, "dimension", "dimension", "column", new=True)
+        return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
 
     def _scores(self, query: Step, key: Step) -> Step:
         turned = Operand(
@@ -278,14 +278,14 @@ def _ending(layer: MultiHeadAttention, outputs: list[Step], given: dict) -> Iter
     )
     concat = _settled(concat, given)
     yield concat
-    weight, bias = layer.output.weight.T, layer.output.bias
+    weight, bias = layer.output.weight.detach().T, layer.output.bias
     operands = [
         concat.as_operand("row"),
         Operand("W_O", "W^{O}", weight, "dimension", "dimension", "column", new=True),
     ]
     values, text, latex = concat.values @ weight, "Y = C W_O", "Y = C W^{O}"
     if bias is not None:
-        operands.append(Operand("b_O", "b^{O}", bias[None], "dimension", "dimension", "column", new=True))
+        operands.append(Operand("b_O", "b^{O}", bias.detach()[None], "dimension", "dimension", "column", new=True))
         values, text, latex = values + bias, f"{text} + b_O", f"{latex} + b^{{O}}"
     output = Step(
         "output",

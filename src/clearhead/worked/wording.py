@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from clearhead.pictures import heat
 from clearhead.worked.steps import Step, Trace
 
 DIGITS = 3  # after the point, unless asked for others
@@ -78,6 +79,11 @@ def typeset(values: Tensor, digits: int = DIGITS) -> list[list[str]]:
             digits = needed
             break
     return [[number(cell, digits) for cell in row] for row in rows]
+
+
+def warmth(values: Tensor) -> list[list[float]]:
+    """`heat` of a matrix of any dtype, on any device."""
+    return heat(values.double().cpu().numpy()).tolist()
 
 
 def number(value: float, digits: int, style: str = "f") -> str:
