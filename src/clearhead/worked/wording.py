@@ -34,7 +34,7 @@ SENTENCES = {
     "scores": "Every query against every key: the larger the product, the better they match.",
     "scaled": "Products of longer vectors are larger; the scaling takes that out again.",
     "masked": "Where a query may not look, the score becomes −∞, and its weight 0.",
-    "weights": "Each row becomes positive numbers that sum to 1: how a query divides its attention among the keys.",
+    "weights": "Each row becomes numbers from 0 to 1 that sum to 1: how a query divides its attention among the keys.",
     "head_output": "Each token's mixture of values, by its attention weights.",
     "concat": "The outputs of all heads, joined column by column.",
     "output": "The last matrix mixes what the heads have found.",
@@ -46,7 +46,7 @@ def sentence(step: Step) -> str:
     if step.how == "given":
         return "This matrix is given, not computed."
     if step.name == "weights" and len(step.operands) > 1:
-        return "Each row becomes positive numbers that sum to 1 together with the sink's share."
+        return "Each row becomes numbers from 0 to 1 that sum to 1 together with the sink's share."
     return SENTENCES[step.name]
 
 
