@@ -179,6 +179,68 @@ class TestPlantedErrors:
         assert (found["mask"].verdict, found["weights"].verdict) == ("differs", "carried")
         assert {cell.carried_from for cell in found["weights"].cells} == {"M"}
 
+    def test_a_misprint_that_nothing_follows_from_is_not_blamed(self):
+        """Q has a misprint; what follows from a wrong K, or from rounded right weights, has nothing to do with it."""
+        wrong = matrices()
+        wrong["query"][0, 0] += 1.0
+        wrong["key"][1, 1] += 3.0
+        wrong["scores"] = matrices()["query"] @ wrong["key"].T
+        found = audited([claim(name, wrong[name]) for name in ("query", "key", "scores")])
+        assert {cell.carried_from for cell in found["scores"].cells} == {"K"}
+        right = matrices()
+        rounded = (right["weights"] * 100).round() / 100 @ right["value"]
+        claims = [claim("query", wrong["query"]), claim("weights", right["weights"]), claim("head_output", rounded, 5)]
+        assert audited(claims)["head_output"].verdict == "agrees"
+
+    def test_rows_that_follow_from_right_rows_agree(self):
+        wrong = matrices()
+        wrong["query"] = (wrong["query"] * 10).round() / 10
+        wrong["query"][0, 0] += 1.0
+        wrong["scores"] = wrong["query"] @ wrong["key"].T
+        found = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
+        assert {cell.row for cell in found.cells} == {0}
+        assert "2 follow from the rounded numbers printed before" in found.message
+
+    def test_wrong_weights_and_a_wrong_input_carry(self):
+        right = matrices()
+        x = torch.tensor([[0.1, 0.7, -0.4], [0.5, -0.3, 0.9]], dtype=torch.float64)
+        weight = torch.tensor([[1.0, 0.5], [-0.3, 0.2], [0.7, 2.1]], dtype=torch.float64)
+        found = audited([claim("query_weight", weight, 1), claim("query", x @ weight)])
+        assert {cell.carried_from for cell in found["query"].cells} == {"W_Q"}
+        x[0, 0] = 0.6
+        found = audited([claim("input", x, 1), claim("value", x @ parse(X + WEIGHTS).weights["value"][0])])
+        assert {cell.carried_from for cell in found["value"].cells} == {"X"}
+        assert torch.equal(right["query"], matrices()["query"])
+
+    def test_unprinted_digits_excuse_no_more_than_they_can_do(self):
+        wrong = matrices()
+        wrong["query"][0] = torch.tensor([31.449, -27.551])
+        wrong["scores"] = wrong["query"] @ wrong["key"].T
+        wrong["scores"][0, 0] += 0.5  # the digits left out of Q can move it by 0.05 · (|k₁| + |k₂|) at most
+        found = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
+        assert {(c.row, c.column): c.carried_from for c in found.cells} == {(0, 0): None, (0, 1): "Q"}
+
+    def test_blanks_in_between_are_computed(self):
+        wrong = matrices()
+        wrong["query"][0, 1] += 3.0
+        wrong["scores"] = wrong["query"] @ wrong["key"].T
+        text = claim("query", wrong["query"]).replace(f"{wrong['query'][1, 0]:.2f}", '"_"')
+        assert audited([text, claim("scores", wrong["scores"])])["scores"].verdict == "carried"
+        opened = 'step = "mask"\nvalues = [["_", 0], [0, "_"]]\n'
+        weights = torch.softmax(matrices()["scaled"], 1)
+        found = audited(["[[claims]]\n" + opened, claim("weights", weights)], top='mask = "causal"\n')
+        assert (found["mask"].verdict, found["weights"].verdict) == ("differs", "carried")
+
+    def test_what_is_given_stays_given_where_a_claim_is_blank(self):
+        given = "[given]\nkey = [[5.0, 1.0], [2.0, 3.0]]\n"
+        example = parse(X + WEIGHTS + given)
+        key = example.trace().step("key").values.clone()
+        key[0, 0] = 6.0
+        scores = example.trace().step("query").values @ key.T
+        claims = '[[claims]]\nstep = "key"\nvalues = [[6.0, "_"], ["_", "_"]]\n' + claim("scores", scores)
+        found = {f.step: f for f in check(parse(X + WEIGHTS + given + claims)).findings if f.claim}
+        assert {cell.carried_from for cell in found["scores"].cells} == {"K"}
+
     def test_heads_carry_their_own_errors_only(self):
         top = "heads = 2\nseed = 1\nx = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
         right = parse(top).trace()
@@ -189,6 +251,34 @@ class TestPlantedErrors:
         text = claim("query", queries[0], more="head = 1\n") + claim("scores", scores[1], more="head = 2\n")
         query, other = check(parse(top + text)).findings
         assert (query.head, query.verdict, other.head, other.verdict) == (0, "differs", 1, "differs")
+
+
+class TestDigits:
+    @pytest.mark.parametrize(
+        ("printed", "computed", "agrees"),
+        [
+            ("0.50", "0.495", True),
+            ("0.50", "0.505", True),
+            ("0.50", "0.4949", False),
+            ("0.50", "0.5051", False),
+            ("0.5", "0.45", True),
+            ("0.5", "0.44", False),
+            ("1", "1.5", True),
+            ("1", "1.51", False),
+            ("1.5e3", "1549.0", True),
+            ("1.5e3", "1551.0", False),
+            ("9e-10", "1e-10", False),
+            ("0.333333333733", "0.333333333333", False),
+        ],
+    )
+    def test_the_digits_printed_set_the_tolerance(self, printed, computed, agrees):
+        text = f"x = [[{computed}]]\n[[claims]]\nstep = 'input'\nvalues = [[{printed}]]"
+        assert check(parse(text)).agrees == agrees
+
+    def test_a_tolerance_for_sums(self):
+        text = X + "[given]\nweights = [[0.49, 0.5], [0.5, 0.5]]\n[[claims]]\nstep = 'weights'\nsum = 'rows'\n"
+        assert not check(parse(text)).agrees
+        assert check(parse(text + "tolerance = 0.011")).agrees
 
 
 class TestOtherClaims:
@@ -203,7 +293,7 @@ class TestOtherClaims:
         right = matrices(x=X.replace("]]", "], [0.2, 0.2, 0.3]]"))
         text = X.replace("]]", "], [0.2, 0.2, 0.3]]") + WEIGHTS + claim("key", right["key"].T)
         [found] = check(parse(text)).findings
-        assert found.message == "claimed (2, 3), computed (3, 2); it is the computed matrix transposed"
+        assert found.message == "claimed (2, 3), computed (3, 2); read as its transpose, 6 cells agree"
 
     @pytest.mark.parametrize(
         ("text", "verdict", "message"),
@@ -236,6 +326,35 @@ class TestOtherClaims:
         [found] = check(parse(X + WEIGHTS + "[[claims]]\n" + text)).findings
         assert (found.verdict, found.message) == (verdict, message)
 
+    def test_a_transpose_with_an_error_is_read_as_one_and_carries(self):
+        x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
+        wrong = matrices(x=x)
+        wrong["key"][2, 0] += 1.0
+        scores = wrong["query"] @ wrong["key"].T
+        key, other = check(parse(x + WEIGHTS + claim("key", wrong["key"].T) + claim("scores", scores))).findings
+        assert key.message == "claimed (2, 3), computed (3, 2); read as its transpose, 1 of 6 cells differ"
+        assert other.verdict == "carried"
+
+    @pytest.mark.parametrize("big", ["-1e9", "-10000.0", "-inf"])
+    def test_a_large_negative_number_in_a_mask_stands_for_infinity(self, big):
+        text = f'mask = "causal"\n{X}[[claims]]\nstep = "mask"\nvalues = [[0, {big}], [0, 0]]'
+        assert check(parse(text)).agrees
+
+    def test_a_mask_of_ones_and_zeros_is_told(self):
+        text = f'mask = "causal"\n{X}[[claims]]\nstep = "mask"\nvalues = [[1, 0], [1, 1]]'
+        [found] = check(parse(text)).findings
+        assert "it is written as 1 and 0, but what is added to the scores is 0 and −∞" in found.message
+
+    def test_rows_that_do_not_sum_to_1_either_are_not_praised(self):
+        text = X + "mask = [[false, false], [true, true]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'"
+        [found] = check(parse(text)).findings
+        assert found.message.endswith("not to 1")
+
+    @pytest.mark.parametrize(("turn", "how"), [(0, "rows"), (1, "columns")])
+    def test_reversed_order_is_recognised(self, turn, how):
+        found = audited([claim("scores", matrices()["scores"].flip(turn), 4)])["scores"]
+        assert found.message.endswith(f"it is the computed matrix with its {how} in reverse order")
+
     def test_sums_of_several_heads_say_which(self):
         [found] = check(
             parse("heads = 2\nx = [[0.1, 0.7], [0.5, -0.3]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'")
@@ -262,3 +381,17 @@ class TestGiven:
         rows = rows.replace(str(round(float(right[0, 0]), 3)), "9.0")
         [found] = check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).findings
         assert found.message == "given K is not X W_K: 1 of 4 cells differ"
+        assert [(cell.row, cell.column, cell.printed) for cell in found.cells] == [(0, 0, "9.0")]
+
+    def test_each_number_is_held_to_its_own_digits(self):
+        """The last row, printed coarsely, does not excuse the others, for which there is no W."""
+        x = "x = [[0.1, -0.2], [0.8, 0.8], [-0.6, 0.4], [0.9, -0.7]]\n"
+        for last in ("2", "2.0000"):
+            [found] = check(
+                parse(f"{x}[given]\nvalue = [[0.15, 1.0], [1.94, 1.0], [-0.98, 1.0], [{last}, 1.0]]")
+            ).findings
+            assert found.verdict == "differs"
+
+    def test_small_misses_are_not_rounded_away(self):
+        [found] = check(parse("x = [[1.0], [1.0]]\n[given]\nvalue = [[0.0010], [0.0030]]")).findings
+        assert found.message == "given V is X·W for no W: the best fit still misses a cell by 0.001"

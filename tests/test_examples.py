@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead import Causal, MultiHeadAttention, attention
+from clearhead import Causal, MultiHeadAttention, attention, check
 from clearhead.worked import BUILT_IN
 from clearhead.worked.reading import load, parse
 
@@ -56,6 +56,17 @@ class TestBuiltIn:
         for step, same in zip(example.trace(), again.trace(), strict=True):
             assert torch.equal(step.values, same.values)
         assert len(again.claims) == len(example.claims)
+
+    def test_variants_of_a_text_say_the_same_but_for_what_they_vary(self):
+        def claims(name):
+            found = (vars(claim) | {"number": 0} for claim in load(name).claims)
+            plain = [{**fields, "values": fields["values"] and fields["values"].printed} for fields in found]
+            return [fields for fields in plain if fields["step"] != "mask"]
+
+        for one, other in (("song", "song-causal"), ("two-heads", "two-heads-projected")):
+            assert claims(one) == claims(other)
+            assert torch.equal(load(one).x, load(other).x)
+            assert load(one).tokens == load(other).tokens
 
 
 class TestWhatCanBeStated:
@@ -111,6 +122,17 @@ class TestWhatCanBeStated:
         expected[0, 0] = 9
         assert torch.equal(given.step("scores").values, expected)
         assert torch.equal(given.step("scaled").values, expected / 2**0.5)
+        assert given.step("scores").how == "partly"
+        assert given.step("scores").shapes == "partly given: (3, 2) × (2, 3) = (3, 3)"
+        closed = X + 'mask = "causal"\n[given]\nmasked = [[1, -inf, -inf], ["_", 2, -inf], ["_", "_", "_"]]'
+        assert parse(closed).trace().step("weights").values[0].tolist() == [1, 0, 0]
+
+    def test_a_projection_that_is_given_in_part_stays_open_as_a_file(self):
+        text = X + '[given]\nkey = [[1.0, 2.0], [3.0, "_"], ["_", "_"]]'
+        again = parse(parse(text).to_toml())
+        assert "key" not in again.stated
+        assert [f.message for f in check(again).findings] == [f.message for f in check(parse(text)).findings]
+        assert torch.equal(again.trace().output, parse(text).trace().output)
 
     def test_numbers_are_exact(self):
         assert parse("x = [[0.1, 1e-3, 7, -2.5]]").x.tolist() == [[0.1, 1e-3, 7.0, -2.5]]
@@ -122,6 +144,11 @@ REFUSED = {
     "x = []": "x is []; expected a list of rows",
     "x = [[]]": "x: row 1 is []; expected a list of cells",
     "x = [[nan]]": "x: row 1, column 1 is NaN; expected a finite number",
+    "x = [[1e-9999999, 1]]": "a number in it has too large an exponent",
+    "x = [[0e1000001, 1]]": "a number in it has too large an exponent",
+    "title = 1e99999999999999999999": "a number in it has too large an exponent",
+    "x = [[1e200], [1]]\n[weights]\nquery = [[1e200]]": "step 'query' has numbers that are too large to be computed",
+    "x = [[1e300, 1e300], [1e300, 1e300]]": "has numbers that are too large to be computed",
     "x = [[1e999]]": "x: row 1, column 1 is 1E+999; expected a finite number",
     "x = [[-inf]]": "x: row 1, column 1 is -Infinity; expected a finite number",
     "x = [[true]]": "x: row 1, column 1 is True; expected a number",
@@ -229,6 +256,14 @@ class TestFilesThatCannotBeRead:
         with pytest.raises(ValueError, match="junk.toml: ") as caught:
             load(path)
         assert says in str(caught.value)
+
+    def test_a_file_that_never_ends(self):
+        with pytest.raises(ValueError, match="/dev/zero: larger than 16 MiB; expected a worked example"):
+            load("/dev/zero")
+
+    def test_a_byte_order_mark_is_none_of_the_text(self, tmp_path):
+        (tmp_path / "notepad.toml").write_bytes(b"\xef\xbb\xbf" + X.encode())
+        assert load(tmp_path / "notepad.toml").heads == 1
 
     def test_a_folder(self, tmp_path):
         with pytest.raises(ValueError, match="a folder; expected a TOML file"):

@@ -47,6 +47,12 @@ def test_a_pipe_is_written_to(tmp_path):
     assert path.is_fifo()
 
 
+def test_a_link_that_leads_to_itself_is_refused(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="a link that leads to itself"):
+        write_text(tmp_path / "loop", "x")
+
+
 def test_folders_are_refused(tmp_path):
     with pytest.raises(IsADirectoryError, match="a folder; expected the name of a file"):
         write_text(tmp_path, "x")

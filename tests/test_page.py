@@ -1,5 +1,6 @@
 """The worked example's page in a real browser: drawn, hovered over, stepped through, at every width and theme."""
 
+import base64
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from browser import browser, complaints, emulate, requested, resize
 from clearhead import Causal, MultiHeadAttention, trace
@@ -27,6 +29,7 @@ def pages(tmp_path_factory):
     torch.nn.init.normal_(plain.query.bias)
     traces["biased"] = trace(plain, torch.randn(3, 8))
     traces["awkward"] = trace(MultiHeadAttention(4, 2), torch.randn(len(AWKWARD), 4), tokens=AWKWARD)
+    traces["long"] = trace(MultiHeadAttention(4, 2, bias=False), torch.randn(25, 4))
     for name, found in traces.items():
         (folder / f"{name}.html").write_text(render(found, "html", title=f"{name} </title>"))
     return {name: (folder / f"{name}.html").as_uri() for name in traces}
@@ -156,21 +159,55 @@ def test_stepping_by_keyboard(browser, pages):
     for key, expected in (
         (Keys.ARROW_RIGHT, "slice-1"),
         ("n", "query-1"),
-        (Keys.PAGE_DOWN, "key-1"),
-        (Keys.ARROW_LEFT, "query-1"),
-        ("p", "slice-1"),
-        (Keys.END, "output"),
-        (Keys.ARROW_RIGHT, "output"),
-        (Keys.HOME, "input"),
-        (Keys.PAGE_UP, "input"),
+        (Keys.ARROW_LEFT, "slice-1"),
+        ("p", "input"),
+        (Keys.ARROW_LEFT, "input"),
     ):
         browser.switch_to.active_element.send_keys(key)
         assert current(browser) == [expected]
         assert browser.current_url.endswith(f"#{expected}")
-        section, bar = browser.find_element(By.ID, expected), browser.find_element(By.TAG_NAME, "nav")
-        top = browser.execute_script("return arguments[0].getBoundingClientRect().top", section)
-        assert -1 <= top - bar.size["height"] < 900 - bar.size["height"]  # not behind the bar, and on the screen
+        assert on_screen(browser, browser.find_element(By.CSS_SELECTOR, f"#{expected} h2"))
     assert browser.find_element(By.ID, "steps").get_attribute("value") == "input"
+
+
+def on_screen(browser, element):
+    """Not behind the bar at the top, nor below the window."""
+    top = browser.execute_script("return arguments[0].getBoundingClientRect().top", element)
+    return browser.find_element(By.TAG_NAME, "nav").size["height"] - 1 <= top < 900
+
+
+def test_whoever_scrolls_on_is_followed(browser, pages):
+    browser.get(pages["two-heads"])
+    browser.execute_script("setTimeout(() => document.getElementById('weights-1').scrollIntoView(), 600)")
+    WebDriverWait(browser, 10).until(lambda _: current(browser) == ["weights-1"])
+    assert browser.find_element(By.ID, "steps").get_attribute("value") == "weights-1"
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert current(browser) == ["head_output-1"]
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_arithmetic_stays_in_sight_and_moves_nothing(browser, pages, width):
+    resize(browser, width)
+    browser.get(pages["two-heads"])
+    target = cell(browser, "weights-1", 7, 1)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'end'})", target)
+    where = "return arguments[0].getBoundingClientRect().top"
+    before = browser.execute_script(where, target)
+    ActionChains(browser).move_to_element(target).perform()
+    assert browser.execute_script(where, target) == before
+    assert on_screen(browser, browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic"))
+
+
+def test_closed_keys_stay_out_of_the_sum_and_a_long_one_keeps_its_term(browser, pages):
+    browser.get(pages["song-causal"])
+    point_at(browser, cell(browser, "weights-1", 1, 4))
+    assert browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text == "0 / (e^0.679 + e^(−0.355)) ≈ 0.000"
+    browser.get(pages["long"])
+    point_at(browser, cell(browser, "weights-1", 0, 15))
+    line = browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text
+    own, total = line.split(" / ")
+    assert own in total
+    assert total.count("…") == 2
 
 
 def test_buttons_menu_and_address(browser, pages):
@@ -193,6 +230,14 @@ def test_one_step_at_a_time_and_all_of_them_on_paper(browser, pages):
     body.send_keys("o", Keys.ARROW_RIGHT)
     shown = [s.get_attribute("id") for s in browser.find_elements(By.TAG_NAME, "section") if s.is_displayed()]
     assert shown == ["slice-1"]
+    for key, expected in (
+        (Keys.PAGE_DOWN, "query-1"),
+        (Keys.END, "output"),
+        (Keys.PAGE_UP, "concat"),
+        (Keys.HOME, "input"),
+    ):
+        browser.switch_to.active_element.send_keys(key)
+        assert current(browser) == [expected]
     emulate(browser, media="print")
     assert all(section.is_displayed() for section in browser.find_elements(By.TAG_NAME, "section"))
     assert not browser.find_element(By.TAG_NAME, "nav").is_displayed()
@@ -228,7 +273,7 @@ const contrast = (element, background) => {
   return (pair[1] + 0.05) / (pair[0] + 0.05);
 };
 const all = (path) => [...document.querySelectorAll(path)];
-const cells = all("td[data-v]").map((td) => contrast(td, getComputedStyle(td).backgroundColor));
+const cells = all("tbody td").map((td) => contrast(td, getComputedStyle(td).backgroundColor));
 const texts = all("h1, h2, p, th, .formula, .shape, .number").map((element) => contrast(element, paper));
 return [Math.min(...cells), Math.min(...texts), light(paper), cells.length];
 """
@@ -246,10 +291,18 @@ def test_everything_can_be_read_in_both_themes(browser, pages, theme, other):
         browser.find_element(By.ID, "theme").click()
 
 
-def test_it_prints(browser, pages):
-    browser.get(pages["song-causal"])
-    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
-    assert len(printed["data"]) > 20_000
+def test_on_paper_it_is_light_and_nothing_is_cut(browser, pages):
+    browser.get(pages["long"])
+    browser.find_element(By.TAG_NAME, "body").send_keys("t")  # dark
+    emulate(browser, media="print")
+    resize(browser, 700)
+    assert browser.execute_script(CONTRAST)[2] > 0.9
+    width = "return document.documentElement.scrollWidth"
+    assert browser.execute_script(width) > 700
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script(width) <= 700
+    pages_printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert base64.b64decode(pages_printed["data"]).startswith(b"%PDF")
 
 
 def test_tokens_that_could_break_it_are_shown(browser, pages):

@@ -166,6 +166,15 @@ class TestGiven:
         assert not torch.allclose(trace(layer, x, mask=Causal(), given=changed).output, plain.output)
 
 
+def test_each_head_has_its_own_mask():
+    layer, x = MultiHeadAttention(4, 2, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    mask = torch.rand(2, 3, 3) < 0.5
+    found = trace(layer, x, mask=mask)
+    torch.testing.assert_close(found.output, layer(x[None], mask=mask[None])[0])
+    for head in (0, 1):
+        assert torch.equal(found.step("masked", head).values > -torch.inf, mask[head])
+
+
 def test_some_steps_of_some_heads():
     found = trace(MultiHeadAttention(4, 2), torch.randn(3, 4))
     assert [(step.name, step.head) for step in found.select(["query", "output"])] == [

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from clearhead import check
 from clearhead.cli import app
 from clearhead.worked import BUILT_IN
 from clearhead.worked.reading import load, parse
-from clearhead.worked.terminal import print_trace
+from clearhead.worked.terminal import print_audit, print_trace
 from test_examples import REFUSED, X
 
 
@@ -39,6 +40,8 @@ class TestExplain:
         assert found["steps"][0]["values"][0] == [0.2, 0.5, 0.1, 0.8]
 
     def test_steps_and_heads_are_chosen_and_heads_typed_from_1(self):
+        both = json.loads(typed("explain", "two-heads", "--format", "json", "--head", "1", "--head", "2").stdout)
+        assert {step["head"] for step in both["steps"]} == {0, 1}
         options = ("--format", "json", "--step", "query", "--step", "scores", "--head", "2")
         found = json.loads(typed("explain", "two-heads", *options).stdout)
         assert [(step["name"], step["head"]) for step in found["steps"]] == [("query", 1), ("scores", 1)]
@@ -69,7 +72,7 @@ class TestExplain:
         assert parse(path.read_text()).drawn == ()
 
     @pytest.mark.parametrize("columns", ["20", "80"])
-    def test_piped_tables_never_wrap_and_narrow_terminals_split_them(self, columns):
+    def test_piped_tables_never_wrap(self, columns):
         piped = subprocess.run(
             [sys.executable, "-m", "clearhead", "explain", "song", "--step", "scores"],
             capture_output=True, text=True, check=True, env={"COLUMNS": columns, "PATH": "/usr/bin"},
@@ -152,8 +155,28 @@ class TestCheck:
             "row": 0, "column": 1, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
         }  # fmt: skip
 
+    def test_a_narrow_terminal_cuts_no_number(self):
+        console = Console(file=StringIO(), width=30)
+        print_audit(console, check("song"))
+        assert "  new         3     4.49     7.310      -2.820" in console.file.getvalue().splitlines()
+
 
 class TestBadInput:
+    def test_output_that_fails_is_no_verdict(self):
+        for command in ("explain", "check"):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run(
+                    [sys.executable, "-m", "clearhead", command, "song"], stdout=full, stderr=subprocess.PIPE, text=True
+                )
+            assert done.returncode == 2
+            assert done.stderr == "clearhead: [Errno 28] No space left on device\n"
+
+    def test_a_reader_that_has_enough_is_no_error(self):
+        command = f"{sys.executable} -m clearhead explain song | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("List new ideas for a song\n", "")
+        assert done.returncode in (0, 141)
+
     @pytest.mark.parametrize("command", ["explain", "check"])
     @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text.removeprefix(X)[:40])
     def test_one_line_on_stderr_and_exit_2(self, command, text, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,9 +58,13 @@ class Style(StrEnum):
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Input that is wrong ends in one line on stderr and exit code 2, never in a traceback."""
+    """Input that is wrong, or output that fails, ends in one line on stderr and exit code 2, never in a traceback."""
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError) as error:
         typer.echo(f"clearhead: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
@@ -92,7 +98,7 @@ def explain(
     """Write an attention calculation out step by step, with its real numbers."""
     from clearhead.worked.reading import load
     from clearhead.worked.render import render
-    from clearhead.worked.terminal import console_for, print_trace
+    from clearhead.worked.terminal import console_for_output, print_trace
     from clearhead.worked.wording import DIGITS
 
     with _one_line_errors():
@@ -104,7 +110,7 @@ def explain(
             return
         trace = found.trace().select(step or (), [number - 1 for number in head or ()])
         if style is Style.text and output is None:
-            print_trace(console_for(), trace, found.title, DIGITS if digits is None else digits)
+            print_trace(console_for_output(), trace, found.title, DIGITS if digits is None else digits)
         else:
             _write(render(trace, style.value, title=found.title, digits=digits), output)
 
@@ -117,15 +123,15 @@ def check(
 ) -> None:
     """Recompute a worked example and report each of its claims. Exit 0: all agree; 1: not all; 2: unreadable."""
     from clearhead.worked.check import check
-    from clearhead.worked.terminal import console_for, print_audit
+    from clearhead.worked.terminal import console_for_output, print_audit
     from clearhead.worked.wording import DIGITS
 
     with _one_line_errors():
         audit = check(example)
-    if as_json:
-        typer.echo(audit.to_json())
-    else:
-        print_audit(console_for(), audit, DIGITS if digits is None else digits)
+        if as_json:
+            typer.echo(audit.to_json())
+        else:
+            print_audit(console_for_output(), audit, DIGITS if digits is None else digits)
     raise typer.Exit(0 if audit.agrees else 1)
 
 

@@ -15,7 +15,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     A link's target is replaced, not the link. What is no plain file (a pipe, a terminal) is written to as it is.
     """
-    place = Path(path).resolve()
+    try:
+        place = Path(path).resolve()
+    except RuntimeError:  # before Python 3.13 no OSError
+        raise OSError(f"{path}: a link that leads to itself") from None
     if not place.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {place.parent}")
     if place.is_dir():

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from clearhead.worked.audit import Audit, Cell, Finding, Verdict
-from clearhead.worked.claims import LEARNED, Claim
+from clearhead.worked.calculation import Calculation, sources
+from clearhead.worked.claims import JOINT, LEARNED, Claim
 from clearhead.worked.example import Example
 from clearhead.worked.fitting import best_fit
 from clearhead.worked.grids import Grid
 from clearhead.worked.reading import load
-from clearhead.worked.recomputing import Judged, Recomputed, agree, order, places
-from clearhead.worked.steps import SQUARE, Step
+from clearhead.worked.recomputing import Causes, Judged, Place, agree, causes_of, places
+from clearhead.worked.steps import NAMES, SQUARE, Axis, Step
+from clearhead.worked.wording import counted
 
 
 def check(example: Example | str | os.PathLike[str]) -> Audit:
@@ -36,20 +38,21 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
 class _Auditor:
     def __init__(self, example: Example) -> None:
         self.example = example
-        self.computed = Recomputed(example)
+        self.trace = example.trace()
+        self.computed = Calculation(example, {where: grid.values for where, grid in example.given.items()})
         self.judged: list[Judged] = []
 
     def audit(self) -> Audit:
-        found = {claim.number: self._examine(claim) for claim in sorted(self.example.claims, key=order)}
+        found = {claim.number: self._examine(claim) for claim in sorted(self.example.claims, key=_order)}
         return Audit(self.example.title, (*self._given(), *(found[number] for number in sorted(found))))
 
     def _examine(self, claim: Claim) -> Finding:
-        heads = range(self.example.heads) if claim.head is None else [claim.head]
-        found = [self.computed.matrix(claim.step, head) for head in heads]
-        matrices = [matrix for matrix in found if matrix is not None]
-        if not matrices:
+        if claim.step in NAMES and not self.trace.named(claim.step):
             why = "every head reads all of X" if claim.step == "slice" else "there is no mask"
             return _finding(claim, "differs", f"this calculation has no such step: {why}")
+        one = claim.head is not None or claim.step in JOINT
+        heads = [claim.head or 0] if one else range(self.example.heads)
+        matrices = [self.computed.matrix(claim.step, head) for head in heads]
         if claim.values is not None:
             return self._values(claim, claim.values, matrices[0])
         if claim.shape is not None:
@@ -59,16 +62,33 @@ class _Auditor:
         return self._count(claim, matrices)
 
     def _values(self, claim: Claim, grid: Grid, computed: Tensor) -> Finding:
-        if grid.shape != tuple(computed.shape):
-            hint = _turned(grid, computed)
-            return _finding(claim, "differs", f"claimed {grid.shape}, computed {tuple(computed.shape)}{hint}")
+        shape, prefix = tuple(computed.shape), ""
+        if grid.shape != shape:
+            turned = grid.turned()
+            if turned.shape != shape or not _mostly(turned, computed):
+                return _finding(claim, "differs", f"claimed {grid.shape}, computed {shape}")
+            grid, prefix = turned, f"claimed {grid.shape}, computed {shape}; read as its transpose, "
         tolerance = grid.tolerance if claim.tolerance is None else torch.full_like(grid.values, claim.tolerance)
         wrong = ~grid.blank & ~agree(grid.values, computed, tolerance)
-        causes = self.computed.causes(claim, grid, tolerance, wrong, self.judged)
-        self.judged.append(Judged(claim, grid, tolerance, wrong))
+        judged = Judged(claim, self._symbol(claim), grid, tolerance, wrong)
+        causes = causes_of(self.example, judged, self.judged)
+        self.judged.append(judged)
         differing = [place for place in places(wrong) if causes.get(place, "") is not None]
-        rows, columns = self.computed.labels(claim.step)
-        cells = tuple(
+        cells = self._cells(claim.step, grid, computed, differing, causes)
+        found = _summed_up(claim, cells, grid, rounded=int(wrong.sum()) - len(cells))
+        notes = _mask_notes(grid, cells) if claim.step == "mask" else ""
+        notes += _looks_like(grid, computed) if cells else ""
+        return replace(
+            found,
+            message=f"{prefix}{found.message}{notes}",
+            verdict="differs" if prefix and found.verdict == "agrees" else found.verdict,
+        )
+
+    def _cells(
+        self, subject: str, grid: Grid, computed: Tensor, places: list[Place], causes: Causes
+    ) -> tuple[Cell, ...]:
+        rows, columns = self._labels(subject, computed)
+        return tuple(
             Cell(
                 row,
                 column,
@@ -79,13 +99,23 @@ class _Auditor:
                 float(computed[row, column]),
                 causes.get((row, column)),
             )
-            for row, column in differing
+            for row, column in places
         )
-        found = _summed_up(claim, cells, grid, rounded=int(wrong.sum()) - len(cells))
-        if claim.step == "mask" and cells:
-            closed = sum(cell.claimed == -inf for cell in cells)
-            found = replace(found, message=f"{found.message}: {len(cells) - closed} open and {closed} closed wrongly")
-        return replace(found, message=f"{found.message}{_turned(grid, computed)}") if cells else found
+
+    def _labels(self, subject: str, matrix: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What stands before the rows and over the columns."""
+        axes: tuple[Axis, Axis] = ("token", "token") if subject == "mask" else ("dimension", "dimension")
+        if subject in NAMES:
+            step = self.trace.named(subject)[0]
+            axes = step.rows, step.columns
+        rows, columns = (self.trace.labels(axis, size) for axis, size in zip(axes, matrix.shape, strict=True))
+        return rows, columns
+
+    def _symbol(self, claim: Claim) -> str:
+        """How a claimed matrix is called in formulas."""
+        if claim.step in NAMES:
+            return self.trace.step(claim.step, claim.head).symbol
+        return "M" if claim.step == "mask" else f"W_{claim.step[0].upper()}"
 
     def _shape(self, claim: Claim, shape: tuple[int, int], computed: Tensor) -> Finding:
         found = tuple(computed.shape)
@@ -109,7 +139,7 @@ class _Auditor:
 
     def _sum(self, claim: Claim, which: str, matrices: list[Tensor]) -> Finding:
         tolerance = 1e-6 if claim.tolerance is None else claim.tolerance
-        rows, columns = self.computed.labels(claim.step)
+        rows, columns = self._labels(claim.step, matrices[0])
         cells, sums = [], []
         for head, matrix in enumerate(matrices, 1):
             name = "sum" if len(matrices) == 1 else f"sum, head {head}"
@@ -120,7 +150,8 @@ class _Auditor:
                 cells.append(Cell(*place, "1", 1.0, float(found[number])))
         if not cells:
             return _finding(claim, "agrees", f"{which} sum to 1")
-        rest = "; rows do" if which == "columns" and claim.step == "weights" else ""
+        rows_do = all((matrix.sum(dim=1) - 1).abs().max() <= tolerance for matrix in matrices)
+        rest = "; rows do" if which == "columns" and rows_do else ""
         return _finding(claim, "differs", f"{which} sum to {' | '.join(sums)}, not to 1{rest}", tuple(cells))
 
     def _count(self, claim: Claim, matrices: list[Tensor]) -> Finding:
@@ -141,25 +172,32 @@ class _Auditor:
             if name not in ("query", "key", "value") or head is None:
                 continue
             step = projected.step(name, head)
-            judge = _against_product if name in self.example.stated else _against_any_product
-            verdict, message = judge(step, grid)
-            yield Finding(None, name, head, "given", verdict, f"given {step.symbol} {message}")
+            if name in self.example.stated:
+                yield self._against_product(step, grid)
+            else:
+                yield _against_any_product(step, grid)
+
+    def _against_product(self, step: Step, grid: Grid) -> Finding:
+        product = step.formula.split(" = ")[1]
+        wrong = ~grid.blank & ~agree(grid.values, step.values, grid.tolerance)
+        cells = self._cells(step.name, grid, step.values, places(wrong), {})
+        if not cells:
+            return _about_given(step, "agrees", f"is {product}")
+        message = f"is not {product}: {len(cells)} of {int((~grid.blank).sum())} cells differ"
+        return replace(_about_given(step, "differs", message), cells=cells)
 
 
-def _against_product(step: Step, grid: Grid) -> tuple[Verdict, str]:
-    product = step.formula.split(" = ")[1]
-    wrong = int((~grid.blank & ~agree(grid.values, step.values, grid.tolerance)).sum())
-    if not wrong:
-        return "agrees", f"is {product}"
-    return "differs", f"is not {product}: {wrong} of {int((~grid.blank).sum())} cells differ"
+def _about_given(step: Step, verdict: Verdict, message: str) -> Finding:
+    return Finding(None, step.name, step.head, "given", verdict, f"given {step.symbol} {message}")
 
 
-def _against_any_product(step: Step, grid: Grid) -> tuple[Verdict, str]:
+def _against_any_product(step: Step, grid: Grid) -> Finding:
     read = step.operands[0]
     fit = best_fit(read.values, grid)
     if fit.possible:
-        return "agrees", f"is {read.symbol}·W for some W"
-    return "differs", f"is {read.symbol}·W for no W: the best fit still misses a cell by {fit.at_least:.2f}"
+        return _about_given(step, "agrees", f"is {read.symbol}·W for some W")
+    message = f"is {read.symbol}·W for no W: the best fit still misses a cell by {fit.missed:.2g}"
+    return _about_given(step, "differs", message)
 
 
 def _finding(claim: Claim, verdict: Verdict, message: str, cells: tuple[Cell, ...] = ()) -> Finding:
@@ -171,14 +209,21 @@ def _summed_up(claim: Claim, cells: tuple[Cell, ...], grid: Grid, rounded: int) 
     written = grid.values.numel() - blank
     carried = sum(cell.carried_from is not None for cell in cells)
     if not cells:
-        verdict, parts = "agrees", [f"{written} cells agree" if written else f"{grid.shape}"]
+        verdict, parts = (
+            "agrees",
+            [f"{counted(written, 'cell')} {'agrees' if written == 1 else 'agree'}" if written else f"{grid.shape}"],
+        )
     elif carried == len(cells):
         sources = " and ".join(dict.fromkeys(str(cell.carried_from) for cell in cells))
         verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from the text's own {sources}"]
     else:
         verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
         parts += [f"{carried} of them carried"] if carried else []
-    parts += [f"{rounded} follow from the rounded numbers printed before"] if rounded else []
+    parts += (
+        [f"{rounded} {'follows' if rounded == 1 else 'follow'} from the rounded numbers printed before"]
+        if rounded
+        else []
+    )
     parts += [f"{blank} blank" if written else "all blank"] if blank else []
     return _finding(claim, verdict, ", ".join(parts), cells)
 
@@ -190,11 +235,32 @@ _TURNS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _turned(grid: Grid, computed: Tensor) -> str:
+def _looks_like(grid: Grid, computed: Tensor) -> str:
     """What else the text may have written: the computed matrix, but not as it stands."""
     for how, turn in _TURNS.items():
         other = turn(computed)
-        fits = other.shape == grid.values.shape and not grid.blank.all()
-        if fits and (grid.blank | agree(grid.values, other, grid.tolerance)).all():
+        if other.shape == grid.values.shape and (grid.blank | agree(grid.values, other, grid.tolerance)).all():
             return f"; it is the computed matrix {how}"
     return ""
+
+
+def _mostly(grid: Grid, computed: Tensor) -> bool:
+    """Whether at least half of what is written agrees."""
+    right = ~grid.blank & agree(grid.values, computed, grid.tolerance)
+    return 2 * int(right.sum()) >= int((~grid.blank).sum())
+
+
+def _mask_notes(grid: Grid, cells: tuple[Cell, ...]) -> str:
+    """Of a mask that is written as it is added, how many cells are open and closed wrongly."""
+    written = grid.values[~grid.blank]
+    if ((written == 0) | (written == -inf)).all():
+        closed = sum(cell.claimed == -inf for cell in cells)
+        return f": {len(cells) - closed} open and {closed} closed wrongly" if cells else ""
+    if ((written == 0) | (written == 1)).all():
+        return "; it is written as 1 and 0, but what is added to the scores is 0 and −∞"
+    return ""
+
+
+def _order(claim: Claim) -> tuple[int, int]:
+    """The calculation's order: what is read comes first."""
+    return len(sources(claim.step)), claim.head or 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
+
+import torch
 
 from clearhead.worked.grids import Grid, read_grid, shown, to_float
 from clearhead.worked.steps import NAMES
@@ -52,6 +54,8 @@ def read_claim(number: int, raw: object, heads: int) -> Claim:
     [kind] = kinds
     name = f"{name} ({step})"
     head = _head(name, raw.get("head"), step, heads, needed=kind == "values")
+    if kind == "values" and step in ("mask", "masked"):
+        return Claim(number, step, head, _tolerance(name, raw.get("tolerance")), _mask_values(name, raw[kind]))
     return Claim(number, step, head, _tolerance(name, raw.get("tolerance")), **{kind: _READERS[kind](name, raw[kind])})
 
 
@@ -79,6 +83,12 @@ def _tolerance(name: str, raw: object) -> float | None:
 
 def _values(name: str, raw: object) -> Grid:
     return read_grid(f"{name}: values", raw, blanks=True, infinite=True)
+
+
+def _mask_values(name: str, raw: object) -> Grid:
+    """A text may write −1e9 where it means −∞."""
+    grid = _values(name, raw)
+    return replace(grid, values=torch.where(grid.values <= -1e4, -torch.inf, grid.values))
 
 
 def _shape(name: str, raw: object) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from clearhead.worked.steps import Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, cost, heading, sentence, typeset, visible
+from clearhead.worked.wording import DIGITS, cost, heading, sentence, short, typeset, visible
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$&<>-])")
 _LATEX = {
@@ -19,6 +19,7 @@ _LATEX = {
     "∞": r"$\infty$",
     "×": r"$\times$",
     "·": r"$\cdot$",
+    "…": r"\dots{}",
     "→": r"$\to$",
     '"': r"\textquotedbl{}",
 } | {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -34,6 +35,7 @@ _PREAMBLE = r"""\documentclass{article}
 \usepackage{graphicx}
 \usepackage[margin=25mm]{geometry}
 \setlength{\parindent}{0pt}
+\raggedbottom
 \newsavebox{\matrixbox}
 % a matrix too wide for the page is made smaller
 \newcommand{\fitted}[1]{\sbox{\matrixbox}{#1}%
@@ -56,9 +58,9 @@ def as_latex(trace: Trace, title: str, digits: int = DIGITS) -> str:
     for count, step in enumerate(trace, 1):
         facts = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _latex(_facts(step)))
         parts += [
-            f"\\section*{{{count}. {_latex(heading(step, trace))}}}",
-            f"\\[ {step.latex} \\]",
-            f"{_latex(sentence(step))} {facts}.",
+            f"\\filbreak\n\\section*{{{count}. {_latex(heading(step, trace))}}}\n\\nopagebreak",
+            f"\\[ {step.latex} \\]\n\\nopagebreak",
+            f"{_latex(sentence(step))} {facts}.\\nopagebreak",
         ]
         parts += [_latex_table(trace, matrix, digits) for matrix in _shown(step)]
     return "\n\n".join([*parts, "\\end{document}\n"])
@@ -94,7 +96,7 @@ def _markdown_table(trace: Trace, shown: tuple[str, Step | Operand], digits: int
 
 
 def _latex_table(trace: Trace, shown: tuple[str, Step | Operand], digits: int) -> str:
-    columns, rows = _table(trace, shown[1], digits, _latex)
+    columns, rows = _table(trace, shown[1], digits, lambda token: _latex(short(token)))
     head = " & ".join([f"${shown[0]}$", *columns])
     body = " \\\\\n".join(" & ".join([label, *(f"${_latex_number(cell)}$" for cell in row)]) for label, *row in rows)
     table = f"\\begin{{tabular}}{{l|{'r' * len(columns)}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}"

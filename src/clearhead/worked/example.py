@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tomlkit
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -35,14 +36,17 @@ class Example:
     claims: tuple[Claim, ...]
     source: str  # the file
 
+    def added_mask(self) -> Float[Tensor, "tokens tokens"]:
+        """M: 0 where a query may look, −∞ where not."""
+        size = len(self.tokens)
+        zeros = torch.zeros(size, size, dtype=torch.float64)
+        return zeros if self.mask is None else torch.where(self.mask.dense(size, size)[0, 0], zeros, -torch.inf)
+
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The weights that came from the seed and take part: a projection that is wholly given needs none."""
-        return tuple(name for name in MATRICES if name not in self.stated and not self._is_given(name))
-
-    def _is_given(self, name: str) -> bool:
-        grids = [self.given.get((name, head)) for head in range(self.heads)]
-        return all(grid is not None and not grid.blank.any() for grid in grids)
+        """The weights that came from the seed; a projection that is given may be X·W for another W."""
+        given = {name for name, _ in self.given}
+        return tuple(name for name in MATRICES if name not in self.stated and name not in given)
 
     def layer(self) -> MultiHeadAttention:
         query, value, output = (self.weights[name] for name in ("query", "value", "output"))

@@ -16,34 +16,32 @@ _CLOSE = 1e-3  # how near the two bounds must come, relative to the larger
 
 @dataclass(frozen=True)
 class Fit:
-    """The best W misses some cell by at least `at_least` and none by more than `at_most`; nearly the same number."""
+    """`missed`: no W comes nearer to some printed number than this."""
 
-    at_least: float
-    at_most: float
+    missed: float
     possible: bool  # False: every W misses some printed number by more than its tolerance
 
 
-def best_fit(x: Float[Tensor, "rows input"], printed: Grid, slack: float = 0.0) -> Fit:
+def best_fit(x: Float[Tensor, "rows input"], printed: Grid) -> Fit:
     """Column by column, by Lawson's reweighting: where a fit misses, its weight grows. Blanks do not count.
 
-    A weighted least-squares error is never more than the worst error of the best fit, and any fit's worst error is
-    never less, so that both bounds hold whenever the rounds stop.
+    A weighted least-squares error is never more than the worst error of the best fit, so that a miss is never
+    exaggerated, whenever the rounds stop.
     """
-    at_least = at_most = 0.0
-    possible = True
+    missed, possible = 0.0, True
     for column in range(printed.shape[1]):
         kept = ~printed.blank[:, column]
-        rows, target = x[kept], printed.values[kept, column]
-        if not len(target):
+        if not kept.any():
             continue
-        low, high = _bounds(rows, target)
-        allowed = float(printed.tolerance[kept, column].max()) + slack
-        possible = possible and low <= allowed
-        at_least, at_most = max(at_least, low), max(at_most, high)
-    return Fit(at_least, at_most, possible)
+        rows, target, tolerance = x[kept], printed.values[kept, column], printed.tolerance[kept, column]
+        missed = max(missed, _least_miss(rows, target))
+        # in units of each number's own tolerance
+        possible = possible and _least_miss(rows / tolerance[:, None], target / tolerance) <= 1 + _CLOSE
+    return Fit(missed, possible)
 
 
-def _bounds(x: Float[Tensor, "rows input"], target: Float[Tensor, " rows"]) -> tuple[float, float]:
+def _least_miss(x: Float[Tensor, "rows input"], target: Float[Tensor, " rows"]) -> float:
+    """The worst error of the W whose worst error is least."""
     share = torch.full_like(target, 1 / len(target))
     low, high = 0.0, float("inf")
     for _ in range(_ROUNDS):
@@ -55,4 +53,4 @@ def _bounds(x: Float[Tensor, "rows input"], target: Float[Tensor, " rows"]) -> t
         if high - low <= _CLOSE * high or not share.sum() > 0:
             break
         share = share / share.sum()
-    return low, high
+    return low

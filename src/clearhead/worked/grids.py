@@ -33,6 +33,10 @@ class Grid:
     def blank(self) -> Tensor:
         return self.values.isnan()
 
+    def turned(self) -> Grid:
+        """Its transpose."""
+        return Grid(self.values.T, self.tolerance.T, tuple(zip(*self.printed, strict=True)))
+
 
 def read_grid(name: str, raw: object, *, blanks: bool = False, infinite: bool = False) -> Grid:
     """A list of rows of equal length, as TOML gives it with `parse_float=Decimal`.

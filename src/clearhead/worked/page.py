@@ -17,6 +17,7 @@ from clearhead.worked.wording import DIGITS, cost, heading, sentence, typeset, v
 _SIGNS = {
     "product": ("×", "="),
     "other": ("×", "→"),
+    "partly": ("", "→"),
     "slice": ("", "→"),
     "scaled": ("", "→"),
     "masked": ("+", "="),
@@ -29,7 +30,6 @@ _PAGES = Environment(loader=PackageLoader("clearhead.worked"), autoescape=True, 
 @dataclass(frozen=True)
 class _Cell:
     text: str
-    value: str  # all digits, for the arithmetic that the page writes out
     style: str
 
 
@@ -107,8 +107,8 @@ def _table(
 ) -> _Table:
     count, width = matrix.values.shape
     cells = [
-        [_cell(*triple) for triple in zip(*row, strict=True)]
-        for row in zip(typeset(matrix.values, digits), matrix.values.tolist(), warmth(matrix.values), strict=True)
+        [_cell(text, level) for text, level in zip(*row, strict=True)]
+        for row in zip(typeset(matrix.values, digits), warmth(matrix.values), strict=True)
     ]
     labels = [visible(label) for label in trace.labels(matrix.rows, count)]
     columns = tuple(visible(label) for label in trace.labels(matrix.columns, width))
@@ -116,7 +116,7 @@ def _table(
     return _Table(matrix.symbol, Markup(convert(latex)), f"({count}, {width})", sign, marks, shift, columns, rows)
 
 
-def _cell(text: str, value: float, level: float) -> _Cell:
+def _cell(text: str, level: float) -> _Cell:
     """Its warmth is a number that the style sheet makes a colour of, by the theme."""
     style = "" if math.isnan(level) else f"--{'warm' if level >= 0 else 'cool'}:{abs(level):.0%}"
-    return _Cell(text.replace("-", "−"), "-Infinity" if math.isinf(value) else repr(value), style)
+    return _Cell(text.replace("-", "−"), style)

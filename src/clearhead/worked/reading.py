@@ -20,6 +20,7 @@ from clearhead.worked.grids import BLANK, Grid, read_grid, read_rows, shown
 from clearhead.worked.matrices import MATRICES, Sizes, Where
 from clearhead.worked.steps import NAMES
 
+LARGEST = 2**24  # bytes of a file
 _KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 
@@ -30,9 +31,13 @@ def load(name: str | os.PathLike[str]) -> Example:
     else:
         source = _read(Path(name))
     try:
-        return parse(source.decode(), Path(name).stem)
+        return parse(source.decode("utf-8-sig"), Path(name).stem)
     except UnicodeDecodeError:
         raise ValueError(f"{name}: not a text file (it is not UTF-8)") from None
+    except ArithmeticError:
+        raise ValueError(
+            f"{name}: not a TOML file that can be read (a number in it has too large an exponent)"
+        ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{name}: not a TOML file ({error})") from None
     except ValueError as error:
@@ -41,7 +46,8 @@ def load(name: str | os.PathLike[str]) -> Example:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
     except FileNotFoundError:
         if path.suffix or len(path.parts) > 1:
             raise ValueError(f"{path}: there is no such file") from None
@@ -51,6 +57,9 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path}: a folder; expected a TOML file") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
+    if len(content) > LARGEST:
+        raise ValueError(f"{path}: larger than {LARGEST // 2**20} MiB; expected a worked example")
+    return content
 
 
 def parse(source: str, title: str = "A worked example") -> Example:
@@ -88,6 +97,9 @@ def parse(source: str, title: str = "A worked example") -> Example:
         source=source,
     )
     _check_given(example)
+    for step in example.trace():
+        if step.values.isnan().any() or (step.values.isinf() & (step.name != "masked")).any():
+            raise ValueError(f"step {step.name!r} has numbers that are too large to be computed")
     return example
 
 

@@ -1,138 +1,109 @@
-"""The matrices that claims are about, computed from the example, or from what a text printed before them."""
+"""Which wrong numbers of a text follow from what it printed before: carried on, and no errors of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from clearhead.masks import Dense, Mask
-from clearhead.worked.claims import JOINT, LEARNED, Claim
+from clearhead.worked.calculation import Calculation, sources
+from clearhead.worked.claims import Claim
 from clearhead.worked.example import Example
 from clearhead.worked.grids import Grid
-from clearhead.worked.steps import NAMES, Trace
 
-ROUNDING = 1e-9  # relative: what float64 may be off where a printed digit stands exactly halfway
-_MOST_PROBED = 1000  # beyond so many wrong cells, what their unprinted digits may do is not followed
+ROUNDING = 1e-12  # of a matrix's largest number: what float64 may be off where a digit stands exactly halfway
+_MOST_PROBED = 2000  # beyond so many cells, what their unprinted digits may do is not followed
 
 Place = tuple[int, int]
+Causes = dict[Place, str | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A claimed matrix of the right shape, and which of its cells are wrong."""
+    """A claimed matrix, and which of its cells are wrong."""
 
     claim: Claim
+    symbol: str
     grid: Grid
     tolerance: Tensor
     wrong: Tensor
 
-
-class Recomputed:
-    """Everything that can be claimed of an example."""
-
-    def __init__(self, example: Example) -> None:
-        self.example = example
-        self.trace = example.trace()
-        self.added_mask = torch.zeros(len(example.tokens), len(example.tokens), dtype=torch.float64)
-        if example.mask is not None:
-            allowed = example.mask.dense(*self.added_mask.shape)[0, 0]
-            self.added_mask = torch.where(allowed, self.added_mask, -torch.inf)
-
-    def matrix(self, subject: str, head: int, trace: Trace | None = None) -> Tensor | None:
-        """A step's result, the mask, or a learned matrix; None if the calculation has no such step."""
-        if subject == "mask":
-            return self.added_mask
-        if subject in LEARNED:
-            weight = self.example.weights[subject.removesuffix("_weight")]
-            return weight if subject in JOINT else weight[head]
-        found = (self.trace if trace is None else trace).named(subject)
-        return found[0 if subject in JOINT else head].values if found else None
-
-    def labels(self, subject: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What stands before the rows and over the columns."""
-        tokens = self.example.tokens
-        if subject == "mask":
-            return tokens, tokens
-        if subject in LEARNED:
-            rows, columns = self.example.weights[subject.removesuffix("_weight")].shape[-2:]
-            return self.trace.labels("dimension", rows), self.trace.labels("dimension", columns)
-        step = self.trace.named(subject)[0]
-        return self.trace.labels(step.rows, step.shape[0]), self.trace.labels(step.columns, step.shape[1])
-
-    def causes(self, claim: Claim, grid: Grid, tolerance: Tensor, wrong: Tensor, before: list[Judged]) -> Causes:
-        """Where a wrong number follows from what the text itself printed before, and from which matrix.
-
-        None: from numbers that are all right, but rounded. Tried with ever more of the text's matrices, so that the
-        first one to blame is named.
-        """
-        causes: dict[Place, str | None] = {}
-        before = [judged for judged in before if _feeds(judged.claim, claim)]
-        for count in range(1, len(before) + 1):
-            guilty = [judged for judged in before[:count] if judged.wrong.any()]
-            cause = self.name(guilty[-1].claim) if guilty else None
-            for follows in self._explanations(claim, grid, tolerance, before[:count]):
-                for place in places(wrong & follows):
-                    causes.setdefault(place, cause)
-                if len(causes) == int(wrong.sum()):
-                    return causes
-        return causes
-
-    def name(self, claim: Claim) -> str:
-        """How a claimed matrix is called in formulas."""
-        return "M" if claim.step == "mask" else self.trace.step(claim.step, claim.head).symbol
-
-    def _explanations(self, claim: Claim, grid: Grid, tolerance: Tensor, used: list[Judged]) -> Iterator[Tensor]:
-        """Cells that follow from the numbers as printed; then from the wrong ones within their printed digits."""
-        yield agree(grid.values, self._from(claim, {judged: judged.grid.values for judged in used}), tolerance)
-        probes = [(judged, place) for judged in used for place in places(judged.wrong)]
-        if not probes or len(probes) > _MOST_PROBED:
-            return
-        wrong = {judged: torch.where(judged.wrong, judged.grid.values, torch.nan) for judged in used}
-        computed = self._from(claim, wrong)
-        moved = torch.zeros_like(computed)
-        for judged, place in probes:
-            values = wrong[judged].clone()
-            values[place] += judged.tolerance[place]
-            moved += _distance(self._from(claim, wrong | {judged: values}), computed)
-        yield agree(grid.values, computed, tolerance + moved)
-
-    def _from(self, claim: Claim, printed: Mapping[Judged, Tensor]) -> Tensor:
-        """The claimed matrix, recomputed from other numbers before it; a NaN among them stands for the computed one."""
-        given = {where: grid.values for where, grid in self.example.given.items()}
-        mask: Mask | None = self.example.mask
-        for judged, values in printed.items():
-            where = (judged.claim.step, judged.claim.head)
-            if judged.claim.step == "mask":
-                mask = Dense(torch.where(values.isnan(), self.added_mask, values) > -torch.inf)
-            else:
-                given[where] = torch.where(values.isnan(), given[where], values) if where in given else values
-        found = self.matrix(claim.step, claim.head or 0, self.example.traced(mask, given))
-        assert found is not None  # it was there with the example's own mask, and masks are only exchanged
-        return found
+    def feeds(self, later: Claim) -> bool:
+        """Whether it is read, directly or not, on the way to what is claimed later."""
+        earlier = self.claim
+        same = earlier.head is None or later.head is None or earlier.head == later.head
+        return same and earlier.step in sources(later.step)
 
 
-Causes = dict[Place, str | None]
+def causes_of(example: Example, later: Judged, before: Sequence[Judged]) -> Causes:
+    """Where a wrong number follows from what the text itself printed before: the matrices to blame, by their symbols.
+
+    None: from numbers that are all right, but rounded. Tried with few of the text's matrices before many.
+    """
+    before = [judged for judged in before if judged.feeds(later.claim)]
+    causes: Causes = {}
+    for cause, follows in _explanations(example, later, before):
+        for place in places(later.wrong & follows):
+            causes.setdefault(place, cause)
+        if len(causes) == int(later.wrong.sum()):
+            break
+    return causes
 
 
-def order(claim: Claim) -> tuple[float, int]:
-    """The calculation's order; the mask comes right before it is added."""
-    place = NAMES.index("masked") - 0.5 if claim.step == "mask" else -1.0
-    return NAMES.index(claim.step) if claim.step in NAMES else place, claim.head or 0
+def _explanations(example: Example, later: Judged, before: list[Judged]) -> Iterator[tuple[str | None, Tensor]]:
+    """Which cells follow from some of the text's matrices, and what is to blame."""
+    chosen = [few for size in (1, 2) for few in combinations(before, size)]
+    chosen += [tuple(before)] if len(before) > 2 else []
+    for few in chosen:  # the right numbers as printed, the wrong ones corrected
+        values = {judged: torch.where(judged.wrong, torch.nan, judged.grid.values) for judged in few}
+        yield None, agree(later.grid.values, _from(example, later, values), later.tolerance)
+    guilty = [few for few in chosen if any(judged.wrong.any() for judged in few)]
+    for few in guilty:
+        values = {judged: judged.grid.values for judged in few}
+        yield _blamed(few), agree(later.grid.values, _from(example, later, values), later.tolerance)
+    for few in guilty:
+        values = {judged: judged.grid.values for judged in few}
+        moved = _moved(example, later, values)
+        if moved is not None:
+            yield _blamed(few), agree(later.grid.values, _from(example, later, values), later.tolerance + moved)
 
 
-def _feeds(earlier: Claim, later: Claim) -> bool:
-    """Whether one matrix is read, directly or not, on the way to the other."""
-    if {earlier.step, later.step} & {*LEARNED} or later.step == "mask" or order(earlier)[0] >= order(later)[0]:
-        return False
-    return earlier.head is None or later.head is None or earlier.head == later.head
+def _blamed(few: Sequence[Judged]) -> str:
+    return " and ".join(judged.symbol for judged in few if judged.wrong.any())
+
+
+def _moved(example: Example, later: Judged, values: dict[Judged, Tensor]) -> Tensor | None:
+    """How far the unprinted digits of matrices with errors could move each cell, added up."""
+    computed = _from(example, later, values)
+    total = torch.zeros_like(computed)
+    for judged, matrix in values.items():
+        if not judged.wrong.any():
+            continue
+        cells = places(~judged.grid.blank)
+        if len(cells) > _MOST_PROBED:
+            return None
+        changed = matrix.repeat(len(cells), 1, 1)
+        for number, place in enumerate(cells):
+            changed[number][place] += judged.tolerance[place]
+        total += _distance(_from(example, later, values | {judged: changed}), computed).sum(dim=0)
+    return total
+
+
+def _from(example: Example, later: Judged, values: dict[Judged, Tensor]) -> Tensor:
+    """What is claimed later, recomputed from other numbers before it."""
+    given = {where: grid.values for where, grid in example.given.items()}
+    for judged, matrix in values.items():
+        where = (judged.claim.step, judged.claim.head)
+        given[where] = torch.where(matrix.isnan(), given[where], matrix) if where in given else matrix
+    return Calculation(example, given).matrix(later.claim.step, later.claim.head or 0)
 
 
 def agree(claimed: Tensor, computed: Tensor, tolerance: Tensor) -> Tensor:
-    finite = computed.abs().nan_to_num(posinf=0.0)
-    return _distance(claimed, computed) <= tolerance + ROUNDING * (1 + finite)
+    largest = torch.where(computed.isfinite(), computed.abs(), 0.0).amax()
+    return _distance(claimed, computed) <= tolerance + ROUNDING * largest
 
 
 def _distance(left: Tensor, right: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ SQUARE = ("scores", "scaled", "masked", "weights")  # a row for each query, a co
 
 Axis = Literal["token", "memory", "dimension"]  # what a matrix's rows or columns stand for
 Marks = Literal["row", "column", "cell", "all"]
-How = Literal["input", "given", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
+How = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
 
 
 @dataclass(frozen=True, eq=False)

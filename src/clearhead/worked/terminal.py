@@ -10,24 +10,29 @@ from rich.cells import cell_len
 from rich.color import Color, blend_rgb
 from rich.color_triplet import ColorTriplet
 from rich.console import Console
+from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from clearhead.worked.audit import Audit, Finding
 from clearhead.worked.steps import Axis, Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, cost, heading, number, sentence, typeset, visible, warmth
+from clearhead.worked.wording import DIGITS, LONGEST, cost, heading, number, sentence, typeset, visible, warmth
 
 _COLD, _POSITIVE, _NEGATIVE = ColorTriplet(28, 30, 34), ColorTriplet(0, 102, 178), ColorTriplet(178, 74, 0)
-_LONGEST = 16  # of a token
 _GAP = 2  # between columns
 _VERDICTS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
 
 
-def console_for(width: int | None = None) -> Console:
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for the command line to deal with
+
+
+def console_for_output() -> Console:
     """Standard output. Where it is no terminal, as wide as anything printed, so that nothing is cut or wrapped."""
-    console = Console(highlight=False, width=width)
-    if not console.is_terminal and width is None:
+    console = _Output(highlight=False)
+    if not console.is_terminal:
         console.width = 1_000_000
     return console
 
@@ -105,7 +110,10 @@ def print_audit(console: Console, audit: Audit, digits: int = DIGITS) -> None:
             Text(f"{sign} ", style=colour) + Text(_name(finding), style="bold") + Text(f": {finding.message}")
         )
         if finding.cells:
-            console.print(_differences(finding, digits))
+            table = _differences(finding, digits)
+            widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+            wide = Console(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
+            wide.print(table)  # a line that is too long rather than a number that is cut
     agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
     summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
     console.print(Text(summary, style="bold"))
@@ -132,5 +140,5 @@ def _differences(finding: Finding, digits: int) -> Table:
 
 def _short(label: str) -> Text:
     shown = Text(visible(label))
-    shown.truncate(_LONGEST, overflow="ellipsis")
+    shown.truncate(LONGEST, overflow="ellipsis")
     return shown

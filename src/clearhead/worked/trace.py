@@ -314,7 +314,7 @@ def _settled(step: Step, given: dict) -> Step:
     blank = values.isnan()
     values = torch.where(blank, step.values, values.to(step.values))
     if blank.any():
-        return replace(step, values=values)
+        return replace(step, values=values, shapes=f"partly given: {step.shapes}", how="partly")
     return replace(
         step,
         formula=f"{step.symbol} = given",

@@ -10,6 +10,8 @@ from clearhead.pictures import heat
 from clearhead.worked.steps import Step, Trace
 
 DIGITS = 3  # after the point, unless asked for others
+TOO_LONG = 1e7  # to be written out in full
+LONGEST = 16  # letters of a token over a column
 
 TITLES = {
     "input": "Input",
@@ -45,6 +47,8 @@ def sentence(step: Step) -> str:
     """One sentence on what a step is for."""
     if step.how == "given":
         return "This matrix is given, not computed."
+    if step.how == "partly":
+        return "Some of these numbers are given, the others computed."
     if step.name == "weights" and len(step.operands) > 1:
         return "Each row becomes numbers from 0 to 1 that sum to 1 together with the sink's share."
     return SENTENCES[step.name]
@@ -59,12 +63,19 @@ def heading(step: Step, trace: Trace) -> str:
 
 def cost(step: Step) -> str:
     """What a step costs, or nothing where it costs nothing."""
-    parts = [
-        f"{number:,} {what}"
-        for number, what in ((step.multiply_adds, "multiply-adds"), (step.weights, "weights"))
-        if number
-    ]
-    return ", ".join(parts)
+    parts = ((step.multiply_adds, "multiply-add"), (step.weights, "weight"))
+    return ", ".join(counted(number, what) for number, what in parts if number)
+
+
+def counted(number: int, what: str) -> str:
+    """1 cell, 2 cells."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def short(token: str) -> str:
+    """A token that fits over a column."""
+    shown = visible(token)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
 
 
 def typeset(values: Tensor, digits: int = DIGITS) -> list[list[str]]:
@@ -72,7 +83,7 @@ def typeset(values: Tensor, digits: int = DIGITS) -> list[list[str]]:
     rows = values.tolist()
     finite = [cell for row in rows for cell in row if math.isfinite(cell)]
     most = max((abs(cell) for cell in finite), default=0.0)
-    if most >= 1e7 or 0 < most < 0.5 * 10**-digits:
+    if most >= TOO_LONG or 0 < most < 0.5 * 10**-digits:
         return [[number(cell, digits, "e") for cell in row] for row in rows]
     for needed in range(digits):
         if all(abs(round(cell, needed) - cell) <= 1e-12 * max(1.0, most) for cell in finite):
@@ -90,7 +101,7 @@ def number(value: float, digits: int, style: str = "f") -> str:
     """One number; without the minus of a negative zero."""
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    text = f"{value:.{digits}{style}}"
+    text = f"{value:.{digits}{'e' if abs(value) >= TOO_LONG else style}}"
     return text.lstrip("-") if float(text) == 0 else text
 
 

@@ -2,11 +2,14 @@
 const sections = [...document.querySelectorAll("section")];
 const select = document.getElementById("steps");
 const single = document.getElementById("single");
+const bar = document.querySelector("nav");
 let current = 0;
+let shownAt = 0;
 
 // -- stepping ----------------------------------------------------------------------------------------------------
 
 function show(index, scroll = true) {
+  shownAt = performance.now();
   current = Math.max(0, Math.min(sections.length - 1, index));
   sections.forEach((section, place) => section.classList.toggle("current", place === current));
   select.value = sections[current].id;
@@ -42,13 +45,35 @@ single.addEventListener("click", toggleSingle);
 select.addEventListener("change", () => show(select.selectedIndex));
 window.addEventListener("hashchange", fromAddress);
 
-const keys = {
-  ArrowRight: () => show(current + 1),
-  ArrowLeft: () => show(current - 1),
+// whoever scrolls on is where the page is, not where the last key has led
+function follow() {
+  if (document.body.classList.contains("single") || performance.now() - shownAt < 500) return;
+  const top = bar.getBoundingClientRect().bottom + 40;
+  const below = sections.findIndex((section) => section.getBoundingClientRect().bottom > top);
+  if (below >= 0 && below !== current) show(below, false);
+}
+window.addEventListener("scroll", follow, { passive: true });
+
+const measure = () => document.documentElement.style.setProperty("--bar", bar.offsetHeight + "px");
+window.addEventListener("resize", measure);
+// on paper nothing scrolls: what is wider than a page is made smaller
+const PAPER = 680;
+window.addEventListener("beforeprint", () => {
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.style.setProperty("--fit", Math.min(1, PAPER / box.firstElementChild.offsetWidth));
+  }
+});
+
+// presenters' remotes send these; a page that scrolls needs them itself
+const turning = {
   PageDown: () => show(current + 1),
   PageUp: () => show(current - 1),
   Home: () => show(0),
   End: () => show(sections.length - 1),
+};
+const keys = {
+  ArrowRight: () => show(current + 1),
+  ArrowLeft: () => show(current - 1),
   n: () => show(current + 1),
   p: () => show(current - 1),
   o: toggleSingle,
@@ -57,11 +82,12 @@ const keys = {
 };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target === select) return;
-  const cell = event.target.closest("td[data-v]");
+  const cell = event.target.closest("tbody td");
   if (cell && moveFrom(cell, event.key)) return event.preventDefault();
   if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return; // the table itself scrolls
-  if (keys[event.key]) {
-    keys[event.key]();
+  const act = keys[event.key] ?? (document.body.classList.contains("single") ? turning[event.key] : undefined);
+  if (act) {
+    act();
     event.preventDefault();
   }
 });
@@ -105,7 +131,13 @@ function explain(cell) {
   if (line) line.textContent = arithmetic(section, operands, read, cell);
 }
 
-const shortened = (terms, sign) => (terms.length > 12 ? [...terms.slice(0, 11), "…", terms.at(-1)] : terms).join(sign);
+// long sums lose their middle, but never the term that is pointed at
+function shortened(terms, sign, kept = 0) {
+  if (terms.length <= 12) return terms.join(sign);
+  const start = terms.slice(0, 8);
+  const middle = kept >= 8 && kept < terms.length - 1 ? ["…", terms[kept]] : [];
+  return [...start, ...middle, "…", terms.at(-1)].join(sign);
+}
 const bracketed = (text) => (text.startsWith("−") ? `(${text})` : text);
 
 const nameOf = (table) => table.closest("figure").querySelector("[role=math]").getAttribute("aria-label");
@@ -121,8 +153,11 @@ function arithmetic(section, operands, read, cell) {
     scaled: () => `${first[0]} ${section.dataset.scaling}`,
     masked: () => `${first[0]} + ${bracketed(second[0])}`,
     softmax: () => {
-      const powers = [...first, ...second].map((text) => `e^${bracketed(text)}`);
-      return `${powers[cell.cellIndex - 1]} / (${shortened(powers, " + ")})`;
+      // a closed key adds nothing
+      const open = first.map((text, place) => ({ text, place })).filter(({ text }) => text !== "−∞");
+      const powers = [...open.map(({ text }) => text), ...second].map((text) => `e^${bracketed(text)}`);
+      const own = open.findIndex(({ place }) => place === cell.cellIndex - 1);
+      return powers.length ? `${own < 0 ? "0" : powers[own]} / (${shortened(powers, " + ", own)})` : "no key may be seen";
     },
   };
   const left = sums[section.dataset.how];
@@ -145,7 +180,7 @@ function moveFrom(cell, key) {
   return true;
 }
 
-const isResult = (target) => target instanceof Element && target.closest('table[data-marks="result"] td[data-v]');
+const isResult = (target) => target instanceof Element && target.closest('table[data-marks="result"] tbody td');
 for (const kind of ["pointerover", "click", "focusin"]) {
   document.querySelector("main").addEventListener(kind, (event) => {
     const cell = isResult(event.target);
@@ -153,4 +188,5 @@ for (const kind of ["pointerover", "click", "focusin"]) {
   });
 }
 for (const table of document.querySelectorAll('table[data-marks="result"]')) cellAt(table, 0, 0).tabIndex = 0;
+measure();
 fromAddress();
