@@ -7,12 +7,13 @@ import platform
 import random
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 import clearhead
+from clearhead.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -42,31 +43,27 @@ def machine() -> dict[str, object]:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
     )
+    gpu = {"gpu": torch.cuda.get_device_name(), "triton": version("triton")} if torch.cuda.is_available() else {}
     return {
         "clearhead": clearhead.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpu": name,
         "threads": torch.get_num_threads(),
+        **gpu,
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def write(name: str, title: str, rows: list[dict[str, object]]) -> None:
-    """`results/name.json` and, for reading, `results/name.md`; the table is printed too."""
-    RESULTS.mkdir(exist_ok=True)
+def write(name: str, title: str, rows: list[dict[str, object]], folder: Path = RESULTS) -> None:
+    """`name.json` in a folder and, for reading, `name.md`; the table is printed too."""
+    folder.mkdir(exist_ok=True)
     about = machine()
     columns = list(rows[0])
     lines = [f"# {title}", "", ", ".join(f"{key} {value}" for key, value in about.items()), ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows]
     table = "\n".join(lines) + "\n"
-    _replace(RESULTS / f"{name}.json", json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
-    _replace(RESULTS / f"{name}.md", table)
-    Console().print(table)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    write_text(folder / f"{name}.json", json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    write_text(folder / f"{name}.md", table)
+    print(table)

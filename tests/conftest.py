@@ -1,8 +1,13 @@
-"""Set up before torch is imported: some CPUs advertise AMX and then trap on it in bfloat16 products."""
+"""Set up before torch is imported: some CPUs advertise AMX and then trap on it in bfloat16 products.
+
+Without a GPU, Triton kernels run in Triton's interpreter, which has to be said before they are defined.
+"""
 
 import os
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import hypothesis
 import pytest

@@ -67,7 +67,7 @@ def call(query=X, key=X, value=X, **options):
         (
             {"backend": "fast"},
             ValueError,
-            "backend is 'fast'; expected 'auto' or one of 'sdpa', 'streaming', 'reference'",
+            "backend is 'fast'; expected 'auto' or one of 'sdpa', 'triton', 'streaming', 'reference'",
         ),
         ({"backend": "sdpa", "softcap": 3.0}, ValueError, "backend 'sdpa' cannot do this: softcap is not known to it"),
         (

@@ -25,8 +25,9 @@ from clearhead.checks import whole_number
 from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, numbers, select
 from clearhead.kernels import reference, streaming
+from clearhead.kernels.observing import observe
 from clearhead.kernels.pooling import Reduce, pool
-from clearhead.kernels.sweep import Observation, TopK, sweep
+from clearhead.kernels.sweep import Observation, TopK
 from clearhead.masks import Lowered
 from clearhead.problem import Problem
 
@@ -268,7 +269,7 @@ class AttentionWeights:
         asked, kv_len = wanted.get("top", 0), self.shape[3]
         _refuse_above(LIMIT, (*self.shape[:3], asked))
         with torch.no_grad():
-            found = sweep(streaming.scoring(self._checked()), self._lse, **{**wanted, "top": min(asked, kv_len)})
+            found = observe(self._checked(), self._lse, **{**wanted, "top": min(asked, kv_len)})
         missing = asked - kv_len
         if missing <= 0:
             return found

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.kernels import reference, sdpa, streaming
+from clearhead.kernels import reference, sdpa, streaming, triton_backend
 from clearhead.problem import Problem
 
 
@@ -24,13 +24,21 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "streaming": streaming, "reference": reference}
+BACKENDS: dict[str, Backend] = {
+    "sdpa": sdpa,
+    "triton": triton_backend,
+    "streaming": streaming,
+    "reference": reference,
+}
 
 # Fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). The CPU rows are measured by
-# benchmarks/choice.py; the CUDA rows are a guess until its own kernels are measured there.
+# benchmarks/choice.py, where `triton` only runs in its interpreter; the CUDA row follows benchmarks/gpu.py.
 MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
-    "cpu": [(2**17, ("sdpa", "reference", "streaming")), (float("inf"), ("sdpa", "streaming", "reference"))],
-    "cuda": [(2**20, ("sdpa", "reference", "streaming")), (float("inf"), ("sdpa", "streaming", "reference"))],
+    "cpu": [
+        (2**17, ("sdpa", "reference", "streaming", "triton")),
+        (float("inf"), ("sdpa", "streaming", "reference", "triton")),
+    ],
+    "cuda": [(float("inf"), ("sdpa", "triton", "streaming", "reference"))],
 }
 
 

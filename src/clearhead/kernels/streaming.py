@@ -4,18 +4,16 @@ Does everything `attention()` does. A custom op, so that it stands in a compiled
 log-sum-exp is differentiable too.
 """
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.kernels.dropout import kept, row_numbers
-from clearhead.kernels.precision import without_autocast
+from clearhead.kernels.operation import Gradients, Inputs, Results, operation
 from clearhead.kernels.scoring import BlockScores, Scoring, Scratch, exp_, fold_heads, pick
 from clearhead.kernels.walk import Block, largest_tile, walk
 from clearhead.masks import positions
-from clearhead.problem import Problem, compute_dtype
+from clearhead.problem import Problem
 
 # From this many keys on, log-sum-exp is so large that a sum of exponentials without their maximum taken off is as exact
 UNSHIFTED_FROM = 512
@@ -30,94 +28,47 @@ def attend(
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
     """Output and log-sum-exp, tile by tile."""
     assert problem.value is not None
-    return _forward(*_Inputs.of(problem, problem.value))
+    return _forward(*Inputs.of(problem, problem.value))
 
 
 def log_sum_exp(problem: Problem) -> Float[Tensor, "batch heads q_len"]:
     """Log-sum-exp alone, differentiable: attention to values of width 0."""
-    return _forward(*_Inputs.of(problem, problem.key[..., :0]))[1]
+    return _forward(*Inputs.of(problem, problem.key[..., :0]))[1]
 
 
 def scoring(problem: Problem) -> Scoring:
     """The problem's scores, ready to be taken in tiles."""
-    return _Inputs.of(problem, problem.key[..., :0]).scoring()
+    return _scoring(Inputs.of(problem, problem.key[..., :0]))
 
 
-class _Inputs(NamedTuple):
-    """A problem as a custom op takes it: tensors and numbers, in the order of `SCHEMA`."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    starts: Tensor  # [batch or 1]
-    ranges: Tensor | None
-    dense: Tensor | None
-    bias: Tensor | None
-    slopes: Tensor | None
-    sinks: Tensor | None
-    seed: Tensor | None
-    scale: float
-    softcap: float | None
-    dropout: float
-
-    SCHEMA = (
-        "Tensor query, Tensor key, Tensor value, Tensor starts, Tensor? ranges, Tensor? dense, Tensor? bias,"
-        " Tensor? slopes, Tensor? sinks, Tensor? seed, float scale, float? softcap, float dropout"
+def _scoring(inputs: Inputs) -> Scoring:
+    dtype, kv_heads = inputs.compute_dtype, inputs.key.shape[1]
+    return Scoring(
+        query=fold_heads(inputs.query, kv_heads),
+        key=inputs.key.to(dtype),
+        scale=inputs.scale,
+        positions=positions(inputs.query.shape[2], inputs.key.shape[2], inputs.starts, inputs.query.device),
+        ranges=inputs.ranges,
+        dense=None if inputs.dense is None else fold_heads(inputs.dense, kv_heads),
+        bias=None if inputs.bias is None else fold_heads(inputs.bias.to(dtype), kv_heads),
+        slopes=None if inputs.slopes is None else inputs.slopes.to(dtype).view(kv_heads, -1),
+        softcap=inputs.softcap,
     )
 
-    @classmethod
-    def of(cls, problem: Problem, value: Tensor) -> "_Inputs":
-        lowered = problem.lower()
-        start = problem.query_start
-        return cls(
-            problem.query,
-            problem.key,
-            value,
-            start if isinstance(start, Tensor) else torch.tensor([start]),
-            lowered.ranges,
-            lowered.dense,
-            problem.tensor_bias,
-            problem.slopes,
-            problem.sinks,
-            problem.seed,
-            problem.scale,
-            problem.softcap,
-            problem.dropout,
-        )
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        return compute_dtype(self.query)
-
-    def scoring(self) -> Scoring:
-        dtype, kv_heads = self.compute_dtype, self.key.shape[1]
-        return Scoring(
-            query=fold_heads(self.query, kv_heads),
-            key=self.key.to(dtype),
-            scale=self.scale,
-            positions=positions(self.query.shape[2], self.key.shape[2], self.starts, self.query.device),
-            ranges=self.ranges,
-            dense=None if self.dense is None else fold_heads(self.dense, kv_heads),
-            bias=None if self.bias is None else fold_heads(self.bias.to(dtype), kv_heads),
-            slopes=None if self.slopes is None else self.slopes.to(dtype).view(kv_heads, -1),
-            softcap=self.softcap,
-        )
-
-    def survival(self, block: Block, keys: slice) -> Float[Tensor, "b k g rows keys"] | None:
-        """What dropout multiplies each weight of a tile by: 0, or 1 / (1 − dropout); None without dropout."""
-        if self.seed is None:
-            return None
-        _, heads, q_len, _ = self.query.shape
-        numbers = torch.arange(heads, device=self.query.device).view(self.key.shape[1], -1)
-        rows = row_numbers(block.batch, numbers[block.kv_heads, block.group], block.rows, heads, q_len)
-        places = torch.arange(keys.start, keys.stop, device=self.query.device)
-        return kept(self.seed, self.dropout, rows, places).to(self.compute_dtype).div_(1 - self.dropout)
+def _survival(inputs: Inputs, block: Block, keys: slice) -> Float[Tensor, "b k g rows keys"] | None:
+    """What dropout multiplies each weight of a tile by: 0, or 1 / (1 − dropout); None without dropout."""
+    if inputs.seed is None:
+        return None
+    _, heads, q_len, _ = inputs.query.shape
+    numbers = torch.arange(heads, device=inputs.query.device).view(inputs.key.shape[1], -1)
+    rows = row_numbers(block.batch, numbers[block.kv_heads, block.group], block.rows, heads, q_len)
+    places = torch.arange(keys.start, keys.stop, device=inputs.query.device)
+    return kept(inputs.seed, inputs.dropout, rows, places).to(inputs.compute_dtype).div_(1 - inputs.dropout)
 
 
-@without_autocast
-def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]:
-    inputs = _Inputs(*arguments)  # pyright: ignore[reportArgumentType]
-    scores = inputs.scoring()
+def _compute_forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    scores = _scoring(inputs)
     batch, kv_heads, group, q_len, _ = scores.shape
     dtype = inputs.compute_dtype
     value = inputs.value.to(dtype)
@@ -153,7 +104,7 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
                 peak = new_peak
             exp_(weights, masked=scores.masked(tile), may_underflow=underflows)
             total.add_(weights.sum(dim=-1))
-            survival = inputs.survival(block, tile.keys)
+            survival = _survival(inputs, block, tile.keys)
             if survival is not None:
                 weights.mul_(survival.view(weights.shape))
             summed.baddbmm_(weights, block_values[:, tile.keys])
@@ -162,23 +113,15 @@ def _compute_forward(*arguments: Tensor | float | None) -> tuple[Tensor, Tensor]
     return output.flatten(1, 2), lse.flatten(1, 2)
 
 
-@without_autocast
-def _compute_backward(
-    grad_output: Tensor,
-    grad_lse: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    need_bias: bool,
-    *arguments: Tensor | float | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value, bias, slopes and sinks; of size 0 for those that are absent or not needed."""
-    inputs = _Inputs(*arguments)  # pyright: ignore[reportArgumentType]
+def backward(inputs: Inputs, results: Results, need_bias: bool) -> Gradients:
+    """All gradients, tile by tile."""
     dtype, kv_heads = inputs.compute_dtype, inputs.key.shape[1]
-    scores = inputs.scoring()
+    scores = _scoring(inputs)
     value = inputs.value.to(dtype)
-    grad_output, output = (fold_heads(t.to(dtype), kv_heads) for t in (grad_output, output))
+    grad_output, output = (fold_heads(t.to(dtype), kv_heads) for t in (results.grad_output, results.output))
     # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
-    row_dot = (grad_output * output).sum(dim=-1) - fold_heads(grad_lse.to(dtype), kv_heads)
+    row_dot = (grad_output * output).sum(dim=-1) - fold_heads(results.grad_lse.to(dtype), kv_heads)
+    lse = results.lse
     log_weights = scores.shifted(fold_heads(lse, kv_heads))
     grad_query, grad_key, grad_value, grad_bias, grad_slopes = (
         value.new_zeros(0 if t is None else t.shape)
@@ -200,7 +143,7 @@ def _compute_backward(
             capped = None if inputs.softcap is None else weights / inputs.softcap
             exp_(here.finish_(weights, tile), masked=scores.masked(tile), may_underflow=underflows)
             grad_scores = torch.bmm(block_grad, values.mT, out=second.fit(*weights.shape))
-            used, survival = weights, inputs.survival(block, tile.keys)
+            used, survival = weights, _survival(inputs, block, tile.keys)
             if survival is not None:
                 used = weights * survival.view(weights.shape)
                 grad_scores.mul_(survival.view(weights.shape))
@@ -221,7 +164,7 @@ def _compute_backward(
     if inputs.sinks is not None:
         share = torch.exp(inputs.sinks.to(dtype)[:, None] - lse)  # what the sink takes: [batch, heads, q_len]
         grad_sinks = -(share * row_dot.flatten(1, 2)).sum(dim=(0, 2))
-    return (
+    return Gradients(
         grad_query.mul_(inputs.scale).flatten(1, 2).to(inputs.query.dtype),
         grad_key.to(inputs.key.dtype),
         grad_value.to(inputs.value.dtype),
@@ -232,45 +175,4 @@ def _compute_backward(
     )
 
 
-_forward = torch.library.custom_op(
-    "clearhead::streaming_forward", _compute_forward, mutates_args=(), schema=f"({_Inputs.SCHEMA}) -> (Tensor, Tensor)"
-)
-_backward = torch.library.custom_op(
-    "clearhead::streaming_backward",
-    _compute_backward,
-    mutates_args=(),
-    schema="(Tensor grad_output, Tensor grad_lse, Tensor output, Tensor lse, bool need_bias,"
-    f" {_Inputs.SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-
-
-@_forward.register_fake
-def _(*arguments):
-    inputs = _Inputs(*arguments)
-    shape = inputs.query.shape[:3]
-    output = inputs.query.new_empty((*shape, inputs.value.shape[3]))
-    return output, inputs.query.new_empty(shape, dtype=inputs.compute_dtype)
-
-
-@_backward.register_fake
-def _(grad_output, grad_lse, output, lse, need_bias, *arguments):
-    inputs = _Inputs(*arguments)
-    tensors = (*inputs[:3], inputs.bias if need_bias else None, inputs.slopes, inputs.sinks)
-    return tuple(lse.new_empty(0) if t is None else t.new_empty(t.shape) for t in tensors)
-
-
-def _save_for_backward(ctx, inputs, output):
-    tensors, ctx.numbers = inputs[:10], inputs[10:]
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _differentiate(ctx, grad_output, grad_lse):
-    *tensors, output, lse = ctx.saved_tensors
-    needed = ctx.needs_input_grad
-    gradients = _backward(grad_output, grad_lse, output, lse, needed[6], *tensors, *ctx.numbers)
-    wanted = zip(gradients, (*needed[:3], *needed[6:9]), strict=True)
-    query, key, value, *options = (gradient if need else None for gradient, need in wanted)
-    return query, key, value, None, None, None, *options, None, None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save_for_backward)
+_forward = operation("streaming_forward", _compute_forward, backward)

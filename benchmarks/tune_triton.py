@@ -1,0 +1,96 @@
+"""Time the Triton kernels with many tile sizes on this GPU and print the best for each width, for `triton_tiles.py`.
+
+Kernels are compiled in parallel first; then one process times them all, causal, on random data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from triton.runtime.errors import OutOfResources
+from triton.testing import do_bench
+
+from clearhead.kernels import triton_backward, triton_forward, triton_observe
+from clearhead.kernels.operation import Inputs, Results
+from clearhead.kernels.triton_tiles import Kernel, Tile
+from clearhead.masks import Causal
+from clearhead.posing import pose
+
+HEADS = 32
+CHOICES: dict[Kernel, list[Tile]] = {
+    "forward": [Tile(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))],
+    "backward_query": [Tile(*t) for t in itertools.product((64, 128), (32, 64), (4, 8), (2, 3))],
+    "backward_key": [Tile(*t) for t in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))],
+    "observe_rows": [Tile(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
+    "observe_columns": [Tile(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
+}
+
+
+def run(kernel: Kernel, tile: Tile, dtype: torch.dtype, dim: int, n: int, once: bool = False) -> float:
+    """Milliseconds, or infinity where it does not fit."""
+    torch.manual_seed(0)
+    query, key, value, grad = (torch.randn(1, HEADS, n, dim, device="cuda").to(dtype) for _ in range(4))
+    inputs = Inputs.of(pose(query, key, value, mask=Causal()), value)
+    lse = torch.full(query.shape[:3], 10.0, device="cuda")
+    call = triton_backward.Call.of(inputs, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse)))
+
+    def observe(received: bool) -> Callable[[], object]:
+        return lambda: triton_observe.observe(inputs, lse, entropy=True, received=received, distance=True, tile=tile)
+
+    part = {
+        "forward": lambda: triton_forward.forward(inputs, tile),
+        "backward_query": lambda: triton_backward.grad_of_query(call, tile),
+        "backward_key": lambda: triton_backward.grad_of_key(call, tile),
+        "observe_rows": observe(received=False),
+        "observe_columns": observe(received=True),
+    }[kernel]
+    try:
+        part()
+    except OutOfResources:
+        return float("inf")
+    return 0.0 if once else float(do_bench(part, warmup=20, rep=60, return_mode="median"))  # pyright: ignore[reportArgumentType]
+
+
+def tune(
+    kernels: list[Kernel], n: int, dims: list[int], dtypes: list[torch.dtype]
+) -> dict[str, list[tuple[float, Tile]]]:
+    """For each kernel, dtype and width, all tiles that fit, fastest first."""
+    cases: list[tuple[Kernel, torch.dtype, int]] = [
+        (kernel, dtype, dim) for kernel in kernels for dtype in dtypes for dim in dims
+    ]
+    with ProcessPoolExecutor(14, get_context("spawn")) as pool:  # compiled on disk, for the timing below
+        jobs = [pool.submit(run, k, tile, dtype, dim, 256, True) for k, dtype, dim in cases for tile in CHOICES[k]]
+        for job in jobs:
+            job.result()
+    found = {}
+    for kernel, dtype, dim in cases:
+        times = sorted((run(kernel, tile, dtype, dim, n), tile) for tile in CHOICES[kernel])
+        found[f"{kernel} {str(dtype).removeprefix('torch.')} {dim}"] = [
+            pair for pair in times if pair[0] < float("inf")
+        ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="a JSON file with every time")
+    parser.add_argument("--kernels", nargs="+", default=list(CHOICES))
+    parser.add_argument("--n", type=int, default=8192)
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    arguments = parser.parse_args()
+    found = tune(arguments.kernels, arguments.n, arguments.dims, [getattr(torch, name) for name in arguments.dtypes])
+    arguments.output.write_text(json.dumps(found, indent=1))
+    for name, times in found.items():
+        print(name, *(f"{tuple(tile)} {milliseconds:.3f}" for milliseconds, tile in times[:3]), sep="  ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""An attention call as a custom op: one node in a compiled graph, with a gradient."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.kernels.precision import without_autocast
+from clearhead.problem import Problem, compute_dtype
+
+
+class Inputs(NamedTuple):
+    """A problem as a custom op takes it: tensors and numbers, in the order of `SCHEMA`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    starts: Tensor  # [batch or 1]
+    ranges: Tensor | None
+    dense: Tensor | None
+    bias: Tensor | None
+    slopes: Tensor | None
+    sinks: Tensor | None
+    seed: Tensor | None
+    scale: float
+    softcap: float | None
+    dropout: float
+
+    SCHEMA = (
+        "Tensor query, Tensor key, Tensor value, Tensor starts, Tensor? ranges, Tensor? dense, Tensor? bias,"
+        " Tensor? slopes, Tensor? sinks, Tensor? seed, float scale, float? softcap, float dropout"
+    )
+
+    @classmethod
+    def of(cls, problem: Problem, value: Tensor) -> "Inputs":
+        lowered = problem.lower()
+        start = problem.query_start
+        return cls(
+            problem.query,
+            problem.key,
+            value,
+            start if isinstance(start, Tensor) else torch.tensor([start]),
+            lowered.ranges,
+            lowered.dense,
+            problem.tensor_bias,
+            problem.slopes,
+            problem.sinks,
+            problem.seed,
+            problem.scale,
+            problem.softcap,
+            problem.dropout,
+        )
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return compute_dtype(self.query)
+
+
+class Gradients(NamedTuple):
+    """Of size 0 where the tensor is absent or its gradient not needed."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor
+    slopes: Tensor
+    sinks: Tensor
+
+
+class Results(NamedTuple):
+    """What a backward pass starts from: the forward pass's results, and their gradients."""
+
+    output: Tensor
+    lse: Tensor
+    grad_output: Tensor
+    grad_lse: Tensor
+
+
+Forward = Callable[[Inputs], tuple[Tensor, Tensor]]
+Backward = Callable[[Inputs, Results, bool], Gradients]
+
+
+def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A custom op `clearhead::{name}` that takes `*Inputs` and gives output and log-sum-exp.
+
+    Args:
+        backward: called with the inputs, the results, and whether the bias needs a gradient.
+    """
+
+    @without_autocast
+    def compute(*arguments):
+        return forward(Inputs(*arguments))
+
+    @without_autocast
+    def compute_backward(*arguments):
+        return tuple(backward(Inputs(*arguments[5:]), Results(*arguments[:4]), arguments[4]))
+
+    forward_op = torch.library.custom_op(
+        f"clearhead::{name}", compute, mutates_args=(), schema=f"({Inputs.SCHEMA}) -> (Tensor, Tensor)"
+    )
+    backward_op = torch.library.custom_op(
+        f"clearhead::{name}_backward",
+        compute_backward,
+        mutates_args=(),
+        schema=f"(Tensor output, Tensor lse, Tensor grad_output, Tensor grad_lse, bool need_bias, {Inputs.SCHEMA})"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    )
+
+    @forward_op.register_fake
+    def _(*arguments):
+        inputs = Inputs(*arguments)
+        shape = inputs.query.shape[:3]
+        output = inputs.query.new_empty((*shape, inputs.value.shape[3]))
+        return output, inputs.query.new_empty(shape, dtype=inputs.compute_dtype)
+
+    @backward_op.register_fake
+    def _(output, lse, grad_output, grad_lse, need_bias, *arguments):
+        inputs = Inputs(*arguments)
+        tensors = (*inputs[:3], inputs.bias if need_bias else None, inputs.slopes, inputs.sinks)
+        return tuple(lse.new_empty(0) if t is None else t.new_empty(t.shape) for t in tensors)
+
+    def save_for_backward(ctx, inputs, output):
+        tensors, ctx.numbers = inputs[:10], inputs[10:]
+        ctx.save_for_backward(*tensors, *output)
+
+    def differentiate(ctx, grad_output, grad_lse):
+        *tensors, output, lse = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        gradients = backward_op(output, lse, grad_output, grad_lse, needed[6], *tensors, *ctx.numbers)
+        wanted = zip(gradients, (*needed[:3], *needed[6:9]), strict=True)
+        query, key, value, *options = (gradient if need else None for gradient, need in wanted)
+        return query, key, value, None, None, None, *options, None, None, None, None
+
+    forward_op.register_autograd(differentiate, setup_context=save_for_backward)
+    return forward_op

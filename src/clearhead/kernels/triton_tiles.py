@@ -1,0 +1,64 @@
+"""Tile sizes of the Triton kernels, fixed for each head width and dtype: nothing is tuned at the first call.
+
+The table is made by `benchmarks/tune_triton.py` on an NVIDIA H200; on other GPUs it is a guess that works.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+
+Kernel = Literal["forward", "backward_query", "backward_key", "observe_rows", "observe_columns"]
+
+
+class Tile(NamedTuple):
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# by the padded width of a head, up to and including it
+HALF: dict[Kernel, dict[int, Tile]] = {
+    "forward": {64: Tile(128, 64, 8, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)},
+    "backward_query": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
+    "backward_key": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 3)},
+    "observe_rows": {128: Tile(128, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
+    "observe_columns": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
+}
+SINGLE: dict[Kernel, dict[int, Tile]] = {
+    "forward": {128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
+    "backward_query": {64: Tile(32, 32, 4, 2), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
+    "backward_key": {64: Tile(32, 32, 4, 2), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
+    "observe_rows": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
+    "observe_columns": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
+}
+INTERPRETED = Tile(16, 16, 4, 1)
+
+
+def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, q_len: int) -> Tile:
+    """The table's; no taller than there are queries."""
+    if interpreted():
+        return INTERPRETED
+    table = (SINGLE if dtype == torch.float32 else HALF)[kernel]
+    tile = next(tile for width, tile in table.items() if padded(dim) <= width)
+    return tile._replace(queries=min(tile.queries, padded(q_len)))
+
+
+def padded(dim: int) -> int:
+    """A matrix product takes widths of at least 16, and powers of 2."""
+    return max(16, triton.next_power_of_2(dim))
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How float32 is multiplied, by torch's own setting; other dtypes have one way."""
+    if interpreted() and dtype == torch.bfloat16:
+        return "upcast"
+    return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU, as they do in tests."""
+    return triton.knobs.runtime.interpret  # pyright: ignore[reportAttributeAccessIssue]
