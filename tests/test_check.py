@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from clearhead import check
+from clearhead.worked import BUILT_IN
+from clearhead.worked.calculation import Calculation
 from clearhead.worked.reading import load, parse
 
 X = "x = [[0.1, 0.7, -0.4], [0.5, -0.3, 0.9]]\n"
@@ -251,6 +253,23 @@ class TestPlantedErrors:
         text = claim("query", queries[0], more="head = 1\n") + claim("scores", scores[1], more="head = 2\n")
         query, other = check(parse(top + text)).findings
         assert (query.head, query.verdict, other.head, other.verdict) == (0, "differs", 1, "differs")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(load(name).source for name in BUILT_IN),
+        X + WEIGHTS + "[given]\nscaled = [['_', 7.0], ['_', '_']]",
+        "heads = 2\nsplit = 'slice'\nmask = [[true, false], [false, false]]\nx = [[0.1, 0.7], [0.5, -0.3]]",
+    ],
+    ids=[*BUILT_IN, "given", "a row without a key"],
+)
+def test_what_is_checked_is_what_is_explained(text):
+    """The numbers of `check` and the steps of `explain`, which are computed apart."""
+    example = parse(text)
+    computed = Calculation(example, {where: grid.values for where, grid in example.given.items()})
+    for step in example.trace():
+        torch.testing.assert_close(computed.matrix(step.name, step.head or 0), step.values, rtol=1e-12, atol=1e-13)
 
 
 class TestDigits:

@@ -1,6 +1,7 @@
 """Tile sizes of the Triton kernels, fixed for each head width and dtype: nothing is tuned at the first call.
 
-The table is made by `benchmarks/tune_triton.py` on an NVIDIA H200; on other GPUs it is a guess that works.
+Those of half precision at widths 64, 128 and 256 are what `benchmarks/tune_triton.py` found fastest on an NVIDIA H200
+(benchmarks/results/triton-tiles.json), but for statistics at 256; those and the ones for float32 are guesses that work.
 """
 
 from __future__ import annotations
