@@ -194,6 +194,17 @@ class TestPlantedErrors:
         claims = [claim("query", wrong["query"]), claim("weights", right["weights"]), claim("head_output", rounded, 5)]
         assert audited(claims)["head_output"].verdict == "agrees"
 
+    def test_two_matrices_may_be_to_blame_and_a_third_not(self):
+        wrong = matrices()
+        wrong["query"][0, 0] += 1.0  # a misprint: nothing follows from it
+        wrong["key"][1, 1] += 3.0
+        wrong["value"][0, 0] -= 2.0
+        weights = torch.softmax(matrices()["query"] @ wrong["key"].T / 2**0.5, 1)
+        wrong["head_output"] = weights @ wrong["value"]
+        found = audited([claim(name, wrong[name]) for name in ("query", "key", "value", "head_output")])["head_output"]
+        assert found.verdict == "carried"
+        assert "K and V" in {cell.carried_from for cell in found.cells}
+
     def test_rows_that_follow_from_right_rows_agree(self):
         wrong = matrices()
         wrong["query"] = (wrong["query"] * 10).round() / 10
@@ -354,6 +365,11 @@ class TestOtherClaims:
         assert key.message == "claimed (2, 3), computed (3, 2); read as its transpose, 1 of 6 cells differ"
         assert other.verdict == "carried"
 
+    def test_other_numbers_in_the_shape_of_the_transpose_are_only_a_wrong_shape(self):
+        x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
+        [found] = check(parse(x + WEIGHTS + claim("key", torch.full((2, 3), 9.0)))).findings
+        assert found.message == "claimed (2, 3), computed (3, 2)"
+
     @pytest.mark.parametrize("big", ["-1e9", "-10000.0", "-inf"])
     def test_a_large_negative_number_in_a_mask_stands_for_infinity(self, big):
         text = f'mask = "causal"\n{X}[[claims]]\nstep = "mask"\nvalues = [[0, {big}], [0, 0]]'
@@ -403,13 +419,12 @@ class TestGiven:
         assert [(cell.row, cell.column, cell.printed) for cell in found.cells] == [(0, 0, "9.0")]
 
     def test_each_number_is_held_to_its_own_digits(self):
-        """The last row, printed coarsely, does not excuse the others, for which there is no W."""
-        x = "x = [[0.1, -0.2], [0.8, 0.8], [-0.6, 0.4], [0.9, -0.7]]\n"
-        for last in ("2", "2.0000"):
-            [found] = check(
-                parse(f"{x}[given]\nvalue = [[0.15, 1.0], [1.94, 1.0], [-0.98, 1.0], [{last}, 1.0]]")
-            ).findings
-            assert found.verdict == "differs"
+        """The last row, printed coarsely, does not excuse the third, which the first two contradict."""
+        x = "x = [[1, 0], [0, 1], [1, 1], [1, -1]]\n"
+        for third, verdict in (("2.20", "differs"), ("2.01", "agrees")):
+            given = f"[given]\nvalue = [[1.00, 1.00], [1.00, 1.00], [{third}, 2.00], [0, 0]]"
+            [found] = check(parse(x + given)).findings
+            assert found.verdict == verdict
 
     def test_small_misses_are_not_rounded_away(self):
         [found] = check(parse("x = [[1.0], [1.0]]\n[given]\nvalue = [[0.0010], [0.0030]]")).findings
