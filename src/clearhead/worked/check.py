@@ -39,7 +39,7 @@ class _Auditor:
     def __init__(self, example: Example) -> None:
         self.example = example
         self.trace = example.trace()
-        self.computed = Calculation(example, {where: grid.values for where, grid in example.given.items()})
+        self.computed = Calculation(example, example.given_values)
         self.judged: list[Judged] = []
 
     def audit(self) -> Audit:
@@ -167,7 +167,7 @@ class _Auditor:
 
     def _given(self) -> Iterator[Finding]:
         """A given Q, K or V should be X·W for the W that is stated, or else for some W."""
-        projected = self.example.traced(self.example.mask, {})
+        projected = self.example.trace_without_given()
         for (name, head), grid in self.example.given.items():
             if name not in ("query", "key", "value") or head is None:
                 continue

@@ -63,13 +63,21 @@ class Example:
         state = {f"{name}.weight": self.weights[name].transpose(1, 2).flatten(0, 1) for name in MATRICES[:3]}
         return filled(layer, state | {"output.weight": output.T}, training=False)
 
+    @property
+    def given_values(self) -> dict[Where, Tensor]:
+        """What is given, as numbers; NaN where a cell is left to be computed."""
+        return {where: grid.values for where, grid in self.given.items()}
+
     def trace(self) -> Trace:
         """Every step, with what is given in its place."""
-        return self.traced(self.mask, {where: grid.values for where, grid in self.given.items()})
+        return self._traced(self.given_values)
 
-    def traced(self, mask: Mask | None, given: Given) -> Trace:
-        """Every step, with another mask and other matrices given."""
-        return trace(self.layer(), self.x, mask=mask, tokens=self.tokens, given=given)
+    def trace_without_given(self) -> Trace:
+        """Every step as its formula has it."""
+        return self._traced({})
+
+    def _traced(self, given: Given) -> Trace:
+        return trace(self.layer(), self.x, mask=self.mask, tokens=self.tokens, given=given)
 
     def to_toml(self) -> str:
         """The file with the drawn weights written into it: the same calculation, every number of it open to editing."""

@@ -53,9 +53,8 @@ class Sizes:
         for name in MATRICES:
             shape = self._shape(name)
             most = 30 if name in ("query", "key") else 10
-            drawn = (
-                torch.randint(-most, most + 1, shape, generator=generator).double() / 10
-            )  # stated or not: the rest stays
+            # drawn even where it is stated, so that stating one matrix leaves the others as they were
+            drawn = torch.randint(-most, most + 1, shape, generator=generator).double() / 10
             found[name] = self.stated.get(name, drawn)
             if tuple(found[name].shape) != shape:
                 raise ValueError(self._mismatch(name, tuple(found[name].shape[-2:]), shape[-2:]))

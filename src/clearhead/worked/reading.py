@@ -135,7 +135,7 @@ def _given(raw: object, heads: int) -> dict[Where, Grid]:
 
 
 def _check_given(example: Example) -> None:
-    shapes = {(step.name, step.head): step.shape for step in example.traced(example.mask, {})}
+    shapes = {(step.name, step.head): step.shape for step in example.trace_without_given()}
     for (name, head), grid in example.given.items():
         which = f"given.{name}" if example.heads == 1 or head is None else f"given.{name}: head {head + 1}"
         if (name, head) not in shapes:

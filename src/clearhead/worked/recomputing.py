@@ -94,7 +94,7 @@ def _moved(example: Example, later: Judged, values: dict[Judged, Tensor]) -> Ten
 
 def _from(example: Example, later: Judged, values: dict[Judged, Tensor]) -> Tensor:
     """What is claimed later, recomputed from other numbers before it."""
-    given = {where: grid.values for where, grid in example.given.items()}
+    given = example.given_values
     for judged, matrix in values.items():
         where = (judged.claim.step, judged.claim.head)
         given[where] = torch.where(matrix.isnan(), given[where], matrix) if where in given else matrix
