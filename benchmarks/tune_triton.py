@@ -26,8 +26,8 @@ from clearhead.posing import pose
 HEADS = 32
 CHOICES: dict[Kernel, list[Tile]] = {
     "forward": [Tile(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))],
-    "backward_query": [Tile(*t) for t in itertools.product((64, 128), (32, 64), (4, 8), (2, 3))],
-    "backward_key": [Tile(*t) for t in itertools.product((32, 64), (64, 128), (4, 8), (2, 3))],
+    "backward_query": [Tile(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))],
+    "backward_key": [Tile(*t) for t in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3))],
     "observe_rows": [Tile(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
     "observe_columns": [Tile(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
 }

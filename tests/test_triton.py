@@ -1,14 +1,22 @@
 """Our own kernels, in Triton's interpreter where there is no GPU: over many tiles, every mask, every option."""
 
+import math
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention, kernels
-from clearhead.kernels import triton_backend
+from clearhead.kernels import pooling, streaming, triton_backend, triton_decode, triton_observe, triton_topk
 from clearhead.kernels.operation import Inputs
+from clearhead.kernels.pooling import Map
+from clearhead.kernels.sweep import sweep
 from clearhead.kernels.triton_blocks import seen_by
+from clearhead.kernels.triton_scores import Matrix, Scores, rows_of
 from clearhead.kernels.triton_tiles import HALF, SINGLE, Tile, tile_for
+from clearhead.masks import And
 from clearhead.posing import pose
 from strategies import cases
 from test_attention import check_forward, check_gradients
@@ -29,9 +37,16 @@ MASKS = [
 ]
 
 
+@pytest.fixture(params=["split over keys", "one program per block"])
+def few_queries(request, monkeypatch):
+    """Few queries go to a kernel of their own; here to the usual one as well."""
+    if request.param == "one program per block":
+        monkeypatch.setattr(triton_decode, "MOST_QUERIES", 0)
+
+
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
-@settings(max_examples=50)
-def test_forward(case):
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_forward(few_queries, case):
     check_forward(case, "triton")
 
 
@@ -114,8 +129,10 @@ def test_blocks_of_queries_that_see_a_block_of_keys(mask):
     query, key = torch.randn(BATCH, HEADS, QUERIES, 1), torch.randn(BATCH, KV_HEADS, KEYS, 1)
     inputs = Inputs.of(pose(query, key, key, mask=mask), key)
     assert inputs.ranges is not None
-    tile = Tile(8, 5, 4, 1)
-    for number, places in enumerate(seen_by(inputs.ranges, KEYS, tile)):
+    tile = Tile(8, 4, 4, 1)
+    seen = seen_by(Scores.of(inputs), tile)
+    assert seen is not None
+    for number, places in enumerate(seen.pointer):
         first, last = inputs.ranges[number]
         columns = torch.arange(KEYS)
         allowed = (first[..., None] <= columns) & (columns < last[..., None])  # [batch or 1, queries, keys]
@@ -153,6 +170,163 @@ def test_tiles_are_there_for_every_width(monkeypatch):
     for kernel in HALF:
         for dim in (1, 16, 40, 64, 65, 128, 129, 256):
             for dtype in (torch.float32, torch.bfloat16):
-                tile = tile_for(kernel, dtype, dim, q_len=1000)
+                tile = tile_for(kernel, dtype, dim, queries=1000)
                 assert all(size >= 16 and size & (size - 1) == 0 for size in tile[:2])
-    assert tile_for("forward", torch.bfloat16, 64, q_len=3).queries == 16
+    assert tile_for("forward", torch.bfloat16, 64, queries=3).queries == 16
+
+
+DECODED = {
+    "plain": {},
+    "ragged": {"mask": Padding([300, 61])},
+    "nothing": {"mask": Padding([0, 300])},
+    "causal": {"mask": Causal(), "query_start": torch.tensor([40, 200])},
+    "window": {"mask": Window(before=70)},
+    "union": {"mask": Window(before=3) | (Causal() & Prefix(4))},
+    "dense": {"mask": Dense(torch.rand((2, 4, 3, 300), generator=torch.Generator().manual_seed(3)) < 0.3)},
+    "alibi": {"bias": ALiBi(torch.linspace(0.01, 0.1, 4)), "softcap": 2.0},
+    "bias": {"bias": torch.linspace(-1, 1, 2 * 4 * 3 * 300).view(2, 4, 3, 300)},
+    "sinks": {"sinks": torch.linspace(-1, 1, 4), "mask": Padding([300, 0])},
+}
+
+
+@pytest.mark.parametrize("options", DECODED.values(), ids=DECODED)
+def test_a_few_queries_against_many_keys(options):
+    """Many pieces of keys, some of them empty, merged; heads that share keys in one program."""
+    query = torch.randn(2, 4, 3, 16)
+    key, value = torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 19)
+    found = [
+        attention(query, key, value, **options, return_weights=True, backend=backend)
+        for backend in ("triton", "streaming")
+    ]
+    (ours, our_weights), (theirs, their_weights) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(our_weights.lse, their_weights.lse, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_over_pieces_of_keys():
+    query, key = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 200, 16)
+    found = []
+    for name in ("triton", "reference"):
+        torch.manual_seed(7)
+        found.append(attention(query, key, key, dropout=0.3, backend=name))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    [
+        ((2, 2, 19, 23), None),
+        ((1, 2, 19, 23), Dense(DENSE[..., :19, :23])),
+        ((2, 1, 19, 23), Window(before=3) | (Causal() & Prefix(4))),
+        ((1, 1, 1, 23), Causal()),
+        ((2, 1, 19, 1), Window(before=4)),
+        ((1, 1, 1, 1), Causal()),
+    ],
+    ids=str,
+)
+def test_gradient_of_a_bias(shape, mask):
+    tensors = [torch.randn(2, 2, 19, 16), torch.randn(2, 1, 23, 16), torch.randn(2, 1, 23, 5)]
+    found = []
+    for name in ("triton", "reference"):
+        bias = torch.linspace(-1, 1, math.prod(shape)).view(shape).requires_grad_()
+        output = attention(*tensors, bias=bias, mask=mask, softcap=3.0, backend=name)
+        found.append(torch.autograd.grad(output.square().sum(), [bias])[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def lazy(mask=None, *, q_len=37, kv_len=53, **options):
+    """A problem of several tiles, two heads that read one, and its log-sum-exp."""
+    generator = torch.Generator().manual_seed(4)
+    batch = mask.allowed.shape[0] if isinstance(mask, Dense) else getattr(mask, "lengths", torch.zeros(1)).shape[0]
+    query, key = (torch.randn(batch, heads, n, 16, generator=generator) for heads, n in ((2, q_len), (1, kv_len)))
+    problem = pose(query, key, key, mask=mask, **options)
+    return problem, streaming.log_sum_exp(problem)
+
+
+@given(
+    mask=st.sampled_from([None, Causal(), Window(before=3) | (Causal() & Prefix(4)), Padding([40])]),
+    size=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    reduce=st.sampled_from(["mean", "max"]),
+    rows=st.tuples(st.integers(0, 36), st.integers(1, 37)),
+    keys=st.tuples(st.integers(0, 52), st.integers(1, 53)),
+)
+@settings(max_examples=20)
+def test_any_rectangle(mask, size, reduce, rows, keys):
+    problem, lse = lazy(mask)
+    down, across = slice(rows[0], min(rows[0] + rows[1], 37)), slice(keys[0], min(keys[0] + keys[1], 53))
+    picture = Map(*size, reduce)
+    expected = pooling.pool(streaming.scoring(problem).window(down, across), lse[..., down], picture)
+    torch.testing.assert_close(triton_backend.pool(problem, lse, down, across, picture), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("mask", [None, Causal(), Window(before=3) | (Causal() & Prefix(4))], ids=repr)
+def test_a_map_with_the_statistics(mask, reduce):
+    """Bins that tiles are made of, and bins that are made of tiles."""
+    problem, lse = lazy(mask, q_len=32, kv_len=64)
+    for picture in (Map(2, 4, reduce), Map(1, 1, reduce)):
+        assert triton_observe.map_fits(Inputs.of(problem, problem.key), picture)
+        seen = triton_backend.observe(problem, lse, received=True, entropy=True, picture=picture)
+        expected = pooling.pool(streaming.scoring(problem), lse, picture)
+        torch.testing.assert_close(seen.pooled, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(seen.entropy, sweep(streaming.scoring(problem), lse, entropy=True).entropy)
+    alone = triton_backend.observe(problem, lse, picture=Map(2, 4, reduce))
+    assert alone.received is None
+    torch.testing.assert_close(alone.pooled, pooling.pool(streaming.scoring(problem), lse, Map(2, 4, reduce)))
+
+
+def test_a_map_whose_bins_do_not_fit_comes_alone():
+    problem, lse = lazy(Causal())
+    seen = triton_backend.observe(problem, lse, received=True, picture=Map(5, 7, "mean"))
+    torch.testing.assert_close(seen.pooled, pooling.pool(streaming.scoring(problem), lse, Map(5, 7, "mean")))
+
+
+@pytest.mark.parametrize("count", [1, 11])
+@pytest.mark.parametrize("mask", [mask for mask in MASKS if not isinstance(mask, And)], ids=repr)
+def test_largest_weights(mask, count):
+    problem, lse = lazy(mask)
+    top = triton_topk.top_weights(Inputs.of(problem, problem.key), lse, count)
+    expected = sweep(streaming.scoring(problem), lse, top=count).top
+    assert top is not None
+    torch.testing.assert_close(top.weights, expected.weights, rtol=1e-4, atol=1e-6)
+    assert torch.equal(top.keys, expected.keys)
+
+
+def test_largest_of_weights_that_are_all_equal():
+    """No room for all that reach the bound: another way is taken."""
+    problem, lse = lazy(kv_len=200, scale=0.0)
+    assert triton_topk.top_weights(triton_backend._inputs(problem), lse, 3) is None
+    top = triton_backend.observe(problem, lse, top=3).top
+    assert top is not None
+    torch.testing.assert_close(top.weights, torch.full((1, 2, 37, 3), 1 / 200))
+    assert (top.keys.sort().values.diff() > 0).all()
+
+
+def test_more_largest_weights_than_the_kernel_takes():
+    problem, lse = lazy()
+    top = triton_backend.observe(problem, lse, top=40).top
+    assert top is not None
+    assert top.keys.shape == (1, 2, 37, 40)
+
+
+def test_the_same_bits_every_time():
+    tensors = [torch.randn(1, 2, 37, 16, requires_grad=True) for _ in range(3)]
+    runs = []
+    for _ in range(2):
+        output = attention(*tensors, mask=Causal(), backend="triton")
+        runs.append([output, *torch.autograd.grad(output.square().sum(), tensors)])
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("dim", [16, 24])
+def test_rows_through_the_copy_engine(dim):
+    """Widths of whole 16 bytes go through descriptors, padded to a power of 2 inside."""
+    tensors = [torch.randn(1, 2, 37, dim, requires_grad=True) for _ in range(3)]
+    assert isinstance(rows_of(tensors[0], 16), TensorDescriptor)
+    assert isinstance(rows_of(tensors[0][..., 1:], 16), Matrix)
+    found = []
+    for name in ("triton", "reference"):
+        output = attention(*tensors, mask=Window(before=9), backend=name)
+        found.append([output, *torch.autograd.grad(output.square().sum(), tensors)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,9 @@ from torch import Tensor
 from clearhead.biases import ALiBi
 from clearhead.heads import key_heads_read
 from clearhead.masks import Fixed, Lowered, Mask, positions
+
+# the last lowered form of each mask that lives, and the shape and place it was lowered for
+_LOWERED: WeakKeyDictionary[Mask, tuple[tuple, Lowered]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +63,28 @@ class Problem:
         return positions(self.query.shape[2], self.key.shape[2], self.query_start, self.query.device)
 
     def lower(self) -> Lowered:
-        """The mask in the form kernels read; without a mask, nothing."""
-        return Lowered() if self.mask is None else self.mask.lower(self.positions(), self.key.shape[2])
+        """The mask in the form kernels read; without a mask, nothing. Kept for the next call with the same mask."""
+        mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
+        if mask is None:
+            return Lowered()
+        if isinstance(start, Tensor) or mask.tensors or torch.compiler.is_compiling():
+            return mask.lower(self.positions(), kv_len)
+        place = (self.query.shape[2], kv_len, start, self.query.device)
+        if _LOWERED.get(mask, (None,))[0] != place:
+            # what is kept must serve a call with gradients too
+            with torch.inference_mode(False):
+                _LOWERED[mask] = (place, mask.lower(self.positions(), kv_len))
+        return _LOWERED[mask][1]
 
     def differentiable(self) -> bool:
         """Whether a gradient may flow into the scores."""
         tensors = (self.query, self.key, self.tensor_bias, self.slopes, self.sinks)
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+    def trains(self) -> bool:
+        """Whether a gradient may flow into anything."""
+        values = self.value is not None and self.value.requires_grad
+        return self.differentiable() or (values and torch.is_grad_enabled())
 
     def part(self, batch: Sequence[int], heads: Sequence[int]) -> Problem:
         """The same for some sequences and heads, by their numbers. Views where they lie evenly, else copies of keys."""

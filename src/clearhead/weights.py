@@ -25,8 +25,8 @@ from clearhead.checks import whole_number
 from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, numbers, select
 from clearhead.kernels import reference, streaming
-from clearhead.kernels.observing import observe
-from clearhead.kernels.pooling import Reduce, pool
+from clearhead.kernels.observing import observe, pool
+from clearhead.kernels.pooling import Map, Reduce
 from clearhead.kernels.sweep import Observation, TopK
 from clearhead.masks import Lowered
 from clearhead.problem import Problem
@@ -155,11 +155,22 @@ class AttentionWeights:
         return self._sweep(top=whole_number("k", k)).top  # pyright: ignore[reportReturnType]
 
     def observe(
-        self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
+        self,
+        *,
+        entropy: bool = False,
+        received: bool = False,
+        distance: bool = False,
+        top: int = 0,
+        pool: tuple[int, int] | None = None,
+        reduce: Reduce = "mean",
     ) -> Observation:
-        """Several statistics in one sweep; fields that were not asked for are None."""
+        """Several statistics in one sweep; fields that were not asked for are None.
+
+        `pool=(rows, cols)` asks for a map of the whole matrix too, as `pool(rows, cols, reduce=…)` gives it.
+        """
         top = whole_number("top", top, least=0)
-        return self._sweep(entropy=entropy, received=received, distance=distance, top=top)
+        picture = None if pool is None else self._map(*_pair("pool", pool), reduce)
+        return self._sweep(entropy=entropy, received=received, distance=distance, top=top, picture=picture)
 
     def pool(
         self,
@@ -175,16 +186,12 @@ class AttentionWeights:
         mean would wash out.
         """
         _, _, q_len, kv_len = self.shape
-        rows, cols = whole_number("rows", rows), whole_number("cols", cols)
-        if reduce not in ("mean", "max"):
-            raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
-        _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
+        picture = self._map(rows, cols, reduce)
         if 0 in (q_len, kv_len):
-            return torch.zeros((*self.shape[:2], rows, cols), dtype=self.dtype, device=self.device)
+            return self._nothing(picture)
         row, row_end, key, key_end = _corners(window, q_len, kv_len)
         with torch.no_grad():
-            rectangle = streaming.scoring(self._checked()).window(slice(row, row_end), slice(key, key_end))
-            return pool(rectangle, self._lse[..., row:row_end], rows, cols, reduce)
+            return pool(self._checked(), self._lse, slice(row, row_end), slice(key, key_end), picture)
 
     # -- parts, devices, files -----------------------------------------------------------------------------------
 
@@ -265,11 +272,27 @@ class AttentionWeights:
     def _biased(self) -> bool:
         return self._problem.bias is not None and not self._holds_scores()
 
+    def _map(self, rows: int, cols: int, reduce: Reduce) -> Map:
+        rows, cols = whole_number("rows", rows), whole_number("cols", cols)
+        if reduce not in ("mean", "max"):
+            raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
+        _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
+        return Map(rows, cols, reduce)
+
+    def _nothing(self, picture: Map) -> Float[Tensor, "batch heads rows cols"]:
+        """The map of a matrix without cells."""
+        return torch.zeros((*self.shape[:2], picture.rows, picture.cols), dtype=self.dtype, device=self.device)
+
     def _sweep(self, **wanted: Any) -> Observation:
         asked, kv_len = wanted.get("top", 0), self.shape[3]
         _refuse_above(LIMIT, (*self.shape[:3], asked))
+        picture = wanted.pop("picture", None)
+        empty = 0 in self.shape[2:]
         with torch.no_grad():
-            found = observe(self._checked(), self._lse, **{**wanted, "top": min(asked, kv_len)})
+            wanted = {**wanted, "top": min(asked, kv_len), "picture": None if empty else picture}
+            found = observe(self._checked(), self._lse, **wanted)
+        if picture is not None and empty:
+            found = replace(found, pooled=self._nothing(picture))
         missing = asked - kv_len
         if missing <= 0:
             return found
@@ -345,6 +368,14 @@ def _held(problem: Problem) -> list[tuple[str, Tensor]]:
     named += [("bias", problem.tensor_bias if problem.slopes is None else problem.slopes)]
     named += [("mask", tensor) for tensor in (() if problem.mask is None else problem.mask.tensors)]
     return [(name, tensor) for name, tensor in named if tensor is not None]
+
+
+def _pair(name: str, sizes: object) -> tuple[int, int]:
+    try:
+        first, second = sizes  # pyright: ignore[reportGeneralTypeIssues]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {sizes!r}; expected (rows, cols)") from None
+    return first, second
 
 
 def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, int]:

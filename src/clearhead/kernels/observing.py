@@ -1,11 +1,12 @@
-"""Statistics of every row and column, by our kernels on CUDA and tile by tile elsewhere."""
+"""Statistics, maps and largest weights, by our kernels on CUDA and tile by tile elsewhere."""
 
 from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.kernels import streaming, triton_backend
+from clearhead.kernels import pooling, streaming, triton_backend
+from clearhead.kernels.pooling import Map
 from clearhead.kernels.sweep import Observation, sweep
 from clearhead.problem import Problem
 
@@ -18,10 +19,24 @@ def observe(
     received: bool = False,
     distance: bool = False,
     top: int = 0,
+    picture: Map | None = None,
 ) -> Observation:
-    """Entropy, column sums, mean distance and the `top` largest weights of each row, whichever are asked for."""
-    wanted = {"entropy": entropy, "received": received, "distance": distance}
-    if problem.query.device.type != "cuda" or triton_backend.refuse(problem):
-        return sweep(streaming.scoring(problem), lse, **wanted, top=top)
-    found = triton_backend.observe(problem, lse, **wanted) if any(wanted.values()) else Observation()
-    return replace(found, top=sweep(streaming.scoring(problem), lse, top=top).top) if top else found
+    """Entropy, column sums, mean distance, the `top` largest weights of each row and a map, whichever are asked for."""
+    wanted = {"entropy": entropy, "received": received, "distance": distance, "top": top}
+    if _on_gpu(problem):
+        return triton_backend.observe(problem, lse, **wanted, picture=picture)
+    found = sweep(streaming.scoring(problem), lse, **wanted) if any(wanted.values()) else Observation()
+    return found if picture is None else replace(found, pooled=pooling.pool(streaming.scoring(problem), lse, picture))
+
+
+def pool(
+    problem: Problem, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, picture: Map
+) -> Float[Tensor, "batch heads rows cols"]:
+    """The rectangle of some rows and keys, in bins."""
+    if _on_gpu(problem):
+        return triton_backend.pool(problem, lse, rows, keys, picture)
+    return pooling.pool(streaming.scoring(problem).window(rows, keys), lse[..., rows], picture)
+
+
+def _on_gpu(problem: Problem) -> bool:
+    return problem.query.device.type == "cuda" and not triton_backend.refuse(problem)

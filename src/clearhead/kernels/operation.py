@@ -56,6 +56,10 @@ class Inputs(NamedTuple):
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.query)
 
+    @property
+    def range_count(self) -> int:
+        return 0 if self.ranges is None else self.ranges.shape[0]
+
 
 class Gradients(NamedTuple):
     """Of size 0 where the tensor is absent or its gradient not needed."""

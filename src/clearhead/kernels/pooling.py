@@ -13,11 +13,20 @@ from clearhead.kernels.walk import largest_tile, walk
 Reduce = Literal["mean", "max"]
 
 
+class Map(NamedTuple):
+    """How large a picture of the matrix is, and what stands for the weights in each of its bins."""
+
+    rows: int
+    cols: int
+    reduce: Reduce
+
+
 @without_autocast
 def pool(
-    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], rows: int, cols: int, reduce: Reduce
+    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], picture: Map
 ) -> Float[Tensor, "batch heads rows cols"]:
     """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
+    rows, cols, reduce = picture
     batch, kv_heads, group, q_len, kv_len = scores.shape
     log_weights = scores.shifted(fold_heads(lse, kv_heads))
     may_underflow = scores.underflow_bound()
@@ -41,6 +50,12 @@ def pool(
     return pooled.flatten(1, 2)
 
 
+def bin_ends(length: int, count: int, device: torch.device) -> tuple[Int[Tensor, " bins"], Int[Tensor, " bins"]]:
+    """Where each of `count` bins over `length` positions begins, and where it ends."""
+    number = torch.arange(count, device=device)
+    return number * length // count, -(-(number + 1) * length // count)
+
+
 class _Span(NamedTuple):
     """The bins that some positions reach into, and which of the positions each of them holds."""
 
@@ -58,9 +73,7 @@ class _Span(NamedTuple):
 
 class _Bins:
     def __init__(self, length: int, count: int, like: Tensor) -> None:
-        number = torch.arange(count, device=like.device)
-        self.first = number * length // count
-        self.last = -(-(number + 1) * length // count)
+        self.first, self.last = bin_ends(length, count, like.device)
         self.like = like
 
     def over(self, part: slice) -> _Span:

@@ -1,8 +1,7 @@
 """Backend `sdpa`: torch's own fused kernels with their log-sum-exp, for the masks they know.
 
 CPU: flash attention with no mask, causal from the first key, hidden keys (the same for every query), a dense mask or
-a tensor bias. CUDA: half precision, plain or causal; flash attention where its log-sum-exp is wanted, else torch's
-own choice.
+a tensor bias. CUDA: half precision, plain or causal, by cuDNN where it is the faster one, else flash attention.
 """
 
 import torch
@@ -17,6 +16,7 @@ from clearhead.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, posit
 from clearhead.problem import Problem
 
 HALF = (torch.float16, torch.bfloat16)
+DECODING = 16  # this many queries or fewer
 
 
 def refuse(problem: Problem) -> list[str]:
@@ -52,6 +52,8 @@ def attend(
     assert problem.value is not None
     query, key, value = _readable(problem.query), _readable(problem.key), _readable(problem.value)
     causal, rest = _split(problem)
+    if query.device.type == "cuda":
+        return _attend_cuda(query, key, value, causal, problem.scale)
     if not with_lse and rest is None and problem.bias is None:
         # torch's own front door gives no log-sum-exp, but costs half the time of the kernel's Python binding
         grouped = query.shape[1] != key.shape[1]
@@ -59,9 +61,6 @@ def attend(
             query, key, value, is_causal=causal, scale=problem.scale, enable_gqa=grouped
         )
         return output, None
-    if query.device.type == "cuda":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, is_causal=causal, scale=problem.scale)[:2]
     added = _added(problem, rest)
     attn_mask = None if added is None else added.expand(-1, -1, query.shape[2], key.shape[2])
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -74,6 +73,24 @@ def attend(
     elif with_lse and added is not None:
         lse = torch.where(_has_key(problem, added, causal), lse, -torch.inf)  # the kernel leaves 0 for an empty row
     return output, lse
+
+
+def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    if not _suits_cudnn(query):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, is_causal=causal, scale=scale)[:2]
+    output, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, attn_bias=None, compute_log_sumexp=True, is_causal=causal, scale=scale
+    )[:2]
+    return output, lse.squeeze(-1)
+
+
+def _suits_cudnn(query: Tensor) -> bool:
+    """Whether cuDNN is the faster one (benchmarks/choice_gpu.py). It plans anew for every new shape, which takes 50 ms,
+    so that a cache that grows token by token is not for it.
+    """
+    hopper = torch.cuda.get_device_capability(query.device)[0] >= 9
+    return hopper and query.shape[2] > DECODING and query.shape[3] <= 128 and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _readable(tensor: Tensor) -> Tensor:

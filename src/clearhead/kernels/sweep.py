@@ -27,6 +27,7 @@ class Observation:
     received: Float[Tensor, "batch heads kv_len"] | None = None
     distance: Float[Tensor, "batch heads q_len"] | None = None
     top: TopK | None = None
+    pooled: Float[Tensor, "batch heads rows cols"] | None = None
 
 
 @without_autocast

@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.kernels import streaming
 from clearhead.kernels.operation import Gradients, Inputs, Results, operation
-from clearhead.kernels.sweep import Observation
+from clearhead.kernels.pooling import Map
+from clearhead.kernels.sweep import Observation, sweep
 from clearhead.problem import Problem
 
 WIDEST = 256
@@ -44,26 +46,77 @@ def attend(
 
 
 def observe(
-    problem: Problem, lse: Float[Tensor, "batch heads q_len"], *, entropy: bool, received: bool, distance: bool
+    problem: Problem,
+    lse: Float[Tensor, "batch heads q_len"],
+    *,
+    entropy: bool = False,
+    received: bool = False,
+    distance: bool = False,
+    top: int = 0,
+    picture: Map | None = None,
 ) -> Observation:
-    """Statistics of rows and columns, whichever are asked for."""
-    from clearhead.kernels import triton_observe
+    """Statistics, the `top` largest weights of each row and a map, whichever are asked for."""
+    from clearhead.kernels import triton_observe, triton_pool, triton_topk
 
-    inputs = Inputs.of(problem, problem.key[..., :0])
-    found = triton_observe.observe(inputs, lse, entropy=entropy, received=received, distance=distance)
-    return Observation(*found)
+    inputs = _inputs(problem)
+    # a map of any size may be had alone; where the sweep adds to its bins in any order, the last digits differ
+    alone = not received or torch.are_deterministic_algorithms_enabled()
+    fused = None if picture is None or alone or not triton_observe.map_fits(inputs, picture) else picture
+    entropies, columns, distances, cells = triton_observe.observe(
+        inputs, lse, entropy=entropy, received=received, distance=distance, picture=fused
+    )
+    if picture is not None and cells is None:
+        _, _, q_len, kv_len = problem.shape
+        cells = triton_pool.pool(inputs, lse, slice(0, q_len), slice(0, kv_len), picture)
+    largest = triton_topk.top_weights(inputs, lse, top) if 0 < top <= triton_topk.MOST else None
+    if top and largest is None:
+        largest = sweep(streaming.scoring(problem), lse, top=top).top
+    return Observation(entropies, columns, distances, largest, cells)
+
+
+def pool(
+    problem: Problem, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, picture: Map
+) -> Float[Tensor, "batch heads rows cols"]:
+    """A rectangle of the weights, in bins."""
+    from clearhead.kernels import triton_pool
+
+    return triton_pool.pool(_inputs(problem), lse, rows, keys, picture)
+
+
+def _inputs(problem: Problem) -> Inputs:
+    return _rising(Inputs.of(problem, problem.key[..., :0]))[0]
+
+
+def _rising(inputs: Inputs) -> tuple[Inputs, float]:
+    """The same scores with a scale above 0, which a maximum can wait for: the sign goes to the queries."""
+    if inputs.scale > 0:
+        return inputs, 1.0
+    sign = -1.0 if inputs.scale < 0 else 0.0
+    return inputs._replace(query=inputs.query * sign, scale=-inputs.scale or 1.0), sign
 
 
 def _forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    from clearhead.kernels.triton_forward import forward
+    from clearhead.kernels import triton_decode, triton_forward
 
-    return forward(inputs)
+    inputs, _ = _rising(inputs)
+    few = 0 < inputs.query.shape[2] <= triton_decode.MOST_QUERIES and 0 not in (
+        *inputs.query.shape,
+        inputs.key.shape[2],
+    )
+    return triton_decode.decode(inputs) if few else triton_forward.forward(inputs)
 
 
 def _backward(inputs: Inputs, results: Results, need_bias: bool) -> Gradients:
     from clearhead.kernels.triton_backward import backward
+    from clearhead.kernels.triton_bias import grad_of_bias
 
-    return backward(inputs, results, need_bias)
+    if 0 in (*inputs.query.shape[:3], inputs.key.shape[2]):
+        return streaming.backward(inputs, results, need_bias)
+    rising, sign = _rising(inputs)
+    call, gradients = backward(rising, results)
+    if need_bias:
+        gradients = gradients._replace(bias=grad_of_bias(call))
+    return gradients if sign > 0 else gradients._replace(query=gradients.query * sign)
 
 
 _operation = operation("triton_forward", _forward, _backward)

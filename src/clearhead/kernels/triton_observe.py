@@ -1,8 +1,8 @@
-"""The observing sweep in Triton: entropy, distance and column sums from (query, key, log-sum-exp).
+"""The observing sweep in Triton: statistics of rows and columns from (query, key, log-sum-exp).
 
 A program that owns a block of keys adds weights cell by cell in registers and sums them once at its end, which is what
-column sums cost least by; the sums of rows it adds to memory as it goes. Where the same bits are wanted every time,
-rows are summed by programs that own them, in a pass of their own.
+column sums cost least by; what it finds of rows, and of a map of the whole, it adds to memory as it goes. Where the
+same bits are wanted every time, rows are summed by programs that own them, in a pass of their own.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -15,62 +15,106 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.kernels.operation import Inputs
+from clearhead.kernels.pooling import Map
 from clearhead.kernels.triton_blocks import seen_by
-from clearhead.kernels.triton_scores import LOG2_E, Scores, distance, dot, range_ends, scored, span, tile_of
-from clearhead.kernels.triton_tiles import Tile, padded, precision, tile_for
+from clearhead.kernels.triton_scores import (
+    LN_2,
+    Scores,
+    distance,
+    log_sum_exp,
+    origin,
+    product,
+    rows_at,
+    rows_of,
+    scored,
+    unit,
+)
+from clearhead.kernels.triton_tiles import Kernel, Tile, padded, precision, tile_for
+from clearhead.kernels.triton_walk import over_keys, over_queries, program_place, range_ends
 
-LN_2 = tl.constexpr(0.6931471805599453)
+BAND = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
 
 
 def observe(
-    inputs: Inputs, lse: Tensor, *, entropy: bool, received: bool, distance: bool, tile: Tile | None = None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Entropy and distance of each row, and what each key receives, whichever are asked for; None for the others."""
+    inputs: Inputs,
+    lse: Tensor,
+    *,
+    entropy: bool,
+    received: bool,
+    distance: bool,
+    picture: Map | None = None,
+    tile: Tile | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Entropy of each row, what each key receives, distance of each row, and a map; None for what is not asked for.
+
+    A map comes with what keys receive only, of sizes that `map_fits` likes.
+    """
     batch, heads, q_len, key_dim = inputs.query.shape
     kv_len = inputs.key.shape[2]
-    rows = (entropy, distance)
-    entropies, distances = (torch.zeros_like(lse) if wanted else None for wanted in rows)
+    asked = entropy + distance
+    found = lse.new_zeros((batch, heads, q_len, asked)) if asked else None  # of rows, side by side
+    sums = iter(() if found is None else found.unbind(dim=-1))
+    entropies, distances = next(sums) if entropy else None, next(sums) if distance else None
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
+    cells = None if picture is None else lse.new_zeros((batch, heads, picture.rows, picture.cols))
     if 0 in (batch, heads, q_len, kv_len):
-        return entropies, columns, distances
+        return entropies, columns, distances, cells
     scores, lse = Scores.of(inputs), lse.contiguous()
-    together = received and any(rows) and not torch.are_deterministic_algorithms_enabled()
+    apart = asked and (not received or torch.are_deterministic_algorithms_enabled())
 
-    def constants(tile: Tile) -> dict[str, int | str]:
+    def chosen(kernel: Kernel) -> Tile:
+        return tile or tile_for(kernel, inputs.query.dtype, key_dim, q_len)
+
+    def arguments(tile: Tile) -> tuple:
+        return rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores, lse
+
+    def constants(tile: Tile) -> dict[str, int]:
         return {
-            "KEY_DIM": key_dim,
             "BLOCK_Q": tile.queries,
             "BLOCK_K": tile.keys,
             "BLOCK_D": padded(key_dim),
-            "RANGES": 0 if inputs.ranges is None else inputs.ranges.shape[0],
-            "PRECISION": precision(inputs.query.dtype),
+            "RANGES": inputs.range_count,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
 
-    if any(rows) and not together:
-        own = tile or tile_for("observe_rows", inputs.query.dtype, key_dim, q_len)
+    multiplied = precision(inputs.query.dtype)
+    if apart:
+        own = chosen("observe_rows")
         grid = (triton.cdiv(q_len, own.queries) * heads * batch,)
-        _observe_rows[grid](scores, lse, entropies, distances, **constants(own))
+        _observe_rows[grid](*arguments(own), entropies, distances, PRECISION=multiplied, **constants(own))
     if received:
-        own = tile or tile_for("observe_columns", inputs.query.dtype, key_dim, q_len)
-        blocks = triton.cdiv(kv_len, own.keys)
-        seen = None if inputs.ranges is None else seen_by(inputs.ranges, kv_len, own)
-        strides = (0, 0) if seen is None else (0 if seen.shape[2] == 1 else blocks, blocks * seen.shape[2])
-        added = (entropies, distances) if together else (None, None)
-        _observe_columns[(blocks * heads * batch,)](scores, lse, columns, *added, seen, *strides, **constants(own))
-    return entropies, columns, distances
+        own = chosen("observe_columns")
+        grid = (triton.cdiv(kv_len, own.keys) * heads * batch,)
+        rows = (None, None) if apart else (entropies, distances)
+        options = (multiplied,)
+        if picture is not None:
+            options = (multiplied, q_len // picture.rows, kv_len // picture.cols, picture.reduce == "mean")
+        seen = seen_by(scores, own)
+        _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(own))
+    if cells is not None and picture is not None and picture.reduce == "mean":
+        cells = cells / (q_len // picture.rows * (kv_len // picture.cols))
+    return entropies, columns, distances, cells
+
+
+def map_fits(inputs: Inputs, picture: Map) -> bool:
+    """Whether a map can be had with the column sums: bins that tiles are made of, or that are made of tiles."""
+
+    def fit(length: int, count: int) -> bool:
+        size, rest = divmod(length, count)
+        return rest == 0 and size >= BAND.value and size == triton.next_power_of_2(size)
+
+    return fit(inputs.query.shape[2], picture.rows) and fit(inputs.key.shape[2], picture.cols)
 
 
 @triton.jit
-def _weights(
-    query, key, shift, scores, batch, head, rows, keys, first, last, MASKED: tl.constexpr, PRECISION: tl.constexpr
+def weights_of(
+    query, key, shift, scores, batch, head, rows, keys, first, last, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
     """Weights of a tile `[BLOCK_Q, BLOCK_K]`, and their logarithms in base 2."""
-    nothing = tl.zeros([rows.shape[0], keys.shape[0]], dtype=tl.float32)
-    products = dot(query, tl.trans(key), nothing, PRECISION)
+    products = product(query, key, PRECISION)
     logits = scored(products, scores, batch, head, rows[:, None], keys[None, :], first[:, None], last[:, None], MASKED)
-    logarithms = logits - shift[:, None]
+    logarithms = logits * unit(scores) - shift[:, None]
     weights = tl.exp2(logarithms)
     if MASKED or scores.bias is not None:
         # 0 · −∞ would be nan
@@ -79,177 +123,140 @@ def _weights(
 
 
 @triton.jit
-def _shift(scores, lse, batch, head, rows):
-    """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: subtracting would give nan.
+def _of_rows(weights, logarithms, entropies, distances, origin, rows, keys):
+    """−Σ A ln A and Σ A · distance over the keys of a tile, whichever are asked for: `[BLOCK_Q]` or `[BLOCK_Q, 2]`."""
+    if distances is None:
+        return tl.sum(weights * logarithms, 1) * -LN_2
+    else:
+        reach = tl.sum(weights * distance(origin, rows[:, None], keys[None, :]), 1)
+        if entropies is None:
+            return reach
+        else:
+            return tl.join(tl.sum(weights * logarithms, 1) * -LN_2, reach)
 
-    Rows beyond the last have weights 0, and logarithms that are finite, so that their products are 0 as well.
-    """
-    inside = rows < scores.q_len
-    shift = tl.load(lse + (batch * scores.heads + head) * scores.q_len + rows, inside, other=1e30) * LOG2_E
-    return tl.where(shift == -float("inf"), 0.0, shift)
+
+@triton.jit
+def _places_of_rows(entropies, distances, scores, batch, head, rows):
+    """Where the sums of rows lie in memory, side by side if there are two, and which of them exist."""
+    place = (batch * scores.heads + head) * scores.q_len + rows
+    if distances is None:
+        return entropies + place, rows < scores.q_len
+    elif entropies is None:
+        return distances + place, rows < scores.q_len
+    else:
+        return entropies + place[:, None] * 2 + tl.arange(0, 2)[None, :], (rows < scores.q_len)[:, None]
 
 
 @triton.jit
 def _observe_rows(
+    query,
+    key,
     scores,
     lse,
     entropies,
     distances,
-    KEY_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    blocks = tl.cdiv(scores.q_len, BLOCK_Q)
-    program = tl.program_id(0)
-    block = blocks - 1 - program % blocks
-    head = (program // blocks % scores.heads).to(tl.int64)
-    batch = (program // blocks // scores.heads).to(tl.int64)
-    rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    query = tile_of(scores.query, batch, head, rows, tl.arange(0, BLOCK_D), scores.q_len, KEY_DIM, True)
-    shift = _shift(scores, lse, batch, head, rows)
-    surprise, reach = tl.zeros([BLOCK_Q], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32)
-    # fmt: off
-    if RANGES == 0:
-        first, last = tl.zeros_like(rows), tl.zeros_like(rows) + scores.kv_len
-        whole = 0 if scores.dense is not None else scores.kv_len // BLOCK_K * BLOCK_K
-        if scores.dense is None:
-            surprise, reach = _look_over_keys(
-                surprise, reach, query, shift, scores, entropies, distances, batch, head, rows, first, last, 0, whole,
-                False, KEY_DIM, BLOCK_K, BLOCK_D, PRECISION)
-        surprise, reach = _look_over_keys(
-            surprise, reach, query, shift, scores, entropies, distances, batch, head, rows, first, last, whole,
-            scores.kv_len, True, KEY_DIM, BLOCK_K, BLOCK_D, PRECISION)
-    for number in tl.static_range(RANGES):
-        first, last = range_ends(scores, number, batch, rows)
-        start, full, partial, end = span(scores, first, last, rows, BLOCK_K)
-        if scores.dense is not None:
-            full, partial = end, end
-        surprise, reach = _look_over_keys(
-            surprise, reach, query, shift, scores, entropies, distances, batch, head, rows, first, last, start, full,
-            True, KEY_DIM, BLOCK_K, BLOCK_D, PRECISION)
-        if scores.dense is None:
-            surprise, reach = _look_over_keys(
-                surprise, reach, query, shift, scores, entropies, distances, batch, head, rows, first, last, full,
-                partial, False, KEY_DIM, BLOCK_K, BLOCK_D, PRECISION)
-        surprise, reach = _look_over_keys(
-            surprise, reach, query, shift, scores, entropies, distances, batch, head, rows, first, last, partial, end,
-            True, KEY_DIM, BLOCK_K, BLOCK_D, PRECISION)
-    # fmt: on
-    place = (batch * scores.heads + head) * scores.q_len + rows
-    if entropies is not None:
-        tl.store(entropies + place, surprise * -LN_2, rows < scores.q_len)
-    if distances is not None:
-        tl.store(distances + place, reach, rows < scores.q_len)
+    block, head, batch = program_place(scores.q_len, scores.heads, BLOCK_Q)
+    # late queries see most keys where a mask is causal: longest work first
+    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
+    rows = start + tl.arange(0, BLOCK_Q)
+    tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
+    shift = log_sum_exp(scores, lse, batch, head, rows)
+    fixed = (tile, shift, key, scores, entropies, distances, origin(scores, batch), batch, head, rows)
+    if entropies is not None and distances is not None:
+        state = tl.zeros([BLOCK_Q, 2], dtype=tl.float32)
+    else:
+        state = tl.zeros([BLOCK_Q], dtype=tl.float32)
+    state = over_keys(_look_at_keys, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, PRECISION)
+    places, inside = _places_of_rows(entropies, distances, scores, batch, head, rows)
+    tl.store(places, state, inside)
 
 
 @triton.jit
-def _look_over_keys(
-    surprise, reach, query, shift, scores, entropies, distances, batch, head, rows, first, last, start, end,
-    MASKED: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add Σ A log2 A and Σ A · distance of the keys from `start` to `end`."""
-    key_head = head // scores.group
-    for place in range(start, end, BLOCK_K):
-        keys = place + tl.arange(0, BLOCK_K)
-        key = tile_of(scores.key, batch, key_head, keys, tl.arange(0, BLOCK_D), scores.kv_len, KEY_DIM, MASKED)
-        weights, logarithms = _weights(
-            query, key, shift, scores, batch, head, rows, keys, first, last, MASKED, PRECISION
-        )
-        if entropies is not None:
-            surprise += tl.sum(weights * logarithms, 1)
-        if distances is not None:
-            reach += tl.sum(weights * distance(scores, batch, rows[:, None], keys[None, :]), 1)
-    return surprise, reach
+def _look_at_keys(
+    state, fixed, place, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
+):
+    """Add the sums of rows over the keys from `place` on."""
+    query, shift, key, scores, entropies, distances, origin, batch, head, rows = fixed
+    keys = place + tl.arange(0, BLOCK_K)
+    tile = rows_at(key, batch, head // scores.group, place, BLOCK_K, query.shape[1])
+    weights, logarithms = weights_of(
+        query, tile, shift, scores, batch, head, rows, keys, first, last, PRECISION, MASKED
+    )
+    return state + _of_rows(weights, logarithms, entropies, distances, origin, rows, keys)
 
 
 @triton.jit
 def _observe_columns(
+    query,
+    key,
     scores,
     lse,
     columns,
     entropies,
     distances,
+    cells,
     seen,
-    seen_batch,
-    seen_side,
-    KEY_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     RANGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    OPTIONS: tl.constexpr,
+    num_stages: tl.constexpr,
 ):
-    blocks = tl.cdiv(scores.kv_len, BLOCK_K)
-    program = tl.program_id(0)
-    block = program % blocks
-    head = (program // blocks % scores.heads).to(tl.int64)
-    batch = (program // blocks // scores.heads).to(tl.int64)
+    block, head, batch = program_place(scores.kv_len, scores.heads, BLOCK_K)
     keys = block * BLOCK_K + tl.arange(0, BLOCK_K)
-    key_head = head // scores.group
-    key = tile_of(scores.key, batch, key_head, keys, tl.arange(0, BLOCK_D), scores.kv_len, KEY_DIM, True)
+    tile = rows_at(key, batch, head // scores.group, block * BLOCK_K, BLOCK_K, BLOCK_D)
+    fixed = (tile, query, scores, lse, entropies, distances, cells, origin(scores, batch), batch, head, keys)
     summed = tl.zeros([BLOCK_Q, BLOCK_K], dtype=tl.float32)
-    # fmt: off
-    if RANGES == 0:
-        count = tl.cdiv(scores.q_len, BLOCK_Q)
-        # only the last block of keys may have some that do not exist
-        if (scores.dense is None) & (block * BLOCK_K + BLOCK_K <= scores.kv_len):
-            summed = _look_over_queries(
-                summed, key, scores, lse, entropies, distances, batch, head, keys, 0, 0, count, False, False,
-                KEY_DIM, BLOCK_Q, BLOCK_D, PRECISION)
-        else:
-            summed = _look_over_queries(
-                summed, key, scores, lse, entropies, distances, batch, head, keys, 0, 0, count, False, True,
-                KEY_DIM, BLOCK_Q, BLOCK_D, PRECISION)
-    for number in tl.static_range(RANGES):
-        place = seen + 4 * number * seen_side + batch * seen_batch + block
-        start, full = tl.load(place), tl.load(place + seen_side)
-        partial, end = tl.load(place + 2 * seen_side), tl.load(place + 3 * seen_side)
-        if scores.dense is not None:
-            full, partial = end, end
-        if block * BLOCK_K + BLOCK_K > scores.kv_len:
-            full, partial = end, end
-        summed = _look_over_queries(
-            summed, key, scores, lse, entropies, distances, batch, head, keys, number, start, full, True, True,
-            KEY_DIM, BLOCK_Q, BLOCK_D, PRECISION)
-        if scores.dense is None:
-            summed = _look_over_queries(
-                summed, key, scores, lse, entropies, distances, batch, head, keys, number, full, partial, False, False,
-                KEY_DIM, BLOCK_Q, BLOCK_D, PRECISION)
-        summed = _look_over_queries(
-            summed, key, scores, lse, entropies, distances, batch, head, keys, number, partial, end, True, True,
-            KEY_DIM, BLOCK_Q, BLOCK_D, PRECISION)
-    # fmt: on
+    summed = over_queries(
+        _look_at_queries, summed, fixed, scores, seen, batch, block, BLOCK_Q, BLOCK_K, RANGES, OPTIONS, num_stages
+    )
     place = columns + (batch * scores.heads + head) * scores.kv_len + keys
     tl.store(place, tl.sum(summed, 0), keys < scores.kv_len)
 
 
 @triton.jit
-def _look_over_queries(
-    summed, key, scores, lse, entropies, distances, batch, head, keys, number, start, end, RANGED: tl.constexpr,
-    MASKED: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add the weights of blocks of queries from `start` to `end` to a block of keys, and to rows in memory."""
-    for block in range(start, end):
-        rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-        query = tile_of(scores.query, batch, head, rows, tl.arange(0, BLOCK_D), scores.q_len, KEY_DIM, True)
-        shift = _shift(scores, lse, batch, head, rows)
-        if RANGED:
-            first, last = range_ends(scores, number, batch, rows)
-        else:
-            first, last = tl.zeros_like(rows), tl.zeros_like(rows) + scores.kv_len
-        weights, logarithms = _weights(
-            query, key, shift, scores, batch, head, rows, keys, first, last, MASKED, PRECISION
-        )
-        summed += weights
-        inside = rows < scores.q_len
-        place = (batch * scores.heads + head) * scores.q_len + rows
-        if entropies is not None:
-            surprise = tl.sum(weights * logarithms, 1)
-            tl.atomic_add(entropies + place, surprise * -LN_2, inside, sem="relaxed")
-        if distances is not None:
-            reach = tl.sum(weights * distance(scores, batch, rows[:, None], keys[None, :]), 1)
-            tl.atomic_add(distances + place, reach, inside, sem="relaxed")
-    return summed
+def _look_at_queries(summed, fixed, number, start, BLOCK_Q: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr):
+    """Add the weights of queries from `start` on to a block of keys; to rows and to the map in memory."""
+    key, query, scores, lse, entropies, distances, cells, origin, batch, head, keys = fixed
+    PRECISION: tl.constexpr = OPTIONS[0]
+    rows = start + tl.arange(0, BLOCK_Q)
+    tile = rows_at(query, batch, head, start, BLOCK_Q, key.shape[1])
+    shift = log_sum_exp(scores, lse, batch, head, rows)
+    first, last = range_ends(scores, number, batch, rows)
+    weights, logarithms = weights_of(tile, key, shift, scores, batch, head, rows, keys, first, last, PRECISION, MASKED)
+    if entropies is not None or distances is not None:
+        places, inside = _places_of_rows(entropies, distances, scores, batch, head, rows)
+        sums = _of_rows(weights, logarithms, entropies, distances, origin, rows, keys)
+        tl.atomic_add(places, sums, inside, sem="relaxed")
+    if cells is not None:
+        _add_to_map(cells, weights, scores, batch, head, start, tl.min(keys), OPTIONS)
+    return summed + weights
+
+
+@triton.jit
+def _add_to_map(cells, weights, scores, batch, head, row, key, OPTIONS: tl.constexpr):
+    """A tile's sums or maxima over the part of each bin that lies in it, one warp's rows at a time."""
+    BIN_Q: tl.constexpr = OPTIONS[1]
+    BIN_K: tl.constexpr = OPTIONS[2]
+    MEAN: tl.constexpr = OPTIONS[3]
+    HIGH: tl.constexpr = min(BIN_Q, BAND)
+    WIDE: tl.constexpr = min(BIN_K, weights.shape[1])
+    DOWN: tl.constexpr = weights.shape[0] // HIGH
+    ACROSS: tl.constexpr = weights.shape[1] // WIDE
+    parts = weights.reshape(DOWN, HIGH, ACROSS, WIDE).permute(0, 2, 1, 3).reshape(DOWN, ACROSS, HIGH * WIDE)
+    rows = (row + HIGH * tl.arange(0, DOWN)) // BIN_Q
+    columns = (key + WIDE * tl.arange(0, ACROSS)) // BIN_K
+    down, across = scores.q_len // BIN_Q, scores.kv_len // BIN_K
+    place = ((batch * scores.heads + head) * down + rows[:, None]) * across + columns[None, :]
+    inside = (rows < down)[:, None] & (columns < across)[None, :]
+    if MEAN:
+        tl.atomic_add(cells + place, tl.sum(parts, 2), inside, sem="relaxed")
+    else:
+        tl.atomic_max(cells + place, tl.max(parts, 2), inside, sem="relaxed")

@@ -1,8 +1,10 @@
 """Scores of one tile in Triton, in base 2: what the kernels on CUDA have in common.
 
 Everything a kernel reads comes as named tuples of pointers and strides; what is absent is None, and the code for it is
-never compiled.
+never compiled. Rows of queries, keys and values come through the GPU's copy engine where they lie as it wants them.
 """
+
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 
@@ -12,41 +14,47 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead.kernels.operation import Inputs
+from clearhead.kernels.triton_tiles import padded
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+ALIGNED = 16  # bytes, in which the copy engine counts addresses and strides
 
 
 class Matrix(NamedTuple):
-    """A pointer and the strides of its four axes, 0 where it broadcasts."""
+    """A pointer, the strides of its four axes (0 where it broadcasts), and the lengths of the last two."""
 
     pointer: Any
     batch: Any
     head: Any
     row: Any
     column: Any
+    rows: Any
+    columns: Any
 
     @classmethod
     def of(cls, tensor: Tensor, shape: tuple[int, ...] | None = None) -> Matrix:
         """A tensor as it lies in memory, broadcast to a shape."""
-        return cls(tensor, *(tensor if shape is None else tensor.expand(shape)).stride())
+        seen = tensor if shape is None else tensor.expand(shape)
+        return cls(tensor, *seen.stride(), *seen.shape[2:])
 
 
 class Scores(NamedTuple):
-    """What the scores of a problem follow from."""
+    """What the scores of a problem follow from, beside queries and keys."""
 
-    query: Matrix
-    key: Matrix
     ranges: Any  # [ranges, 2, batch or 1, q_len], contiguous
     range_batch: Any  # stride of its batch axis
     range_side: Any  # stride of its second axis
     dense: Any
     bias: Any
     slopes: Any
+    sinks: Any
     starts: Any
     start_stride: Any
-    scale: Any  # of products; with a softcap, of what goes into tanh
+    scale: Any  # of products, above 0; with a softcap, of what goes into tanh
     softcap: Any  # times log2 e
     heads: Any
     group: Any
@@ -62,14 +70,13 @@ class Scores(NamedTuple):
         ranges = None if inputs.ranges is None else inputs.ranges.contiguous()
         softcap = inputs.softcap
         return cls(
-            Matrix.of(query),
-            Matrix.of(key),
             ranges,
             0 if ranges is None or ranges.shape[2] == 1 else q_len,
             0 if ranges is None else ranges.shape[2] * q_len,
             None if inputs.dense is None else Matrix.of(inputs.dense.view(torch.uint8), cells),
             None if inputs.bias is None else Matrix.of(inputs.bias, cells),
             inputs.slopes,
+            inputs.sinks,
             inputs.starts.to(query.device),
             0 if inputs.starts.shape[0] == 1 else 1,
             inputs.scale * LOG2_E.value if softcap is None else inputs.scale / softcap,
@@ -81,6 +88,17 @@ class Scores(NamedTuple):
         )
 
 
+def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | Matrix:
+    """How a kernel reads blocks of rows, for `rows_at`."""
+    *steps, last = tensor.stride()
+    size = tensor.element_size()
+    # an axis of one element has any stride
+    steps = [step if length > 1 else ALIGNED // size for step, length in zip(steps, tensor.shape, strict=False)]
+    if last != 1 or tensor.data_ptr() % ALIGNED or any(step <= 0 or step * size % ALIGNED for step in steps):
+        return Matrix.of(tensor)
+    return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded(tensor.shape[3])])
+
+
 @triton.jit
 def at(matrix, batch, head, rows, columns):
     """Pointers to a tile, given rows and columns that broadcast; 64-bit, for tensors of more than 2³¹ elements."""
@@ -89,23 +107,29 @@ def at(matrix, batch, head, rows, columns):
 
 
 @triton.jit
-def tile_of(matrix, batch, head, rows, columns, length, DIM: tl.constexpr, MASKED: tl.constexpr):
-    """Rows of queries, keys or values; only a tile that may reach beyond the last, or a padded width, needs a mask."""
-    pointers = at(matrix, batch, head, rows[:, None], columns[None, :])
-    if MASKED:
-        return tl.load(pointers, (rows < length)[:, None] & (columns < DIM)[None, :], other=0.0)
-    if columns.shape[0] == DIM:
-        return tl.load(pointers)
-    return tl.load(pointers, (columns < DIM)[None, :], other=0.0)
+def rows_at(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """`[BLOCK, WIDTH]`: rows from `start` on, 0 beyond the last row and the last column."""
+    if isinstance(matrix, tl.core.tensor_descriptor_base):
+        return matrix.load([batch.to(tl.int32), head.to(tl.int32), start, 0]).reshape(BLOCK, WIDTH)
+    else:
+        return chosen_rows(matrix, batch, head, start + tl.arange(0, BLOCK), WIDTH)
 
 
 @triton.jit
-def store_rows(matrix, batch, head, rows, columns, values, length, DIM: tl.constexpr):
-    """The inverse of `tile_of`, in the matrix's own dtype."""
-    inside = (rows < length)[:, None] & (columns < DIM)[None, :]
-    tl.store(
-        at(matrix, batch, head, rows[:, None], columns[None, :]), values.to(matrix.pointer.dtype.element_ty), inside
-    )
+def chosen_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
+    """The same for any rows; `head` may differ from row to row."""
+    columns = tl.arange(0, WIDTH)
+    inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
+    return tl.load(at(matrix, batch, head, rows[:, None], columns[None, :]), inside, other=0.0)
+
+
+@triton.jit
+def store_rows(matrix, batch, head, rows, values):
+    """Rows where they belong, in the matrix's own dtype."""
+    columns = tl.arange(0, values.shape[1])
+    inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
+    values = values.to(matrix.pointer.dtype.element_ty)
+    tl.store(at(matrix, batch, head, rows[:, None], columns[None, :]), values, inside)
 
 
 @triton.jit
@@ -114,6 +138,12 @@ def dot(left, right, added, PRECISION: tl.constexpr):
     if PRECISION == "upcast":  # the interpreter does not know bfloat16 products; in float32 they are the same
         return tl.dot(left.to(tl.float32), right.to(tl.float32), added, input_precision="ieee")
     return tl.dot(left, right, added, input_precision=PRECISION)
+
+
+@triton.jit
+def product(left, right, PRECISION: tl.constexpr):
+    """left · rightᵀ, in float32."""
+    return dot(left, tl.trans(right), tl.zeros([left.shape[0], right.shape[0]], dtype=tl.float32), PRECISION)
 
 
 @triton.jit
@@ -127,21 +157,32 @@ def tanh(x):
 
 
 @triton.jit
+def unit(scores):
+    """What `scored` is to be multiplied by: where scores are products alone, their scale can wait for the exponent."""
+    if scores.softcap is None and scores.bias is None and scores.slopes is None and scores.sinks is None:
+        return scores.scale
+    else:
+        return 1.0
+
+
+@triton.jit
 def scored(products, scores, batch, head, rows, keys, first, last, MASKED: tl.constexpr):
-    """log2(e) · (softcap(scale · Q Kᵀ) + bias), −inf where a key is forbidden or none.
+    """log2(e) · (softcap(scale · Q Kᵀ) + bias) over `unit`, −inf where a key is forbidden or none.
 
     `rows` and `keys` broadcast to the shape of the tile, either way round; `first` and `last` are the ends of each
     row's range of keys.
     """
-    result = products * scores.scale
+    result = products
     if scores.softcap is not None:
-        result = scores.softcap * tanh(result)
+        result = scores.softcap * tanh(result * scores.scale)
+    elif scores.bias is not None or scores.slopes is not None or scores.sinks is not None:
+        result = result * scores.scale
     inside = (rows < scores.q_len) & (keys < scores.kv_len)
     if scores.bias is not None:
         added = tl.load(at(scores.bias, batch, head, rows, keys), inside, other=0.0)
         result += added.to(tl.float32) * LOG2_E
     if scores.slopes is not None:
-        result -= tl.load(scores.slopes + head).to(tl.float32) * LOG2_E * distance(scores, batch, rows, keys)
+        result -= tl.load(scores.slopes + head).to(tl.float32) * LOG2_E * distance(origin(scores, batch), rows, keys)
     if MASKED:
         allowed = (keys >= first) & (keys < last)
         if scores.dense is not None:
@@ -151,29 +192,23 @@ def scored(products, scores, batch, head, rows, keys, first, last, MASKED: tl.co
 
 
 @triton.jit
-def distance(scores, batch, rows, keys):
+def origin(scores, batch):
+    """Where the first query stands among the keys."""
+    return tl.load(scores.starts + batch * scores.start_stride)
+
+
+@triton.jit
+def distance(origin, rows, keys):
     """|position of query − key|; made float before they broadcast: a conversion for each row and key, not each cell."""
-    position = tl.load(scores.starts + batch * scores.start_stride) + rows
-    return tl.abs(position.to(tl.float32) - keys.to(tl.float32))
+    return tl.abs((origin + rows).to(tl.float32) - keys.to(tl.float32))
 
 
 @triton.jit
-def range_ends(scores, number, batch, rows):
-    """Where each row's range of keys begins and ends; a row beyond the last has an empty one."""
-    place = scores.ranges + 2 * number * scores.range_side + batch * scores.range_batch + rows
-    inside = rows < scores.q_len
-    return tl.load(place, inside, other=0), tl.load(place + scores.range_side, inside, other=0)
+def log_sum_exp(scores, lse, batch, head, rows):
+    """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: subtracting would give nan.
 
-
-@triton.jit
-def span(scores, first, last, rows, BLOCK_K: tl.constexpr):
-    """Where tiles begin that some row of a block sees, that all see whole, that only some see again; and the end."""
-    seen = first < last
-    start = tl.min(tl.where(seen, first, scores.kv_len)) // BLOCK_K * BLOCK_K
-    end = tl.max(tl.where(seen, last, 0))
-    inside = rows < scores.q_len
-    full = tl.cdiv(tl.max(tl.where(inside, tl.where(seen, first, scores.kv_len), 0)), BLOCK_K) * BLOCK_K
-    partial = tl.min(tl.where(inside, tl.where(seen, last, 0), scores.kv_len)) // BLOCK_K * BLOCK_K
-    # without a full tile, everything up to the end is partial
-    none = full >= partial
-    return start, tl.where(none, end, full), tl.where(none, end, partial), end
+    Rows beyond the last have weights 0, and logarithms that are finite, so that their products are 0 as well.
+    """
+    place = (batch * scores.heads + head) * scores.q_len + rows
+    shift = tl.load(lse + place, rows < scores.q_len, other=1e30) * LOG2_E
+    return tl.where(shift == -float("inf"), 0.0, shift)

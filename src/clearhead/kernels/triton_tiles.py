@@ -11,7 +11,9 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 
-Kernel = Literal["forward", "backward_query", "backward_key", "observe_rows", "observe_columns"]
+Kernel = Literal[
+    "forward", "decode", "backward_query", "backward_key", "observe_rows", "observe_columns", "pool", "top"
+]
 
 
 class Tile(NamedTuple):
@@ -24,28 +26,34 @@ class Tile(NamedTuple):
 # by the padded width of a head, up to and including it
 HALF: dict[Kernel, dict[int, Tile]] = {
     "forward": {64: Tile(128, 64, 8, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)},
+    "decode": {64: Tile(64, 128, 4, 4), 128: Tile(64, 64, 4, 4), 256: Tile(64, 32, 4, 3)},
     "backward_query": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
     "backward_key": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 3)},
     "observe_rows": {128: Tile(128, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
     "observe_columns": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
+    "pool": {64: Tile(64, 128, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
+    "top": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
 }
 SINGLE: dict[Kernel, dict[int, Tile]] = {
     "forward": {128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
+    "decode": {128: Tile(16, 32, 4, 3), 256: Tile(16, 16, 4, 2)},
     "backward_query": {64: Tile(32, 32, 4, 2), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
     "backward_key": {64: Tile(32, 32, 4, 2), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
     "observe_rows": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
     "observe_columns": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
+    "pool": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
+    "top": {64: Tile(32, 64, 4, 2), 256: Tile(16, 64, 4, 1)},
 }
 INTERPRETED = Tile(16, 16, 4, 1)
 
 
-def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, q_len: int) -> Tile:
+def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> Tile:
     """The table's; no taller than there are queries."""
     if interpreted():
         return INTERPRETED
     table = (SINGLE if dtype == torch.float32 else HALF)[kernel]
     tile = next(tile for width, tile in table.items() if padded(dim) <= width)
-    return tile._replace(queries=min(tile.queries, padded(q_len)))
+    return tile._replace(queries=min(tile.queries, padded(queries)))
 
 
 def padded(dim: int) -> int:

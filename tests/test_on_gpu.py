@@ -1,0 +1,267 @@
+"""What only a GPU can show: the kernels as compiled, at real sizes. Run there: `pytest -m gpu tests/test_on_gpu.py`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention, kernels
+from clearhead.kernels import sdpa
+from clearhead.posing import pose
+from harness import assert_lse_matches, assert_matches, poisoned
+
+pytestmark = pytest.mark.gpu
+BATCH, HEADS, KV_HEADS, QUERIES, KEYS = 2, 6, 2, 523, 787
+UNION = Window(before=50) | (Causal() & Prefix(4))
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+
+@dataclass
+class Setting:
+    """One problem, and the equation for it written out in any dtype."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.bfloat16
+    key_dim: int = 64
+    value_dim: int = 64
+    queries: int = QUERIES
+    keys: int = KEYS
+
+    def tensors(self) -> list[Tensor]:
+        shapes = ((HEADS, self.queries, self.key_dim), (KV_HEADS, self.keys, self.key_dim))
+        shapes += ((KV_HEADS, self.keys, self.value_dim),)
+        return [normal(BATCH, *shape, seed=i, dtype=self.dtype).requires_grad_() for i, shape in enumerate(shapes)]
+
+    def plain(self, tensors: list[Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        query, key, value = (tensor.to(dtype) for tensor in tensors)
+        key, value = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (key, value))
+        options = self.options
+        scores = query @ key.mT * options.get("scale", self.key_dim**-0.5)
+        if "softcap" in options:
+            scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+        start = options.get("query_start", self.keys - self.queries)
+        start = start.view(-1, 1, 1, 1) if isinstance(start, Tensor) else start
+        places = start + torch.arange(self.queries, device="cuda")[:, None]
+        distances = (places - torch.arange(self.keys, device="cuda")).abs().expand(BATCH, 1, -1, -1)
+        bias = options.get("bias")
+        if isinstance(bias, ALiBi):
+            scores = scores - (bias.slopes.double()[:, None, None] * distances).to(dtype)
+        elif bias is not None:
+            scores = scores + bias.to(dtype)
+        if "mask" in options:
+            problem = pose(*(t.detach() for t in tensors), **options)
+            allowed = problem.lower().allowed(self.queries, torch.arange(self.keys, device="cuda"))
+            scores = torch.where(allowed, scores, -math.inf)
+        sinks = options.get("sinks")
+        sink = [] if sinks is None else [sinks.to(dtype)[:, None, None].expand(*scores.shape[:3], 1)]
+        everything = torch.cat([scores, *sink], dim=-1)
+        some = (everything > -math.inf).any(dim=-1, keepdim=True)
+        weights = torch.softmax(torch.where(some, everything, 0.0), dim=-1)[..., : self.keys] * some
+        wide = weights.to(torch.promote_types(dtype, torch.float32))
+        return {
+            "output": weights @ value,
+            "lse": torch.logsumexp(everything.to(wide.dtype), dim=-1),
+            "weights": wide,
+            "entropy": torch.special.entr(wide).sum(dim=-1),
+            "received": wide.sum(dim=-2),
+            "distance": (wide * distances).sum(dim=-1),
+        }
+
+
+ALIBI = ALiBi(torch.linspace(0.01, 0.5, HEADS))
+SETTINGS = {
+    "plain": Setting(),
+    "causal": Setting({"mask": Causal()}, key_dim=128, value_dim=128),
+    "causal float16": Setting({"mask": Causal(), "query_start": 0}, dtype=torch.float16, key_dim=128, value_dim=128),
+    "window": Setting({"mask": Window(before=100, after=3)}, key_dim=128, value_dim=64),
+    "documents": Setting({"mask": Documents([[300, 0, 400], [87, 600]]) & Causal()}),
+    "padding": Setting({"mask": Padding([787, 0])}, key_dim=40, value_dim=72),
+    "union": Setting({"mask": UNION}, dtype=torch.float32, key_dim=32, value_dim=32),
+    "dense": Setting({"mask": "dense"}, key_dim=16, value_dim=256),
+    "wide": Setting({"mask": Causal()}, key_dim=256, value_dim=256),
+    "float32": Setting({"mask": Causal()}, dtype=torch.float32, key_dim=128, value_dim=128),
+    "odd width": Setting({"mask": Causal()}, key_dim=13, value_dim=7),
+    "alibi": Setting({"bias": ALIBI, "mask": Causal()}),
+    "softcap": Setting({"softcap": 2.0, "mask": Window(before=300)}),
+    "sinks": Setting({"sinks": torch.linspace(-1, 3, HEADS), "mask": Causal()}),
+    "bias": Setting({"bias": (1, HEADS, QUERIES, KEYS)}),
+    "starts": Setting({"mask": Causal(), "query_start": torch.tensor([3, -20])}),
+    "falling scale": Setting({"scale": -0.3, "mask": Causal()}),
+    "one query": Setting({"mask": Padding([3000, 17])}, queries=1, keys=3001, key_dim=128, value_dim=128),
+    "few queries": Setting({"mask": Causal(), "bias": ALIBI}, queries=5, keys=3001),
+}
+
+
+def on_gpu(setting: Setting) -> Setting:
+    """Its tensors made or moved there."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, ALiBi):
+            return ALiBi(value.slopes.cuda().requires_grad_())
+        if value == "dense":
+            return Dense(normal(BATCH, 1, setting.queries, setting.keys) < 0.3)
+        if isinstance(value, tuple):
+            return normal(*value, dtype=setting.dtype).requires_grad_()
+        return value.cuda() if isinstance(value, Tensor) else value
+
+    options = {name: move(value) for name, value in setting.options.items()}
+    return Setting(options, setting.dtype, setting.key_dim, setting.value_dim, setting.queries, setting.keys)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_against_the_equation(name):
+    """Output, log-sum-exp, gradients and statistics; into buffers filled with NaN; and twice the same bits."""
+    setting = on_gpu(SETTINGS[name])
+    tensors = setting.tensors()
+    bias = setting.options.get("bias")
+    leaves = [*tensors, *([] if bias is None else [bias.slopes if isinstance(bias, ALiBi) else bias])]
+    statistics = ("entropy", "received", "distance")
+
+    def run() -> dict[str, Tensor]:
+        with poisoned():
+            output, weights = attention(*tensors, **setting.options, return_weights=True, backend="triton")
+            seen = weights.observe(entropy=True, received=True, distance=True)
+            cotangent = normal(*output.shape, dtype=setting.dtype)
+            gradients = torch.autograd.grad(output, leaves, cotangent)
+        found = {"output": output.detach(), "lse": weights.lse} | {n: getattr(seen, n) for n in statistics}
+        return found | {f"grad{i}": gradient for i, gradient in enumerate(gradients)}
+
+    def truth(dtype: torch.dtype) -> dict[str, Tensor]:
+        found = setting.plain(tensors, dtype)
+        gradients = torch.autograd.grad(
+            found["output"], leaves, normal(*found["output"].shape, dtype=setting.dtype).to(dtype)
+        )
+        return {n: t.detach() for n, t in found.items()} | {f"grad{i}": g for i, g in enumerate(gradients)}
+
+    got, exact, naive = run(), truth(torch.float64), truth(setting.dtype)
+    single = {n: t.detach() for n, t in setting.plain(tensors, torch.float32).items()}
+    logs = float(exact["lse"].nan_to_num(neginf=0).abs().max()) + math.log(KEYS)
+    for key, tensor in got.items():
+        if key == "lse":
+            assert_lse_matches(tensor.cpu(), exact[key].cpu().numpy(), single[key].cpu(), scale=logs)
+            continue
+        honest = single[key] if key in statistics else naive[key].to(tensor.dtype)
+        # numbers of this size enter; a weight is as exact as its logarithm is large
+        size = float(exact[key].abs().max()) * (logs if key in statistics else 1.0)
+        assert_matches(tensor.cpu(), exact[key].cpu(), honest.cpu(), scale=max(size, 1.0))
+    again = run()
+    assert all(torch.equal(tensor, again[key]) for key, tensor in got.items())
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "union", "sinks", "softcap", "float32"])
+def test_fused_sweep_map_and_largest(name):
+    setting = on_gpu(SETTINGS[name])
+    setting.queries, setting.keys = 512, 1024
+    tensors = [t.detach() for t in setting.tensors()]
+    output, weights = attention(*tensors, **setting.options, return_weights=True)
+    exact, single = (setting.plain(tensors, dtype) for dtype in (torch.float64, torch.float32))
+    logs = float(exact["lse"].nan_to_num(neginf=0).abs().max()) + math.log(1024)
+    seen = weights.observe(entropy=True, received=True, distance=True, pool=(32, 16), top=8)
+    for key in ("entropy", "received", "distance"):
+        size = float(exact[key].abs().max()) * logs
+        assert_matches(getattr(seen, key).cpu(), exact[key].cpu(), single[key].cpu(), scale=size)
+    for reduce, pooled in (
+        ("mean", torch.nn.functional.adaptive_avg_pool2d),
+        ("max", torch.nn.functional.adaptive_max_pool2d),
+    ):
+        for size in ((32, 16), (31, 17), (700, 3)):
+            expected = pooled(exact["weights"], size)
+            found = weights.pool(*size, reduce=reduce)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-7)
+            found = weights.observe(received=True, pool=size, reduce=reduce).pooled
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-7)
+    window = weights.pool(9, 5, window=((100, 371), (3, 1000)))
+    expected = torch.nn.functional.adaptive_avg_pool2d(exact["weights"][:, :, 100:371, 3:1000], (9, 5))
+    torch.testing.assert_close(window.double(), expected, rtol=1e-4, atol=1e-7)
+    largest = exact["weights"].topk(8).values
+    torch.testing.assert_close(seen.top.weights.double(), largest, rtol=1e-4, atol=1e-7)
+    there = seen.top.keys.clamp(min=0)
+    torch.testing.assert_close(exact["weights"].gather(-1, there) * (seen.top.keys >= 0), largest, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 523])
+def test_fused_kernels_of_torch(causal, queries):
+    """cuDNN and flash, with their log-sum-exp: rows of the lazy matrix sum to 1."""
+    setting = on_gpu(
+        Setting(
+            {"mask": Causal()} if causal else {},
+            key_dim=128,
+            value_dim=128,
+            queries=queries,
+            keys=queries if causal else KEYS,
+        )
+    )
+    tensors = setting.tensors()
+    problem = pose(*tensors, **setting.options)
+    assert kernels.choose(problem)[0] == ("sdpa" if queries > sdpa.DECODING else kernels.ranked(problem)[0])
+    output, weights = attention(*tensors, **setting.options, return_weights=True, backend="sdpa")
+    exact, naive = setting.plain(tensors, torch.float64), setting.plain(tensors, torch.bfloat16)
+    assert_matches(output.detach().cpu(), exact["output"].detach().cpu(), naive["output"].detach().cpu())
+    sums = weights.detach()[0].sum(dim=-1)
+    torch.testing.assert_close(sums, torch.ones_like(sums), rtol=2e-5, atol=0)
+    gradients = torch.autograd.grad(output.float().square().sum(), tensors)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_more_than_two_to_the_31_elements():
+    """The last head lies beyond where 32-bit offsets reach: 3 · 2³⁰ elements in each tensor."""
+    heads, queries, dim = 96, 131072, 256
+    tensors = [torch.empty((1, heads, queries, dim), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+    for tensor in tensors:
+        tensor[:, -1].normal_()
+        tensor[:, :-1] = 0
+        tensor.requires_grad_()
+    mask = Window(before=63)
+    output, weights = attention(*tensors, mask=mask, return_weights=True, backend="triton")
+    last = [tensor[:, -1:].detach().clone().requires_grad_() for tensor in tensors]
+    expected, own = attention(*last, mask=mask, return_weights=True, backend="triton")
+    assert torch.equal(output[:, -1:], expected)
+    assert torch.equal(weights.lse[:, -1:], own.lse)
+    gradients = torch.autograd.grad(output[:, -1:].sum(), tensors)
+    for found, right in zip(gradients, torch.autograd.grad(expected.sum(), last), strict=True):
+        assert torch.equal(found[:, -1:], right)
+
+
+def test_compiled_graphs():
+    tensors = [normal(1, 2, 300, 64, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
+    for mask in (None, Causal(), Window(before=50), UNION):
+        compiled = torch.compile(lambda *t, mask=mask: attention(*t, mask=mask), fullgraph=True)
+        torch.testing.assert_close(compiled(*tensors), attention(*tensors, mask=mask), rtol=2e-2, atol=2e-2)
+        compiled(*tensors).sum().backward()
+
+
+def test_reproducible_where_it_is_asked_for():
+    tensors = [normal(1, 8, 2048, 128, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert kernels.choose(pose(*tensors, mask=Causal()))[0] == "triton"
+        runs = [torch.autograd.grad(attention(*tensors, mask=Causal()).sum(), tensors) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(first, other) for run in runs[1:] for first, other in zip(runs[0], run, strict=True))
+    assert kernels.choose(pose(*(t.detach() for t in tensors), mask=Causal()))[0] == "sdpa"
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_rows_sum_to_one_in_float32(precision):
+    """Whichever way torch is told to multiply float32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        tensors = [normal(1, 2, 500, 64, seed=i) for i in range(3)]
+        _, weights = attention(*tensors, return_weights=True, backend="triton")
+        rows, columns = weights[0].sum(dim=-1), weights.received().sum(dim=-1) / 500
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for sums in (rows, columns):
+        torch.testing.assert_close(sums, torch.ones_like(sums), rtol=1e-5 if precision == "highest" else 1e-3, atol=0)
