@@ -1,12 +1,16 @@
 """Our kernels on one GPU against torch's fused ones and compiled FlexAttention: bf16, random data, same run.
 
-32 heads of 128, one text; medians. A peer that cannot do a case, or not in memory, is left out of it.
+Medians. A ratio above 1 means that ours is faster. What is compiled is compiled beforehand, in processes of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -16,22 +20,52 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-from clearhead import Causal, Documents, Window, attention
+from clearhead import Causal, Documents, Padding, Window, attention
 from clearhead.masks import Mask
+from clearhead.posing import pose
 from measuring import RESULTS, write
 
 HEADS, DIM = 32, 128
 WINDOW, DOCUMENTS = 4096, 8
-flex = torch.compile(flex_attention, dynamic=False)
+SHAPES = [  # batch, heads, n, width
+    (6, 32, 512, 64),
+    (6, 32, 512, 128),
+    (4, 32, 1024, 128),
+    (4, 32, 2048, 64),
+    (2, 32, 4096, 128),
+    (1, 32, 8192, 64),
+    (1, 32, 8192, 128),
+    (1, 32, 16384, 128),
+    (1, 32, 32768, 64),
+    (1, 32, 32768, 128),
+    (1, 32, 65536, 128),
+    (1, 32, 131072, 128),
+]
+FLEX_UP_TO = 32768  # beyond, it and flash attention, half as fast as cuDNN there, only cost time
+LONG = 100.0  # milliseconds, from which on a few runs have to do
+flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
 Call = Callable[[], Tensor]
 Row = dict[str, object]
 
 
 def milliseconds(call: Callable[[], object]) -> float:
+    call()
+    once = timed(call)
+    if once > LONG:
+        return statistics.median([once, timed(call), timed(call)])
     return float(do_bench(call, warmup=30, rep=150, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
 
-def forward_and_both(call: Call, tensors: list[Tensor]) -> tuple[float, float]:
+def timed(call: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def forward_and_both(call: Call, tensors: list[Tensor]) -> dict[str, float]:
     """The forward pass alone, and both passes."""
     gradient = torch.randn_like(tensors[0])
 
@@ -42,79 +76,240 @@ def forward_and_both(call: Call, tensors: list[Tensor]) -> tuple[float, float]:
 
     with torch.no_grad():
         alone = milliseconds(call)
-    return alone, milliseconds(both)
+    return {"forward": alone, "forward and backward": milliseconds(both)}
 
 
-def row(case: str, n: int, ours: float, peer: str, theirs: float, target: str) -> Row:
+def row(case: str, n: int, ours: float, peer: str, theirs: float, target: str, ratio: float | None = None) -> Row:
     return {
         "case": case,
         "n": n,
         "ours ms": round(ours, 3),
         "peer": peer,
         "peer ms": round(theirs, 3),
-        "peer / ours": round(theirs / ours, 2),
+        "ratio": round(theirs / ours if ratio is None else ratio, 3),
         "target": target,
     }
 
 
-def inputs(n: int) -> list[Tensor]:
-    shape = (1, HEADS, n, DIM)
-    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+def inputs(n: int, batch: int = 1, heads: int = HEADS, dim: int = DIM, grad: bool = True) -> list[Tensor]:
+    shape = (batch, heads, n, dim)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
 
 
-def plain(n: int, causal: bool) -> Iterator[Row]:
-    """Our own kernel against cuDNN, which "auto" takes for these."""
-    tensors = query, key, value = inputs(n)
-    mask = Causal() if causal else None
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        theirs = forward_and_both(lambda: scaled_dot_product_attention(query, key, value, is_causal=causal), tensors)
-    ours = forward_and_both(lambda: attention(*tensors, mask=mask, backend="triton"), tensors)
-    name = "causal" if causal else "plain"
-    for what, mine, other in zip(("forward", "forward and backward"), ours, theirs, strict=True):
-        yield row(f"{name}, {what}, triton", n, mine, "cuDNN", other, "")
+def fused(backend: SDPBackend, tensors: list[Tensor], causal: bool) -> Call:
+    def call() -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(*tensors, is_causal=causal)
+
+    return call
 
 
-def masked(n: int, name: str, mask: Mask, allowed: Callable[..., Tensor]) -> Iterator[Row]:
-    tensors = inputs(n)
+def causally(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return j <= i
+
+
+def flexible(tensors: list[Tensor], allowed: Callable[..., Tensor] | None) -> Call:
+    n = tensors[0].shape[2]
+    if allowed is None:
+        return lambda: flex(*tensors)
     block_mask = create_block_mask(allowed, None, None, n, n, device="cuda", _compile=True)
-    theirs = forward_and_both(lambda: flex(*tensors, block_mask=block_mask), tensors)  # pyright: ignore
+    return lambda: flex(*tensors, block_mask=block_mask)
+
+
+def plain(batch: int, heads: int, n: int, dim: int, causal: bool) -> Iterator[Row]:
+    """What "auto" takes against the fastest of the others; and our own kernels, which it may choose from too."""
+    tensors = inputs(n, batch, heads, dim)
+    mask = Causal() if causal else None
+    calls = {"cuDNN": fused(SDPBackend.CUDNN_ATTENTION, tensors, causal)}
+    if n <= FLEX_UP_TO:
+        calls["flash"] = fused(SDPBackend.FLASH_ATTENTION, tensors, causal)
+        calls["compiled FlexAttention"] = flexible(tensors, causally if causal else None)
+    peers = {name: forward_and_both(call, tensors) for name, call in calls.items()}
     ours = forward_and_both(lambda: attention(*tensors, mask=mask), tensors)
-    for what, mine, other in zip(("forward", "forward and backward"), ours, theirs, strict=True):
-        yield row(f"{name}, {what}", n, mine, "compiled FlexAttention", other, "≥ 1.0")
+    kernels = forward_and_both(lambda: attention(*tensors, mask=mask, backend="triton"), tensors)
+    name = f"{'causal' if causal else 'plain'}, {batch * heads} × {dim}"
+    for what in ("forward", "forward and backward"):
+        peer, theirs = min(((peer, times[what]) for peer, times in peers.items()), key=lambda pair: pair[1])
+        yield row(f"{name}, {what}", n, ours[what], peer, theirs, "≥ 0.98")
+        yield row(f"{name}, {what}, triton", n, kernels[what], peer, theirs, "")
 
 
-def statistics(n: int, causal: bool) -> Iterator[Row]:
-    """Output, entropy, column sums and distance against the plain forward pass."""
-    query, key, value = (tensor.detach() for tensor in inputs(n))
-    with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        theirs = milliseconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=causal))
+def windowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (j <= i) & (i - j < WINDOW)
 
-    def observed() -> None:
-        _, weights = attention(query, key, value, mask=Causal() if causal else None, return_weights=True)
-        weights.observe(entropy=True, received=True, distance=True)
 
-    with torch.no_grad():
-        ours = milliseconds(observed)
+def within_documents(size: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (j <= i) & (i // size == j // size)
+
+
+def masks(n: int) -> dict[str, tuple[Mask, Callable[..., Tensor]]]:
+    """Ours, and FlexAttention's."""
+    size = n // DOCUMENTS
+    documents = Causal() & Documents([size] * DOCUMENTS)
+    return {
+        "causal window of 4,096": (Window(WINDOW - 1), windowed),
+        "eight causal documents": (documents, functools.partial(within_documents, size)),
+    }
+
+
+def masked(n: int) -> Iterator[Row]:
+    for name, (mask, allowed) in masks(n).items():
+        tensors = inputs(n)
+        theirs = forward_and_both(flexible(tensors, allowed), tensors)
+        ours = forward_and_both(lambda tensors=tensors, mask=mask: attention(*tensors, mask=mask), tensors)
+        for what in ours:
+            yield row(f"{name}, {what}", n, ours[what], "compiled FlexAttention", theirs[what], "≥ 1.0")
+
+
+def building(n: int) -> Iterator[Row]:
+    """From a new mask to what kernels read."""
+    query, key, value = inputs(n, heads=1, grad=False)
+    makers: dict[str, Callable[[], Mask]] = {
+        "causal": Causal,
+        "causal window of 4,096": lambda: Window(WINDOW - 1),
+        "eight causal documents": lambda: Causal() & Documents([n // DOCUMENTS] * DOCUMENTS),
+    }
+    for name, make in makers.items():
+        ours = milliseconds(lambda make=make: pose(query, key, value, mask=make()).lower())
+        yield row(f"mask building: {name}", n, ours, "1 ms", 1.0, "≥ 1")
+
+
+def observing(n: int, causal: bool) -> Iterator[Row]:
+    """Output and statistics against the plain forward pass; the latter over the former, so above 1 is impossible."""
+    query, key, value = inputs(n, grad=False)
+    mask = Causal() if causal else None
+    theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))
     name = f"{'causal' if causal else 'plain'}, output + entropy + received + distance"
-    yield row(name, n, ours, "cuDNN, output alone", theirs, "≥ 0.56")
+    cases = [(name, {}, "≤ 1.8"), (f"{name} + 512 × 512 map", {"pool": (512, 512)}, "≤ 2.0")]
+    for case, more, target in cases:
+
+        def observed(more: dict = more) -> None:
+            _, weights = attention(query, key, value, mask=mask, return_weights=True)
+            weights.observe(entropy=True, received=True, distance=True, **more)
+
+        ours = milliseconds(observed)
+        yield row(case, n, ours, "cuDNN, output alone: ours / peer", theirs, target, ours / theirs)
+        if n == 8192 and not more:
+            dense = milliseconds(lambda: written_out(query, key, value, causal))
+            yield row(name, n, ours, "the dense formula", dense, "≥ 8")
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, ...]:
+    n = query.shape[2]
+    scores = (query @ key.mT).float() * DIM**-0.5
+    places = torch.arange(n, device="cuda")
+    if causal:
+        scores.masked_fill_(places > places[:, None], -torch.inf)
+    weights = scores.softmax(dim=-1)
+    distance = (places[:, None] - places).abs().float()
+    entropy = torch.special.entr(weights).sum(dim=-1)
+    return weights.to(value.dtype) @ value, entropy, weights.sum(dim=-2), (weights * distance).sum(dim=-1)
+
+
+def largest(n: int, causal: bool) -> Iterator[Row]:
+    query, key, value = inputs(n, grad=False)
+    mask = Causal() if causal else None
+    theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))
+    _, weights = attention(query, key, value, mask=mask, return_weights=True)
+    ours = milliseconds(lambda: weights.topk(16))
+    name = f"{'causal' if causal else 'plain'}, top 16 keys of each query"
+    yield row(name, n, ours, "cuDNN, output: ours / peer", theirs, "≤ 3", ours / theirs)
+
+
+def a_million(n: int = 2**20) -> Iterator[Row]:
+    """One head: times, and the memory they take over what the inputs do."""
+    query, key, value = inputs(n, heads=1, grad=False)
+    held = torch.cuda.memory_allocated()
+    for causal in (False, True):
+        mask = Causal() if causal else None
+        theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))
+        _, weights = attention(query, key, value, mask=mask, return_weights=True)
+        jobs: dict[str, Callable[[], object]] = {
+            "output": lambda mask=mask: attention(query, key, value, mask=mask, return_weights=True),
+            "entropy, received, distance": lambda w=weights: w.observe(entropy=True, received=True, distance=True),
+            "top 16": lambda w=weights: w.topk(16),
+            "2,048 × 2,048 map": lambda w=weights: w.pool(2048, 2048),
+            "2,048 × 2,048 map of maxima": lambda w=weights: w.pool(2048, 2048, reduce="max"),
+        }
+        for name, job in jobs.items():
+            torch.cuda.reset_peak_memory_stats()
+            ours = milliseconds(job)
+            extra = (torch.cuda.max_memory_allocated() - held) / 2**20
+            case = f"{'causal' if causal else 'plain'}, one head, {name} ({extra:.0f} MiB)"
+            yield row(case, n, ours, "cuDNN, output: ours / peer", theirs, "reported", ours / theirs)
+
+
+def decoding(n: int) -> Iterator[Row]:
+    """One token, 8 texts, 32 heads on 8 key heads."""
+    query = torch.randn(8, 32, 1, DIM, device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn(8, 8, n, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    cache = 2 * key.numel() * key.element_size()
+    copied = torch.empty_like(key)
+    bandwidth = 2 * key.numel() * key.element_size() / milliseconds(lambda: copied.copy_(key))
+    theirs = milliseconds(lambda: scaled_dot_product_attention(query, key, value, enable_gqa=True))
+    for backend in ("auto", "triton"):
+        ours = milliseconds(lambda backend=backend: attention(query, key, value, backend=backend))
+        yield row(f"decoding, full cache, {backend}", n, ours, "SDPA", theirs, "≥ 0.98" if backend == "auto" else "")
+    lengths = torch.randint(1, n, (8,), generator=torch.Generator().manual_seed(0))
+    lengths = (lengths * (n / 2) / lengths.float().mean()).long().clamp(1, n)
+    mask = Padding(lengths)
+    ours = milliseconds(lambda: attention(query, key, value, mask=mask))
+    needed = cache * float(lengths.float().mean()) / n
+    peer = "bytes needed / time, over copy bandwidth"
+    yield row("decoding, ragged cache", n, ours, peer, needed / bandwidth, "≥ 0.7", needed / ours / bandwidth)
+
+
+def compile_flex(shape: tuple[int, int, int, int], which: str) -> None:
+    """One FlexAttention, where the next process finds it compiled."""
+    batch, heads, n, dim = shape
+    tensors = inputs(n, batch, heads, dim)
+    allowed = {"plain": None, "causal": causally}[which] if which in ("plain", "causal") else masks(n)[which][1]
+    call = flexible(tensors, allowed)
+    with torch.no_grad():
+        call()
+    call().sum().backward()
+
+
+def compile_ours(dim: int, mask: Mask | None) -> None:
+    """Our kernels for a width and a kind of mask."""
+    tensors = inputs(512, dim=dim)
+    attention(*tensors, mask=mask, backend="triton").sum().backward()
+    _, weights = attention(*(tensor.detach() for tensor in tensors), mask=mask, return_weights=True)
+    weights.observe(entropy=True, received=True, distance=True, top=16)
+
+
+def compile_all(processes: int) -> None:
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_flex, (1, HEADS, n, DIM), name) for n in (32768, 8192) for name in masks(n)]
+        jobs += [pool.submit(compile_ours, dim, mask) for dim in (128, 64) for mask in (None, Causal())]
+        short = [shape for shape in SHAPES if shape[2] <= FLEX_UP_TO]
+        jobs += [pool.submit(compile_flex, shape, which) for shape in short for which in ("plain", "causal")]
+        for job in jobs:
+            job.result()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu.json and gpu.md")
+    parser.add_argument("--processes", type=int, default=14, help="that compile beforehand")
     arguments = parser.parse_args()
+    compile_all(arguments.processes)
     torch.manual_seed(0)
+    torch._dynamo.config.cache_size_limit = 100  # pyright: ignore[reportPrivateImportUsage]
     rows: list[Row] = []
-    for n in (8192, 32768):
-        size = n // DOCUMENTS
-        for causal in (False, True):
-            rows += [*plain(n, causal), *statistics(n, causal)]
-        rows += masked(n, "causal window of 4,096", Window(WINDOW - 1), lambda b, h, i, j: (j <= i) & (i - j < WINDOW))
-        documents = Causal() & Documents([size] * DOCUMENTS)
-        rows += masked(
-            n, "eight causal documents", documents, lambda b, h, i, j, size=size: (j <= i) & (i // size == j // size)
-        )
-    write("gpu", "One GPU, bf16, 32 heads of 128", rows, arguments.output)
+    parts: list[Iterator[Row]] = [masked(32768), masked(8192), building(131072)]
+    parts += [observing(n, causal) for n in (8192, 32768, 131072) for causal in (False, True)]
+    parts += [largest(32768, causal) for causal in (False, True)]
+    parts += [decoding(65536), a_million()]
+    parts += [plain(*shape, causal) for shape in SHAPES for causal in (False, True)]
+    try:
+        for part in parts:
+            for found in part:
+                rows.append(found)
+                print(*found.values(), sep=" | ", flush=True)
+            torch.cuda.empty_cache()
+    finally:
+        write("gpu", "One GPU, bf16", rows, arguments.output)
 
 
 if __name__ == "__main__":

@@ -86,11 +86,12 @@ def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale:
 
 
 def _suits_cudnn(query: Tensor) -> bool:
-    """Whether cuDNN is the faster one (benchmarks/choice_gpu.py). It plans anew for every new shape, which takes 50 ms,
+    """Whether cuDNN is the faster one (benchmarks/gpu.py). It plans anew for every new shape, which takes 50 ms,
     so that a cache that grows token by token is not for it.
     """
     hopper = torch.cuda.get_device_capability(query.device)[0] >= 9
-    return hopper and query.shape[2] > DECODING and query.shape[3] <= 128 and torch.backends.cuda.cudnn_sdp_enabled()
+    allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # which cannot be traced
+    return hopper and query.shape[2] > DECODING and query.shape[3] <= 128 and allowed
 
 
 def _readable(tensor: Tensor) -> Tensor:

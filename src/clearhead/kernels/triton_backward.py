@@ -146,7 +146,7 @@ def _prepare(
     output, grad_output, scores, lse, grad_lse, shift, row_dot, length, ROWS: tl.constexpr, BLOCK_V: tl.constexpr
 ):
     """What the other kernels read of each row, 0 products beyond the last."""
-    block, head, batch = program_place(length, scores.heads, ROWS)
+    block, head, batch = program_place(length, scores.heads, scores.batches, ROWS)
     rows = block * ROWS + tl.arange(0, ROWS)
     outputs = chosen_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
     gradients = chosen_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
@@ -178,7 +178,7 @@ def _backward_query(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, BLOCK_Q)
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
     # late queries see most keys where a mask is causal: longest work first
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
@@ -268,7 +268,7 @@ def _backward_key(
     PRECISION: tl.constexpr,
     num_stages: tl.constexpr,
 ):
-    block, key_head, batch = program_place(scores.kv_len, kv_heads, BLOCK_K)
+    block, key_head, batch = program_place(scores.kv_len, kv_heads, scores.batches, BLOCK_K)
     start = block * BLOCK_K
     keys = start + tl.arange(0, BLOCK_K)
     key_tile = rows_at(key, batch, key_head, start, BLOCK_K, BLOCK_D)

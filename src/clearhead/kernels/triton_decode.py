@@ -21,7 +21,7 @@ from clearhead.kernels.triton_tiles import Tile, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys
 
 MOST_QUERIES = 16
-PROGRAMS = 4096  # some times what runs at once, so that long and short pieces even out
+PROGRAMS = 2048  # some times what runs at once, so that long and short pieces even out
 STEP = 16  # pieces merged at a time
 
 

@@ -74,7 +74,7 @@ def _forward(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, BLOCK_Q)
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
     # late queries see most keys where a mask is causal: longest work first
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)

@@ -161,7 +161,7 @@ def _observe_rows(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, BLOCK_Q)
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
     # late queries see most keys where a mask is causal: longest work first
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
@@ -209,7 +209,7 @@ def _observe_columns(
     OPTIONS: tl.constexpr,
     num_stages: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.kv_len, scores.heads, BLOCK_K)
+    block, head, batch = program_place(scores.kv_len, scores.heads, scores.batches, BLOCK_K)
     keys = block * BLOCK_K + tl.arange(0, BLOCK_K)
     tile = rows_at(key, batch, head // scores.group, block * BLOCK_K, BLOCK_K, BLOCK_D)
     fixed = (tile, query, scores, lse, entropies, distances, cells, origin(scores, batch), batch, head, keys)

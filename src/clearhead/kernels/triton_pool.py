@@ -123,7 +123,7 @@ def _pool(
 ):
     DOWN: tl.constexpr = BLOCK_Q // HIGH
     ACROSS: tl.constexpr = BLOCK_K // WIDE
-    block, head, batch = program_place(row_bins.count, scores.heads, DOWN)
+    block, head, batch = program_place(row_bins.count, scores.heads, scores.batches, DOWN)
     down = block * DOWN + tl.arange(0, DOWN)
     tall = _sizes(row_bins, down)
     place = ((batch * scores.heads + head) * row_bins.count + down) * key_bins.count

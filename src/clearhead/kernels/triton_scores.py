@@ -56,6 +56,7 @@ class Scores(NamedTuple):
     start_stride: Any
     scale: Any  # of products, above 0; with a softcap, of what goes into tanh
     softcap: Any  # times log2 e
+    batches: Any
     heads: Any
     group: Any
     q_len: Any
@@ -81,6 +82,7 @@ class Scores(NamedTuple):
             0 if inputs.starts.shape[0] == 1 else 1,
             inputs.scale * LOG2_E.value if softcap is None else inputs.scale / softcap,
             None if softcap is None else softcap * LOG2_E.value,
+            batch,
             heads,
             heads // kv_heads,
             q_len,

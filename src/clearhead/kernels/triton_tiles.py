@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 # by the padded width of a head, up to and including it
 HALF: dict[Kernel, dict[int, Tile]] = {
     "forward": {64: Tile(128, 64, 8, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)},
-    "decode": {64: Tile(64, 128, 4, 4), 128: Tile(64, 64, 4, 4), 256: Tile(64, 32, 4, 3)},
+    "decode": {64: Tile(64, 128, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 2)},
     "backward_query": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
     "backward_key": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 3)},
     "observe_rows": {128: Tile(128, 64, 4, 3), 256: Tile(64, 64, 4, 2)},

@@ -41,7 +41,7 @@ def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
     }
     grid = (triton.cdiv(q_len, tile.queries) * heads * batch,)
     _bounds[grid](*arguments, bounds, count, **constants, PRECISION=multiplied)
-    reached = torch.zeros(lse.shape, dtype=torch.int32, device=lse.device)
+    reached = torch.empty(lse.shape, dtype=torch.int32, device=lse.device)
     logits = lse.new_empty((*lse.shape, ROOM))
     keys = torch.empty(logits.shape, dtype=torch.int32, device=lse.device)
     _candidates[grid](*arguments, bounds, reached, logits, keys, **constants, OPTIONS=(multiplied, ROOM))
@@ -67,7 +67,7 @@ def _bounds(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, BLOCK_Q)
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
@@ -112,35 +112,45 @@ def _candidates(
     RANGES: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, BLOCK_Q)
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
     numbers = (batch * scores.heads + head) * scores.q_len + rows
     bound = tl.load(bounds + numbers, rows < scores.q_len, other=float("inf"))
-    fixed = ((tile, key, scores, batch, head, rows), numbers, reached, logits, keys)
-    over_keys(_write_down, bound, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, OPTIONS)
+    fixed = ((tile, key, scores, batch, head, rows), numbers, logits, keys)
+    state = (bound, tl.zeros([BLOCK_Q], dtype=tl.int32))
+    state = over_keys(_write_down, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, OPTIONS)
+    tl.store(reached + numbers, state[1], rows < scores.q_len)
 
 
 @triton.jit
-def _write_down(bound, fixed, place, first, last, BLOCK_K: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr):
-    """Keep what reaches the bound, in any order."""
-    inner, numbers, reached, logits, keys = fixed
+def _write_down(state, fixed, place, first, last, BLOCK_K: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr):
+    """Keep what reaches the bound, of each row its largest first, in as many rounds as the fullest row needs."""
+    bound, count = state
+    inner, numbers, logits, keys = fixed
     PRECISION: tl.constexpr = OPTIONS[0]
     ROOM: tl.constexpr = OPTIONS[1]
     found = _logits(inner, place, first, last, BLOCK_K, PRECISION, MASKED)
+    own = (place + tl.arange(0, BLOCK_K))[None, :]
     hit = (found >= bound[:, None]) & (found > -float("inf"))
-    slot = tl.atomic_add(tl.broadcast_to((reached + numbers)[:, None], found.shape), 1, hit, sem="relaxed")
-    places, kept = numbers[:, None] * ROOM + slot, hit & (slot < ROOM)
-    tl.store(logits + places, found, kept)
-    tl.store(keys + places, tl.broadcast_to((place + tl.arange(0, BLOCK_K))[None, :], found.shape), kept)
-    return bound
+    left = tl.where(hit, found, -float("inf"))
+    for _ in range(tl.max(tl.sum(hit.to(tl.int32), 1))):
+        largest = tl.max(left, 1)
+        key = tl.min(tl.where(left == largest[:, None], own, 2147483647), 1)
+        some = largest > -float("inf")
+        kept = some & (count < ROOM)
+        tl.store(logits + numbers * ROOM + count, largest, kept)
+        tl.store(keys + numbers * ROOM + count, key, kept)
+        left = tl.where(own == key[:, None], -float("inf"), left)
+        count += some.to(tl.int32)
+    return bound, count
 
 
 @triton.jit
 def _best(scores, lse, reached, logits, keys, weights, chosen, count, ROWS: tl.constexpr, ROOM: tl.constexpr):
     """The largest of what was written down, and of equal ones those of the first keys."""
-    block, head, batch = program_place(scores.q_len, scores.heads, ROWS)
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, ROWS)
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < scores.q_len
     numbers = (batch * scores.heads + head) * scores.q_len + rows

@@ -11,14 +11,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+TOGETHER = tl.constexpr(16)  # heads whose blocks are worked on at the same time
+
 
 @triton.jit
-def program_place(length, heads, BLOCK: tl.constexpr):
-    """Which block of a sequence this program works on, and for which head and text."""
-    blocks = tl.cdiv(length, BLOCK)
-    program = tl.program_id(0)
-    head = (program // blocks % heads).to(tl.int64)
-    return program % blocks, head, (program // blocks // heads).to(tl.int64)
+def program_place(length, heads, batches, BLOCK: tl.constexpr):
+    """Which block of a sequence this program works on, and for which head and text.
+
+    A few heads at a time, their first blocks before their second ones: where blocks differ in work, those that start
+    last are short, and few heads' rows are read at once.
+    """
+    blocks, program = tl.cdiv(length, BLOCK), tl.program_id(0)
+    bundle = program // (blocks * TOGETHER)
+    size = tl.minimum(heads * batches - bundle * TOGETHER, TOGETHER)
+    place = program - bundle * blocks * TOGETHER
+    number = bundle * TOGETHER + place % size
+    return place // size, (number % heads).to(tl.int64), (number // heads).to(tl.int64)
 
 
 @triton.jit
