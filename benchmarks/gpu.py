@@ -41,7 +41,8 @@ SHAPES = [  # batch, heads, n, width
     (1, 32, 65536, 128),
     (1, 32, 131072, 128),
 ]
-FLEX_UP_TO = 32768  # beyond, it and flash attention, half as fast as cuDNN there, only cost time
+WITH_FLEX = [(1, 32, 8192, 64), (1, 32, 8192, 128)]  # compiling takes it minutes; on the others it is left out
+FLASH_UP_TO = 32768  # beyond, it is half as fast as cuDNN and only costs time
 LONG = 100.0  # milliseconds, from which on a few runs have to do
 flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
 Call = Callable[[], Tensor]
@@ -53,7 +54,7 @@ def milliseconds(call: Callable[[], object]) -> float:
     once = timed(call)
     if once > LONG:
         return statistics.median([once, timed(call), timed(call)])
-    return float(do_bench(call, warmup=30, rep=150, return_mode="median"))  # pyright: ignore[reportArgumentType]
+    return float(do_bench(call, warmup=20, rep=100, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -99,7 +100,7 @@ def inputs(n: int, batch: int = 1, heads: int = HEADS, dim: int = DIM, grad: boo
 def fused(backend: SDPBackend, tensors: list[Tensor], causal: bool) -> Call:
     def call() -> Tensor:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(*tensors, is_causal=causal)
+            return scaled_dot_product_attention(tensors[0], tensors[1], tensors[2], is_causal=causal)
 
     return call
 
@@ -121,17 +122,21 @@ def plain(batch: int, heads: int, n: int, dim: int, causal: bool) -> Iterator[Ro
     tensors = inputs(n, batch, heads, dim)
     mask = Causal() if causal else None
     calls = {"cuDNN": fused(SDPBackend.CUDNN_ATTENTION, tensors, causal)}
-    if n <= FLEX_UP_TO:
+    if n <= FLASH_UP_TO:
         calls["flash"] = fused(SDPBackend.FLASH_ATTENTION, tensors, causal)
+    if (batch, heads, n, dim) in WITH_FLEX:
         calls["compiled FlexAttention"] = flexible(tensors, causally if causal else None)
     peers = {name: forward_and_both(call, tensors) for name, call in calls.items()}
     ours = forward_and_both(lambda: attention(*tensors, mask=mask), tensors)
-    kernels = forward_and_both(lambda: attention(*tensors, mask=mask, backend="triton"), tensors)
+    kernels = {}
+    if n <= FLASH_UP_TO:
+        kernels = forward_and_both(lambda: attention(*tensors, mask=mask, backend="triton"), tensors)
     name = f"{'causal' if causal else 'plain'}, {batch * heads} × {dim}"
     for what in ("forward", "forward and backward"):
         peer, theirs = min(((peer, times[what]) for peer, times in peers.items()), key=lambda pair: pair[1])
         yield row(f"{name}, {what}", n, ours[what], peer, theirs, "≥ 0.98")
-        yield row(f"{name}, {what}, triton", n, kernels[what], peer, theirs, "")
+        if kernels:
+            yield row(f"{name}, {what}, triton", n, kernels[what], peer, theirs, "")
 
 
 def windowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -227,10 +232,11 @@ def a_million(n: int = 2**20) -> Iterator[Row]:
         jobs: dict[str, Callable[[], object]] = {
             "output": lambda mask=mask: attention(query, key, value, mask=mask, return_weights=True),
             "entropy, received, distance": lambda w=weights: w.observe(entropy=True, received=True, distance=True),
-            "top 16": lambda w=weights: w.topk(16),
             "2,048 × 2,048 map": lambda w=weights: w.pool(2048, 2048),
-            "2,048 × 2,048 map of maxima": lambda w=weights: w.pool(2048, 2048, reduce="max"),
         }
+        if causal:
+            jobs["top 16"] = lambda w=weights: w.topk(16)
+            jobs["2,048 × 2,048 map of maxima"] = lambda w=weights: w.pool(2048, 2048, reduce="max")
         for name, job in jobs.items():
             torch.cuda.reset_peak_memory_stats()
             ours = milliseconds(job)
@@ -274,42 +280,71 @@ def compile_ours(dim: int, mask: Mask | None) -> None:
     """Our kernels for a width and a kind of mask."""
     tensors = inputs(512, dim=dim)
     attention(*tensors, mask=mask, backend="triton").sum().backward()
-    _, weights = attention(*(tensor.detach() for tensor in tensors), mask=mask, return_weights=True)
-    weights.observe(entropy=True, received=True, distance=True, top=16)
 
 
-def compile_all(processes: int) -> None:
+def compile_statistics(mask: Mask | None, size: int) -> None:
+    """The sweep with a map whose bins have a size; without one, the sweep and the largest weights."""
+    tensors = inputs(512, grad=False)
+    _, weights = attention(*tensors, mask=mask, return_weights=True)
+    if size:
+        weights.observe(entropy=True, received=True, distance=True, pool=(512 // size, 512 // size))
+    else:
+        weights.observe(entropy=True, received=True, distance=True, top=16)
+
+
+def compile_decoding(ragged: bool) -> None:
+    query = torch.randn(8, 32, 1, DIM, device="cuda", dtype=torch.bfloat16)
+    key = torch.randn(8, 8, 65536, DIM, device="cuda", dtype=torch.bfloat16)
+    attention(query, key, key, mask=Padding([1] * 8) if ragged else None, backend="triton")
+
+
+def compile_all(parts: list[str], processes: int) -> None:
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        jobs = [pool.submit(compile_flex, (1, HEADS, n, DIM), name) for n in (32768, 8192) for name in masks(n)]
-        jobs += [pool.submit(compile_ours, dim, mask) for dim in (128, 64) for mask in (None, Causal())]
-        short = [shape for shape in SHAPES if shape[2] <= FLEX_UP_TO]
-        jobs += [pool.submit(compile_flex, shape, which) for shape in short for which in ("plain", "causal")]
+        jobs = []
+        if "statistics" in parts or "million" in parts:
+            sizes = (0, 16, 64, 256)
+            jobs += [pool.submit(compile_statistics, mask, size) for mask in (None, Causal()) for size in sizes]
+        if "decoding" in parts:
+            jobs += [pool.submit(compile_decoding, ragged) for ragged in (False, True)]
+        if "masked" in parts or "plain" in parts:
+            jobs += [pool.submit(compile_ours, dim, mask) for dim in (128, 64) for mask in (None, Causal())]
+        if "masked" in parts:
+            jobs += [pool.submit(compile_flex, (1, HEADS, n, DIM), name) for n in (32768, 8192) for name in masks(n)]
+        if "plain" in parts:
+            jobs += [pool.submit(compile_flex, shape, which) for shape in WITH_FLEX for which in ("plain", "causal")]
         for job in jobs:
             job.result()
 
 
+PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
+    "masked": lambda: [masked(32768), masked(8192), building(131072)],
+    "statistics": lambda: [
+        *(observing(n, causal) for n in (8192, 32768, 131072) for causal in (False, True)),
+        *(largest(32768, causal) for causal in (False, True)),
+    ],
+    "decoding": lambda: [decoding(65536)],
+    "million": lambda: [a_million()],
+    "plain": lambda: [plain(*shape, causal) for shape in SHAPES for causal in (False, True)],
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu.json and gpu.md")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu-PART.json and gpu-PART.md")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--processes", type=int, default=14, help="that compile beforehand")
     arguments = parser.parse_args()
-    compile_all(arguments.processes)
+    compile_all(arguments.parts, arguments.processes)
     torch.manual_seed(0)
-    torch._dynamo.config.cache_size_limit = 100  # pyright: ignore[reportPrivateImportUsage]
-    rows: list[Row] = []
-    parts: list[Iterator[Row]] = [masked(32768), masked(8192), building(131072)]
-    parts += [observing(n, causal) for n in (8192, 32768, 131072) for causal in (False, True)]
-    parts += [largest(32768, causal) for causal in (False, True)]
-    parts += [decoding(65536), a_million()]
-    parts += [plain(*shape, causal) for shape in SHAPES for causal in (False, True)]
-    try:
-        for part in parts:
-            for found in part:
-                rows.append(found)
-                print(*found.values(), sep=" | ", flush=True)
-            torch.cuda.empty_cache()
-    finally:
-        write("gpu", "One GPU, bf16", rows, arguments.output)
+    for name in arguments.parts:
+        rows: list[Row] = []
+        try:
+            for part in PARTS[name]():
+                rows += part
+                torch.cuda.empty_cache()
+        finally:
+            if rows:
+                write(f"gpu-{name}", f"One GPU, bf16: {name}", rows, arguments.output)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ OPTIONS = {
     "alibi": {"bias": ALiBi(torch.linspace(0.1, 1, HEADS))},
     "bias": {"bias": torch.linspace(-1, 1, KEYS)},
     "starts": {"query_start": torch.tensor([3, -20])},
+    "start 1": {"query_start": 1, "bias": ALiBi(torch.linspace(0.1, 1, HEADS))},
 }
 
 

@@ -25,7 +25,7 @@ from clearhead.checks import whole_number
 from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, numbers, select
 from clearhead.kernels import reference, streaming
-from clearhead.kernels.observing import observe, pool
+from clearhead.kernels.observing import observe, pool, rounds_otherwise
 from clearhead.kernels.pooling import Map, Reduce
 from clearhead.kernels.sweep import Observation, TopK
 from clearhead.masks import Lowered
@@ -332,7 +332,16 @@ class AttentionWeights:
             lse = streaming.log_sum_exp(own)[:, :, :: rows.step]
         else:
             lse = self._lse[batch, heads, rows]
+            if rounds_otherwise(problem) and 0 not in selection.lengths:
+                return self._by_our_kernel(problem, selection)
         return torch.exp(_scores(problem, lowered, selection) - _finite(lse)[..., None])
+
+    def _by_our_kernel(self, problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+        batch, heads, rows, keys = selection.slices
+        own = problem.part(*(range(part.start, part.stop, part.step) for part in (batch, heads)))
+        down, across = slice(rows.start, rows.stop), slice(keys.start, keys.stop)
+        picture = Map(rows.stop - rows.start, keys.stop - keys.start, "mean")
+        return pool(own, self._lse[batch, heads], down, across, picture)[..., :: rows.step, :: keys.step]
 
 
 class Scores:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,6 +37,15 @@ def pool(
     if _on_gpu(problem):
         return triton_backend.pool(problem, lse, rows, keys, picture)
     return pooling.pool(streaming.scoring(problem).window(rows, keys), lse[..., rows], picture)
+
+
+def rounds_otherwise(problem: Problem) -> bool:
+    """Whether torch's own product would round scores otherwise than our kernels do, so that rows would not sum to 1.
+
+    It does in TF32; then exact weights are a map with one cell in each bin.
+    """
+    single = problem.query.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return single and _on_gpu(problem)
 
 
 def _on_gpu(problem: Problem) -> bool:

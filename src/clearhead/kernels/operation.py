@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead.kernels.precision import without_autocast
 from clearhead.problem import Problem, compute_dtype
@@ -81,12 +82,14 @@ class Results(NamedTuple):
     grad_lse: Tensor
 
 
+PLAIN = (Tensor, torch.nn.Parameter)  # others, such as fake tensors, are traced
 Forward = Callable[[Inputs], tuple[Tensor, Tensor]]
 Backward = Callable[[Inputs, Results, bool], Gradients]
 
 
 def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A custom op `clearhead::{name}` that takes `*Inputs` and gives output and log-sum-exp.
+    """A function of `*Inputs` that gives output and log-sum-exp: in a graph that is traced the custom op
+    `clearhead::{name}`, elsewhere without its machinery, which takes longer than a small problem does.
 
     Args:
         backward: called with the inputs, the results, and whether the bias needs a gradient.
@@ -128,13 +131,34 @@ def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., 
         tensors, ctx.numbers = inputs[:10], inputs[10:]
         ctx.save_for_backward(*tensors, *output)
 
-    def differentiate(ctx, grad_output, grad_lse):
+    def differentiate(ctx, grad_output, grad_lse, compute: Callable = backward_op):
         *tensors, output, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad
-        gradients = backward_op(output, lse, grad_output, grad_lse, needed[6], *tensors, *ctx.numbers)
+        gradients = compute(output, lse, grad_output, grad_lse, needed[6], *tensors, *ctx.numbers)
         wanted = zip(gradients, (*needed[:3], *needed[6:9]), strict=True)
         query, key, value, *options = (gradient if need else None for gradient, need in wanted)
         return query, key, value, None, None, None, *options, None, None, None, None
 
     forward_op.register_autograd(differentiate, setup_context=save_for_backward)
-    return forward_op
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *arguments):
+            output = compute(*arguments)
+            save_for_backward(ctx, arguments, output)
+            return output
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, grad_output, grad_lse):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return differentiate(ctx, grad_output, grad_lse, compute_backward)
+
+    def call(*arguments):
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if torch.compiler.is_compiling() or any(type(tensor) not in PLAIN for tensor in tensors):
+            return forward_op(*arguments)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return Differentiable.apply(*arguments)
+        return compute(*arguments)
+
+    return call

@@ -34,7 +34,7 @@ from clearhead.kernels.triton_scores import (
     tanh,
     unit,
 )
-from clearhead.kernels.triton_tiles import Kernel, Tile, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, over_queries, program_place, range_ends
 
 ROWS = 64  # of one program that prepares them
@@ -70,7 +70,7 @@ class Call:
         grad_output = results.grad_output.to(inputs.query.dtype)
         scores = Scores.of(inputs)
         batch, heads, q_len = results.lse.shape
-        length = triton.cdiv(q_len, PADDED) * PADDED
+        length = blocks_of(q_len, PADDED) * PADDED
         shift, row_dot = (results.lse.new_empty((batch, heads, length)) for _ in range(2))
         _prepare[(length // ROWS * heads * batch,)](
             Matrix.of(results.output),
@@ -124,7 +124,7 @@ def grad_of_query(call: Call, tile: Tile | None = None) -> tuple[Tensor, Tensor 
     grad = torch.empty_like(query, memory_format=torch.contiguous_format)
     felt = None if call.inputs.slopes is None else call.row_dot.new_empty(query.shape[:3])
     batch, heads, q_len, _ = query.shape
-    grid = (triton.cdiv(q_len, tile.queries) * heads * batch,)
+    grid = (blocks_of(q_len, tile.queries) * heads * batch,)
     _backward_query[grid](*call.arguments(tile), Matrix.of(grad), felt, **call.constants(tile))
     return grad, felt
 
@@ -134,7 +134,7 @@ def grad_of_key(call: Call, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     key, tile = call.inputs.key, tile or call.tile("backward_key")
     grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, call.inputs.value)]
     batch, kv_heads, kv_len, _ = key.shape
-    grid = (triton.cdiv(kv_len, tile.keys) * kv_heads * batch,)
+    grid = (blocks_of(kv_len, tile.keys) * kv_heads * batch,)
     _backward_key[grid](
         *call.arguments(tile), *map(Matrix.of, grads), seen_by(call.scores, tile), kv_heads, **call.constants(tile)
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.kernels.triton_backward import Call, brought, cell_gradients
 from clearhead.kernels.triton_scores import product, rows_at
+from clearhead.kernels.triton_tiles import blocks_of
 from clearhead.kernels.triton_walk import range_ends
 
 
@@ -20,7 +21,7 @@ def grad_of_bias(call: Call) -> Tensor:
     batch, heads, q_len, _ = call.inputs.query.shape
     kv_len, tile = call.inputs.key.shape[2], call.tile("backward_query")
     own_batch, own_heads, own_rows, own_keys = bias.shape
-    blocks, key_blocks = triton.cdiv(q_len, tile.queries), triton.cdiv(kv_len, tile.keys)
+    blocks, key_blocks = blocks_of(q_len, tile.queries), blocks_of(kv_len, tile.keys)
     # along an axis of 1 each block of rows or keys leaves its sum, added up below
     shape = (own_batch, own_heads, blocks if own_rows == 1 else q_len, key_blocks if own_keys == 1 else kv_len)
     grad = call.row_dot.new_empty(shape)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from clearhead.kernels.triton_scores import Scores
-from clearhead.kernels.triton_tiles import Tile
+from clearhead.kernels.triton_tiles import Tile, blocks_of
 from clearhead.kernels.triton_walk import range_ends, span
 
 STEP = 1024  # blocks of queries looked at together
@@ -33,7 +33,7 @@ def seen_by(scores: Scores, tile: Tile) -> Seen | None:
     if ranges is None:
         return None
     count, _, batch, q_len = ranges.shape
-    blocks, key_blocks = triton.cdiv(q_len, tile.queries), triton.cdiv(scores.kv_len, tile.keys)
+    blocks, key_blocks = blocks_of(q_len, tile.queries), blocks_of(scores.kv_len, tile.keys)
     spans = torch.empty((count, 4, batch, blocks), dtype=torch.int32, device=ranges.device)
     _spans[(blocks, batch, count)](scores, spans, blocks, tile.queries)
     seen = torch.empty((count, 4, batch, key_blocks), dtype=torch.int32, device=ranges.device)

@@ -17,7 +17,7 @@ from clearhead.kernels.operation import Inputs
 from clearhead.kernels.triton_dropout import Dropout
 from clearhead.kernels.triton_forward import finished, no_keys_yet, take_keys
 from clearhead.kernels.triton_scores import LN_2, LOG2_E, Matrix, Scores, chosen_rows, rows_of, unit
-from clearhead.kernels.triton_tiles import Tile, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Tile, blocks_of, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys
 
 MOST_QUERIES = 16
@@ -32,10 +32,10 @@ def decode(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     kv_heads, kv_len, value_dim = value.shape[1:]
     packed = heads // kv_heads * q_len  # the queries of all heads that read one key head
     tile = tile or tile_for("decode", query.dtype, max(key_dim, value_dim), packed)
-    blocks = triton.cdiv(packed, tile.queries)
-    least = triton.cdiv(kv_len * batch * kv_heads * blocks, PROGRAMS)
-    piece = triton.cdiv(max(least, 4 * tile.keys), tile.keys) * tile.keys
-    pieces = triton.cdiv(kv_len, piece)
+    blocks = blocks_of(packed, tile.queries)
+    least = blocks_of(kv_len * batch * kv_heads * blocks, PROGRAMS)
+    piece = blocks_of(max(least, 4 * tile.keys), tile.keys) * tile.keys
+    pieces = blocks_of(kv_len, piece)
     output = query.new_empty((batch, heads, q_len, value_dim))
     lse = query.new_empty((batch, heads, q_len), dtype=torch.float32)
     parts = output[None] if pieces == 1 else lse.new_empty((pieces, *output.shape))

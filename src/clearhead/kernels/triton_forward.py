@@ -23,7 +23,7 @@ from clearhead.kernels.triton_scores import (
     store_rows,
     unit,
 )
-from clearhead.kernels.triton_tiles import Tile, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Tile, blocks_of, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, program_place
 
 
@@ -37,7 +37,7 @@ def forward(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     if 0 in (batch, heads, q_len):
         return output, lse
     tile = tile or tile_for("forward", query.dtype, max(key_dim, value_dim), q_len)
-    grid = (triton.cdiv(q_len, tile.queries) * heads * batch,)
+    grid = (blocks_of(q_len, tile.queries) * heads * batch,)
     _forward[grid](
         rows_of(query, tile.queries),
         rows_of(inputs.key, tile.keys),

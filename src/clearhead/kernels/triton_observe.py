@@ -29,7 +29,7 @@ from clearhead.kernels.triton_scores import (
     scored,
     unit,
 )
-from clearhead.kernels.triton_tiles import Kernel, Tile, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, power_of_2, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, over_queries, program_place, range_ends
 
 BAND = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
@@ -81,11 +81,11 @@ def observe(
     multiplied = precision(inputs.query.dtype)
     if apart:
         own = chosen("observe_rows")
-        grid = (triton.cdiv(q_len, own.queries) * heads * batch,)
+        grid = (blocks_of(q_len, own.queries) * heads * batch,)
         _observe_rows[grid](*arguments(own), entropies, distances, PRECISION=multiplied, **constants(own))
     if received:
         own = chosen("observe_columns")
-        grid = (triton.cdiv(kv_len, own.keys) * heads * batch,)
+        grid = (blocks_of(kv_len, own.keys) * heads * batch,)
         rows = (None, None) if apart else (entropies, distances)
         options = (multiplied,)
         if picture is not None:
@@ -102,7 +102,7 @@ def map_fits(inputs: Inputs, picture: Map) -> bool:
 
     def fit(length: int, count: int) -> bool:
         size, rest = divmod(length, count)
-        return rest == 0 and size >= BAND.value and size == triton.next_power_of_2(size)
+        return rest == 0 and size >= BAND.value and size == power_of_2(size)
 
     return fit(inputs.query.shape[2], picture.rows) and fit(inputs.key.shape[2], picture.cols)
 

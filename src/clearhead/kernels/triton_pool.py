@@ -20,7 +20,7 @@ from clearhead.kernels.operation import Inputs
 from clearhead.kernels.pooling import Map, bin_ends
 from clearhead.kernels.triton_observe import weights_of
 from clearhead.kernels.triton_scores import Matrix, Scores, chosen_rows, log_sum_exp
-from clearhead.kernels.triton_tiles import padded, precision, tile_for
+from clearhead.kernels.triton_tiles import blocks_of, padded, power_of_2, precision, tile_for
 from clearhead.kernels.triton_walk import program_place, range_ends, span
 
 
@@ -39,8 +39,8 @@ class Bins(NamedTuple):
         length = part.stop - part.start
         ends = part.start + torch.stack(bin_ends(length, count, device))
         largest = length // count if length % count == 0 else length // count + 2
-        places = min(triton.next_power_of_2(largest), block)
-        return cls(ends.int(), part.start, length, count, triton.cdiv(largest, places)), places
+        places = min(power_of_2(largest), block)
+        return cls(ends.int(), part.start, length, count, blocks_of(largest, places)), places
 
 
 def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: Map) -> Tensor:
@@ -51,7 +51,7 @@ def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: Map) ->
     row_bins, high = Bins.over(rows, down, tile.queries, lse.device)
     key_bins, wide = Bins.over(keys, across, tile.keys, lse.device)
     cells = lse.new_zeros((batch, heads, down, across))
-    _pool[(triton.cdiv(down, tile.queries // high) * heads * batch,)](
+    _pool[(blocks_of(down, tile.queries // high) * heads * batch,)](
         Matrix.of(inputs.query),
         Matrix.of(inputs.key),
         Scores.of(inputs),

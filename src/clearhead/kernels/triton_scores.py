@@ -52,7 +52,8 @@ class Scores(NamedTuple):
     bias: Any
     slopes: Any
     sinks: Any
-    starts: Any
+    start: Any  # where the first query stands among the keys
+    starts: Any  # or a tensor of that
     start_stride: Any
     scale: Any  # of products, above 0; with a softcap, of what goes into tanh
     softcap: Any  # times log2 e
@@ -69,7 +70,9 @@ class Scores(NamedTuple):
         kv_heads, kv_len = key.shape[1:3]
         cells = (batch, heads, q_len, kv_len)
         ranges = None if inputs.ranges is None else inputs.ranges.contiguous()
-        softcap = inputs.softcap
+        softcap, starts = inputs.softcap, inputs.starts
+        # a number that lies on the CPU goes along as an argument: copying it would wait for the GPU
+        known = starts.device.type == "cpu" and len(starts) == 1
         return cls(
             ranges,
             0 if ranges is None or ranges.shape[2] == 1 else q_len,
@@ -78,8 +81,9 @@ class Scores(NamedTuple):
             None if inputs.bias is None else Matrix.of(inputs.bias, cells),
             inputs.slopes,
             inputs.sinks,
-            inputs.starts.to(query.device),
-            0 if inputs.starts.shape[0] == 1 else 1,
+            int(starts) if known else 0,
+            None if known else starts.to(query.device),
+            0 if len(starts) == 1 else 1,
             inputs.scale * LOG2_E.value if softcap is None else inputs.scale / softcap,
             None if softcap is None else softcap * LOG2_E.value,
             batch,
@@ -196,7 +200,10 @@ def scored(products, scores, batch, head, rows, keys, first, last, MASKED: tl.co
 @triton.jit
 def origin(scores, batch):
     """Where the first query stands among the keys."""
-    return tl.load(scores.starts + batch * scores.start_stride)
+    if scores.starts is None:
+        return scores.start
+    else:
+        return tl.load(scores.starts + batch * scores.start_stride)
 
 
 @triton.jit

@@ -58,7 +58,17 @@ def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> Tile
 
 def padded(dim: int) -> int:
     """A matrix product takes widths of at least 16, and powers of 2."""
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, power_of_2(dim))
+
+
+def power_of_2(number: int) -> int:
+    """The least that is not below a number. Triton's own function, meant for kernels, takes microseconds."""
+    return 1 << (number - 1).bit_length()
+
+
+def blocks_of(length: int, size: int) -> int:
+    """How many blocks of a size hold a length."""
+    return -(-length // size)
 
 
 def precision(dtype: torch.dtype) -> str:

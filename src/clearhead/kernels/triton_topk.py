@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.kernels.operation import Inputs
 from clearhead.kernels.sweep import TopK
 from clearhead.kernels.triton_scores import Scores, log_sum_exp, product, rows_at, rows_of, scored, unit
-from clearhead.kernels.triton_tiles import padded, precision, tile_for
+from clearhead.kernels.triton_tiles import blocks_of, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, program_place
 
 ROOM = 64  # for scores of a row that reach the bound
@@ -39,7 +39,7 @@ def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    grid = (triton.cdiv(q_len, tile.queries) * heads * batch,)
+    grid = (blocks_of(q_len, tile.queries) * heads * batch,)
     _bounds[grid](*arguments, bounds, count, **constants, PRECISION=multiplied)
     reached = torch.empty(lse.shape, dtype=torch.int32, device=lse.device)
     logits = lse.new_empty((*lse.shape, ROOM))
@@ -49,7 +49,7 @@ def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
         return None
     weights = lse.new_empty((*lse.shape, count))
     chosen = torch.empty(weights.shape, dtype=torch.int64, device=lse.device)
-    rows = triton.cdiv(q_len, ROWS) * heads * batch
+    rows = blocks_of(q_len, ROWS) * heads * batch
     _best[(rows,)](scores, lse, reached, logits, keys, weights, chosen, count, ROWS=ROWS, ROOM=ROOM)
     return TopK(weights, chosen)
 

@@ -1,0 +1,41 @@
+"""The tests that need a GPU, and compute-sanitizer's memcheck over a few of them; what they said goes to a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from clearhead.files import write_text
+from measuring import RESULTS, machine
+
+TESTS = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_on_gpu.py", "-q", "-p", "no:cacheprovider"]
+SMALL = "odd or padding or few or union"  # dense and ragged masks, widths that need padding, a split over keys
+
+
+def last_line(command: list[str], wanted: str) -> dict[str, object]:
+    """The command's exit status, and the last line of its output with some word in it."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout[-4000:], done.stderr[-2000:], sep="\n", flush=True)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if wanted in line]
+    return {"command": " ".join(command[1:]), "status": done.returncode, "said": lines[-1].strip() if lines else ""}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu-checks.json")
+    parser.add_argument("--processes", type=int, default=14, help="for the tests (pytest-xdist)")
+    arguments = parser.parse_args()
+    found = {"machine": machine()}
+    found["tests"] = last_line([*TESTS, "-p", "xdist", "-n", str(arguments.processes)], "passed")
+    target = arguments.output / "gpu-checks.json"
+    write_text(target, json.dumps(found, indent=1) + "\n")
+    checker = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
+    found["memcheck"] = last_line([*checker, *TESTS, "-k", SMALL], "ERROR SUMMARY")
+    write_text(target, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
