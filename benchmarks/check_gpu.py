@@ -1,4 +1,4 @@
-"""The tests that need a GPU, and compute-sanitizer's memcheck over a few of them; what they said goes to a JSON file."""
+"""The tests that need a GPU, and compute-sanitizer over a few of them; what they said goes to a JSON file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.files import write_text
 from measuring import RESULTS, machine
 
 TESTS = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_on_gpu.py", "-q", "-p", "no:cacheprovider"]
-SMALL = "odd or padding or few or union"  # dense and ragged masks, widths that need padding, a split over keys
+SMALL = "odd or few"  # widths that need padding and rows by pointers; a split over keys, and a bias
 
 
 def last_line(command: list[str], wanted: str) -> dict[str, object]:
