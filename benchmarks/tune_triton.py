@@ -17,11 +17,13 @@ import torch
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench
 
+from clearhead.files import write_text
 from clearhead.kernels import triton_backward, triton_forward, triton_observe
 from clearhead.kernels.operation import Inputs, Results
 from clearhead.kernels.triton_tiles import Kernel, Tile
 from clearhead.masks import Causal
 from clearhead.posing import pose
+from measuring import machine
 
 HEADS = 32
 CHOICES: dict[Kernel, list[Tile]] = {
@@ -87,7 +89,14 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     arguments = parser.parse_args()
     found = tune(arguments.kernels, arguments.n, arguments.dims, [getattr(torch, name) for name in arguments.dtypes])
-    arguments.output.write_text(json.dumps(found, indent=1))
+    tiles = {
+        name: [{"ms": round(milliseconds, 4), **tile._asdict()} for milliseconds, tile in times]
+        for name, times in found.items()
+    }
+    setting = f"causal, n {arguments.n}, {HEADS} heads"
+    write_text(
+        arguments.output, json.dumps({"machine": machine(), "setting": setting, "tiles": tiles}, indent=1) + "\n"
+    )
     for name, times in found.items():
         print(name, *(f"{tuple(tile)} {milliseconds:.3f}" for milliseconds, tile in times[:3]), sep="  ")
 

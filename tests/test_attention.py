@@ -128,6 +128,32 @@ def test_gradient_of_slopes_by_finite_differences():
     assert torch.autograd.gradcheck(call, (slopes,))
 
 
+@pytest.mark.parametrize("backend", ["streaming", "triton"])
+def test_what_a_gradient_needs_may_not_change(backend):
+    x = torch.randn(1, 2, 5, 4, requires_grad=True)
+    key = torch.randn(1, 2, 5, 4)
+    output = attention(x, key, key, backend=backend)
+    key.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["streaming", "triton"])
+def test_a_traced_graph_holds_one_node(backend):
+    """Elsewhere the custom op's machinery is left out."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    x = torch.randn(1, 2, 5, 4)
+    torch.compile(lambda x: attention(x, x, x, backend=backend), fullgraph=True, backend=keep)(x)
+    names = [str(node.target) for node in graphs[0].graph.nodes if "clearhead" in str(node.target)]
+    assert names == [f"clearhead.{backend}_forward.default"], names
+    torch._dynamo.reset()
+
+
 def test_double_backward_of_the_reference():
     inputs = random_inputs(requires_grad=True)
     assert torch.autograd.gradgradcheck(

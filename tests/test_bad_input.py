@@ -110,6 +110,9 @@ def test_alibi_refuses():
         (lambda w: w.diagonal(0.5), TypeError, "offset is 0.5; expected an int"),
         (lambda w: w.pool(0, 3), ValueError, "rows is 0; expected a whole number of at least 1"),
         (lambda w: w.pool(3, 3, reduce="sum"), ValueError, "reduce is 'sum'; expected 'mean' or 'max'"),
+        (lambda w: w.observe(pool=(3, 3), reduce="sum"), ValueError, "reduce is 'sum'; expected 'mean' or 'max'"),
+        (lambda w: w.observe(pool=3), TypeError, "pool is 3; expected (rows, cols)"),
+        (lambda w: w.observe(pool=(0, 3)), ValueError, "rows is 0; expected a whole number of at least 1"),
         (
             lambda w: w.pool(3, 3, window=((0, 9), (0, 5))),
             ValueError,

@@ -1,5 +1,6 @@
 """Masks: what they say, cell by cell; how they lower; how they read."""
 
+import pickle
 import sys
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead import Causal, Dense, Documents, Padding, Prefix, Window
+from clearhead import Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.masks import positions
+from clearhead.posing import pose
 from harness import brute_force
 from strategies import masks
 
@@ -120,6 +122,31 @@ def test_repr_reads_like_the_code(text):
 def test_repr_of_what_is_long_or_dense():
     assert repr(Padding(range(20))) == "Padding([0, 1, 2, 3, 4, 5, 6, 7, … 20 in all])"
     assert repr(Dense(torch.ones(3, 1, dtype=torch.bool))) == "Dense(<bool [1, 1, 3, 1]>)"
+
+
+def test_a_mask_used_again_is_not_lowered_again():
+    mask, x = Causal() & Documents([3, 4]), torch.randn(1, 2, 7, 4)
+    with torch.inference_mode():
+        first = pose(x, x, x, mask=mask).lower()
+    assert pose(x, x, x, mask=mask).lower() is first
+    assert pose(x, x, x, mask=mask, query_start=1).lower() is not first
+    assert pose(x[:, :, :5], x, x, mask=mask).lower().ranges.shape[-1] == 5
+    again = pose(x, x, x, mask=mask).lower()
+    assert torch.equal(again.ranges, first.ranges)
+    # what was kept in inference mode serves a call with gradients
+    leaf = x.clone().requires_grad_()
+    attention(leaf, x, x, mask=mask, backend="streaming").sum().backward()
+    assert leaf.grad is not None
+    copied = pickle.loads(pickle.dumps(mask))
+    assert torch.equal(pose(x, x, x, mask=copied).lower().ranges, first.ranges)
+
+
+def test_a_dense_mask_is_read_anew_each_time():
+    allowed, x = torch.ones(3, 3, dtype=torch.bool), torch.randn(1, 1, 3, 4)
+    mask = Dense(allowed) & Causal()
+    before = attention(x, x, x, mask=mask)
+    allowed[2, :2] = False
+    assert not torch.equal(attention(x, x, x, mask=mask), before)
 
 
 def test_masks_do_not_change_when_their_lengths_do():

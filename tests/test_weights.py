@@ -69,6 +69,17 @@ def test_triton_statistics(deterministic, case):
         assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
 
 
+def test_a_map_with_the_statistics():
+    x = torch.randn(1, 2, 13, 4)
+    weights = attention(x, x, x, mask=Causal(), return_weights=True)[1]
+    seen = weights.observe(entropy=True, pool=(3, 5), reduce="max")
+    assert torch.equal(seen.pooled, weights.pool(3, 5, reduce="max"))
+    assert seen.entropy is not None
+    assert seen.received is None
+    nothing = attention(x[:, :, :0], x, x, return_weights=True)[1]
+    assert torch.equal(nothing.observe(pool=(2, 2)).pooled, torch.zeros(1, 2, 2, 2))
+
+
 def check_top(top, case: Case, dense: torch.Tensor) -> None:
     counts = case.allowed.sum(dim=-1)
     assert torch.equal((top.keys >= 0).sum(dim=-1), counts.clamp(max=3))

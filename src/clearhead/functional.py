@@ -79,8 +79,8 @@ def attention(
         query_start: where the first query stands among the keys: an int, or an int tensor `[batch]`. By default
             kv_len − q_len: the last query meets the last key, as in decoding with a cache.
         return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
-        backend: "auto" for the fastest that can, or one by name ("sdpa", "streaming", "reference"), which raises with
-            its reasons if it cannot. `clearhead doctor` lists them.
+        backend: "auto" for the fastest that can, or one by name ("sdpa", "triton", "streaming", "reference"), which
+            raises with its reasons if it cannot. `clearhead doctor` lists them.
 
     A query that may attend to nothing gives output 0, weights 0, log-sum-exp −inf (with a sink: the sink's logit) and
     finite gradients. So do kv_len 0 and q_len 0.

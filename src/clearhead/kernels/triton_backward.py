@@ -30,6 +30,7 @@ from clearhead.kernels.triton_scores import (
     rows_at,
     rows_of,
     scored,
+    shift_at,
     store_rows,
     tanh,
     unit,
@@ -38,7 +39,6 @@ from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, prec
 from clearhead.kernels.triton_walk import over_keys, over_queries, program_place, range_ends
 
 ROWS = 64  # of one program that prepares them
-PADDED = 128  # rows are prepared up to a multiple of this, so that no block of queries needs a mask
 
 
 def backward(inputs: Inputs, results: Results) -> tuple[Call, Gradients]:
@@ -62,17 +62,16 @@ class Call:
     inputs: Inputs
     scores: Scores
     grad_output: Tensor
-    shift: Tensor  # log-sum-exp in base 2, [batch, heads, q_len up to a multiple of PADDED]
+    shift: Tensor  # log-sum-exp in base 2, [batch, heads, scores.length]
     row_dot: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
 
     @classmethod
     def of(cls, inputs: Inputs, results: Results) -> Call:
         grad_output = results.grad_output.to(inputs.query.dtype)
         scores = Scores.of(inputs)
-        batch, heads, q_len = results.lse.shape
-        length = blocks_of(q_len, PADDED) * PADDED
-        shift, row_dot = (results.lse.new_empty((batch, heads, length)) for _ in range(2))
-        _prepare[(length // ROWS * heads * batch,)](
+        batch, heads, _ = results.lse.shape
+        shift, row_dot = (results.lse.new_empty((batch, heads, scores.length)) for _ in range(2))
+        _prepare[(scores.length // ROWS * heads * batch,)](
             Matrix.of(results.output),
             Matrix.of(grad_output),
             scores,
@@ -80,7 +79,6 @@ class Call:
             results.grad_lse.float().contiguous(),
             shift,
             row_dot,
-            length,
             ROWS,
             padded(grad_output.shape[3]),
         )
@@ -101,7 +99,6 @@ class Call:
             Dropout.of(inputs),
             self.shift,
             self.row_dot,
-            self.shift.shape[2],
             inputs.scale,
         )
 
@@ -142,19 +139,15 @@ def grad_of_key(call: Call, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _prepare(
-    output, grad_output, scores, lse, grad_lse, shift, row_dot, length, ROWS: tl.constexpr, BLOCK_V: tl.constexpr
-):
+def _prepare(output, grad_output, scores, lse, grad_lse, shift, row_dot, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
     """What the other kernels read of each row, 0 products beyond the last."""
-    block, head, batch = program_place(length, scores.heads, scores.batches, ROWS)
-    rows = block * ROWS + tl.arange(0, ROWS)
+    block, head, batch = program_place(scores.length, scores.heads, scores.batches, ROWS)
+    rows, number = block * ROWS + tl.arange(0, ROWS), batch * scores.heads + head
     outputs = chosen_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
     gradients = chosen_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
-    place = (batch * scores.heads + head) * scores.q_len + rows
-    dots = tl.sum(outputs * gradients, 1) - tl.load(grad_lse + place, rows < scores.q_len, other=0.0)
-    place = (batch * scores.heads + head) * length + rows
-    tl.store(shift + place, log_sum_exp(scores, lse, batch, head, rows))
-    tl.store(row_dot + place, dots)
+    own = tl.load(grad_lse + number * scores.q_len + rows, rows < scores.q_len, other=0.0)
+    tl.store(shift + number * scores.length + rows, log_sum_exp(scores, lse, number, rows))
+    tl.store(row_dot + number * scores.length + rows, tl.sum(outputs * gradients, 1) - own)
 
 
 @triton.jit
@@ -167,7 +160,6 @@ def _backward_query(
     dropout,
     shift,
     row_dot,
-    length,
     scale,
     grad_query,
     felt,
@@ -182,7 +174,7 @@ def _backward_query(
     # late queries see most keys where a mask is causal: longest work first
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
-    own = brought(query, grad_output, scores, shift, row_dot, length, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V)
+    own = brought(query, grad_output, scores, shift, row_dot, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V)
     fixed = (own, key, value, scores, dropout, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))
     state = over_keys(_take_keys, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, PRECISION)
@@ -193,16 +185,16 @@ def _backward_query(
 
 @triton.jit
 def brought(
-    query, grad_output, scores, shift, row_dot, length, batch, head, start,
+    query, grad_output, scores, shift, row_dot, batch, head, start,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What a block of queries brings: itself, the gradient of its output, log-sum-exp in base 2 and row_dot."""
-    place = (batch * scores.heads + head) * length + start + tl.arange(0, BLOCK_Q)
+    rows = start + tl.arange(0, BLOCK_Q)
     return (
         rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D),
         rows_at(grad_output, batch, head, start, BLOCK_Q, BLOCK_V),
-        tl.load(shift + place),
-        tl.load(row_dot + place),
+        shift_at(shift, scores, batch, head, rows),
+        shift_at(row_dot, scores, batch, head, rows),
     )
 
 
@@ -254,7 +246,6 @@ def _backward_key(
     dropout,
     shift,
     row_dot,
-    length,
     scale,
     grad_key,
     grad_value,
@@ -276,7 +267,7 @@ def _backward_key(
     state = (tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_K, BLOCK_V], dtype=tl.float32))
     for member in range(scores.group):
         head = key_head * scores.group + member
-        fixed = (key_tile, value_tile, query, grad_output, scores, dropout, shift, row_dot, length, batch, head, keys)
+        fixed = (key_tile, value_tile, query, grad_output, scores, dropout, shift, row_dot, batch, head, keys)
         state = over_queries(
             _take_queries, state, fixed, scores, seen, batch, block, BLOCK_Q, BLOCK_K, RANGES, PRECISION, num_stages
         )
@@ -288,10 +279,10 @@ def _backward_key(
 def _take_queries(state, fixed, number, start, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr):
     """Add what queries from `start` on give to the gradients of a block of keys and values."""
     summed_key, summed_value = state
-    key, value, query, grad_output, scores, dropout, shift, row_dot, length, batch, head, keys = fixed
+    key, value, query, grad_output, scores, dropout, shift, row_dot, batch, head, keys = fixed
     rows = start + tl.arange(0, BLOCK_Q)
     query_tile, grad, shifts, dots = brought(
-        query, grad_output, scores, shift, row_dot, length, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
+        query, grad_output, scores, shift, row_dot, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
     )
     first, last = range_ends(scores, number, batch, rows)
     # transposed, [BLOCK_K, BLOCK_Q], so that the second products need no turning

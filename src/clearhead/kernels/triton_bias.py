@@ -51,7 +51,6 @@ def _bias(
     dropout,
     shift,
     row_dot,
-    length,
     grad,
     grad_rows,
     grad_keys,
@@ -75,7 +74,7 @@ def _bias(
     for turn in range(batches * heads):
         batch, head = own_batch + turn // heads, own_head + turn % heads
         tile, grads, shifts, dots = brought(
-            query, grad_output, scores, shift, row_dot, length, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
+            query, grad_output, scores, shift, row_dot, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
         )
         key_head = head // scores.group
         products = product(tile, rows_at(key, batch, key_head, key_block * BLOCK_K, BLOCK_K, BLOCK_D), PRECISION)

@@ -21,12 +21,14 @@ from clearhead.kernels.triton_scores import (
     LN_2,
     Scores,
     distance,
-    log_sum_exp,
     origin,
+    prepared_length,
     product,
     rows_at,
     rows_of,
     scored,
+    shift_at,
+    shifts,
     unit,
 )
 from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, power_of_2, precision, tile_for
@@ -49,24 +51,45 @@ def observe(
 
     A map comes with what keys receive only, of sizes that `map_fits` likes.
     """
-    batch, heads, q_len, key_dim = inputs.query.shape
+    batch, heads, q_len, _ = inputs.query.shape
     kv_len = inputs.key.shape[2]
     asked = entropy + distance
-    found = lse.new_zeros((batch, heads, q_len, asked)) if asked else None  # of rows, side by side
-    sums = iter(() if found is None else found.unbind(dim=-1))
-    entropies, distances = next(sums) if entropy else None, next(sums) if distance else None
+    # sums of rows, side by side
+    found = lse.new_zeros((batch, heads, prepared_length(q_len), asked)).unbind(dim=-1)
+    entropies, distances = found[0] if entropy else None, found[-1] if distance else None
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
     cells = None if picture is None else lse.new_zeros((batch, heads, picture.rows, picture.cols))
-    if 0 in (batch, heads, q_len, kv_len):
-        return entropies, columns, distances, cells
-    scores, lse = Scores.of(inputs), lse.contiguous()
-    apart = asked and (not received or torch.are_deterministic_algorithms_enabled())
+    if 0 not in (batch, heads, q_len, kv_len):
+        _sweep(inputs, lse, entropies, columns, distances, cells, picture, tile)
+    if cells is not None and picture is not None and picture.reduce == "mean":
+        cells = cells / (q_len // picture.rows * (kv_len // picture.cols))
+    rows = (None if sums is None else sums[..., :q_len].contiguous() for sums in (entropies, distances))
+    return next(rows), columns, next(rows), cells
+
+
+def _sweep(
+    inputs: Inputs,
+    lse: Tensor,
+    entropies: Tensor | None,
+    columns: Tensor | None,
+    distances: Tensor | None,
+    cells: Tensor | None,
+    picture: Map | None,
+    tile: Tile | None,
+) -> None:
+    """Add to what is there."""
+    batch, heads, q_len, key_dim = inputs.query.shape
+    kv_len = inputs.key.shape[2]
+    scores = Scores.of(inputs)
+    shift = shifts(scores, lse)
+    rows = (entropies, distances)
+    apart = any(sums is not None for sums in rows) and (columns is None or torch.are_deterministic_algorithms_enabled())
 
     def chosen(kernel: Kernel) -> Tile:
         return tile or tile_for(kernel, inputs.query.dtype, key_dim, q_len)
 
     def arguments(tile: Tile) -> tuple:
-        return rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores, lse
+        return rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores, shift
 
     def constants(tile: Tile) -> dict[str, int]:
         return {
@@ -82,19 +105,16 @@ def observe(
     if apart:
         own = chosen("observe_rows")
         grid = (blocks_of(q_len, own.queries) * heads * batch,)
-        _observe_rows[grid](*arguments(own), entropies, distances, PRECISION=multiplied, **constants(own))
-    if received:
+        _observe_rows[grid](*arguments(own), *rows, PRECISION=multiplied, **constants(own))
+    if columns is not None:
         own = chosen("observe_columns")
         grid = (blocks_of(kv_len, own.keys) * heads * batch,)
-        rows = (None, None) if apart else (entropies, distances)
+        rows = (None, None) if apart else rows
         options = (multiplied,)
         if picture is not None:
             options = (multiplied, q_len // picture.rows, kv_len // picture.cols, picture.reduce == "mean")
         seen = seen_by(scores, own)
         _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(own))
-    if cells is not None and picture is not None and picture.reduce == "mean":
-        cells = cells / (q_len // picture.rows * (kv_len // picture.cols))
-    return entropies, columns, distances, cells
 
 
 def map_fits(inputs: Inputs, picture: Map) -> bool:
@@ -137,14 +157,14 @@ def _of_rows(weights, logarithms, entropies, distances, origin, rows, keys):
 
 @triton.jit
 def _places_of_rows(entropies, distances, scores, batch, head, rows):
-    """Where the sums of rows lie in memory, side by side if there are two, and which of them exist."""
-    place = (batch * scores.heads + head) * scores.q_len + rows
+    """Where the sums of rows lie in memory, side by side if there are two; there is room for rows beyond the last."""
+    place = (batch * scores.heads + head) * scores.length + rows
     if distances is None:
-        return entropies + place, rows < scores.q_len
+        return entropies + place
     elif entropies is None:
-        return distances + place, rows < scores.q_len
+        return distances + place
     else:
-        return entropies + place[:, None] * 2 + tl.arange(0, 2)[None, :], (rows < scores.q_len)[:, None]
+        return entropies + place[:, None] * 2 + tl.arange(0, 2)[None, :]
 
 
 @triton.jit
@@ -152,7 +172,7 @@ def _observe_rows(
     query,
     key,
     scores,
-    lse,
+    shift,
     entropies,
     distances,
     BLOCK_Q: tl.constexpr,
@@ -166,15 +186,14 @@ def _observe_rows(
     start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
     rows = start + tl.arange(0, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
-    shift = log_sum_exp(scores, lse, batch, head, rows)
-    fixed = (tile, shift, key, scores, entropies, distances, origin(scores, batch), batch, head, rows)
+    own = shift_at(shift, scores, batch, head, rows)
+    fixed = (tile, own, key, scores, entropies, distances, origin(scores, batch), batch, head, rows)
     if entropies is not None and distances is not None:
         state = tl.zeros([BLOCK_Q, 2], dtype=tl.float32)
     else:
         state = tl.zeros([BLOCK_Q], dtype=tl.float32)
     state = over_keys(_look_at_keys, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, PRECISION)
-    places, inside = _places_of_rows(entropies, distances, scores, batch, head, rows)
-    tl.store(places, state, inside)
+    tl.store(_places_of_rows(entropies, distances, scores, batch, head, rows), state)
 
 
 @triton.jit
@@ -196,7 +215,7 @@ def _observe_columns(
     query,
     key,
     scores,
-    lse,
+    shift,
     columns,
     entropies,
     distances,
@@ -212,7 +231,7 @@ def _observe_columns(
     block, head, batch = program_place(scores.kv_len, scores.heads, scores.batches, BLOCK_K)
     keys = block * BLOCK_K + tl.arange(0, BLOCK_K)
     tile = rows_at(key, batch, head // scores.group, block * BLOCK_K, BLOCK_K, BLOCK_D)
-    fixed = (tile, query, scores, lse, entropies, distances, cells, origin(scores, batch), batch, head, keys)
+    fixed = (tile, query, scores, shift, entropies, distances, cells, origin(scores, batch), batch, head, keys)
     summed = tl.zeros([BLOCK_Q, BLOCK_K], dtype=tl.float32)
     summed = over_queries(
         _look_at_queries, summed, fixed, scores, seen, batch, block, BLOCK_Q, BLOCK_K, RANGES, OPTIONS, num_stages
@@ -224,17 +243,17 @@ def _observe_columns(
 @triton.jit
 def _look_at_queries(summed, fixed, number, start, BLOCK_Q: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr):
     """Add the weights of queries from `start` on to a block of keys; to rows and to the map in memory."""
-    key, query, scores, lse, entropies, distances, cells, origin, batch, head, keys = fixed
+    key, query, scores, shift, entropies, distances, cells, origin, batch, head, keys = fixed
     PRECISION: tl.constexpr = OPTIONS[0]
     rows = start + tl.arange(0, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, key.shape[1])
-    shift = log_sum_exp(scores, lse, batch, head, rows)
+    own = shift_at(shift, scores, batch, head, rows)
     first, last = range_ends(scores, number, batch, rows)
-    weights, logarithms = weights_of(tile, key, shift, scores, batch, head, rows, keys, first, last, PRECISION, MASKED)
+    weights, logarithms = weights_of(tile, key, own, scores, batch, head, rows, keys, first, last, PRECISION, MASKED)
     if entropies is not None or distances is not None:
-        places, inside = _places_of_rows(entropies, distances, scores, batch, head, rows)
+        places = _places_of_rows(entropies, distances, scores, batch, head, rows)
         sums = _of_rows(weights, logarithms, entropies, distances, origin, rows, keys)
-        tl.atomic_add(places, sums, inside, sem="relaxed")
+        tl.atomic_add(places, sums, sem="relaxed")
     if cells is not None:
         _add_to_map(cells, weights, scores, batch, head, start, tl.min(keys), OPTIONS)
     return summed + weights

@@ -19,7 +19,7 @@ from torch import Tensor
 from clearhead.kernels.operation import Inputs
 from clearhead.kernels.pooling import Map, bin_ends
 from clearhead.kernels.triton_observe import weights_of
-from clearhead.kernels.triton_scores import Matrix, Scores, chosen_rows, log_sum_exp
+from clearhead.kernels.triton_scores import Matrix, Scores, chosen_rows, shift_at, shifts
 from clearhead.kernels.triton_tiles import blocks_of, padded, power_of_2, precision, tile_for
 from clearhead.kernels.triton_walk import program_place, range_ends, span
 
@@ -50,12 +50,12 @@ def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: Map) ->
     tile = tile_for("pool", inputs.query.dtype, key_dim, q_len)
     row_bins, high = Bins.over(rows, down, tile.queries, lse.device)
     key_bins, wide = Bins.over(keys, across, tile.keys, lse.device)
-    cells = lse.new_zeros((batch, heads, down, across))
+    cells, scores = lse.new_zeros((batch, heads, down, across)), Scores.of(inputs)
     _pool[(blocks_of(down, tile.queries // high) * heads * batch,)](
         Matrix.of(inputs.query),
         Matrix.of(inputs.key),
-        Scores.of(inputs),
-        lse.contiguous(),
+        scores,
+        shifts(scores, lse),
         cells,
         row_bins,
         key_bins,
@@ -108,7 +108,7 @@ def _pool(
     query,
     key,
     scores,
-    lse,
+    shift,
     cells,
     row_bins,
     key_bins,
@@ -130,7 +130,7 @@ def _pool(
     for row_step in range(row_bins.steps):
         rows = _members(row_bins, block * DOWN, row_step, scores.q_len, BLOCK_Q, HIGH)
         tile = chosen_rows(query, batch, head, rows, BLOCK_D)
-        shift = log_sum_exp(scores, lse, batch, head, rows)
+        own = shift_at(shift, scores, batch, head, rows)
         for number in tl.static_range(RANGES if RANGES > 0 else 1):
             first, last = range_ends(scores, number, batch, rows)
             ends = span(scores, first, last, rows)
@@ -142,7 +142,7 @@ def _pool(
                 keys = _members(key_bins, group * ACROSS, key_step, scores.kv_len, BLOCK_K, WIDE)
                 keys_tile = chosen_rows(key, batch, head // scores.group, keys, BLOCK_D)
                 weights = weights_of(
-                    tile, keys_tile, shift, scores, batch, head, rows, keys, first, last, PRECISION, True
+                    tile, keys_tile, own, scores, batch, head, rows, keys, first, last, PRECISION, True
                 )[0]
                 parts = weights.reshape(DOWN, HIGH, ACROSS, WIDE).permute(0, 2, 1, 3)
                 parts = parts.reshape(DOWN, ACROSS, HIGH * WIDE)

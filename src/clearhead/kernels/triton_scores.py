@@ -21,6 +21,7 @@ from clearhead.kernels.triton_tiles import padded
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+PREPARED = 128  # no block of queries is taller
 ALIGNED = 16  # bytes, in which the copy engine counts addresses and strides
 
 
@@ -61,6 +62,7 @@ class Scores(NamedTuple):
     heads: Any
     group: Any
     q_len: Any
+    length: Any  # of what is prepared of each row
     kv_len: Any
 
     @classmethod
@@ -90,8 +92,23 @@ class Scores(NamedTuple):
             heads,
             heads // kv_heads,
             q_len,
+            prepared_length(q_len),
             kv_len,
         )
+
+
+def prepared_length(q_len: int) -> int:
+    """Room for all rows of every block of queries and one more, so that what is prepared of rows is read without a
+    mask.
+    """
+    return (q_len // PREPARED + 1) * PREPARED
+
+
+def shifts(scores: Scores, lse: Tensor) -> Tensor:
+    """`[batch, heads, length]`: what is to be taken off the scores of each row, for `shift_at`."""
+    prepared = lse.new_empty((*lse.shape[:2], scores.length))
+    _shifts[(lse.shape[0] * lse.shape[1], scores.length // PREPARED)](scores, lse.contiguous(), prepared, PREPARED)
+    return prepared
 
 
 def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | Matrix:
@@ -213,11 +230,23 @@ def distance(origin, rows, keys):
 
 
 @triton.jit
-def log_sum_exp(scores, lse, batch, head, rows):
-    """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: subtracting would give nan.
+def shift_at(shift, scores, batch, head, rows):
+    """What `shifts` prepared for each row; one beyond the last may be among them."""
+    return tl.load(shift + (batch * scores.heads + head) * scores.length + rows)
 
-    Rows beyond the last have weights 0, and logarithms that are finite, so that their products are 0 as well.
+
+@triton.jit
+def log_sum_exp(scores, lse, number, rows):
+    """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: 0 in its place, for subtracting would give nan.
+
+    Beyond the last row a number so large that weights are 0, and finite, so that their products with logarithms are 0.
     """
-    place = (batch * scores.heads + head) * scores.q_len + rows
-    shift = tl.load(lse + place, rows < scores.q_len, other=1e30) * LOG2_E
+    shift = tl.load(lse + number * scores.q_len + rows, rows < scores.q_len, other=1e30) * LOG2_E
     return tl.where(shift == -float("inf"), 0.0, shift)
+
+
+@triton.jit
+def _shifts(scores, lse, prepared, ROWS: tl.constexpr):
+    number = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tl.store(prepared + number * scores.length + rows, log_sum_exp(scores, lse, number, rows))

@@ -1,7 +1,8 @@
 """Tile sizes of the Triton kernels, fixed for each head width and dtype: nothing is tuned at the first call.
 
-Those of half precision at widths 64, 128 and 256 are what `benchmarks/tune_triton.py` found fastest on an NVIDIA H200
-(benchmarks/results/triton-tiles.json), but for statistics at 256; those and the ones for float32 are guesses that work.
+Those of half precision at widths 64, 128 and 256 are among the fastest that `benchmarks/tune_triton.py` found on an
+NVIDIA H200 (benchmarks/results/triton-tiles.json), but for statistics at 256; those, the ones for float32 and those of
+"decode", "pool" and "top" are guesses that work, the ones at 128 tried against a few others.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ HALF: dict[Kernel, dict[int, Tile]] = {
     "decode": {64: Tile(64, 128, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 2)},
     "backward_query": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
     "backward_key": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 3)},
-    "observe_rows": {128: Tile(128, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
-    "observe_columns": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
+    "observe_rows": {64: Tile(128, 64, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
+    "observe_columns": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 4), 256: Tile(64, 64, 4, 2)},
     "pool": {64: Tile(64, 128, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
     "top": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.kernels.operation import Inputs
 from clearhead.kernels.sweep import TopK
-from clearhead.kernels.triton_scores import Scores, log_sum_exp, product, rows_at, rows_of, scored, unit
+from clearhead.kernels.triton_scores import Scores, product, rows_at, rows_of, scored, shift_at, shifts, unit
 from clearhead.kernels.triton_tiles import blocks_of, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, program_place
 
@@ -28,8 +28,8 @@ def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
     """None where more scores reach a row's bound than there is room for: where many are equal, or lie in few groups."""
     batch, heads, q_len, key_dim = inputs.query.shape
     tile = tile_for("top", inputs.query.dtype, key_dim, q_len)
-    scores, lse = Scores.of(inputs), lse.contiguous()
-    bounds, multiplied = torch.empty_like(lse), precision(inputs.query.dtype)
+    scores, multiplied = Scores.of(inputs), precision(inputs.query.dtype)
+    bounds = lse.new_empty(lse.shape)
     arguments = (rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores)
     constants = {
         "BLOCK_Q": tile.queries,
@@ -50,7 +50,7 @@ def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
     weights = lse.new_empty((*lse.shape, count))
     chosen = torch.empty(weights.shape, dtype=torch.int64, device=lse.device)
     rows = blocks_of(q_len, ROWS) * heads * batch
-    _best[(rows,)](scores, lse, reached, logits, keys, weights, chosen, count, ROWS=ROWS, ROOM=ROOM)
+    _best[(rows,)](scores, shifts(scores, lse), reached, logits, keys, weights, chosen, count, ROWS=ROWS, ROOM=ROOM)
     return TopK(weights, chosen)
 
 
@@ -148,7 +148,7 @@ def _write_down(state, fixed, place, first, last, BLOCK_K: tl.constexpr, OPTIONS
 
 
 @triton.jit
-def _best(scores, lse, reached, logits, keys, weights, chosen, count, ROWS: tl.constexpr, ROOM: tl.constexpr):
+def _best(scores, shift, reached, logits, keys, weights, chosen, count, ROWS: tl.constexpr, ROOM: tl.constexpr):
     """The largest of what was written down, and of equal ones those of the first keys."""
     block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, ROWS)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -159,12 +159,12 @@ def _best(scores, lse, reached, logits, keys, weights, chosen, count, ROWS: tl.c
     places = numbers[:, None] * ROOM + slots[None, :]
     left = tl.load(logits + places, there, other=-float("inf"))
     key = tl.load(keys + places, there, other=-1)
-    shift = log_sum_exp(scores, lse, batch, head, rows)
+    own = shift_at(shift, scores, batch, head, rows)
     for number in range(count):
         largest = tl.max(left, 1)
         first = tl.min(tl.where(left == largest[:, None], key, 2147483647), 1)
         some = largest > -float("inf")
         left = tl.where(key == first[:, None], -float("inf"), left)
-        weight = tl.where(some, tl.exp2(tl.where(some, largest, 0.0) * unit(scores) - shift), 0.0)
+        weight = tl.where(some, tl.exp2(tl.where(some, largest, 0.0) * unit(scores) - own), 0.0)
         tl.store(weights + numbers * count + number, weight, inside)
         tl.store(chosen + numbers * count + number, tl.where(some, first, -1).to(tl.int64), inside)
