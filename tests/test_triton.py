@@ -45,13 +45,13 @@ def few_queries(request, monkeypatch):
 
 
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_forward(few_queries, case):
     check_forward(case, "triton")
 
 
 @given(case=cases((torch.float32, torch.bfloat16)))
-@settings(max_examples=30)
+@settings(max_examples=25)
 def test_gradients(case):
     check_gradients(case, "triton")
 

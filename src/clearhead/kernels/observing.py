@@ -44,8 +44,9 @@ def rounds_otherwise(problem: Problem) -> bool:
 
     It does in TF32; then exact weights are a map with one cell in each bin.
     """
-    single = problem.query.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return single and _on_gpu(problem)
+    if torch.compiler.is_compiling() or problem.query.dtype != torch.float32 or not _on_gpu(problem):
+        return False  # the setting cannot be traced
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def _on_gpu(problem: Problem) -> bool:
