@@ -232,6 +232,18 @@ def test_more_than_two_to_the_31_elements():
         assert torch.equal(found[:, -1:], right)
 
 
+@pytest.mark.parametrize("shape", [(0, 7), (7, 0), (1, 1)])
+def test_nothing_or_little_to_look_at(shape):
+    query, key = normal(2, 4, shape[0], 16), normal(2, 4, shape[1], 16)
+    output, weights = attention(query, key, key, return_weights=True)
+    seen = weights.observe(entropy=True, received=True, distance=True, top=2, pool=(3, 3))
+    assert output.shape == query.shape
+    assert seen.top is not None
+    assert seen.top.keys.shape == (2, 4, shape[0], 2)
+    assert seen.pooled is not None
+    assert seen.pooled.isfinite().all()
+
+
 def test_compiled_graphs():
     tensors = [normal(1, 2, 300, 64, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
     for mask in (None, Causal(), Window(before=50), UNION):
