@@ -154,6 +154,13 @@ def test_a_traced_graph_holds_one_node(backend):
     torch._dynamo.reset()
 
 
+def test_gradients_by_transformation():
+    x, key = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    found = torch.func.grad(lambda x: attention(x, key, key, backend="streaming").square().sum())(x)
+    expected = torch.func.grad(lambda x: attention(x, key, key, backend="reference").square().sum())(x)
+    torch.testing.assert_close(found, expected)
+
+
 def test_double_backward_of_the_reference():
     inputs = random_inputs(requires_grad=True)
     assert torch.autograd.gradgradcheck(

@@ -88,7 +88,7 @@ Backward = Callable[[Inputs, Results, bool], Gradients]
 
 
 def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function of `*Inputs` that gives output and log-sum-exp: in a graph that is traced the custom op
+    """A function of `*Inputs` that gives output and log-sum-exp: where it is traced the custom op
     `clearhead::{name}`, elsewhere without its machinery, which takes longer than a small problem does.
 
     Args:
@@ -143,10 +143,10 @@ def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., 
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *arguments):
-            output = compute(*arguments)
-            save_for_backward(ctx, arguments, output)
-            return output
+        def forward(*arguments):
+            return compute(*arguments)
+
+        setup_context = staticmethod(save_for_backward)
 
         @staticmethod
         @once_differentiable
