@@ -1,6 +1,7 @@
 """Our kernels on one GPU against torch's fused ones and compiled FlexAttention: bf16, random data, same run.
 
-Medians. A ratio above 1 means that ours is faster. What is compiled is compiled beforehand, in processes of its own.
+Medians. A ratio above 1 means that ours is faster, but where the peer's name says otherwise. What is compiled is
+compiled beforehand, in processes of its own.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def building(n: int) -> Iterator[Row]:
 
 
 def observing(n: int, causal: bool) -> Iterator[Row]:
-    """Output and statistics against the plain forward pass; the latter over the former, so above 1 is impossible."""
+    """Output and statistics against the plain forward pass: here the ratio is how many times its time they take."""
     query, key, value = inputs(n, grad=False)
     mask = Causal() if causal else None
     theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))

@@ -161,6 +161,23 @@ def test_gradients_by_transformation():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("backend", ["streaming", "triton"])
+def test_a_gradient_of_a_gradient_is_refused(backend):
+    """And never taken for 0, as in a gradient penalty."""
+    x = torch.randn(1, 2, 5, 4, requires_grad=True)
+    key = torch.randn(1, 2, 5, 4)
+    (gradient,) = torch.autograd.grad(attention(x, key, key, backend=backend).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="backend='reference'"):
+        (x.sum() + gradient.square().sum()).backward()
+
+
+def test_tensors_that_stand_for_others():
+    x = torch.randn(3, 1, 2, 5, 4)
+    looped = torch.stack([attention(one, one, one, backend="streaming") for one in x])
+    torch.testing.assert_close(torch.vmap(lambda one: attention(one, one, one, backend="streaming"))(x), looped)
+    assert attention(*[x[0].to("meta")] * 3, backend="streaming").is_meta
+
+
 def test_double_backward_of_the_reference():
     inputs = random_inputs(requires_grad=True)
     assert torch.autograd.gradgradcheck(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.masks import positions
@@ -139,6 +140,17 @@ def test_a_mask_used_again_is_not_lowered_again():
     assert leaf.grad is not None
     copied = pickle.loads(pickle.dumps(mask))
     assert torch.equal(pose(x, x, x, mask=copied).lower().ranges, first.ranges)
+
+
+def test_what_is_kept_of_a_mask_is_not_taken_for_another():
+    x, causal, mask = torch.randn(1, 1, 7, 4), Causal(), Padding([5])
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        pose(fake, fake, fake, mask=causal).lower()
+    assert pose(x, x, x, mask=causal).lower().ranges[0, 1].tolist() == [[*range(1, 8)]]
+    assert pose(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[5] * 7]
+    mask.lengths.fill_(3)
+    assert pose(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[3] * 7]
 
 
 def test_a_dense_mask_is_read_anew_each_time():

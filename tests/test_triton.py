@@ -118,6 +118,44 @@ def test_gradients_of_slopes_and_sinks():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("q_len", [3, 20])
+def test_any_strides_of_numbers_per_head_and_text(q_len):
+    query, key = torch.randn(2, 4, q_len, 16), torch.randn(2, 4, 23, 16)
+    choices = [
+        {"sinks": torch.randn(4, 2)[:, 0]},
+        {"sinks": torch.randn(1).expand(4)},
+        {"bias": ALiBi(torch.rand(4, 2)[:, 0])},
+        {"bias": ALiBi(torch.rand(4)), "query_start": torch.tensor(3)},
+        {"bias": ALiBi(torch.rand(4)), "query_start": torch.tensor([3, 9, 5, 7])[::2]},
+    ]
+    for options in choices:
+        found = [attention(query, key, key, **options, backend=name) for name in ("triton", "reference")]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-46, -1e-46, 1e-30])
+def test_a_scale_that_float32_may_not_hold(scale):
+    x = torch.randn(1, 2, 20, 16)
+    found = [attention(x, x, x, mask=Causal(), scale=scale, backend=name) for name in ("triton", "reference")]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("q_len", [3, 20])
+def test_the_lowest_number_is_not_minus_infinity(q_len):
+    """As masks are written that are added: a row of nothing else attends to all keys."""
+    query, key = torch.randn(1, 2, q_len, 16), torch.randn(1, 2, 23, 16)
+    bias = torch.where(torch.rand(q_len, 23) < 0.5, torch.finfo(torch.float32).min, 0.0)
+    bias[1] = torch.finfo(torch.float32).min
+    found = [attention(query, key, key, bias=bias, backend=name) for name in ("triton", "reference")]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert (found[0][:, :, 1] != 0).all()
+
+
+def test_no_keys_of_a_width_for_the_copy_engine():
+    query, key = torch.randn(2, 2, 20, 16), torch.randn(2, 2, 0, 16)
+    assert (attention(query, key, key, backend="triton") == 0).all()
+
+
 def test_any_strides():
     query, key, value = (torch.randn(2, 7, 20, 3).permute(0, 3, 2, 1)[:, :, ::2] for _ in range(3))
     expected = attention(query, key, value, backend="reference")

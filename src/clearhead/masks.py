@@ -53,6 +53,12 @@ class Mask:
         return ()
 
     @property
+    def version(self) -> tuple[int, ...]:
+        """How often its own tensors were changed in place."""
+        lengths = getattr(self, "lengths", None)
+        return () if lengths is None or lengths.is_inference() else (lengths._version,)
+
+    @property
     def relative(self) -> bool:
         """Whether it looks at the distance between query and key only, wherever keys are counted from."""
         return False
@@ -292,6 +298,10 @@ class _Pair(Mask):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.left.tensors + self.right.tensors
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return self.left.version + self.right.version
 
     def __repr__(self) -> str:
         def operand(mask: Mask) -> str:

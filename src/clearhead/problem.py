@@ -67,14 +67,18 @@ class Problem:
         mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
         if mask is None:
             return Lowered()
-        if isinstance(start, Tensor) or mask.tensors or torch.compiler.is_compiling():
+        if isinstance(start, Tensor) or mask.tensors or not _may_be_kept(self.query):
             return mask.lower(self.positions(), kv_len)
-        place = (self.query.shape[2], kv_len, start, self.query.device)
-        if _LOWERED.get(mask, (None,))[0] != place:
+        device = self.query.device
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        place = (self.query.shape[2], kv_len, start, device, stream, mask.version)
+        kept = _LOWERED.get(mask)
+        if kept is None or kept[0] != place:
             # what is kept must serve a call with gradients too
             with torch.inference_mode(False):
-                _LOWERED[mask] = (place, mask.lower(self.positions(), kv_len))
-        return _LOWERED[mask][1]
+                kept = (place, mask.lower(self.positions(), kv_len))
+            _LOWERED[mask] = kept
+        return kept[1]
 
     def differentiable(self) -> bool:
         """Whether a gradient may flow into the scores."""
@@ -154,6 +158,13 @@ class Problem:
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
         mask = None if self.mask is None else Fixed(Lowered(), self.mask)  # it is in the scores already
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
+
+
+def _may_be_kept(query: Tensor) -> bool:
+    """Whether what is lowered now may be read later: not what is traced, nor what belongs to a CUDA graph."""
+    if torch.compiler.is_compiling() or type(query) not in (Tensor, torch.nn.Parameter):
+        return False
+    return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def compute_dtype(query: Tensor) -> torch.dtype:

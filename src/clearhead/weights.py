@@ -325,23 +325,23 @@ class AttentionWeights:
     def _weights(
         self, problem: Problem, lowered: Lowered, selection: Selection
     ) -> Float[Tensor, "batch heads rows keys"]:
-        batch, heads, rows, _ = selection.slices
+        batch, heads, rows, keys = selection.slices
         if problem.differentiable():  # the rows' log-sum-exp anew, over all their keys
             sequences, chosen = (range(part.start, part.stop, part.step) for part in (batch, heads))
             own = problem.part(sequences, chosen).rows(slice(rows.start, rows.stop))
             lse = streaming.log_sum_exp(own)[:, :, :: rows.step]
         else:
             lse = self._lse[batch, heads, rows]
-            if rounds_otherwise(problem) and 0 not in selection.lengths:
+            if rows.step == keys.step == 1 and 0 not in selection.lengths and rounds_otherwise(problem):
                 return self._by_our_kernel(problem, selection)
         return torch.exp(_scores(problem, lowered, selection) - _finite(lse)[..., None])
 
     def _by_our_kernel(self, problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
         batch, heads, rows, keys = selection.slices
         own = problem.part(*(range(part.start, part.stop, part.step) for part in (batch, heads)))
-        down, across = slice(rows.start, rows.stop), slice(keys.start, keys.stop)
-        picture = Map(rows.stop - rows.start, keys.stop - keys.start, "mean")
-        return pool(own, self._lse[batch, heads], down, across, picture)[..., :: rows.step, :: keys.step]
+        _, _, down, across = selection.lengths
+        rectangle = (slice(rows.start, rows.start + down), slice(keys.start, keys.start + across))
+        return pool(own, self._lse[batch, heads], *rectangle, Map(down, across, "mean"))
 
 
 class Scores:

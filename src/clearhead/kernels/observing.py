@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead.kernels import pooling, streaming, triton_backend
 from clearhead.kernels.pooling import Map
+from clearhead.kernels.precision import tf32
 from clearhead.kernels.sweep import Observation, sweep
 from clearhead.problem import Problem
 
@@ -46,7 +47,7 @@ def rounds_otherwise(problem: Problem) -> bool:
     """
     if torch.compiler.is_compiling() or problem.query.dtype != torch.float32 or not _on_gpu(problem):
         return False  # the setting cannot be traced
-    return torch.get_float32_matmul_precision() != "highest"
+    return tf32()
 
 
 def _on_gpu(problem: Problem) -> bool:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from clearhead.kernels.precision import without_autocast
 from clearhead.problem import Problem, compute_dtype
@@ -82,9 +82,32 @@ class Results(NamedTuple):
     grad_lse: Tensor
 
 
-PLAIN = (Tensor, torch.nn.Parameter)  # others, such as fake tensors, are traced
+PLAIN = (Tensor, torch.nn.Parameter)
 Forward = Callable[[Inputs], tuple[Tensor, Tensor]]
 Backward = Callable[[Inputs, Results, bool], Gradients]
+
+
+class Once(torch.autograd.Function):
+    """A gradient as it is, whose own gradient is refused."""
+
+    @staticmethod
+    def forward(gradient, *anchors):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(
+            "the gradient of a gradient of attention() is known to one backend only; give it backend='reference'"
+        )
+
+
+def _traced(tensor: Tensor) -> bool:
+    """Whether a tensor stands for others: a fake one, one of a batch that vmap goes over, one without memory."""
+    return type(tensor) not in PLAIN or tensor.is_meta or is_batchedtensor(tensor)
 
 
 def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -149,13 +172,18 @@ def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., 
         setup_context = staticmethod(save_for_backward)
 
         @staticmethod
-        @once_differentiable
         def backward(ctx, grad_output, grad_lse):  # pyright: ignore[reportIncompatibleMethodOverride]
-            return differentiate(ctx, grad_output, grad_lse, compute_backward)
+            with torch.no_grad():
+                gradients = differentiate(ctx, grad_output, grad_lse, compute_backward)
+            if not torch.is_grad_enabled():
+                return gradients
+            # of these a gradient may be asked for: none is known, and none must pass for 0
+            anchors = [tensor for tensor in ctx.saved_tensors if tensor is not None and tensor.requires_grad]
+            return tuple(None if gradient is None else Once.apply(gradient, *anchors) for gradient in gradients)
 
     def call(*arguments):
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        if torch.compiler.is_compiling() or any(type(tensor) not in PLAIN for tensor in tensors):
+        if torch.compiler.is_compiling() or any(map(_traced, tensors)):
             return forward_op(*arguments)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return Differentiable.apply(*arguments)

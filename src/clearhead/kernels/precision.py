@@ -21,3 +21,11 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
             return function(*args, **kwargs)
 
     return call
+
+
+def tf32() -> bool:
+    """Whether torch is told to multiply float32 in TF32 on CUDA, by its older or its newer setting."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # which it raises where the newer one was used
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"

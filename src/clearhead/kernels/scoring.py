@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.kernels.precision import tf32
 from clearhead.kernels.walk import Block, Shape, Tile
 from clearhead.ranges import Ranges
 
@@ -59,7 +60,7 @@ class Scoring:
     def shifted(self, lse: Float[Tensor, "batch kv_heads group q_len"]) -> "Scoring":
         """The same with log-sum-exp taken off: log weights instead of scores."""
         lse = torch.where(lse == -torch.inf, 0.0, lse).contiguous()  # a row without a key is all -inf already
-        exact_product = self.query.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+        exact_product = self.query.device.type == "cpu" and not tf32()
         if self.softcap is not None or not exact_product:
             return replace(self, shift=lse)
         # within the product it costs nothing; at reduced precision it would lose its digits

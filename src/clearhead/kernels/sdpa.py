@@ -89,7 +89,7 @@ def _suits_cudnn(query: Tensor) -> bool:
     """Whether cuDNN is the faster one (benchmarks/gpu.py). It plans anew for every new shape, which takes 50 ms,
     so that a cache that grows token by token is not for it.
     """
-    hopper = torch.cuda.get_device_capability(query.device)[0] >= 9
+    hopper = torch.version.hip is None and torch.cuda.get_device_capability(query.device)[0] >= 9
     allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # which cannot be traced
     return hopper and query.shape[2] > DECODING and query.shape[3] <= 128 and allowed
 
@@ -120,8 +120,15 @@ def _refuse_cpu(problem: Problem) -> list[str]:
 
 
 def _refuse_cuda(problem: Problem) -> list[str]:
-    _, rest = _split(problem)
+    causal, rest = _split(problem)
+    _, _, q_len, kv_len = problem.shape
     reasons = []
+    if causal and q_len != kv_len and not _suits_cudnn(problem.query):
+        reasons.append(f"causal from the first key with q_len {q_len} and kv_len {kv_len}: flash counts from the last")
+    if causal and problem.scale <= 0:
+        reasons.append(f"scale {problem.scale:g} with a causal mask")
+    if torch.cuda.get_device_capability(problem.query.device)[0] < 8:
+        reasons.append("flash attention needs compute capability 8.0")
     if problem.query.dtype not in HALF:
         reasons.append(f"dtype {problem.query.dtype} is not float16 or bfloat16")
     if problem.query.shape[3] > 256 or problem.query.shape[3] % 8:

@@ -18,6 +18,7 @@ from clearhead.problem import Problem
 
 WIDEST = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TINY = 1e-37  # a scale that float32 does not hold is none
 INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as in tests
 
@@ -89,10 +90,11 @@ def _inputs(problem: Problem) -> Inputs:
 
 def _rising(inputs: Inputs) -> tuple[Inputs, float]:
     """The same scores with a scale above 0, which a maximum can wait for: the sign goes to the queries."""
-    if inputs.scale > 0:
+    if inputs.scale > TINY:
         return inputs, 1.0
-    sign = -1.0 if inputs.scale < 0 else 0.0
-    return inputs._replace(query=inputs.query * sign, scale=-inputs.scale or 1.0), sign
+    if inputs.scale < -TINY:
+        return inputs._replace(query=-inputs.query, scale=-inputs.scale), -1.0
+    return inputs._replace(query=inputs.query * 0.0, scale=1.0), 0.0
 
 
 def _forward(inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,7 @@ def _bias(
 ):
     key_blocks = tl.cdiv(scores.kv_len, BLOCK_K)
     block, key_block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
+    sums = block.to(tl.int64) * grad_keys  # where a block's own begin
     own_head, own_batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     rows, keys = block * BLOCK_Q + tl.arange(0, BLOCK_Q), key_block * BLOCK_K + tl.arange(0, BLOCK_K)
     summed = tl.zeros([BLOCK_Q, BLOCK_K], dtype=tl.float32)
@@ -88,9 +89,9 @@ def _bias(
             summed += grad_scores
     start = grad + (own_batch * tl.num_programs(1) + own_head) * grad_rows * grad_keys
     if ONE_ROW and ONE_KEY:
-        tl.store(start + block * grad_keys + key_block, tl.sum(summed))
+        tl.store(start + sums + key_block, tl.sum(summed))
     elif ONE_ROW:
-        tl.store(start + block * grad_keys + keys, tl.sum(summed, 0), keys < scores.kv_len)
+        tl.store(start + sums + keys, tl.sum(summed, 0), keys < scores.kv_len)
     elif ONE_KEY:
         tl.store(start + rows.to(tl.int64) * grad_keys + key_block, tl.sum(summed, 1), rows < scores.q_len)
     else:

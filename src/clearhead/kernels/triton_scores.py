@@ -21,6 +21,7 @@ from clearhead.kernels.triton_tiles import padded
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-1e38)
 PREPARED = 128  # no block of queries is taller
 ALIGNED = 16  # bytes, in which the copy engine counts addresses and strides
 
@@ -81,10 +82,10 @@ class Scores(NamedTuple):
             0 if ranges is None else ranges.shape[2] * q_len,
             None if inputs.dense is None else Matrix.of(inputs.dense.view(torch.uint8), cells),
             None if inputs.bias is None else Matrix.of(inputs.bias, cells),
-            inputs.slopes,
-            inputs.sinks,
+            None if inputs.slopes is None else inputs.slopes.contiguous(),
+            None if inputs.sinks is None else inputs.sinks.contiguous(),
             int(starts) if known else 0,
-            None if known else starts.to(query.device),
+            None if known else starts.to(query.device).contiguous(),
             0 if len(starts) == 1 else 1,
             inputs.scale * LOG2_E.value if softcap is None else inputs.scale / softcap,
             None if softcap is None else softcap * LOG2_E.value,
@@ -117,7 +118,12 @@ def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | Matrix:
     size = tensor.element_size()
     # an axis of one element has any stride
     steps = [step if length > 1 else ALIGNED // size for step, length in zip(steps, tensor.shape, strict=False)]
-    if last != 1 or tensor.data_ptr() % ALIGNED or any(step <= 0 or step * size % ALIGNED for step in steps):
+    if (
+        0 in tensor.shape
+        or last != 1
+        or tensor.data_ptr() % ALIGNED
+        or any(step <= 0 or step * size % ALIGNED for step in steps)
+    ):
         return Matrix.of(tensor)
     return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded(tensor.shape[3])])
 
@@ -202,8 +208,9 @@ def scored(products, scores, batch, head, rows, keys, first, last, MASKED: tl.co
         result = result * scores.scale
     inside = (rows < scores.q_len) & (keys < scores.kv_len)
     if scores.bias is not None:
-        added = tl.load(at(scores.bias, batch, head, rows, keys), inside, other=0.0)
-        result += added.to(tl.float32) * LOG2_E
+        added = tl.load(at(scores.bias, batch, head, rows, keys), inside, other=0.0).to(tl.float32)
+        # the lowest number a dtype holds, times log2(e), must not become −∞, which alone forbids a key
+        result += tl.where(added > -float("inf"), tl.maximum(added, LOWEST), added) * LOG2_E
     if scores.slopes is not None:
         result -= tl.load(scores.slopes + head).to(tl.float32) * LOG2_E * distance(origin(scores, batch), rows, keys)
     if MASKED:

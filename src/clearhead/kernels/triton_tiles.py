@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 
+from clearhead.kernels.precision import tf32
+
 Kernel = Literal[
     "forward", "decode", "backward_query", "backward_key", "observe_rows", "observe_columns", "pool", "top"
 ]
@@ -76,7 +78,7 @@ def precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied, by torch's own setting; other dtypes have one way."""
     if interpreted() and dtype == torch.bfloat16:
         return "upcast"
-    return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"
+    return "tf32" if dtype == torch.float32 and tf32() else "ieee"
 
 
 def interpreted() -> bool:
