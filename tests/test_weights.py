@@ -12,7 +12,6 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import ALiBi, AttentionWeights, Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead import weights as weights_module
-from clearhead.kernels import triton_backend
 from clearhead.posing import pose
 from harness import Case, assert_matches, poisoned
 from strategies import cases
@@ -49,24 +48,6 @@ def test_cells_and_statistics(small_tiles, case):
         ):
             assert torch.equal(alone, together)
         check_top(seen.top, case, dense)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-@given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
-@settings(max_examples=30)
-def test_triton_statistics(deterministic, case):
-    exact, naive = case.exact(), case.statistics()
-    logs = case.terms + np.log(2 + case.shape[3])
-    problem = pose(**case.arguments)
-    lse = attention(**case.arguments, return_weights=True, backend="streaming")[1].lse
-    torch.use_deterministic_algorithms(deterministic)
-    try:
-        seen = triton_backend.observe(problem, lse, entropy=True, received=True, distance=True)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for name in ("entropy", "received", "distance"):
-        size = max(1.0, float(np.abs(exact[name]).max()))
-        assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
 
 
 def test_a_map_with_the_statistics():
