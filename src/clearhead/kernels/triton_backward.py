@@ -36,7 +36,7 @@ from clearhead.kernels.triton_scores import (
     unit,
 )
 from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, precision, tile_for
-from clearhead.kernels.triton_walk import over_keys, over_queries, program_place, range_ends
+from clearhead.kernels.triton_walk import over_keys, over_queries, own_rows, program_place, range_ends
 
 ROWS = 64  # of one program that prepares them
 
@@ -170,10 +170,7 @@ def _backward_query(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
-    # late queries see most keys where a mask is causal: longest work first
-    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
-    rows = start + tl.arange(0, BLOCK_Q)
+    start, rows, head, batch = own_rows(scores, BLOCK_Q)
     own = brought(query, grad_output, scores, shift, row_dot, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V)
     fixed = (own, key, value, scores, dropout, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))

@@ -24,7 +24,7 @@ from clearhead.kernels.triton_scores import (
     unit,
 )
 from clearhead.kernels.triton_tiles import Tile, blocks_of, padded, precision, tile_for
-from clearhead.kernels.triton_walk import over_keys, program_place
+from clearhead.kernels.triton_walk import over_keys, own_rows
 
 
 def forward(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
@@ -74,10 +74,7 @@ def _forward(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
-    # late queries see most keys where a mask is causal: longest work first
-    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
-    rows = start + tl.arange(0, BLOCK_Q)
+    start, rows, head, batch = own_rows(scores, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
     fixed = (tile, key, value, scores, dropout, batch, head, head // scores.group, rows)
     state = no_keys_yet(scores, head, BLOCK_Q, BLOCK_V)

@@ -32,7 +32,7 @@ from clearhead.kernels.triton_scores import (
     unit,
 )
 from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, power_of_2, precision, tile_for
-from clearhead.kernels.triton_walk import over_keys, over_queries, program_place, range_ends
+from clearhead.kernels.triton_walk import over_keys, over_queries, own_rows, program_place, range_ends
 
 BAND = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
 
@@ -181,10 +181,7 @@ def _observe_rows(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
-    # late queries see most keys where a mask is causal: longest work first
-    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
-    rows = start + tl.arange(0, BLOCK_Q)
+    start, rows, head, batch = own_rows(scores, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
     own = shift_at(shift, scores, batch, head, rows)
     fixed = (tile, own, key, scores, entropies, distances, origin(scores, batch), batch, head, rows)

@@ -17,7 +17,7 @@ from clearhead.kernels.operation import Inputs
 from clearhead.kernels.sweep import TopK
 from clearhead.kernels.triton_scores import Scores, product, rows_at, rows_of, scored, shift_at, shifts, unit
 from clearhead.kernels.triton_tiles import blocks_of, padded, precision, tile_for
-from clearhead.kernels.triton_walk import over_keys, program_place
+from clearhead.kernels.triton_walk import over_keys, own_rows, program_place
 
 ROOM = 64  # for scores of a row that reach the bound
 MOST = 32
@@ -67,9 +67,7 @@ def _bounds(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
-    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
-    rows = start + tl.arange(0, BLOCK_Q)
+    start, rows, head, batch = own_rows(scores, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
     fixed = (tile, key, scores, batch, head, rows)
     peaks = tl.full([BLOCK_Q, BLOCK_K], -float("inf"), dtype=tl.float32)
@@ -112,9 +110,7 @@ def _candidates(
     RANGES: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):
-    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
-    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
-    rows = start + tl.arange(0, BLOCK_Q)
+    start, rows, head, batch = own_rows(scores, BLOCK_Q)
     tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
     numbers = (batch * scores.heads + head) * scores.q_len + rows
     bound = tl.load(bounds + numbers, rows < scores.q_len, other=float("inf"))

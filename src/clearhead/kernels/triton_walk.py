@@ -30,6 +30,17 @@ def program_place(length, heads, batches, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def own_rows(scores, BLOCK_Q: tl.constexpr):
+    """The first row of this program's block of queries, all its rows, its head and text.
+
+    Late queries see most keys where a mask is causal: longest work first.
+    """
+    block, head, batch = program_place(scores.q_len, scores.heads, scores.batches, BLOCK_Q)
+    start = (tl.cdiv(scores.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
+    return start, start + tl.arange(0, BLOCK_Q), head, batch
+
+
+@triton.jit
 def range_ends(scores, number, batch, rows):
     """Where each row's range of keys begins and ends; a row beyond the last has an empty one."""
     inside = rows < scores.q_len
