@@ -14,6 +14,7 @@ from clearhead.biases import ALiBi
 from clearhead.heads import key_heads_read
 from clearhead.masks import Fixed, Lowered, Mask, positions
 
+PLAIN = (Tensor, torch.nn.Parameter)  # other types of tensors, such as fake ones, are traced
 # the last lowered form of each mask that lives, and the shape and place it was lowered for
 _LOWERED: WeakKeyDictionary[Mask, tuple[tuple, Lowered]] = WeakKeyDictionary()
 
@@ -162,7 +163,7 @@ class Problem:
 
 def _may_be_kept(query: Tensor) -> bool:
     """Whether what is lowered now may be read later: not what is traced, nor what belongs to a CUDA graph."""
-    if torch.compiler.is_compiling() or type(query) not in (Tensor, torch.nn.Parameter):
+    if torch.compiler.is_compiling() or type(query) not in PLAIN:
         return False
     return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from clearhead.kernels.precision import without_autocast
-from clearhead.problem import Problem, compute_dtype
+from clearhead.problem import PLAIN, Problem, compute_dtype
 
 
 class Inputs(NamedTuple):
@@ -82,7 +82,6 @@ class Results(NamedTuple):
     grad_lse: Tensor
 
 
-PLAIN = (Tensor, torch.nn.Parameter)
 Forward = Callable[[Inputs], tuple[Tensor, Tensor]]
 Backward = Callable[[Inputs, Results, bool], Gradients]
 

@@ -35,7 +35,7 @@ from clearhead.kernels.triton_scores import (
     tanh,
     unit,
 )
-from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, constants, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, over_queries, own_rows, program_place, range_ends
 
 ROWS = 64  # of one program that prepares them
@@ -103,16 +103,8 @@ class Call:
         )
 
     def constants(self, tile: Tile) -> dict[str, int | str]:
-        return {
-            "BLOCK_Q": tile.queries,
-            "BLOCK_K": tile.keys,
-            "BLOCK_D": padded(self.inputs.query.shape[3]),
-            "BLOCK_V": padded(self.inputs.value.shape[3]),
-            "RANGES": self.inputs.range_count,
-            "PRECISION": precision(self.inputs.query.dtype),
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
+        own = {"BLOCK_V": padded(self.inputs.value.shape[3]), "PRECISION": precision(self.inputs.query.dtype)}
+        return constants(self.inputs, tile) | own
 
 
 def grad_of_query(call: Call, tile: Tile | None = None) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from clearhead.kernels.operation import Inputs
 from clearhead.kernels.triton_dropout import Dropout
 from clearhead.kernels.triton_forward import finished, no_keys_yet, take_keys
 from clearhead.kernels.triton_scores import LN_2, LOG2_E, Matrix, Scores, chosen_rows, rows_of, unit
-from clearhead.kernels.triton_tiles import Tile, blocks_of, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Tile, blocks_of, constants, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys
 
 MOST_QUERIES = 16
@@ -52,14 +52,9 @@ def decode(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
         kv_heads,
         piece,
         value_dim,
-        BLOCK_Q=tile.queries,
-        BLOCK_K=tile.keys,
-        BLOCK_D=padded(key_dim),
         BLOCK_V=padded(value_dim),
-        RANGES=inputs.range_count,
         PRECISION=precision(query.dtype),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **constants(inputs, tile),
     )
     if pieces > 1:
         rows = lse.numel()

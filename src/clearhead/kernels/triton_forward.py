@@ -23,7 +23,7 @@ from clearhead.kernels.triton_scores import (
     store_rows,
     unit,
 )
-from clearhead.kernels.triton_tiles import Tile, blocks_of, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import Tile, blocks_of, constants, padded, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, own_rows
 
 
@@ -46,14 +46,9 @@ def forward(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
         Dropout.of(inputs),
         Matrix.of(output),
         lse,
-        BLOCK_Q=tile.queries,
-        BLOCK_K=tile.keys,
-        BLOCK_D=padded(key_dim),
         BLOCK_V=padded(value_dim),
-        RANGES=inputs.range_count,
         PRECISION=precision(query.dtype),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **constants(inputs, tile),
     )
     return output, lse
 

@@ -31,7 +31,7 @@ from clearhead.kernels.triton_scores import (
     shifts,
     unit,
 )
-from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, padded, power_of_2, precision, tile_for
+from clearhead.kernels.triton_tiles import Kernel, Tile, blocks_of, constants, power_of_2, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, over_queries, own_rows, program_place, range_ends
 
 BAND = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
@@ -91,21 +91,11 @@ def _sweep(
     def arguments(tile: Tile) -> tuple:
         return rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores, shift
 
-    def constants(tile: Tile) -> dict[str, int]:
-        return {
-            "BLOCK_Q": tile.queries,
-            "BLOCK_K": tile.keys,
-            "BLOCK_D": padded(key_dim),
-            "RANGES": inputs.range_count,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
-
     multiplied = precision(inputs.query.dtype)
     if apart:
         own = chosen("observe_rows")
         grid = (blocks_of(q_len, own.queries) * heads * batch,)
-        _observe_rows[grid](*arguments(own), *rows, PRECISION=multiplied, **constants(own))
+        _observe_rows[grid](*arguments(own), *rows, PRECISION=multiplied, **constants(inputs, own))
     if columns is not None:
         own = chosen("observe_columns")
         grid = (blocks_of(kv_len, own.keys) * heads * batch,)
@@ -114,7 +104,7 @@ def _sweep(
         if picture is not None:
             options = (multiplied, q_len // picture.rows, kv_len // picture.cols, picture.reduce == "mean")
         seen = seen_by(scores, own)
-        _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(own))
+        _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(inputs, own))
 
 
 def map_fits(inputs: Inputs, picture: Map) -> bool:

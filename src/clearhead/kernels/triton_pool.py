@@ -20,7 +20,7 @@ from clearhead.kernels.operation import Inputs
 from clearhead.kernels.pooling import Map, bin_ends
 from clearhead.kernels.triton_observe import weights_of
 from clearhead.kernels.triton_scores import Matrix, Scores, chosen_rows, shift_at, shifts
-from clearhead.kernels.triton_tiles import blocks_of, padded, power_of_2, precision, tile_for
+from clearhead.kernels.triton_tiles import blocks_of, constants, power_of_2, precision, tile_for
 from clearhead.kernels.triton_walk import program_place, range_ends, span
 
 
@@ -62,13 +62,8 @@ def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: Map) ->
         HIGH=high,
         WIDE=wide,
         MEAN=reduce == "mean",
-        BLOCK_Q=tile.queries,
-        BLOCK_K=tile.keys,
-        BLOCK_D=padded(key_dim),
-        RANGES=inputs.range_count,
         PRECISION=precision(inputs.query.dtype),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **constants(inputs, tile),
     )
     return cells
 

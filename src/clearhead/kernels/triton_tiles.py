@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 
+from clearhead.kernels.operation import Inputs
 from clearhead.kernels.precision import tf32
 
 Kernel = Literal[
@@ -57,6 +58,18 @@ def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> Tile
     table = (SINGLE if dtype == torch.float32 else HALF)[kernel]
     tile = next(tile for width, tile in table.items() if padded(dim) <= width)
     return tile._replace(queries=min(tile.queries, padded(queries)))
+
+
+def constants(inputs: Inputs, tile: Tile) -> dict[str, int]:
+    """What every kernel that walks over tiles is compiled for, and how it is started."""
+    return {
+        "BLOCK_Q": tile.queries,
+        "BLOCK_K": tile.keys,
+        "BLOCK_D": padded(inputs.query.shape[3]),
+        "RANGES": inputs.range_count,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
 
 
 def padded(dim: int) -> int:

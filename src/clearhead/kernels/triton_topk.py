@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.kernels.operation import Inputs
 from clearhead.kernels.sweep import TopK
 from clearhead.kernels.triton_scores import Scores, product, rows_at, rows_of, scored, shift_at, shifts, unit
-from clearhead.kernels.triton_tiles import blocks_of, padded, precision, tile_for
+from clearhead.kernels.triton_tiles import blocks_of, constants, precision, tile_for
 from clearhead.kernels.triton_walk import over_keys, own_rows, program_place
 
 ROOM = 64  # for scores of a row that reach the bound
@@ -31,20 +31,13 @@ def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
     scores, multiplied = Scores.of(inputs), precision(inputs.query.dtype)
     bounds = lse.new_empty(lse.shape)
     arguments = (rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores)
-    constants = {
-        "BLOCK_Q": tile.queries,
-        "BLOCK_K": tile.keys,
-        "BLOCK_D": padded(key_dim),
-        "RANGES": inputs.range_count,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
+    known = constants(inputs, tile)
     grid = (blocks_of(q_len, tile.queries) * heads * batch,)
-    _bounds[grid](*arguments, bounds, count, **constants, PRECISION=multiplied)
+    _bounds[grid](*arguments, bounds, count, **known, PRECISION=multiplied)
     reached = torch.empty(lse.shape, dtype=torch.int32, device=lse.device)
     logits = lse.new_empty((*lse.shape, ROOM))
     keys = torch.empty(logits.shape, dtype=torch.int32, device=lse.device)
-    _candidates[grid](*arguments, bounds, reached, logits, keys, **constants, OPTIONS=(multiplied, ROOM))
+    _candidates[grid](*arguments, bounds, reached, logits, keys, **known, OPTIONS=(multiplied, ROOM))
     if int(reached.max()) > ROOM:
         return None
     weights = lse.new_empty((*lse.shape, count))
