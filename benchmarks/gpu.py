@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import random
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -44,18 +45,27 @@ SHAPES = [  # batch, heads, n, width
 ]
 WITH_FLEX = [(1, 32, 8192, 64), (1, 32, 8192, 128)]  # compiling takes it minutes; on the others it is left out
 FLASH_UP_TO = 32768  # beyond, it is half as fast as cuDNN and only costs time
-LONG = 100.0  # milliseconds, from which on a few runs have to do
+LONG = 100.0  # milliseconds, from which on one run has to do
+ROUNDS = 7
 flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
 Call = Callable[[], Tensor]
 Row = dict[str, object]
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    call()
-    once = timed(call)
-    if once > LONG:
-        return statistics.median([once, timed(call), timed(call)])
-    return float(do_bench(call, warmup=20, rep=100, return_mode="median"))  # pyright: ignore[reportArgumentType]
+def milliseconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Of each call: all of them in turn, in an order drawn anew, so that none has the cool GPU to itself; and the
+    median."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    shuffled = random.Random(0)
+    for _ in range(ROUNDS):
+        for name, call in shuffled.sample(list(calls.items()), len(calls)):
+            once = timed(call)
+            if once < LONG:
+                once = float(do_bench(call, warmup=10, rep=40, return_mode="median"))  # pyright: ignore[reportArgumentType]
+            times[name].append(once)
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -67,18 +77,19 @@ def timed(call: Callable[[], object]) -> float:
     return start.elapsed_time(end)
 
 
-def forward_and_both(call: Call, tensors: list[Tensor]) -> dict[str, float]:
-    """The forward pass alone, and both passes."""
+def forward_and_both(calls: dict[str, Call], tensors: list[Tensor]) -> dict[str, dict[str, float]]:
+    """The forward pass alone, and both passes, of each call."""
     gradient = torch.randn_like(tensors[0])
 
-    def both() -> None:
+    def both(call: Call) -> None:
         for tensor in tensors:
             tensor.grad = None
         call().backward(gradient)
 
     with torch.no_grad():
-        alone = milliseconds(call)
-    return {"forward": alone, "forward and backward": milliseconds(both)}
+        alone = milliseconds({**calls})
+    passes = milliseconds({name: functools.partial(both, call) for name, call in calls.items()})
+    return {"forward": alone, "forward and backward": passes}
 
 
 def row(case: str, n: int, ours: float, peer: str, theirs: float, target: str, ratio: float | None = None) -> Row:
@@ -127,17 +138,14 @@ def plain(batch: int, heads: int, n: int, dim: int, causal: bool) -> Iterator[Ro
         calls["flash"] = fused(SDPBackend.FLASH_ATTENTION, tensors, causal)
     if (batch, heads, n, dim) in WITH_FLEX:
         calls["compiled FlexAttention"] = flexible(tensors, causally if causal else None)
-    peers = {name: forward_and_both(call, tensors) for name, call in calls.items()}
-    ours = forward_and_both(lambda: attention(*tensors, mask=mask), tensors)
-    kernels = {}
+    mine: dict[str, Call] = {"auto": lambda: attention(*tensors, mask=mask)}
     if n <= FLASH_UP_TO:
-        kernels = forward_and_both(lambda: attention(*tensors, mask=mask, backend="triton"), tensors)
+        mine["triton"] = lambda: attention(*tensors, mask=mask, backend="triton")
     name = f"{'causal' if causal else 'plain'}, {batch * heads} × {dim}"
-    for what in ("forward", "forward and backward"):
-        peer, theirs = min(((peer, times[what]) for peer, times in peers.items()), key=lambda pair: pair[1])
-        yield row(f"{name}, {what}", n, ours[what], peer, theirs, "≥ 0.98")
-        if kernels:
-            yield row(f"{name}, {what}, triton", n, kernels[what], peer, theirs, "")
+    for what, times in forward_and_both({**calls, **mine}, tensors).items():
+        peer = min(calls, key=lambda peer, times=times: times[peer])
+        for backend, target in zip(mine, ("≥ 0.98", ""), strict=False):
+            yield row(f"{name}, {what}, {backend}", n, times[backend], peer, times[peer], target)
 
 
 def windowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -161,10 +169,13 @@ def masks(n: int) -> dict[str, tuple[Mask, Callable[..., Tensor]]]:
 def masked(n: int) -> Iterator[Row]:
     for name, (mask, allowed) in masks(n).items():
         tensors = inputs(n)
-        theirs = forward_and_both(flexible(tensors, allowed), tensors)
-        ours = forward_and_both(lambda tensors=tensors, mask=mask: attention(*tensors, mask=mask), tensors)
-        for what in ours:
-            yield row(f"{name}, {what}", n, ours[what], "compiled FlexAttention", theirs[what], "≥ 1.0")
+        peer = "compiled FlexAttention"
+        calls: dict[str, Call] = {
+            peer: flexible(tensors, allowed),
+            "ours": lambda tensors=tensors, mask=mask: attention(*tensors, mask=mask),
+        }
+        for what, times in forward_and_both(calls, tensors).items():
+            yield row(f"{name}, {what}", n, times["ours"], peer, times[peer], "≥ 1.0")
 
 
 def building(n: int) -> Iterator[Row]:
@@ -175,8 +186,8 @@ def building(n: int) -> Iterator[Row]:
         "causal window of 4,096": lambda: Window(WINDOW - 1),
         "eight causal documents": lambda: Causal() & Documents([n // DOCUMENTS] * DOCUMENTS),
     }
-    for name, make in makers.items():
-        ours = milliseconds(lambda make=make: pose(query, key, value, mask=make()).lower())
+    calls = {name: lambda make=make: pose(query, key, value, mask=make()).lower() for name, make in makers.items()}
+    for name, ours in milliseconds({**calls}).items():
         yield row(f"mask building: {name}", n, ours, "1 ms", 1.0, "≥ 1")
 
 
@@ -184,20 +195,25 @@ def observing(n: int, causal: bool) -> Iterator[Row]:
     """Output and statistics against the plain forward pass: here the ratio is how many times its time they take."""
     query, key, value = inputs(n, grad=False)
     mask = Causal() if causal else None
-    theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))
+
+    def observed(pool: tuple[int, int] | None = None) -> None:
+        _, weights = attention(query, key, value, mask=mask, return_weights=True)
+        weights.observe(entropy=True, received=True, distance=True, pool=pool)
+
+    calls = {
+        "cuDNN": fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal),
+        "statistics": observed,
+        "with a map": lambda: observed(pool=(512, 512)),
+    }
+    times = milliseconds({**calls})
     name = f"{'causal' if causal else 'plain'}, output + entropy + received + distance"
-    cases = [(name, {}, "≤ 1.8"), (f"{name} + 512 × 512 map", {"pool": (512, 512)}, "≤ 2.0")]
-    for case, more, target in cases:
-
-        def observed(more: dict = more) -> None:
-            _, weights = attention(query, key, value, mask=mask, return_weights=True)
-            weights.observe(entropy=True, received=True, distance=True, **more)
-
-        ours = milliseconds(observed)
-        yield row(case, n, ours, "cuDNN, output alone: ours / peer", theirs, target, ours / theirs)
-        if n == 8192 and not more:
-            dense = milliseconds(lambda: written_out(query, key, value, causal))
-            yield row(name, n, ours, "the dense formula", dense, "≥ 8")
+    for ours, case, target in (("statistics", name, "≤ 1.8"), ("with a map", f"{name} + 512 × 512 map", "≤ 2.0")):
+        ratio = times[ours] / times["cuDNN"]
+        yield row(case, n, times[ours], "cuDNN, output alone: ours / peer", times["cuDNN"], target, ratio)
+    if n == 8192:
+        # by itself: while it waits for memory, the GPU cools
+        dense = milliseconds({"": lambda: written_out(query, key, value, causal)})[""]
+        yield row(name, n, times["statistics"], "the dense formula", dense, "≥ 8")
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, ...]:
@@ -215,11 +231,12 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tupl
 def largest(n: int, causal: bool) -> Iterator[Row]:
     query, key, value = inputs(n, grad=False)
     mask = Causal() if causal else None
-    theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))
     _, weights = attention(query, key, value, mask=mask, return_weights=True)
-    ours = milliseconds(lambda: weights.topk(16))
+    peer = fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal)
+    times = milliseconds({"cuDNN": peer, "ours": lambda: weights.topk(16)})
     name = f"{'causal' if causal else 'plain'}, top 16 keys of each query"
-    yield row(name, n, ours, "cuDNN, output: ours / peer", theirs, "≤ 3", ours / theirs)
+    ratio = times["ours"] / times["cuDNN"]
+    yield row(name, n, times["ours"], "cuDNN, output: ours / peer", times["cuDNN"], "≤ 3", ratio)
 
 
 def a_million(n: int = 2**20) -> Iterator[Row]:
@@ -228,7 +245,7 @@ def a_million(n: int = 2**20) -> Iterator[Row]:
     held = torch.cuda.memory_allocated()
     for causal in (False, True):
         mask = Causal() if causal else None
-        theirs = milliseconds(fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal))
+        theirs = milliseconds({"": fused(SDPBackend.CUDNN_ATTENTION, [query, key, value], causal)})[""]
         _, weights = attention(query, key, value, mask=mask, return_weights=True)
         jobs: dict[str, Callable[[], object]] = {
             "output": lambda mask=mask: attention(query, key, value, mask=mask, return_weights=True),
@@ -240,7 +257,7 @@ def a_million(n: int = 2**20) -> Iterator[Row]:
             jobs["2,048 × 2,048 map of maxima"] = lambda w=weights: w.pool(2048, 2048, reduce="max")
         for name, job in jobs.items():
             torch.cuda.reset_peak_memory_stats()
-            ours = milliseconds(job)
+            ours = milliseconds({"": job})[""]
             extra = (torch.cuda.max_memory_allocated() - held) / 2**20
             case = f"{'causal' if causal else 'plain'}, one head, {name} ({extra:.0f} MiB)"
             yield row(case, n, ours, "cuDNN, output: ours / peer", theirs, "reported", ours / theirs)
@@ -250,20 +267,25 @@ def decoding(n: int) -> Iterator[Row]:
     """One token, 8 texts, 32 heads on 8 key heads."""
     query = torch.randn(8, 32, 1, DIM, device="cuda", dtype=torch.bfloat16)
     key, value = (torch.randn(8, 8, n, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    cache = 2 * key.numel() * key.element_size()
-    copied = torch.empty_like(key)
-    bandwidth = 2 * key.numel() * key.element_size() / milliseconds(lambda: copied.copy_(key))
-    theirs = milliseconds(lambda: scaled_dot_product_attention(query, key, value, enable_gqa=True))
-    for backend in ("auto", "triton"):
-        ours = milliseconds(lambda backend=backend: attention(query, key, value, backend=backend))
-        yield row(f"decoding, full cache, {backend}", n, ours, "SDPA", theirs, "≥ 0.98" if backend == "auto" else "")
     lengths = torch.randint(1, n, (8,), generator=torch.Generator().manual_seed(0))
     lengths = (lengths * (n / 2) / lengths.float().mean()).long().clamp(1, n)
-    mask = Padding(lengths)
-    ours = milliseconds(lambda: attention(query, key, value, mask=mask))
-    needed = cache * float(lengths.float().mean()) / n
+    ragged = Padding(lengths)
+    copied = torch.empty_like(key)
+    times = milliseconds(
+        {
+            "copy": lambda: copied.copy_(key),
+            "SDPA": lambda: scaled_dot_product_attention(query, key, value, enable_gqa=True),
+            "auto": lambda: attention(query, key, value),
+            "triton": lambda: attention(query, key, value, backend="triton"),
+            "ragged": lambda: attention(query, key, value, mask=ragged),
+        }
+    )
+    for backend, target in (("auto", "≥ 0.98"), ("triton", "")):
+        yield row(f"decoding, full cache, {backend}", n, times[backend], "SDPA", times["SDPA"], target)
+    # a copy reads and writes as many bytes as keys and values have
+    ideal = times["copy"] * float(lengths.float().mean()) / n
     peer = "bytes needed / time, over copy bandwidth"
-    yield row("decoding, ragged cache", n, ours, peer, needed / bandwidth, "≥ 0.7", needed / ours / bandwidth)
+    yield row("decoding, ragged cache", n, times["ragged"], peer, ideal, "≥ 0.7")
 
 
 def compile_flex(shape: tuple[int, int, int, int], which: str) -> None:

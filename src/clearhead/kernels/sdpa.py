@@ -17,6 +17,7 @@ from clearhead.problem import Problem
 
 HALF = (torch.float16, torch.bfloat16)
 DECODING = 16  # this many queries or fewer
+_CAPABILITIES: dict[torch.device, int] = {}
 
 
 def refuse(problem: Problem) -> list[str]:
@@ -53,7 +54,7 @@ def attend(
     query, key, value = _readable(problem.query), _readable(problem.key), _readable(problem.value)
     causal, rest = _split(problem)
     if query.device.type == "cuda":
-        return _attend_cuda(query, key, value, causal, problem.scale)
+        return _attend_cuda(query, key, value, causal, problem.scale, with_lse)
     if not with_lse and rest is None and problem.bias is None:
         # torch's own front door gives no log-sum-exp, but costs half the time of the kernel's Python binding
         grouped = query.shape[1] != key.shape[1]
@@ -75,23 +76,32 @@ def attend(
     return output, lse
 
 
-def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _attend_cuda(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
     if not _suits_cudnn(query):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, is_causal=causal, scale=scale)[:2]
     output, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, attn_bias=None, compute_log_sumexp=True, is_causal=causal, scale=scale
     )[:2]
-    return output, lse.squeeze(-1)
+    return output, lse.squeeze(-1) if with_lse else None
 
 
 def _suits_cudnn(query: Tensor) -> bool:
     """Whether cuDNN is the faster one (benchmarks/gpu.py). It plans anew for every new shape, which takes 50 ms,
     so that a cache that grows token by token is not for it.
     """
-    hopper = torch.version.hip is None and torch.cuda.get_device_capability(query.device)[0] >= 9
+    hopper = torch.version.hip is None and _capability(query.device) >= 9
     allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # which cannot be traced
     return hopper and query.shape[2] > DECODING and query.shape[3] <= 128 and allowed
+
+
+def _capability(device: torch.device) -> int:
+    """Its first number, asked for once: torch takes microseconds to say it."""
+    if device not in _CAPABILITIES:
+        _CAPABILITIES[device] = torch.cuda.get_device_capability(device)[0]
+    return _CAPABILITIES[device]
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -127,7 +137,7 @@ def _refuse_cuda(problem: Problem) -> list[str]:
         reasons.append(f"causal from the first key with q_len {q_len} and kv_len {kv_len}: flash counts from the last")
     if causal and problem.scale <= 0:
         reasons.append(f"scale {problem.scale:g} with a causal mask")
-    if torch.cuda.get_device_capability(problem.query.device)[0] < 8:
+    if _capability(problem.query.device) < 8:
         reasons.append("flash attention needs compute capability 8.0")
     if problem.query.dtype not in HALF:
         reasons.append(f"dtype {problem.query.dtype} is not float16 or bfloat16")

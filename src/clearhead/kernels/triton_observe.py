@@ -62,7 +62,7 @@ def observe(
     if 0 not in (batch, heads, q_len, kv_len):
         _sweep(inputs, lse, entropies, columns, distances, cells, picture, tile)
     if cells is not None and picture is not None and picture.reduce == "mean":
-        cells = cells / (q_len // picture.rows * (kv_len // picture.cols))
+        cells /= q_len // picture.rows * (kv_len // picture.cols)
     rows = (None if sums is None else sums[..., :q_len].contiguous() for sums in (entropies, distances))
     return next(rows), columns, next(rows), cells
 

@@ -34,7 +34,7 @@ HALF: dict[Kernel, dict[int, Tile]] = {
     "backward_query": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
     "backward_key": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 3)},
     "observe_rows": {64: Tile(128, 64, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
-    "observe_columns": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 4), 256: Tile(64, 64, 4, 2)},
+    "observe_columns": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
     "pool": {64: Tile(64, 128, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
     "top": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
 }
