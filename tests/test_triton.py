@@ -186,8 +186,10 @@ def test_it_stands_in_a_compiled_graph():
     compiled = torch.compile(
         lambda *t: attention(*t, mask=Causal(), backend="triton"), fullgraph=True, backend="aot_eager"
     )
-    expected = attention(*tensors, mask=Causal(), backend="triton")
-    assert torch.equal(compiled(*tensors), expected)
+    expected, output = attention(*tensors, mask=Causal(), backend="triton"), compiled(*tensors)
+    assert torch.equal(output, expected)
+    for got, wanted in zip(*(torch.autograd.grad(x.sum(), tensors) for x in (output, expected)), strict=True):
+        assert torch.equal(got, wanted)
     torch._dynamo.reset()
 
 

@@ -46,7 +46,7 @@ def backward(inputs: Inputs, results: Results) -> tuple[Call, Gradients]:
     call = Call.of(inputs, results)
     grad_query, felt = grad_of_query(call)
     grad_key, grad_value = grad_of_key(call)
-    grad_bias = grad_slopes = grad_sinks = call.row_dot.new_empty(0)
+    grad_bias, grad_slopes, grad_sinks = (call.row_dot.new_empty(0) for _ in range(3))  # results must not be one tensor
     if felt is not None and inputs.slopes is not None:
         grad_slopes = -felt.sum(dim=(0, 2)).to(inputs.slopes.dtype)
     if inputs.sinks is not None:
