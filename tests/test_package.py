@@ -67,6 +67,15 @@ LAYERS = [
     "torch_weights",
     "layer",
     "torch_compat",
+    "recording",
+    "huggingface.mask_functions",
+    "huggingface.masking",
+    "huggingface.forward",
+    "huggingface.modules",
+    "huggingface.watching",
+    "huggingface.ablation",
+    "huggingface",
+    "models",
     "worked",
     "worked.steps",
     "worked.wording",
@@ -110,6 +119,8 @@ def test_public_names():
         "KVCache",
         "trace",
         "check",
+        "Recording",
+        "record",
     }
     for name in clearhead.__all__:
         value = getattr(clearhead, name)

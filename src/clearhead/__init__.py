@@ -23,6 +23,8 @@ __all__ = [  # noqa: RUF022, in the order one meets them
     "KVCache",
     "trace",
     "check",
+    "record",
+    "Recording",
 ]
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from clearhead.functional import attention
     from clearhead.layer import MultiHeadAttention
     from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
+    from clearhead.models import record
+    from clearhead.recording import Recording
     from clearhead.weights import AttentionWeights
     from clearhead.worked.check import check
     from clearhead.worked.trace import trace
@@ -49,6 +53,8 @@ _HOMES = {
     "KVCache": "cache",
     "trace": "worked.trace",
     "check": "worked.check",
+    "record": "models",
+    "Recording": "recording",
 }
 
 

@@ -221,6 +221,14 @@ class AttentionWeights:
         """Write it to one safetensors file: O(n · d) numbers, whatever the size of the matrix."""
         storage.save(path, self._checked(), self._lse)
 
+    def pack(self) -> tuple[dict[str, Tensor], storage.Facts]:
+        """What a file holds of it, as `storage.unpack` reads it."""
+        return storage.pack(self._checked(), self._lse)
+
+    def without_values(self) -> AttentionWeights:
+        """The same without the values the weights were applied to."""
+        return AttentionWeights(replace(self._checked(), value=None), self._lse)
+
     def __reduce__(self) -> tuple:
         # a copy's tensors count their versions anew
         return AttentionWeights, (self._checked(), self._lse)

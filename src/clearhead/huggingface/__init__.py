@@ -1,0 +1,24 @@
+"""Any transformers model on clearhead: `attn_implementation="clearhead"`.
+
+Importing this registers the attention function and the mask function. With `output_attentions=True` in a call each
+`outputs.attentions[layer]` is an `AttentionWeights`; `watch` reduces each layer's attention while a model runs;
+`ablate` takes heads out.
+"""
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError("clearhead.huggingface needs transformers: pip install 'clearhead[hf]'") from error
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from clearhead.huggingface.ablation import ablate, head_importance
+from clearhead.huggingface.forward import attention_forward
+from clearhead.huggingface.masking import LazyMask, make_mask
+from clearhead.huggingface.modules import NAME, attention_modules
+from clearhead.huggingface.watching import Watched, watch
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, make_mask)
+
+__all__ = ["LazyMask", "Watched", "ablate", "attention_modules", "head_importance", "watch"]

@@ -1,0 +1,134 @@
+"""`ablate`: a model without some of its heads; `head_importance`: what each head is worth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+
+from clearhead.huggingface.modules import Attention, attention_modules, tapped
+from clearhead.weights import AttentionWeights
+
+Head = tuple[int, int] | tuple[str, int, int]
+
+
+class Importance(NamedTuple):
+    """A head, and how much the loss grows without it."""
+
+    stack: str
+    layer: int
+    head: int
+    change: float
+
+
+@contextmanager
+def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[None]:
+    """The model without the contributions of some heads: what they give to the output projection is 0.
+
+        with ablate(model, {(4, 7), (2, 0)}):     # (layer, head); (stack, layer, head) where there are several stacks
+            model(**inputs)
+
+    Everything else is as it was, gradients included. The model runs on clearhead inside, and on what it ran on before
+    afterwards.
+    """
+    modules = attention_modules(model)
+    chosen: dict[nn.Module, set[int]] = defaultdict(set)
+    for head in heads:
+        attention, number = _find(modules, head)
+        chosen[attention.module].add(number)
+    with tapped(model, {module: _Remover(sorted(numbers)) for module, numbers in chosen.items()}):
+        yield
+
+
+@torch.no_grad()
+def head_importance(
+    model: nn.Module,
+    batches: Sequence[Mapping[str, Any]],
+    *,
+    heads: Iterable[Head] | None = None,
+    progress: bool = True,
+) -> list[Importance]:
+    """All heads, or some, ranked by how much the loss grows when each is taken out alone.
+
+    One pass over all batches for each head, and one without ablation: exact, not estimated from gradients. Batches are
+    what the model is called with, labels included; the loss is the mean over batches of what the model gives.
+    """
+    modules = attention_modules(model)
+    if not isinstance(batches, Sequence) or not batches:
+        raise ValueError(f"batches is {batches!r}; expected a list of at least one batch, to go over it many times")
+    training = model.training
+    model.eval()
+    try:
+        with ablate(model, ()):
+            before = _loss(model, batches)
+        chosen = [_find(modules, head) for head in heads] if heads is not None else _all_heads(modules)
+        found = []
+        steps = track(chosen, "heads", console=Console(stderr=True), disable=not progress, transient=True)
+        for attention, number in steps:
+            with ablate(model, {(attention.stack, attention.layer, number)}):
+                change = _loss(model, batches) - before
+            found.append(Importance(attention.stack, attention.layer, number, change))
+    finally:
+        model.train(training)
+    return sorted(found, key=lambda importance: -importance.change)
+
+
+class _Remover:
+    """Sets some heads' outputs to 0."""
+
+    needs_weights = False
+
+    def __init__(self, heads: list[int]) -> None:
+        self.heads = heads
+
+    def __call__(self, module: nn.Module, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+        count = output.shape[2]
+        if self.heads[-1] >= count:
+            raise ValueError(f"ablate: there is no head {self.heads[-1]}; {type(module).__name__} has {count}")
+        return output.index_fill(2, torch.tensor(self.heads, device=output.device), 0.0)
+
+
+def _find(modules: list[Attention], head: Head) -> tuple[Attention, int]:
+    """The module of an address, and the number of the head in it."""
+    stacks = list(dict.fromkeys(attention.stack for attention in modules))
+    whole = isinstance(head, tuple) and len(head) in (2, 3) and all(type(number) is int for number in head[-2:])
+    if not whole or (len(head) == 2 and len(stacks) > 1):
+        form = "(layer, head)" if len(stacks) == 1 else f"(stack, layer, head), with a stack of {', '.join(stacks)}"
+        raise ValueError(f"heads has {head!r} in it; expected {form}")
+    stack, layer, number = (stacks[0], *head) if len(head) == 2 else head
+    for attention in modules:
+        if (attention.stack, attention.layer) == (stack, layer):
+            if not 0 <= number < (attention.heads or number + 1):
+                raise ValueError(
+                    f"heads has {head!r} in it, but that layer has heads 0 to {(attention.heads or 1) - 1}"
+                )
+            return attention, number
+    layers = {name: sum(attention.stack == name for attention in modules) for name in stacks}
+    there = ", ".join(f"{name} has layers 0 to {count - 1}" for name, count in layers.items())
+    raise ValueError(f"heads has {head!r} in it, but {there}")
+
+
+def _all_heads(modules: list[Attention]) -> list[tuple[Attention, int]]:
+    for attention in modules:
+        if attention.heads is None:
+            raise ValueError(f"{attention.name} does not say how many heads it has; give `heads`")
+    return [(attention, number) for attention in modules for number in range(attention.heads or 0)]
+
+
+def _loss(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> float:
+    total = 0.0
+    for number, batch in enumerate(batches):
+        loss = getattr(model(**batch), "loss", None)
+        if loss is None:
+            raise ValueError(
+                f"batches[{number}] gives no loss: {type(model).__name__} was called with {', '.join(batch)};"
+                " it takes labels"
+            )
+        total += float(loss)
+    return total / len(batches)

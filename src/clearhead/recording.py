@@ -1,0 +1,133 @@
+"""`Recording`: a model's attention on one text, by kind and layer, with the tokens on both axes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+
+from clearhead import storage
+from clearhead.weights import AttentionWeights
+
+FORMAT, VERSION = "clearhead.Recording", 1
+Address = tuple[str, int, int]  # stack, layer, head
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens along an axis: as text, which of them the tokenizer added, and the word each is a part of.
+
+    Words are numbered as they stood in the text before it was split; None for what is no part of one, or not known.
+    """
+
+    texts: tuple[str, ...]
+    special: tuple[bool, ...]
+    words: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.texts), len(self.special), len(self.words)}
+        if len(lengths) > 1:
+            raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """One kind of attention in a model, layer by layer, of one text: matrices of batch 1."""
+
+    layers: tuple[AttentionWeights, ...]
+    queries: Tokens
+    keys: Tokens
+
+    def __post_init__(self) -> None:
+        for number, weights in enumerate(self.layers):
+            batch, _, q_len, kv_len = weights.shape
+            if (batch, q_len, kv_len) != (1, len(self.queries), len(self.keys)):
+                raise ValueError(
+                    f"Stack: layer {number} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
+                    f" and {len(self.keys)} key tokens; expected one text"
+                )
+
+    @property
+    def has_values(self) -> bool:
+        return all(weights.value is not None for weights in self.layers)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Made by `record(model, text)`. `recording["decoder"].layers[3]` is an `AttentionWeights`.
+
+    Stacks are "encoder", "decoder" and "cross" where there are such, in the order in which the model runs them.
+    """
+
+    model: str
+    stacks: dict[str, Stack]
+
+    def __getitem__(self, name: str) -> Stack:
+        if name not in self.stacks:
+            raise KeyError(f"{self.model} has no attention {name!r}; it has {', '.join(map(repr, self.stacks))}")
+        return self.stacks[name]
+
+    def heads(self) -> Iterator[Address]:
+        """Every head: (stack, layer, head)."""
+        for name, stack in self.stacks.items():
+            for layer, weights in enumerate(stack.layers):
+                for head in range(weights.shape[1]):
+                    yield name, layer, head
+
+    def weights(self, address: Address) -> AttentionWeights:
+        """The lazy matrix of one head, [1, 1, q_len, kv_len]."""
+        stack, layer, head = address
+        return self[stack].layers[layer].part(heads=head)
+
+    def to(self, device: torch.device | str) -> Recording:
+        """The same on another device."""
+
+        def moved(stack: Stack) -> Stack:
+            return Stack(tuple(weights.to(device) for weights in stack.layers), stack.queries, stack.keys)
+
+        return Recording(self.model, {name: moved(stack) for name, stack in self.stacks.items()})
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, stack in self.stacks.items():
+            heads = stack.layers[0].shape[1] if stack.layers else 0
+            parts.append(f"{name} {len(stack.layers)} × {heads} heads, {len(stack.queries)} × {len(stack.keys)} tokens")
+        return f"Recording({self.model!r}: {'; '.join(parts)})"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: O(n · d) numbers per layer."""
+        tensors, stacks = {}, {}
+        for name, stack in self.stacks.items():
+            facts = []
+            for number, weights in enumerate(stack.layers):
+                own, about = weights.pack()
+                tensors |= {f"{name}.{number}.{key}": tensor for key, tensor in own.items()}
+                facts.append(about)
+            stacks[name] = {"queries": asdict(stack.queries), "keys": asdict(stack.keys), "layers": facts}
+        storage.write(path, tensors, {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Recording:
+        """Read a file written by `save`."""
+        tensors, facts = storage.read(path, FORMAT, VERSION, device)
+        try:
+            stacks = {}
+            for name, about in facts["stacks"].items():
+                layers = []
+                for number, own in enumerate(about["layers"]):
+                    prefix = f"{name}.{number}."
+                    mine = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                    layers.append(AttentionWeights(*storage.unpack(mine, own)))
+                stacks[name] = Stack(tuple(layers), _tokens(about["queries"]), _tokens(about["keys"]))
+            return cls(facts["model"], stacks)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: saved by Recording.save, but incomplete ({error})") from None
+
+
+def _tokens(facts: dict[str, list]) -> Tokens:
+    return Tokens(tuple(facts["texts"]), tuple(facts["special"]), tuple(facts["words"]))

@@ -1,0 +1,155 @@
+"""transformers' mask functions, recognised: the same cells as its own `sdpa_mask` makes, without making them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import masking_utils as theirs
+
+from clearhead.huggingface.mask_functions import Place, UnknownFunctionError, evaluate, translate
+from clearhead.huggingface.masking import LazyMask, make_mask
+from clearhead.masks import Causal, Dense, Fixed, Padding, Window
+
+BATCH, LONGEST = 2, 24
+
+
+def blocks(*numbers):
+    return torch.tensor([numbers, numbers[::-1]])
+
+
+def odd_keys(batch, head, query, key):
+    return (key % 2 == 1) | (key == query)
+
+
+def next_to(batch, head, query, key):
+    return (key - query).abs() <= 1
+
+
+PACKED = torch.tensor([[0] * 5 + [1] * 9 + [2] * 10, [0] * 20 + [1] * 4])
+GROUPS = torch.tensor([[-1] * 4 + [0] * 6 + [-1] * 3 + [1] * 5 + [-1] * 6, [-1] * 24])
+FUNCTIONS = {
+    "causal": theirs.causal_mask_function,
+    "bidirectional": theirs.bidirectional_mask_function,
+    "window": theirs.sliding_window_causal_mask_function(4),
+    "window both ways": theirs.sliding_window_bidirectional_mask_function(3),
+    "chunks": theirs.chunked_causal_mask_function(5, torch.tensor([0, 3])),
+    "packed": theirs.and_masks(theirs.causal_mask_function, theirs.packed_sequence_mask_function(PACKED)),
+    "blocks": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(GROUPS)),
+    "padding": theirs.and_masks(
+        theirs.causal_mask_function, theirs.padding_mask_function(torch.rand(BATCH, LONGEST).argsort() > 5)
+    ),
+}
+UNKNOWN = {"odd keys": odd_keys, "next to": next_to, "either": theirs.or_masks(theirs.causal_mask_function, next_to)}
+
+
+def paddings():
+    """None, right, left, both sides, holes."""
+    keys = torch.arange(LONGEST)
+    yield from (None, torch.ones(BATCH, LONGEST))
+    yield torch.stack([keys < 9, keys < 24])
+    yield torch.stack([keys >= 9, keys >= 0])
+    yield torch.stack([(keys > 3) & (keys < 12), keys > 5])
+    yield torch.stack([keys % 3 > 0, keys % 5 > 0])
+    yield torch.stack([keys < 0, keys >= 0])
+
+
+@given(st.data())
+def test_the_same_cells(data):
+    name = data.draw(st.sampled_from([*FUNCTIONS, *UNKNOWN]))
+    function = (FUNCTIONS | UNKNOWN)[name]
+    kv_offset = data.draw(st.integers(0, 6))
+    kv_len = data.draw(st.integers(1, LONGEST - kv_offset))
+    q_offset = data.draw(st.integers(0, kv_offset + kv_len - 1))
+    q_len = data.draw(st.integers(1, kv_offset + kv_len - q_offset))
+    padding = data.draw(st.sampled_from(list(paddings())))
+    padding = None if padding is None else padding.bool()[:, : kv_offset + data.draw(st.integers(1, kv_len))]
+    call = {"mask_function": function, "attention_mask": padding, "use_vmap": False}
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    sizes = (BATCH, q_len, kv_len, q_offset, kv_offset)
+    expected = theirs.sdpa_mask(*sizes, **call, **skips)
+    got = make_mask(*sizes, **call, **skips)
+    assert isinstance(got, LazyMask)
+    assert got.shape == expected.shape
+    assert torch.equal(got.dense(), expected)
+    # where a mask may be left out, what None stands for is what it would have said
+    causal = name == "causal"
+    got = make_mask(*sizes, **call, allow_is_causal_skip=causal, allow_is_bidirectional_skip=name == "bidirectional")
+    if got is None and causal and q_len > 1:
+        assert torch.equal(expected[:, 0], torch.ones(BATCH, q_len, kv_len, dtype=torch.bool).tril())
+    elif got is None:
+        assert expected.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("causal", Causal), ("bidirectional", type(None)), ("window", Window), ("window both ways", Window)],
+)
+def test_recognised(name, kind):
+    place = Place(BATCH, 8, 8, 0, 0, torch.device("cpu"))
+    assert type(translate(FUNCTIONS[name], place)) is kind
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_functions_are_evaluated(name, monkeypatch):
+    place = Place(BATCH, 9, 9, 0, 0, torch.device("cpu"))
+    with pytest.raises(UnknownFunctionError):
+        translate(UNKNOWN[name], place)
+    monkeypatch.setattr("clearhead.huggingface.mask_functions.BLOCK", 40)  # two rows at a time
+    mask = evaluate(UNKNOWN[name], place, None, use_vmap=True)
+    assert isinstance(mask, Dense if name == "odd keys" else Fixed)
+    allowed = mask.dense(9, 9, 0).expand(BATCH, 1, 9, 9)
+    assert torch.equal(allowed, theirs.sdpa_mask(BATCH, 9, 9, mask_function=UNKNOWN[name], allow_is_causal_skip=False))
+
+
+def test_free_places_of_a_static_cache_need_no_mask():
+    assert make_mask(2, 4, 16, 0, 0, attention_mask=torch.ones(2, 4, dtype=torch.bool)) is None
+    later = make_mask(2, 1, 16, torch.tensor(6), 0, attention_mask=torch.ones(2, 7, dtype=torch.bool))
+    assert isinstance(later.mask, Causal)
+    assert later.dense().sum(dim=-1).flatten().tolist() == [7, 7]
+
+
+def test_numbers_that_come_again_are_not_one_group():
+    function = theirs.packed_sequence_mask_function(torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]]))
+    with pytest.raises(UnknownFunctionError):
+        translate(function, Place(2, 4, 4, 0, 0, torch.device("cpu")))
+    mask = make_mask(2, 4, 4, mask_function=function, allow_is_causal_skip=False)
+    expected = theirs.sdpa_mask(2, 4, 4, mask_function=function, allow_is_causal_skip=False)
+    assert torch.equal(mask.dense(), expected)
+
+
+class TestLazyMask:
+    def lazy(self):
+        return make_mask(2, 4, 6, 2, 0, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6]).bool())
+
+    def test_turns_dense_under_any_other_operation(self):
+        lazy = self.lazy()
+        dense = lazy.dense()
+        assert type(~lazy) is torch.Tensor
+        assert torch.equal(~lazy, ~dense)
+        assert torch.equal(lazy[:, :, 1:3, :4], dense[:, :, 1:3, :4])
+        assert torch.equal(lazy.expand(2, 3, 4, 6), dense.expand(2, 3, 4, 6))
+        assert torch.equal(torch.where(lazy, 1.0, 0.0), dense.float())
+        assert torch.equal(torch.cat([lazy, lazy], dim=1), torch.cat([dense, dense], dim=1))
+        assert lazy.sum() == dense.sum()
+        assert lazy.dtype == torch.bool
+        assert "Causal() & Padding.left" in repr(lazy)
+
+    def test_stays_as_it_is_where_nothing_changes(self):
+        lazy = self.lazy()
+        for same in (lazy[:, :, :, :6], lazy.detach()):
+            assert isinstance(same, LazyMask)
+            assert same.mask is lazy.mask
+            assert torch.equal(same.dense(), lazy.dense())
+
+    def test_is_not_changed_in_place(self):
+        with pytest.raises(RuntimeError, match="in place"):
+            self.lazy().fill_(True)
+
+
+def test_padding_on_either_side():
+    for side, allowed in (("right", [True, True, False]), ("left", [False, True, True])):
+        mask = make_mask(
+            1, 3, 3, mask_function=theirs.bidirectional_mask_function, attention_mask=torch.tensor([allowed])
+        ).mask
+        assert isinstance(mask, Padding)
+        assert (mask.side, mask.lengths.tolist()) == (side, [2])

@@ -1,0 +1,107 @@
+"""Models by folder, GGUF file or hub id; recording a text."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from clearhead.models import load, record, record_repeated
+from tiny_models import make
+
+WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "the", "dog", "##s", "run", "##ning", "."]
+
+
+def tokenizer():
+    pieces = Tokenizer(WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    pieces.normalizer, pieces.pre_tokenizer = Lowercase(), Whitespace()
+    pieces.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pieces, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make("bert").save_pretrained(tmp_path / "tiny")
+    tokenizer().save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_a_folder(folder):
+    model = load(folder)
+    assert model.name == "tiny"
+    assert model.model.config._attn_implementation == "clearhead"
+    made = record(model, "The dogs running.")
+    axis = made["encoder"].queries
+    assert axis.texts == ("[CLS]", "the", "dog", "##s", "run", "##ning", ".", "[SEP]")
+    assert axis.special == (True, *[False] * 6, True)
+    assert axis.words == (None, 0, 1, 1, 2, 2, 3, None)
+    with torch.no_grad():
+        outputs = model.model(**model.tokenizer("The dogs running.", return_tensors="pt"), output_attentions=True)
+    for kept, weights in zip(made["encoder"].layers, outputs.attentions, strict=True):
+        assert torch.equal(kept.dense(), weights.dense())
+        assert kept.value is None
+    assert record(folder, "dogs", values=True)["encoder"].has_values
+
+
+def test_words_that_are_given_are_numbered(folder):
+    axis = record(load(folder), ["the", "dogs.", "running"])["encoder"].queries
+    assert axis.texts == ("[CLS]", "the", "dog", "##s", ".", "run", "##ning", "[SEP]")
+    assert axis.words == (None, 0, 1, 1, 1, 2, 2, None)
+
+
+def test_a_model_and_its_tokenizer(folder):
+    model = make("bert", "sdpa")
+    assert record(model, "the dog", tokenizer=tokenizer())["encoder"].queries.texts[1:3] == ("the", "dog")
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match="tokenizer is None"):
+        record(model, "the dog")
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_encoder_decoders(name):
+    """With what the model writes itself, and with what it is told to write."""
+    model, pieces = make(name), tokenizer()
+    made = record(model, "the dogs run .", tokenizer=pieces, target="run , dog !")
+    assert made["encoder"].queries.texts == ("[CLS]", "the", "dog", "##s", "run", ".", "[SEP]")
+    start = model.config.decoder_start_token_id
+    ids = [start, *pieces("run , dog !")["input_ids"][:-1]]
+    assert made["decoder"].queries.texts == tuple(WORDS[number] for number in ids)
+    assert made["cross"].keys == made["encoder"].keys
+    assert made["cross"].queries == made["decoder"].queries
+    own = record(model, "the dogs run .", tokenizer=pieces)
+    assert len(own["decoder"].queries) >= 1
+    with pytest.raises(ValueError, match="target is given, but .* is no encoder–decoder"):
+        record(make("bert"), "the dog", tokenizer=pieces, target="dog")
+
+
+def test_random_tokens_twice(folder):
+    model = load(folder)
+    axis = record_repeated(model, 5, seed=3)["encoder"].queries
+    assert axis.special == (True, *[False] * 10, True)
+    assert axis.texts[1:6] == axis.texts[6:11]
+    assert len(set(axis.texts[1:6])) == 5
+    assert axis == record_repeated(model, 5, seed=3)["encoder"].queries
+    assert axis != record_repeated(model, 5, seed=4)["encoder"].queries
+
+
+def test_bad_input(folder, tmp_path):
+    with pytest.raises(ValueError, match="nobody/nothing: there is no such folder or file.*--download"):
+        load("nobody/nothing")
+    with pytest.raises(FileNotFoundError, match="a folder without a config.json"):
+        load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"m\.gguf: there is no such file"):
+        load(tmp_path / "m.gguf")
+    (tmp_path / "text.txt").write_text("x")
+    with pytest.raises(ValueError, match="expected a folder of Hugging Face files, a .gguf file or a hub id"):
+        load(tmp_path / "text.txt")
+    (tmp_path / "m.gguf").write_text("x")
+    with pytest.raises(ValueError, match=r"m\.gguf"):
+        load(tmp_path / "m.gguf")
+    (folder / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match="tiny"):
+        load(folder)

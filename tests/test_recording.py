@@ -1,0 +1,92 @@
+"""Recordings: a model's attention on a text, kept, saved and read again."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from clearhead import AttentionWeights, Causal, Recording, attention
+from clearhead.recording import Stack, Tokens
+
+
+def tokens(*texts):
+    return Tokens(texts, tuple(text.startswith("[") for text in texts), tuple(range(len(texts))))
+
+
+def weights(q_len, kv_len, heads=3, mask=None):
+    query, key = torch.randn(1, heads, q_len, 4), torch.randn(1, heads, kv_len, 4)
+    return attention(query, key, torch.randn(1, heads, kv_len, 5), mask=mask, return_weights=True)[1]
+
+
+def recording():
+    source, target = tokens("[CLS]", "ein", "Test", "日本"), tokens("a", "test")
+    stacks = {
+        "encoder": Stack((weights(4, 4), weights(4, 4)), source, source),
+        "decoder": Stack((weights(2, 2, mask=Causal()),), target, target),
+        "cross": Stack((weights(2, 4),), target, source),
+    }
+    return Recording("a model", stacks)
+
+
+def test_what_it_holds():
+    made = recording()
+    assert len(list(made.heads())) == (2 + 1 + 1) * 3
+    assert torch.equal(made.weights(("encoder", 1, 2)).dense(), made["encoder"].layers[1].dense()[:, 2:])
+    assert repr(made) == (
+        "Recording('a model': encoder 2 × 3 heads, 4 × 4 tokens; decoder 1 × 3 heads, 2 × 2 tokens;"
+        " cross 1 × 3 heads, 2 × 4 tokens)"
+    )
+    with pytest.raises(KeyError, match="a model has no attention 'middle'; it has 'encoder', 'decoder', 'cross'"):
+        made["middle"]
+    assert made.to("cpu")["cross"].keys == made["cross"].keys
+
+
+def test_saved_and_read_again(tmp_path):
+    made, path = recording(), tmp_path / "recording.safetensors"
+    made.save(path)
+    read = Recording.load(path)
+    assert read.model == made.model
+    assert list(read.heads()) == list(made.heads())
+    for name, stack in made.stacks.items():
+        assert (read[name].queries, read[name].keys) == (stack.queries, stack.keys)
+        assert read[name].has_values
+        for one, other in zip(read[name].layers, stack.layers, strict=True):
+            assert torch.equal(one.dense(), other.dense())
+            assert torch.equal(one.value, other.value)
+    assert [place.name for place in tmp_path.iterdir()] == [path.name]
+
+
+def test_without_values():
+    kept = weights(3, 3).without_values()
+    assert kept.value is None
+    assert kept.shape == (1, 3, 3, 3)
+
+
+def test_foreign_and_broken_files(tmp_path):
+    path = tmp_path / "file.safetensors"
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        Recording.load(path)
+    weights(2, 2).save(path)
+    with pytest.raises(ValueError, match="not saved by Recording.save"):
+        Recording.load(path)
+    recording().save(path)
+    with pytest.raises(ValueError, match="not saved by AttentionWeights.save"):
+        AttentionWeights.load(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        Recording.load(path)
+    facts = {"format": "clearhead.Recording", "version": 1, "model": "m", "stacks": {"encoder": {"layers": [{}]}}}
+    save_file({"x": torch.zeros(1)}, path, {"clearhead": json.dumps(facts)})
+    with pytest.raises(ValueError, match="saved by Recording.save, but incomplete"):
+        Recording.load(path)
+    save_file({"x": torch.zeros(1)}, path, {"clearhead": json.dumps({**facts, "version": 9})})
+    with pytest.raises(ValueError, match="format version 9, but this clearhead reads up to 1"):
+        Recording.load(path)
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match="layer 0 is .1, 3, 4, 4., but there are 3 query tokens"):
+        Stack((weights(4, 4),), tokens("a", "b", "c"), tokens("a", "b", "c", "d"))
+    with pytest.raises(ValueError, match="Tokens: texts, special and words"):
+        Tokens(("a",), (False, True), (None,))

@@ -1,0 +1,129 @@
+"""`watch` sees what the attentions of the same call say, and keeps no queries or keys."""
+
+import gc
+
+import pytest
+import torch
+from transformers import GPTJConfig, GPTJModel
+
+from clearhead.huggingface import watch
+from tiny_models import LENGTH, inputs_for, make
+
+
+def attentions(name, inputs):
+    with torch.no_grad():
+        return make(name)(**inputs, output_attentions=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "vit"])
+def test_statistics_of_each_layer(name):
+    inputs = inputs_for(name, None if name == "vit" else "right")
+    model = make(name, "sdpa")
+    with torch.no_grad(), watch(model, entropy=True, received=True, distance=True, top=3, pool=(2, 2)) as seen:
+        assert model.config._attn_implementation == "clearhead"
+        model(**inputs)
+    assert model.config._attn_implementation == "sdpa"
+    outputs = attentions(name, inputs)
+    assert len(seen) == 2
+    for layer, weights in enumerate(outputs.attentions):
+        (call,) = seen[layer].calls
+        torch.testing.assert_close(call.entropy, weights.entropy())
+        torch.testing.assert_close(call.received, weights.received())
+        torch.testing.assert_close(call.distance, weights.distance())
+        torch.testing.assert_close(call.top.weights, weights.topk(3).weights)
+        torch.testing.assert_close(call.pooled, weights.pool(2, 2))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_means_leave_padding_out_and_merge_calls(name, side):
+    padded, whole = inputs_for(name, side), inputs_for(name)
+    model = make(name)
+    with torch.no_grad(), watch(model, entropy=True, top=1) as seen:
+        model(**padded)
+        model(**whole)
+    real = padded["attention_mask"].bool()
+    runs = [attentions(name, inputs) for inputs in (padded, whole)]
+    kind, stack = ("encoder_attentions", "encoder") if name == "t5" else ("attentions", seen.stacks[0])
+    first, second = (run[kind][1].entropy() for run in runs)
+    expected = torch.cat([first.transpose(1, 2)[real], second.transpose(1, 2).flatten(0, 1)]).mean(dim=0)
+    layer = seen[stack, 1]
+    assert layer.queries == int(real.sum()) + 2 * LENGTH
+    torch.testing.assert_close(layer.means["entropy"].float(), expected)
+    largest = torch.cat(
+        [
+            runs[0][kind][1].topk(1).weights[..., 0].transpose(1, 2)[real],
+            runs[1][kind][1].topk(1).weights[..., 0].transpose(1, 2).flatten(0, 1),
+        ]
+    ).mean(dim=0)
+    torch.testing.assert_close(layer.means["largest"].float(), largest)
+
+
+def test_the_table():
+    model = make("bart")
+    with torch.no_grad(), watch(model, entropy=True, distance=True, keep_calls=False) as seen:
+        model(**inputs_for("bart", "right"))
+    table = seen.to_dict()
+    assert list(table) == ["stack", "layer", "head", "queries", "entropy", "distance"]
+    assert len(table["head"]) == 3 * 2 * 4
+    assert sorted(set(table["stack"])) == ["cross", "decoder", "encoder"]
+    row = [place for place, stack in enumerate(table["stack"]) if stack == "cross"][-1]
+    assert (table["layer"][row], table["head"][row], table["queries"][row]) == (1, 3, 14)
+    assert table["entropy"][row] == pytest.approx(float(seen["cross", 1].means["entropy"][3]))
+    assert seen["cross", 1].calls == []
+
+
+def test_generation_is_followed_token_by_token():
+    model, inputs = make("llama"), inputs_for("llama", "left")
+    with watch(model, entropy=True) as seen:
+        text = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    new = text.shape[1] - LENGTH
+    assert [tuple(call.entropy.shape) for call in seen[0].calls] == [(2, 4, LENGTH)] + [(2, 4, 1)] * (new - 1)
+    assert seen[0].queries == 8 + LENGTH + 2 * (new - 1)
+
+
+def test_no_queries_or_keys_stay():
+    model = make("llama")
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(**inputs_for("llama"))
+        gc.collect()
+        wide = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape[1:] == (4, LENGTH, 8)]
+    assert seen[1].calls
+    assert wide == []
+
+
+def test_gradients_flow_as_before():
+    model = make("llama")
+    ids = inputs_for("llama")["input_ids"]
+    with watch(model, entropy=True):
+        model(input_ids=ids, labels=ids).loss.backward()
+    inside = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert torch.equal(inside, model.lm_head.weight.grad)
+
+
+def test_restored_after_an_error_and_inside_another():
+    model = make("gpt2", "eager")
+    with watch(model, entropy=True) as outer, watch(model, distance=True) as inner:
+        model(**inputs_for("gpt2"))
+    assert len(inner[0].calls) == len(outer[0].calls) == 1
+    with pytest.raises(ValueError, match="input_ids"), watch(model, entropy=True):
+        model()
+    assert model.config._attn_implementation == "eager"
+    assert not any(getattr(module, "_clearhead_taps", []) for module in model.modules())
+
+
+def test_bad_input():
+    model = make("llama")
+    with pytest.raises(TypeError, match="entropie is not something to watch; expected any of entropy, received"):
+        watch(model, entropie=True).__enter__()
+    with pytest.raises(ValueError, match="nothing to watch"):
+        watch(model, entropy=False).__enter__()
+    own = GPTJModel(GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=2, rotary_dim=4))
+    with pytest.raises(ValueError, match="GPTJModel does not use"):
+        watch(own, entropy=True).__enter__()
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(**inputs_for("llama"))
+    with pytest.raises(KeyError, match="there are 'decoder' 0 to 1"):
+        seen[5]
