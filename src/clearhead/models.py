@@ -122,15 +122,7 @@ def record(
         if tokenizer is None:
             raise ValueError("tokenizer is None; a model that was not loaded here needs its own")
         model = Loaded(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
-    words = None if isinstance(text, str) else list(text)
-    whole = text if isinstance(text, str) else " ".join(text)
-    encoded = model.tokenizer(whole, return_tensors="pt", return_offsets_mapping=model.tokenizer.is_fast)
-    offsets = encoded.pop("offset_mapping")[0].tolist() if model.tokenizer.is_fast else None
-    ids = encoded["input_ids"]
-    if ids.shape[1] == 0:
-        raise ValueError("text has no tokens; expected at least one")
-    source = _tokens(model.tokenizer, ids[0], _word_numbers(whole, words, offsets, encoded))
-    return _run(model, {**encoded}, source, target, values)
+    return _record(model, prepare(model, text, target), values)
 
 
 def record_repeated(model: Loaded, length: int = 64, *, seed: int = 0) -> Recording:
@@ -148,36 +140,74 @@ def record_repeated(model: Loaded, length: int = 64, *, seed: int = 0) -> Record
     before, after = around["input_ids"][0, : own[0]], around["input_ids"][0, own[-1] + 1 :]
     ids = torch.cat([before, chosen, chosen, after])
     source = _tokens(model.tokenizer, ids, [None] * len(ids))
-    return _run(model, {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}, source, None, False)
+    inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+    return _record(model, _prepared(model, inputs, source, None), values=False)
 
 
-def _run(loaded: Loaded, encoded: dict[str, Tensor], source: Tokens, target: str | None, values: bool) -> Recording:
-    from clearhead.huggingface.modules import attention_modules, tapped
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a model is called with for one text, and the tokens of each stack: queries and keys."""
 
-    model, tokenizer = loaded.model, loaded.tokenizer
+    inputs: dict[str, Tensor]
+    axes: dict[str, tuple[Tokens, Tokens]]
+
+
+def prepare(model: Loaded, text: str | Sequence[str], target: str | None = None) -> Prepared:
+    """A text as tokens; for an encoder–decoder, also what it writes, or is told to write."""
+    words = None if isinstance(text, str) else list(text)
+    whole = text if isinstance(text, str) else " ".join(text)
+    tokenizer = model.tokenizer
+    encoded = tokenizer(whole, return_tensors="pt", return_offsets_mapping=tokenizer.is_fast)
+    offsets = encoded.pop("offset_mapping")[0].tolist() if tokenizer.is_fast else None
+    ids = encoded["input_ids"]
+    if ids.shape[1] == 0:
+        raise ValueError("text has no tokens; expected at least one")
+    longest = _most_tokens(model.model.config)
+    if ids.shape[1] > longest:
+        raise ValueError(f"text has {ids.shape[1]} tokens, but {model.name} takes at most {longest}")
+    source = _tokens(tokenizer, ids[0], _word_numbers(whole, words, offsets, encoded))
+    return _prepared(model, {**encoded}, source, target)
+
+
+def _prepared(loaded: Loaded, encoded: dict[str, Tensor], source: Tokens, target: str | None) -> Prepared:
+    model = loaded.model
     inputs = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     axes = {"encoder": (source, source), "decoder": (source, source)}
-    with torch.inference_mode():
-        if model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = written = _written(model, tokenizer, inputs, target)
-            own = _tokens(tokenizer, written[0], [None] * written.shape[1])
-            axes |= {"decoder": (own, own), "cross": (own, source)}
-        elif target is not None:
-            raise ValueError(f"target is given, but {loaded.name} is no encoder–decoder")
-        modules = attention_modules(model)
-        kept: dict[nn.Module, AttentionWeights] = {}
-        with tapped(model, {attention.module: _Keeper(kept, values) for attention in modules}):
-            model(**inputs, use_cache=False)
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = written = _written(model, loaded.tokenizer, inputs, target)
+        own = _tokens(loaded.tokenizer, written[0], [None] * written.shape[1])
+        axes |= {"decoder": (own, own), "cross": (own, source)}
+    elif target is not None:
+        raise ValueError(f"target is given, but {loaded.name} is no encoder–decoder")
+    return Prepared(inputs, axes)
+
+
+def _most_tokens(config: Any) -> float:
+    """How many positions a model has learned; those that rotate, or count distances, have no end."""
+    rotates = any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling"))
+    most = getattr(config, "max_position_embeddings", None)
+    return float("inf") if rotates or most is None else most
+
+
+def _record(loaded: Loaded, prepared: Prepared, values: bool) -> Recording:
+    from clearhead.huggingface.modules import attention_modules, tapped
+
+    modules = attention_modules(loaded.model)
+    kept: dict[nn.Module, AttentionWeights] = {}
+    taps = {attention.module: _Keeper(kept, values) for attention in modules}
+    with torch.no_grad(), tapped(loaded.model, taps):
+        loaded.model(**prepared.inputs, use_cache=False)
     silent = [attention.name for attention in modules if attention.module not in kept]
     if silent:
         raise RuntimeError(f"{loaded.name}: {silent[0]} did not run, so there is nothing to record of it")
     stacks = {}
     for stack in dict.fromkeys(attention.stack for attention in modules):
         layers = tuple(kept[attention.module] for attention in modules if attention.stack == stack)
-        stacks[stack] = Stack(layers, *axes.get(stack, (source, source)))
+        stacks[stack] = Stack(layers, *prepared.axes[stack])
     return Recording(loaded.name, stacks)
 
 
+@torch.no_grad()
 def _written(model: Any, tokenizer: Any, inputs: dict[str, Tensor], target: str | None) -> Tensor:
     """What the decoder of an encoder–decoder reads: its start token, and what it has written before each next token."""
     if target is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def attention_modules(model: nn.Module) -> list[Attention]:
 
 
 @contextmanager
-def tapped(model: nn.Module, taps: dict[nn.Module, Tap]) -> Iterator[None]:
+def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """The model on clearhead, with something that looks at some of its attention modules; as it was afterwards."""
     modules = attention_modules(model)
     assert isinstance(model, PreTrainedModel)
@@ -79,7 +80,8 @@ def tapped(model: nn.Module, taps: dict[nn.Module, Tap]) -> Iterator[None]:
     try:
         model.set_attn_implementation(NAME)
         for attention in modules:
-            if getattr(attention.module.config, "_attn_implementation", None) != NAME:
+            config = getattr(attention.module, "config", None)
+            if getattr(config, "_attn_implementation", NAME) != NAME:
                 raise ValueError(f"{attention.name} of {type(model).__name__} cannot be set to {NAME!r}")
         yield
     finally:
@@ -89,6 +91,7 @@ def tapped(model: nn.Module, taps: dict[nn.Module, Tap]) -> Iterator[None]:
             module.__dict__[TAPS].remove(tap)
 
 
+@functools.cache
 def _uses_interface(kind: type[nn.Module]) -> bool:
     """Whether the code of a module's own methods looks the attention function up."""
     methods = (inspect.unwrap(method) for method in vars(kind).values() if inspect.isfunction(method))
