@@ -1,6 +1,7 @@
 """`clearhead stats` and `clearhead roles`."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_roles(folder, tmp_path):
     found = Roles.from_json(target.read_text())
     assert found.model == "tiny"
     assert len(found.heads) == 8
+
+
+def test_without_transformers(folder, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("clearhead.huggingface")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = run("stats", "--model", folder, TEXT, status=2)
+    assert "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'" in result.stderr
 
 
 def test_what_is_wrong_is_said_in_one_line(folder, tmp_path):

@@ -71,6 +71,7 @@ LAYERS = [
     "recording",
     "treebank",
     "syntax",
+    "head_statistics",
     "roles",
     "huggingface.mask_functions",
     "huggingface.masking",
@@ -101,6 +102,7 @@ LAYERS = [
     "surveys",
     "tables",
     "doctor",
+    "cli_models",
     "cli",
     "__main__",
 ]

@@ -7,9 +7,10 @@ import weakref
 import pytest
 import torch
 
-from clearhead import Causal, Dense, Prefix, Window, attention, roles
+from clearhead import Causal, Dense, Prefix, Window, attention
+from clearhead.head_statistics import REACH
 from clearhead.recording import Recording, Stack
-from clearhead.roles import KEYS, REACH, SCORES, SINK, HeadStatistics, Roles, head_roles
+from clearhead.roles import KEYS, SCORES, SINK, HeadStatistics, Roles, head_roles
 from clearhead.syntax import RelationScore
 from crafted import looking_at, recording, tokens, weights_of
 
@@ -147,7 +148,7 @@ def test_keys_are_counted_by_the_mask(mask, bias):
 def test_the_count_of_visible_keys_does_not_depend_on_how_it_is_cut(monkeypatch):
     one = recording(weights_of(torch.ones(1, SIZE, SIZE), Window(before=2)))
     whole = head_roles([one])
-    monkeypatch.setattr(roles, "CELLS", 3 * SIZE)
+    monkeypatch.setattr("clearhead.head_statistics.CELLS", 3 * SIZE)
     assert head_roles([one]) == whole
 
 

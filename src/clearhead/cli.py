@@ -8,22 +8,20 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import clearhead
+from clearhead.cli_models import chosen_layers, load_model, progress_bar, texts_to_read, tracked
 from clearhead.files import write_text
 from clearhead.worked import BUILT_IN
-
-if TYPE_CHECKING:
-    from clearhead.models import Loaded
 
 app = typer.Typer(
     help="Multi-head attention you can see through.",
@@ -68,7 +66,7 @@ def _one_line_errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever read it has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         typer.echo(f"clearhead: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
 
@@ -169,15 +167,15 @@ def stats(
 ) -> None:
     """Run a model on texts; show how broadly, how far and how strongly each head attends."""
     with _one_line_errors():
-        texts = _texts(text, file)
-        loaded = _load(model, device, dtype, download)
+        texts = texts_to_read(text, file)
+        loaded = load_model(model, device, dtype.value, download)
         from clearhead.surveys import statistics
         from clearhead.tables import print_statistics
         from clearhead.worked.terminal import console_for_output
 
-        table = statistics(loaded, _tracked(texts, "texts")).to_dict()
+        table = statistics(loaded, tracked(texts, "texts")).to_dict()
         count = 1 + max(table["layer"], default=-1)
-        chosen = _chosen_layers(layers, count)
+        chosen = chosen_layers(layers, count)
         rows = [place for place, layer in enumerate(table["layer"]) if layer in chosen]
         table = {name: [values[row] for row in rows] for name, values in table.items()}
         if as_json or output is not None:
@@ -205,83 +203,20 @@ def roles(
     with _one_line_errors():
         from clearhead.treebank import read_conllu
 
-        texts = _texts(text, file)
+        texts = texts_to_read(text, file)
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
-        loaded = _load(model, device, dtype, download)
+        loaded = load_model(model, device, dtype.value, download)
         from clearhead import surveys
         from clearhead.tables import print_roles
         from clearhead.worked.terminal import console_for_output
 
-        with _bar("sentences", len(sentences)) as advance:
+        with progress_bar("sentences", len(sentences)) as advance:
             found = surveys.roles(loaded, texts, sentences=sentences, progress=advance)
-        chosen = _chosen_layers(layers, 1 + max(layer for _, layer, _ in found.heads))
+        chosen = chosen_layers(layers, 1 + max(layer for _, layer, _ in found.heads))
         if as_json or output is not None:
             _write(found.to_json() + "\n", output)
         else:
             print_roles(console_for_output(), found, [address for address in found.heads if address[1] in chosen])
-
-
-def _texts(text: str | None, files: list[Path] | None) -> list[str]:
-    """What to read: what is given, or a passage of our own."""
-    given = [] if text is None else [text]
-    for path in files or ():
-        try:
-            given.append(path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not a text in UTF-8 ({error.reason})") from None
-    if given:
-        return given
-    from clearhead.surveys import PASSAGE
-
-    return list(PASSAGE)
-
-
-def _load(model: str, device: str | None, dtype: Dtype, download: bool) -> Loaded:
-    import torch
-
-    try:
-        from clearhead.models import load
-    except ImportError as error:
-        raise ValueError(str(error)) from None
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(where)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device is {where!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
-    return load(model, device=place, dtype=getattr(torch, dtype.value), download=download)
-
-
-def _chosen_layers(layers: str | None, count: int) -> set[int]:
-    """The numbers that "0,3-5" means."""
-    if layers is None:
-        return set(range(count))
-    chosen: set[int] = set()
-    for part in layers.split(","):
-        first, _, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            raise ValueError(f"--layers is {layers!r}; expected numbers and ranges such as 0,3-5")
-        chosen |= set(range(int(first), int(last or first) + 1))
-    if not chosen or max(chosen) >= count:
-        raise ValueError(f"--layers is {layers!r}, but the layers are 0 to {count - 1}")
-    return chosen
-
-
-@contextmanager
-def _bar(what: str, count: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal's stderr; a function that moves it."""
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not (count and sys.stderr.isatty())) as bar:
-        task = bar.add_task(what, total=count)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
-
-
-def _tracked(texts: list[str], what: str) -> Iterator[str]:
-    with _bar(what, len(texts)) as advance:
-        for number, text in enumerate(texts):
-            yield text
-            advance(number + 1, len(texts))
 
 
 @app.command()

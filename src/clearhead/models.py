@@ -51,9 +51,8 @@ def load(
         dtype: float32 by default.
         download: fetch it from the hub where it is not in the local cache.
     """
+    from clearhead.huggingface import attention_modules  # isort: skip, it says what to install where it is missing
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
-
-    from clearhead.huggingface import attention_modules
 
     path = Path(name)
     source = str(name)

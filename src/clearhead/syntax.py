@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.checks import whole_number
-from clearhead.recording import Address, Recording, Stack, Tokens
+from clearhead.recording import Address, Recording, Stack, Tokens, attends_to_itself, of_one_model
 from clearhead.treebank import Sentence
 from clearhead.weights import AttentionWeights
 
@@ -78,32 +78,6 @@ def relation_scores(
                 counts[name].add(number % 2, stack, pieces, questions)
     scores = [score for own in counts.values() for score in own.scores(minimum)]
     return sorted(scores, key=_place)
-
-
-def of_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
-    """The recordings one by one, after making sure that there are some, and that all are of the same model."""
-    if isinstance(recordings, Recording):  # which has square brackets, and would be taken for a sequence
-        raise TypeError("recordings is a single Recording; expected several, such as [recording]")
-    model, heads = None, None
-    for number, recording in enumerate(recordings):
-        if not isinstance(recording, Recording):
-            raise TypeError(f"recordings[{number}] is {recording!r}; expected a Recording")
-        own = set(recording.heads())
-        if heads is None:
-            model, heads = recording.model, own
-        if (recording.model, own) != (model, heads):
-            raise ValueError(
-                f"recordings[{number}] is of {recording.model!r} with {len(own)} heads, but recordings[0] of {model!r}"
-                f" with {len(heads)}; expected recordings of one model"
-            )
-        yield recording
-    if heads is None:
-        raise ValueError("recordings has no entries; expected at least one Recording")
-
-
-def attends_to_itself(name: str, stack: Stack) -> bool:
-    """Whether queries and keys are the same tokens. Cross-attention is not meant, even from a text to its copy."""
-    return name != "cross" and stack.queries == stack.keys
 
 
 @dataclass(frozen=True, eq=False)

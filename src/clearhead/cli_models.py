@@ -1,0 +1,76 @@
+"""What the commands that run a model share: its texts, loading it, choosing layers, progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from clearhead.models import Loaded
+
+
+def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
+    """What to read: what is given, or a passage of our own."""
+    given = [] if text is None else [text]
+    for path in files or ():
+        try:
+            given.append(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not a text in UTF-8 ({error.reason})") from None
+    if given:
+        return given
+    from clearhead.surveys import PASSAGE
+
+    return list(PASSAGE)
+
+
+def load_model(model: str, device: str | None, dtype: str, download: bool) -> Loaded:
+    """The model on its device; a GPU if there is one and nothing else is said."""
+    import torch
+
+    from clearhead.models import load
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(where)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device is {where!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
+    return load(model, device=place, dtype=getattr(torch, dtype), download=download)
+
+
+def chosen_layers(layers: str | None, count: int) -> set[int]:
+    """The numbers that "0,3-5" means."""
+    if layers is None:
+        return set(range(count))
+    chosen: set[int] = set()
+    for part in layers.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise ValueError(f"--layers is {layers!r}; expected numbers and ranges such as 0,3-5")
+        chosen |= set(range(int(first), int(last or first) + 1))
+    if not chosen or max(chosen) >= count:
+        raise ValueError(f"--layers is {layers!r}, but the layers are 0 to {count - 1}")
+    return chosen
+
+
+@contextmanager
+def progress_bar(what: str, count: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal's stderr; a function that moves it."""
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not (count and sys.stderr.isatty())) as bar:
+        task = bar.add_task(what, total=count)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def tracked(texts: list[str], what: str) -> Iterator[str]:
+    with progress_bar(what, len(texts)) as advance:
+        for number, text in enumerate(texts):
+            yield text
+            advance(number + 1, len(texts))
