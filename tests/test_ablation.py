@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import transformers
 
 from clearhead.huggingface import ablate, head_importance
-from tiny_models import inputs_for, make
+from tiny_models import SIZES, inputs_for, make
 
 
 def without_columns(model, layer, head):
@@ -39,6 +40,21 @@ def test_in_encoder_decoders_stacks_are_named():
                 assert not torch.allclose(model(**inputs).logits, whole)
     with pytest.raises(ValueError, match=r"expected \(stack, layer, head\), with a stack of encoder, decoder, cross"):
         ablate(model, {(1, 2)}).__enter__()
+
+
+def test_one_of_several_layers_that_share_a_module():
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=16)).eval()
+    ids = inputs_for("bert")["input_ids"]
+    with torch.no_grad():
+        outputs = []
+        for heads in ((), {(0, 1)}, {(1, 1)}, {(0, 1), (1, 1)}):
+            with ablate(model, heads):
+                outputs.append(model(input_ids=ids).last_hidden_state)
+    pairs = [(one, other) for place, one in enumerate(outputs) for other in outputs[:place]]
+    assert all(not torch.allclose(one, other, atol=1e-6) for one, other in pairs)
+    with pytest.raises(ValueError, match=r"heads has \(2, 1\) in it"):
+        ablate(model, {(2, 1)}).__enter__()
 
 
 def test_gradients_flow_past_it():

@@ -9,7 +9,7 @@ from transformers.masking_utils import create_causal_mask
 from clearhead import AttentionWeights
 from clearhead.huggingface import LazyMask, attention_modules
 from clearhead.huggingface.forward import attention_forward
-from tiny_models import DECODERS, ENCODERS, LENGTH, MAKERS, PAIRS, VOCABULARY, inputs_for, make
+from tiny_models import DECODERS, ENCODERS, LENGTH, MAKERS, PAIRS, SIZES, VOCABULARY, inputs_for, make
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 CASES = [(name, padding) for name in MAKERS for padding in (None, "left", "right") if padding is None or name != "vit"]
@@ -250,3 +250,65 @@ def test_encoders_take_padding_as_padding():
         with torch.no_grad():
             outputs = make(name)(**inputs_for(name, "right"), output_attentions=True)
         assert "Padding([8, 11])" in repr(outputs.attentions[0])
+
+
+def sizes(**more):
+    small = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    return {**small, **heads, "pad_token_id": 0, "decoder_start_token_id": 2, **more}
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (transformers.SplinterModel, transformers.SplinterConfig(**SIZES)),
+        (transformers.NllbMoeModel, transformers.NllbMoeConfig(**sizes(num_experts=2))),
+    ],
+    ids=["splinter", "nllb-moe"],
+)
+def test_modules_that_do_not_say_whether_they_are_causal(model, config):
+    torch.manual_seed(0)
+    model = model(config).eval()
+    ids = inputs_for("llama")["input_ids"]
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :7]} if config.is_encoder_decoder else {})
+    outputs = []
+    for implementation in ("eager", "clearhead"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs.append(model(**inputs).last_hidden_state)
+    torch.testing.assert_close(*outputs, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "bart"])
+def test_gradient_checkpointing(name):
+    """What is computed again in the backward pass is what was computed before."""
+    gradients = []
+    for checkpointing in (False, True):
+        model = make(name).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        result(model(**inputs_for(name), use_cache=False)).square().mean().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*gradients, strict=True):
+        scale = one.abs().max()  # the first pass, without gradients, may go to another kernel
+        torch.testing.assert_close(other / scale, one / scale, rtol=0, atol=5e-5)
+
+
+def test_a_mask_of_whole_numbers_is_refused():
+    mask = torch.ones(LENGTH, LENGTH).tril().long().expand(2, 1, LENGTH, LENGTH)
+    with pytest.raises(ValueError, match="dtype torch.int64; expected bool"):
+        make("llama")(input_ids=inputs_for("llama")["input_ids"], attention_mask=mask)
+
+
+def test_parts_with_attention_of_their_own_are_named():
+    config = transformers.LongT5Config(
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=4
+    )
+    with pytest.warns(UserWarning, match="LongT5ForConditionalGeneration has .*LongT5LocalAttention, which run"):
+        found = attention_modules(transformers.LongT5ForConditionalGeneration(config))
+    assert {attention.stack for attention in found} == {"decoder", "cross"}

@@ -71,13 +71,8 @@ def test_the_same_cells(data):
     assert isinstance(got, LazyMask)
     assert got.shape == expected.shape
     assert torch.equal(got.dense(), expected)
-    # where a mask may be left out, what None stands for is what it would have said
-    causal = name == "causal"
-    got = make_mask(*sizes, **call, allow_is_causal_skip=causal, allow_is_bidirectional_skip=name == "bidirectional")
-    if got is None and causal and q_len > 1:
-        assert torch.equal(expected[:, 0], torch.ones(BATCH, q_len, kv_len, dtype=torch.bool).tril())
-    elif got is None:
-        assert expected.all()
+    # where transformers may leave a mask out, ours is there all the same: what None means is for the module to know
+    assert torch.equal(make_mask(*sizes, **call, allow_is_bidirectional_skip=True).dense(), expected)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +97,8 @@ def test_unknown_functions_are_evaluated(name, monkeypatch):
 
 
 def test_free_places_of_a_static_cache_need_no_mask():
-    assert make_mask(2, 4, 16, 0, 0, attention_mask=torch.ones(2, 4, dtype=torch.bool)) is None
+    first = make_mask(2, 4, 16, 0, 0, attention_mask=torch.ones(2, 4, dtype=torch.bool))
+    assert isinstance(first.mask, Causal)
     later = make_mask(2, 1, 16, torch.tensor(6), 0, attention_mask=torch.ones(2, 7, dtype=torch.bool))
     assert isinstance(later.mask, Causal)
     assert later.dense().sum(dim=-1).flatten().tolist() == [7, 7]
@@ -115,6 +111,12 @@ def test_numbers_that_come_again_are_not_one_group():
     mask = make_mask(2, 4, 4, mask_function=function, allow_is_causal_skip=False)
     expected = theirs.sdpa_mask(2, 4, 4, mask_function=function, allow_is_causal_skip=False)
     assert torch.equal(mask.dense(), expected)
+
+
+def test_a_window_of_no_keys():
+    """Qwen2-MoE makes one for no layer."""
+    function = theirs.sliding_window_causal_mask_function(0)
+    assert not make_mask(2, 4, 4, mask_function=function).dense().any()
 
 
 class TestLazyMask:
@@ -140,6 +142,11 @@ class TestLazyMask:
             assert isinstance(same, LazyMask)
             assert same.mask is lazy.mask
             assert torch.equal(same.dense(), lazy.dense())
+
+    def test_is_not_added_to_scores(self):
+        """A part of a model that computes attention itself would take True and False for 1 and 0."""
+        with pytest.raises(RuntimeError, match="attention code of its own"):
+            torch.randn(2, 1, 4, 6) + self.lazy()
 
     def test_is_not_changed_in_place(self):
         with pytest.raises(RuntimeError, match="in place"):

@@ -61,6 +61,8 @@ def test_roles(folder, tmp_path):
     found = Roles.from_json(target.read_text())
     assert found.model == "tiny"
     assert len(found.heads) == 8
+    run("roles", "--model", folder, TEXT, "--layers", "1", "--output", target)
+    assert {layer for _, layer, _ in Roles.from_json(target.read_text()).heads} == {1}
 
 
 def test_without_transformers(folder, monkeypatch):

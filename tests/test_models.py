@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import Lowercase
@@ -10,8 +11,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from clearhead.models import load, record, record_repeated
-from tiny_models import make
+from tiny_models import SIZES, make
 
+TEXT = "The dogs running."
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "the", "dog", "##s", "run", "##ning", "."]
 
 
@@ -89,7 +91,54 @@ def test_random_tokens_twice(folder):
     assert axis != record_repeated(model, 5, seed=4)["encoder"].queries
 
 
+def test_dropout_is_no_part_of_a_recording(folder):
+    model = make("bert").train()
+    first, second = (record(model, TEXT, tokenizer=tokenizer())["encoder"].layers[1].dense() for _ in range(2))
+    assert torch.equal(first, second)
+    assert model.training
+
+
+def test_unknown_words_are_not_special(folder):
+    axis = record(load(folder), "the 😀 dog")["encoder"].queries
+    assert axis.texts[2] == "[UNK]"
+    assert axis.special == (True, False, False, False, True)
+
+
+def test_layers_that_share_a_module(folder):
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=16)).eval()
+    model.set_attn_implementation("clearhead")
+    pieces = tokenizer()
+    made = record(model, TEXT, tokenizer=pieces)["encoder"]
+    with torch.no_grad():
+        outputs = model(**pieces(TEXT, return_tensors="pt"), output_attentions=True)
+    assert len(made.layers) == 2
+    for kept, weights in zip(made.layers, outputs.attentions, strict=True):
+        assert torch.equal(kept.dense(), weights.dense())
+
+
+def test_models_that_read_more_than_a_text():
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.CLIPConfig(
+        text_config={**small, "vocab_size": 50}, vision_config={**small, "image_size": 8, "patch_size": 4}
+    )
+    with pytest.raises(ValueError, match="has a text encoder; a text alone can be recorded of language models"):
+        record(transformers.CLIPModel(config), "the dog", tokenizer=tokenizer())
+
+
+def test_as_many_tokens_as_there_are_positions():
+    config = transformers.RobertaConfig(**SIZES, max_position_embeddings=14, pad_token_id=1)
+    model, pieces = transformers.RobertaModel(config), tokenizer()
+    assert len(record(model, "the " * 10, tokenizer=pieces)["encoder"].queries) == 12
+    with pytest.raises(ValueError, match="text has 13 tokens, but .* takes at most 12"):
+        record(model, "the " * 11, tokenizer=pieces)
+
+
 def test_bad_input(folder, tmp_path):
+    with pytest.raises(TypeError, match=r"text is \['the', 3\]; expected a string, or the words of one"):
+        record(folder, ["the", 3])
+    with pytest.raises(ValueError, match="BartModel cannot write by itself; give it a target"):
+        record(make("bart").model, "the dog", tokenizer=tokenizer())
     with pytest.raises(ValueError, match="nobody/nothing: there is no such folder or file.*--download"):
         load("nobody/nothing")
     with pytest.raises(FileNotFoundError, match="a folder without a config.json"):

@@ -4,10 +4,12 @@ import gc
 
 import pytest
 import torch
+import transformers
 from transformers import GPTJConfig, GPTJModel
 
 from clearhead.huggingface import watch
-from tiny_models import LENGTH, inputs_for, make
+from clearhead.huggingface.forward import Taps
+from tiny_models import LENGTH, SIZES, inputs_for, make
 
 
 def attentions(name, inputs):
@@ -111,7 +113,63 @@ def test_restored_after_an_error_and_inside_another():
     with pytest.raises(ValueError, match="input_ids"), watch(model, entropy=True):
         model()
     assert model.config._attn_implementation == "eager"
-    assert not any(getattr(module, "_clearhead_taps", []) for module in model.modules())
+    assert not any(getattr(module, "_clearhead_taps", Taps()).taps for module in model.modules())
+
+
+def shared_layers():
+    torch.manual_seed(0)
+    return transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=16)).eval()
+
+
+def test_layers_that_share_a_module():
+    model, ids = shared_layers(), inputs_for("bert")["input_ids"]
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(input_ids=ids)
+        model(input_ids=ids)
+    model.set_attn_implementation("clearhead")
+    with torch.no_grad():
+        outputs = model(input_ids=ids, output_attentions=True)
+    assert len(seen) == len(outputs.attentions) == 2
+    for layer, weights in enumerate(outputs.attentions):
+        assert len(seen[layer].calls) == 2
+        torch.testing.assert_close(seen[layer].calls[1].entropy, weights.entropy())
+
+
+def test_checkpointed_layers_are_seen_once():
+    model, ids = make("llama").train(), inputs_for("llama")["input_ids"]
+    model.gradient_checkpointing_enable()
+    with watch(model, entropy=True) as seen:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert [len(layer.calls) for layer in seen] == [1, 1]
+
+
+def test_masks_over_something_else_than_queries():
+    """Samples of sound, of which several make a query."""
+    config = transformers.Wav2Vec2Config(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, conv_dim=(8, 8),
+        conv_stride=(5, 4), conv_kernel=(10, 8), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_feat_extract_layers=2, feat_extract_norm="layer",
+    )  # fmt: skip
+    model = transformers.Wav2Vec2Model(config).eval()
+    mask = torch.ones(2, 1000, dtype=torch.long)
+    mask[0, 600:] = 0
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(torch.randn(2, 1000), attention_mask=mask)
+    assert seen[0].queries == seen[0].calls[0].entropy[:, 0].numel()
+
+
+def test_parts_with_configurations_of_their_own():
+    encoder = transformers.BertConfig(**SIZES)
+    decoder = transformers.BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(
+        encoder=transformers.BertModel(encoder), decoder=transformers.BertLMHeadModel(decoder)
+    ).eval()
+    ids = inputs_for("bert")["input_ids"]
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(input_ids=ids, decoder_input_ids=ids[:, :5])
+    assert sorted(seen.layers) == [(stack, layer) for stack in ("cross", "decoder", "encoder") for layer in range(2)]
+    assert all(len(layer.calls) == 1 for layer in seen)
+    assert encoder._attn_implementation == "sdpa"
 
 
 def test_bad_input():

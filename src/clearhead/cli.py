@@ -173,9 +173,8 @@ def stats(
         from clearhead.tables import print_statistics
         from clearhead.worked.terminal import console_for_output
 
+        chosen = chosen_layers(layers, loaded)
         table = statistics(loaded, tracked(texts, "texts")).to_dict()
-        count = 1 + max(table["layer"], default=-1)
-        chosen = chosen_layers(layers, count)
         rows = [place for place, layer in enumerate(table["layer"]) if layer in chosen]
         table = {name: [values[row] for row in rows] for name, values in table.items()}
         if as_json or output is not None:
@@ -210,13 +209,14 @@ def roles(
         from clearhead.tables import print_roles
         from clearhead.worked.terminal import console_for_output
 
+        chosen = chosen_layers(layers, loaded)
         with progress_bar("sentences", len(sentences)) as advance:
             found = surveys.roles(loaded, texts, sentences=sentences, progress=advance)
-        chosen = chosen_layers(layers, 1 + max(layer for _, layer, _ in found.heads))
+        found = found.part(lambda address: address[1] in chosen)
         if as_json or output is not None:
             _write(found.to_json() + "\n", output)
         else:
-            print_roles(console_for_output(), found, [address for address in found.heads if address[1] in chosen])
+            print_roles(console_for_output(), found)
 
 
 @app.command()

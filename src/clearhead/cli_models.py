@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,10 +44,13 @@ def load_model(model: str, device: str | None, dtype: str, download: bool) -> Lo
     return load(model, device=place, dtype=getattr(torch, dtype), download=download)
 
 
-def chosen_layers(layers: str | None, count: int) -> set[int]:
+def chosen_layers(layers: str | None, model: Loaded) -> Container[int]:
     """The numbers that "0,3-5" means."""
+    from clearhead.huggingface import attention_modules
+
     if layers is None:
-        return set(range(count))
+        return range(sys.maxsize)
+    count = 1 + max(attention.layer for attention in attention_modules(model.model))
     chosen: set[int] = set()
     for part in layers.split(","):
         first, _, last = part.strip().partition("-")

@@ -138,7 +138,8 @@ def record_repeated(model: Loaded, length: int = 64, *, seed: int = 0) -> Record
     own = (around["special_tokens_mask"][0] == 0).nonzero().flatten()
     before, after = around["input_ids"][0, : own[0]], around["input_ids"][0, own[-1] + 1 :]
     ids = torch.cat([before, chosen, chosen, after])
-    source = _tokens(model.tokenizer, ids, [None] * len(ids))
+    added = [True] * len(before) + [False] * 2 * len(chosen) + [True] * len(after)
+    source = _tokens(model.tokenizer, ids, [None] * len(ids), added)
     inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
     return _record(model, _prepared(model, inputs, source, None), values=False)
 
@@ -153,87 +154,112 @@ class Prepared:
 
 def prepare(model: Loaded, text: str | Sequence[str], target: str | None = None) -> Prepared:
     """A text as tokens; for an encoder–decoder, also what it writes, or is told to write."""
+    if not isinstance(text, str) and not all(isinstance(word, str) for word in text):
+        raise TypeError(f"text is {text!r}; expected a string, or the words of one")
     words = None if isinstance(text, str) else list(text)
     whole = text if isinstance(text, str) else " ".join(text)
     tokenizer = model.tokenizer
-    encoded = tokenizer(whole, return_tensors="pt", return_offsets_mapping=tokenizer.is_fast)
+    asked = {"return_offsets_mapping": tokenizer.is_fast, "return_special_tokens_mask": True}
+    encoded = tokenizer(whole, return_tensors="pt", **asked)
     offsets = encoded.pop("offset_mapping")[0].tolist() if tokenizer.is_fast else None
+    special = [bool(added) for added in encoded.pop("special_tokens_mask")[0]]
     ids = encoded["input_ids"]
     if ids.shape[1] == 0:
         raise ValueError("text has no tokens; expected at least one")
-    longest = _most_tokens(model.model.config)
+    longest = _most_tokens(model.model)
     if ids.shape[1] > longest:
         raise ValueError(f"text has {ids.shape[1]} tokens, but {model.name} takes at most {longest}")
-    source = _tokens(tokenizer, ids[0], _word_numbers(whole, words, offsets, encoded))
+    source = _tokens(tokenizer, ids[0], _word_numbers(whole, words, offsets, encoded), special)
     return _prepared(model, {**encoded}, source, target)
 
 
 def _prepared(loaded: Loaded, encoded: dict[str, Tensor], source: Tokens, target: str | None) -> Prepared:
+    from clearhead.huggingface import attention_modules
+
     model = loaded.model
     inputs = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     axes = {"encoder": (source, source), "decoder": (source, source)}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = written = _written(model, loaded.tokenizer, inputs, target)
-        own = _tokens(loaded.tokenizer, written[0], [None] * written.shape[1])
+        own = _tokens(loaded.tokenizer, written[0], [None] * written.shape[1], _special(loaded.tokenizer, written[0]))
         axes |= {"decoder": (own, own), "cross": (own, source)}
     elif target is not None:
         raise ValueError(f"target is given, but {loaded.name} is no encoder–decoder")
+    for attention in attention_modules(model):
+        if attention.stack not in axes:
+            raise ValueError(f"{loaded.name} has a {attention.stack}; a text alone can be recorded of language models")
     return Prepared(inputs, axes)
 
 
-def _most_tokens(config: Any) -> float:
+def _most_tokens(model: nn.Module) -> float:
     """How many positions a model has learned; those that rotate, or count distances, have no end."""
+    config: Any = model.config
     rotates = any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling"))
     most = getattr(config, "max_position_embeddings", None)
-    return float("inf") if rotates or most is None else most
+    if rotates or not isinstance(most, int) or most <= 0:
+        return float("inf")
+    for module in model.modules():
+        table = getattr(module, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            return table.num_embeddings - table.padding_idx - 1  # it counts from after the padding's own
+    return most
 
 
 def _record(loaded: Loaded, prepared: Prepared, values: bool) -> Recording:
     from clearhead.huggingface.modules import attention_modules, tapped
 
-    modules = attention_modules(loaded.model)
-    kept: dict[nn.Module, AttentionWeights] = {}
-    taps = {attention.module: _Keeper(kept, values) for attention in modules}
-    with torch.no_grad(), tapped(loaded.model, taps):
-        loaded.model(**prepared.inputs, use_cache=False)
-    silent = [attention.name for attention in modules if attention.module not in kept]
-    if silent:
-        raise RuntimeError(f"{loaded.name}: {silent[0]} did not run, so there is nothing to record of it")
-    stacks = {}
-    for stack in dict.fromkeys(attention.stack for attention in modules):
-        layers = tuple(kept[attention.module] for attention in modules if attention.stack == stack)
-        stacks[stack] = Stack(layers, *prepared.axes[stack])
-    return Recording(loaded.name, stacks)
+    model, modules = loaded.model, attention_modules(loaded.model)
+    kept: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
+    training = model.training
+    model.eval()  # dropout is no part of what a model attends to
+    try:
+        with torch.no_grad(), tapped(model, {module: _Keeper(own, values) for module, own in kept.items()}):
+            model(**prepared.inputs, use_cache=False)
+    finally:
+        model.train(training)
+    stacks: dict[str, list[AttentionWeights]] = {}
+    for attention in modules:
+        if not kept[attention.module]:
+            raise ValueError(f"{loaded.name}: {attention.name} did not run, so there is nothing to record of it")
+        stacks.setdefault(attention.stack, []).extend(kept[attention.module])
+    return Recording(loaded.name, {name: Stack(tuple(own), *prepared.axes[name]) for name, own in stacks.items()})
 
 
 @torch.no_grad()
 def _written(model: Any, tokenizer: Any, inputs: dict[str, Tensor], target: str | None) -> Tensor:
     """What the decoder of an encoder–decoder reads: its start token, and what it has written before each next token."""
     if target is None:
+        if not hasattr(model, "generate"):
+            raise ValueError(f"{type(model).__name__} cannot write by itself; give it a target")
         return model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1)[:, :-1]
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
     return torch.cat([start, labels[:, :-1]], dim=1)
 
 
+@dataclass(frozen=True, eq=False)
 class _Keeper:
-    """Keeps the weights it is shown."""
+    """Keeps the weights it is shown, one layer's after the other's where layers share a module."""
 
-    needs_weights = True
+    kept: list[AttentionWeights]
+    values: bool
+    looks = True
 
-    def __init__(self, kept: dict[nn.Module, AttentionWeights], values: bool) -> None:
-        self.kept, self.values = kept, values
-
-    def __call__(self, module: nn.Module, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, run: Any, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
-        self.kept[module] = weights if self.values else weights.without_values()
+        self.kept.append(weights if self.values else weights.without_values())
         return output
 
 
-def _tokens(tokenizer: Any, ids: Tensor, words: list[int | None]) -> Tokens:
-    numbers, special = ids.tolist(), set(tokenizer.all_special_ids)
-    texts = tuple(tokenizer.decode([number], clean_up_tokenization_spaces=False) for number in numbers)
-    return Tokens(texts, tuple(number in special for number in numbers), tuple(words))
+def _tokens(tokenizer: Any, ids: Tensor, words: list[int | None], special: list[bool]) -> Tokens:
+    texts = tuple(tokenizer.decode([number], clean_up_tokenization_spaces=False) for number in ids.tolist())
+    return Tokens(texts, tuple(special), tuple(words))
+
+
+def _special(tokenizer: Any, ids: Tensor) -> list[bool]:
+    """Which tokens of a text the model writes itself are none of the text's own; an unknown word is."""
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    return [number in special for number in ids.tolist()]
 
 
 def _word_numbers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,6 +76,11 @@ class Roles:
         scored = {address: getattr(own, name) for address, own in self.heads.items()}
         known = [(address, score) for address, score in scored.items() if score is not None]
         return sorted(known, key=lambda pair: -pair[1])[: whole_number("count", count)]
+
+    def part(self, wanted: Callable[[Address], bool]) -> Roles:
+        """The same for some of the heads, and their relations."""
+        heads = {address: own for address, own in self.heads.items() if wanted(address)}
+        return Roles(self.model, heads, tuple(score for score in self.relations if wanted(score.address)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists of rows, a row a head and a row a relation, for JSON or a table. Labels are written out too."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Console
 from rich.table import Table
 
@@ -24,21 +22,20 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
     console.print(table)
 
 
-def print_roles(console: Console, roles: Roles, heads: Iterable[Address]) -> None:
+def print_roles(console: Console, roles: Roles) -> None:
     """The heads with a label, the best of each score, and the relations."""
-    shown = list(heads)
-    labelled = [address for address in shown if roles.labels(address)]
+    labelled = [address for address in roles.heads if roles.labels(address)]
     table = Table("head", "labels", "entropy", "distance", title=f"{roles.model}: heads with a clear role")
     for address in labelled:
         own = roles.heads[address]
         table.add_row(name(address), ", ".join(roles.labels(address)), _number(own.entropy), _number(own.distance))
     console.print(table)
-    console.print(f"{len(shown) - len(labelled)} of {len(shown)} heads have no clear role")
+    console.print(f"{len(roles.heads) - len(labelled)} of {len(roles.heads)} heads have no clear role")
     table = Table("score", "heads that score highest", title="Best heads")
     for score in BEST:
-        best = [(address, value) for address, value in roles.top(score, len(roles.heads)) if address in shown]
+        best = roles.top(score)
         if best:
-            table.add_row(score, ", ".join(f"{name(address)} {value:.2f}" for address, value in best[:5]))
+            table.add_row(score, ", ".join(f"{name(address)} {value:.2f}" for address, value in best))
     console.print(table)
     if not roles.relations:
         return

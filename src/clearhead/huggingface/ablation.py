@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from clearhead.huggingface.modules import Attention, attention_modules, tapped
+from clearhead.huggingface.forward import Run
+from clearhead.huggingface.modules import Attention, attention_modules, layer_of, tapped
 from clearhead.weights import AttentionWeights
 
 Head = tuple[int, int] | tuple[str, int, int]
@@ -38,11 +40,16 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[None]:
     afterwards.
     """
     modules = attention_modules(model)
-    chosen: dict[nn.Module, set[int]] = defaultdict(set)
+    counts = Counter(attention.stack for attention in modules)
+    chosen: dict[Attention, dict[int, list[int]]] = {}
     for head in heads:
-        attention, number = _find(modules, head)
-        chosen[attention.module].add(number)
-    with tapped(model, {module: _Remover(sorted(numbers)) for module, numbers in chosen.items()}):
+        attention, layer, number = _find(modules, head)
+        chosen.setdefault(attention, {}).setdefault(layer, []).append(number)
+    taps = {
+        attention.module: _Remover(attention, counts[attention.stack] == 1, by_layer)
+        for attention, by_layer in chosen.items()
+    }
+    with tapped(model, taps):
         yield
 
 
@@ -70,55 +77,59 @@ def head_importance(
         chosen = [_find(modules, head) for head in heads] if heads is not None else _all_heads(modules)
         found = []
         steps = track(chosen, "heads", console=Console(stderr=True), disable=not progress, transient=True)
-        for attention, number in steps:
-            with ablate(model, {(attention.stack, attention.layer, number)}):
+        for attention, layer, number in steps:
+            with ablate(model, {(attention.stack, layer, number)}):
                 change = _loss(model, batches) - before
-            found.append(Importance(attention.stack, attention.layer, number, change))
+            found.append(Importance(attention.stack, layer, number, change))
     finally:
         model.train(training)
     return sorted(found, key=lambda importance: -importance.change)
 
 
+@dataclass(frozen=True, eq=False)
 class _Remover:
-    """Sets some heads' outputs to 0."""
+    """Sets some heads' outputs to 0, in the layers of one module."""
 
-    needs_weights = False
+    attention: Attention
+    alone: bool  # in its stack
+    heads: dict[int, list[int]]  # by layer
+    looks = False
 
-    def __init__(self, heads: list[int]) -> None:
-        self.heads = heads
-
-    def __call__(self, module: nn.Module, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, run: Run, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+        chosen = self.heads.get(layer_of(self.attention, self.alone, run), [])
         count = output.shape[2]
-        if self.heads[-1] >= count:
-            raise ValueError(f"ablate: there is no head {self.heads[-1]}; {type(module).__name__} has {count}")
-        return output.index_fill(2, torch.tensor(self.heads, device=output.device), 0.0)
+        if chosen and max(chosen) >= count:
+            raise ValueError(f"ablate: there is no head {max(chosen)}; {self.attention.name} has {count}")
+        return output.index_fill(2, torch.tensor(chosen, device=output.device), 0.0) if chosen else output
 
 
-def _find(modules: list[Attention], head: Head) -> tuple[Attention, int]:
-    """The module of an address, and the number of the head in it."""
+def _find(modules: list[Attention], head: Head) -> tuple[Attention, int, int]:
+    """The module of an address, the layer, and the number of the head in it."""
     stacks = list(dict.fromkeys(attention.stack for attention in modules))
     whole = isinstance(head, tuple) and len(head) in (2, 3) and all(type(number) is int for number in head[-2:])
     if not whole or (len(head) == 2 and len(stacks) > 1):
         form = "(layer, head)" if len(stacks) == 1 else f"(stack, layer, head), with a stack of {', '.join(stacks)}"
         raise ValueError(f"heads has {head!r} in it; expected {form}")
     stack, layer, number = (stacks[0], *head) if len(head) == 2 else head
-    for attention in modules:
-        if (attention.stack, attention.layer) == (stack, layer):
+    own = [attention for attention in modules if attention.stack == stack]
+    shared = getattr(getattr(own[0].module, "config", None), "num_hidden_layers", 1) if len(own) == 1 else 1
+    for attention in own:
+        if attention.layer == layer or 0 <= layer < shared:
             if not 0 <= number < (attention.heads or number + 1):
                 raise ValueError(
                     f"heads has {head!r} in it, but that layer has heads 0 to {(attention.heads or 1) - 1}"
                 )
-            return attention, number
+            return attention, layer, number
     layers = {name: sum(attention.stack == name for attention in modules) for name in stacks}
     there = ", ".join(f"{name} has layers 0 to {count - 1}" for name, count in layers.items())
     raise ValueError(f"heads has {head!r} in it, but {there}")
 
 
-def _all_heads(modules: list[Attention]) -> list[tuple[Attention, int]]:
+def _all_heads(modules: list[Attention]) -> list[tuple[Attention, int, int]]:
     for attention in modules:
         if attention.heads is None:
             raise ValueError(f"{attention.name} does not say how many heads it has; give `heads`")
-    return [(attention, number) for attention in modules for number in range(attention.heads or 0)]
+    return [(attention, attention.layer, number) for attention in modules for number in range(attention.heads or 0)]
 
 
 def _loss(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> float:

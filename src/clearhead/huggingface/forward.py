@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,8 @@ try:
 except ImportError:  # another version keeps it elsewhere: then weights are always made, which is right, if slower
     _active_collector = None
 
-TAPS = "_clearhead_taps"  # the attribute of an attention module that lists what looks at it
+TAPS = "_clearhead_taps"  # the attribute of an attention module that holds what looks at it
+ASKED = "_clearhead_asked"  # and whether its last call was to give weights
 HARMLESS = {
     "cache_position",
     "deterministic",
@@ -38,12 +40,28 @@ HARMLESS = {
 class Tap(Protocol):
     """Something that looks at an attention module while the model runs, or changes what comes out of it."""
 
-    needs_weights: bool
+    looks: bool  # at the weights; what does not, changes the output
 
     def __call__(
-        self, module: nn.Module, weights: AttentionWeights | None, output: Tensor
+        self, run: Run, weights: AttentionWeights | None, output: Tensor
     ) -> Tensor:  # [batch, q_len, heads, value_dim]
         ...
+
+
+@dataclass
+class Run:
+    """The attention module that runs, and how often it has run in this pass before: layers may share one."""
+
+    module: nn.Module
+    repeat: int
+
+
+@dataclass(eq=False)
+class Taps:
+    """What looks at one module. `runs` counts, and starts anew with each pass of the model."""
+
+    taps: list[Tap] = field(default_factory=list)
+    runs: int = 0
 
 
 def attention_forward(
@@ -75,9 +93,15 @@ def attention_forward(
     mask, start = _mask(module, query, key, attention_mask, is_causal, sliding_window)
     if attention_mask is not None and attention_mask.is_floating_point():
         bias = attention_mask if bias is None else bias + attention_mask
-    taps: list[Tap] = getattr(module, TAPS, [])
-    asked = _asked_for_weights(others)
-    keep = asked or any(tap.needs_weights for tap in taps)
+    own: Taps = getattr(module, TAPS, None) or Taps()
+    again = _computes_again()
+    if again:  # a checkpoint, which has to compute in the backward pass what it computed before
+        asked = getattr(module, ASKED, False)
+    else:
+        asked = _asked_for_weights(others)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            setattr(module, ASKED, asked)
+    keep = asked or any(tap.looks for tap in own.taps)
     if asked and _belongs_to_a_cache(query, key):
         key = key.clone()
     options = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
@@ -86,8 +110,11 @@ def attention_forward(
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
     output = output.transpose(1, 2)
-    for tap in taps:
-        output = tap(module, weights, output)
+    run = Run(module, own.runs)
+    own.runs += not again
+    for tap in own.taps:
+        if not (again and tap.looks):
+            output = tap(run, weights, output)
     return output.contiguous(), weights if asked else None
 
 
@@ -102,6 +129,11 @@ def _mask(
     """The mask, and where the first query stands."""
     if isinstance(attention_mask, LazyMask):
         return attention_mask.mask, attention_mask.query_start
+    if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)} and dtype {attention_mask.dtype}; expected bool"
+            " (True = may attend), or numbers to be added"
+        )
     if attention_mask is not None:
         return (Dense(attention_mask) if attention_mask.dtype == torch.bool else None), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -122,6 +154,11 @@ def _asked_for_weights(others: dict[str, Any]) -> bool:
     collected = None if _active_collector is None else _active_collector.get()
     # outside of what collects them: a model of the older kind, or a module called by itself
     return collected is None or any(name.endswith("attentions") for name in collected)
+
+
+def _computes_again() -> bool:
+    """Whether this is a checkpoint's second forward pass, inside a backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _belongs_to_a_cache(query: Tensor, key: Tensor) -> bool:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import masking_utils
 
-from clearhead.masks import Causal, Dense, Fixed, Lowered, Mask, Padding, Window
+from clearhead.masks import Causal, Dense, Fixed, Lowered, Mask, Padding, Prefix, Window
 from clearhead.ranges import single
 
 MaskFunction = Callable[..., Any]
@@ -147,6 +147,11 @@ def _joined(closure: dict[str, Any], place: Place) -> list[Mask | None]:
     return [translate(function, place) for function in closure["mask_functions"]]
 
 
+def _window(size: int) -> Mask:
+    """The last `size` keys, the query's own included, and all that follow; of size 0 it is made for no layer at all."""
+    return Window(size - 1, UNLIMITED) if size > 0 else Prefix(0)
+
+
 def _chunk(closure: dict[str, Any], place: Place) -> Mask:
     size, start = closure["chunk_size"], closure["left_padding"].to(place.device)[:, None]
     first = start + (place.queries() - start).div(size, rounding_mode="floor") * size - place.kv_offset
@@ -178,7 +183,7 @@ def _same_group(numbers: Int[Tensor, "batch positions"], place: Place, name: str
 _MADE_BY: dict[str, Callable[[dict[str, Any], Place], Mask | None]] = {
     "and_masks": lambda closure, place: both(_joined(closure, place)),
     "or_masks": lambda closure, place: _either(_joined(closure, place)),
-    "sliding_window_overlay": lambda closure, place: Window(closure["sliding_window"] - 1, UNLIMITED),
+    "sliding_window_overlay": lambda closure, place: _window(closure["sliding_window"]),
     "sliding_window_bidirectional_overlay": lambda closure, place: Window(
         closure["sliding_window"], closure["sliding_window"]
     ),

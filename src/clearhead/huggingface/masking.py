@@ -21,6 +21,8 @@ from clearhead.huggingface.mask_functions import (
 from clearhead.masks import Causal, Mask, Window, positions
 
 ATEN = torch.ops.aten
+# with numbers these mean an additive mask, which True and False are not
+ARITHMETIC = (ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor, ATEN.add_.Tensor)
 
 
 class LazyMask(Tensor):
@@ -30,17 +32,17 @@ class LazyMask(Tensor):
     with one is done with the bool tensor it stands for.
     """
 
-    mask: Mask
+    mask: Mask | None  # None where every query may attend to every key
     query_start: int
 
     @staticmethod
-    def __new__(cls, mask: Mask, place: Place) -> LazyMask:
+    def __new__(cls, mask: Mask | None, place: Place) -> LazyMask:
         shape = (place.batch, 1, place.q_len, place.kv_len)
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=place.device)  # pyright: ignore[reportAttributeAccessIssue]
         made.mask, made.query_start = mask, place.query_start
         return made
 
-    def __init__(self, mask: Mask, place: Place) -> None:
+    def __init__(self, mask: Mask | None, place: Place) -> None:
         pass
 
     def _again(self) -> LazyMask:
@@ -49,6 +51,8 @@ class LazyMask(Tensor):
 
     def dense(self) -> Tensor:
         _, _, q_len, kv_len = self.shape
+        if self.mask is None:
+            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
         lowered = self.mask.lower(positions(q_len, kv_len, self.query_start, self.device), kv_len)
         return lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).expand(self.shape)
 
@@ -66,6 +70,11 @@ class LazyMask(Tensor):
             return args[0]._again()
         if function._schema.is_mutable:
             raise RuntimeError(f"{function} would change {args[0]!r} in place; make a plain tensor of it with .clone()")
+        if function in ARITHMETIC and any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            raise RuntimeError(
+                f"{function} with scores and {args[0] if isinstance(args[0], cls) else args[1]!r}: a part of this model"
+                " runs attention code of its own, for masks that are added; choose attn_implementation='eager' for it"
+            )
         plain = tree_map(lambda x: x.dense() if isinstance(x, cls) else x, (args, kwargs))
         return function(*plain[0], **plain[1])
 
@@ -90,9 +99,10 @@ def make_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor | None:
-    """What transformers registers as the mask function of "clearhead": its own `sdpa_mask` in O(n).
+    """What transformers registers as the mask function of "clearhead": its own `sdpa_mask` in O(n); args as there.
 
-    Args as there. None stands for "causal from the first key on, or everything, as the module is": where it is allowed.
+    There, None may stand for "causal or everything, as the module says", and not every module says it right. A lazy
+    mask costs nothing, so here there always is one.
     """
     if torch.compiler.is_compiling():
         return masking_utils.sdpa_mask(
@@ -106,14 +116,6 @@ def make_mask(
             mask = both([mask, _padding(attention_mask, mask, place)])
     except UnknownFunctionError:
         mask = evaluate(mask_function, place, attention_mask, use_vmap)
-    if mask is None:
-        if allow_is_bidirectional_skip:
-            return None
-        mask = Window(kv_length + q_length, kv_length + q_length)
-    # without a mask a single query sees all keys, and several are counted from the first key on
-    unmasked = place.query_start == (kv_length - 1 if q_length == 1 else 0)
-    if allow_is_causal_skip and isinstance(mask, Causal) and unmasked:
-        return None
     return LazyMask(mask, place)
 
 

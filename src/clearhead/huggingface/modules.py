@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from clearhead.huggingface.forward import TAPS, Tap
+from clearhead.huggingface.forward import TAPS, Run, Tap, Taps
 
 NAME = "clearhead"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a module looks up to find the attention function it calls
@@ -53,6 +55,7 @@ def attention_modules(model: nn.Module) -> list[Attention]:
             f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention cannot be seen:"
             " it runs its own code whatever attn_implementation says"
         )
+    _warn_of_others(model, [name for name, _ in found])
     kinds = [_kind(name, module) for name, module in found]
     parts = [_part(model, module) for _, module in found]
     counted: dict[str, int] = {}
@@ -71,24 +74,47 @@ def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """The model on clearhead, with something that looks at some of its attention modules; as it was afterwards."""
     modules = attention_modules(model)
     assert isinstance(model, PreTrainedModel)
-    configs = {
-        id(c): c for c in (getattr(m, "config", None) for m in model.modules()) if hasattr(c, "_attn_implementation")
-    }
-    before = [(config, config._attn_implementation) for config in configs.values()]  # pyright: ignore[reportOptionalMemberAccess]
-    for module, tap in taps.items():
-        module.__dict__.setdefault(TAPS, []).append(tap)
-    try:
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    before = {id(c): (c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")}
+    with ExitStack() as stack:
+        for module, tap in taps.items():
+            own: Taps = module.__dict__.setdefault(TAPS, Taps())
+            own.taps.append(tap)
+            stack.callback(own.taps.remove, tap)
+        for owner in {id(owner): owner for owner in (owner_of(model, attention) for attention in modules)}.values():
+            parts = [module for module in owner.modules() if module in taps]
+            hook = functools.partial(_new_pass, parts)
+            stack.callback(owner.register_forward_pre_hook(hook).remove)
+        for config, implementation in before.values():
+            stack.callback(setattr, config, "_attn_implementation_internal", implementation)
         model.set_attn_implementation(NAME)
         for attention in modules:
-            config = getattr(attention.module, "config", None)
-            if getattr(config, "_attn_implementation", NAME) != NAME:
-                raise ValueError(f"{attention.name} of {type(model).__name__} cannot be set to {NAME!r}")
+            # a part that was put into the model ready made may hold a configuration that the model does not know of
+            config: Any = getattr(attention.module, "config", None)
+            if hasattr(config, "_attn_implementation"):
+                config._attn_implementation_internal = NAME
         yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation  # pyright: ignore[reportOptionalMemberAccess]
-        for module, tap in taps.items():
-            module.__dict__[TAPS].remove(tap)
+
+
+def owner_of(model: nn.Module, attention: Attention) -> nn.Module:
+    """The innermost transformers model that an attention module is a part of."""
+    parts = attention.name.split(".")
+    above = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    return next(module for module in reversed(above) if isinstance(module, PreTrainedModel))
+
+
+def layer_of(attention: Attention, alone: bool, run: Run) -> int:
+    """The number of the layer that runs: a module that is alone in its stack may be shared by all of its layers."""
+    if run.repeat and not alone:
+        raise ValueError(
+            f"{attention.name} runs several times in one pass beside others: which layer it is is not known"
+        )
+    return attention.layer + run.repeat
+
+
+def _new_pass(modules: list[nn.Module], *_: object) -> None:
+    for module in modules:
+        module.__dict__[TAPS].runs = 0
 
 
 @functools.cache
@@ -103,14 +129,33 @@ def _uses_interface(kind: type[nn.Module]) -> bool:
     )
 
 
+def _warn_of_others(model: nn.Module, seen: list[str]) -> None:
+    """Attention that runs code of its own beside what can be seen, such as LongT5's encoder."""
+    others = [
+        name
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__
+        and type(module).__module__.startswith("transformers.")
+        and not any(f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.") for other in seen)
+    ]
+    kinds = sorted({type(model.get_submodule(name)).__name__ for name in others})
+    if kinds:
+        warnings.warn(
+            f"{type(model).__name__} has {', '.join(kinds)}, which run code of their own: {others[0]}, for one, is not"
+            " seen",
+            stacklevel=3,
+        )
+
+
 def _kind(name: str, module: nn.Module) -> str:
     lowered = name.lower()
     if getattr(module, "is_cross_attention", False) or any(part in lowered for part in CROSS):
         return "cross"
     parts = lowered.split(".")
+    decodes = getattr(getattr(module, "config", None), "is_decoder", False) and getattr(module, "is_causal", False)
     for kind in ("decoder", "encoder"):
         if kind in parts:
-            return kind
+            return "decoder" if decodes else kind
     return "decoder" if getattr(module, "is_causal", False) else "encoder"
 
 

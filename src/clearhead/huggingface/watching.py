@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from clearhead.huggingface.modules import Attention, attention_modules, tapped
+from clearhead.huggingface.forward import Run
+from clearhead.huggingface.modules import Attention, attention_modules, layer_of, owner_of, tapped
 from clearhead.kernels.sweep import Observation
 from clearhead.weights import AttentionWeights
 
@@ -109,64 +110,62 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator
         raise ValueError(f"watch: nothing to watch; give it any of {', '.join(WHAT[:-1])}, such as entropy=True")
     modules = attention_modules(model)
     watched = Watched(modules)
+    counts = Counter(attention.stack for attention in modules)
     with ExitStack() as stack:
-        padding = _Padding(model, stack)
+        padding = _Padding(model, modules, stack)
         taps = {}
         for attention in modules:
-            layer = watched.layers[attention.stack, attention.layer]
-            taps[attention.module] = _Observer(what, layer, padding.finder(attention), keep_calls)
+            alone = counts[attention.stack] == 1
+            taps[attention.module] = _Observer(what, watched, attention, alone, padding, keep_calls)
         stack.enter_context(tapped(model, taps))
         yield watched
 
 
+@dataclass(frozen=True, eq=False)
 class _Observer:
-    """Reduces what it is shown, and lets the output pass."""
+    """Reduces what it is shown of one module, and lets the output pass."""
 
-    needs_weights = True
+    what: dict[str, Any]
+    watched: Watched
+    attention: Attention
+    alone: bool  # in its stack
+    padding: _Padding
+    keep: bool
+    looks = True
 
-    def __init__(
-        self,
-        what: dict[str, Any],
-        layer: Layer,
-        real_queries: Callable[[AttentionWeights], Bool[Tensor, "batch q_len"]],
-        keep: bool,
-    ) -> None:
-        self.what, self.layer, self.real_queries, self.keep = what, layer, real_queries, keep
-
-    def __call__(self, module: nn.Module, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, run: Run, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
+        place = (self.attention.stack, layer_of(self.attention, self.alone, run))
+        layer = self.watched.layers.setdefault(place, Layer())
         with torch.no_grad():
-            self.layer.add(weights.observe(**self.what), self.real_queries(weights), self.keep)
+            layer.add(weights.observe(**self.what), self.padding.real_queries(self.attention, weights), self.keep)
         return output
 
 
 class _Padding:
     """The attention masks that the parts of a model were last called with, which say what queries are padding."""
 
-    def __init__(self, model: nn.Module, stack: ExitStack) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, modules: list[Attention], stack: ExitStack) -> None:
+        self.owners = {attention: owner_of(model, attention) for attention in modules}
         self.last: dict[nn.Module, Tensor | None] = {}
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel) and "attention_mask" in inspect.signature(module.forward).parameters:
-                stack.callback(module.register_forward_pre_hook(self._remember, with_kwargs=True).remove)
-                self.last[module] = None
+        for owner in dict.fromkeys(self.owners.values()):
+            if "attention_mask" in inspect.signature(owner.forward).parameters:
+                stack.callback(owner.register_forward_pre_hook(self._remember, with_kwargs=True).remove)
 
     def _remember(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         self.last[module] = given.get("attention_mask")
 
-    def finder(self, attention: Attention) -> Callable[[AttentionWeights], Bool[Tensor, "batch q_len"]]:
-        """A function that says which queries of this module's matrix are real."""
-        parts = attention.name.split(".")
-        ancestors = [self.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
-        owner = next((module for module in reversed(ancestors) if module in self.last), None)
+    def real_queries(self, attention: Attention, weights: AttentionWeights) -> Bool[Tensor, "batch q_len"]:
+        """Those that may attend to something, and are no padding by the mask their model was called with.
 
-        def real_queries(weights: AttentionWeights) -> Bool[Tensor, "batch q_len"]:
-            real = (weights.lse > -torch.inf).any(dim=1)
-            mask = None if owner is None else self.last[owner]
-            batch, q_len = real.shape
-            if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == batch and mask.shape[1] >= q_len:
+        The last queries of it, where keys are cached. A mask of another length, as over samples of sound, says nothing.
+        """
+        real = (weights.lse > -torch.inf).any(dim=1)
+        batch, q_len = real.shape
+        mask = self.last.get(self.owners[attention])
+        if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == batch:
+            cached = attention.stack != "encoder" and mask.shape[1] > q_len
+            if mask.shape[1] == q_len or cached:
                 real = real & mask[:, -q_len:].to(real.device).bool()
-            return real
-
-        return real_queries
+        return real
