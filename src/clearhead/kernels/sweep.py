@@ -63,11 +63,12 @@ def sweep(
         row_entropies: list[Tensor] = []
         row_distances = None if distance_to is None else _RowDistances(distance_to, here)
         column_sums: list[tuple[slice, Tensor]] = []
+        largest_here = _Largest(top) if top else None
         for tile in tiles:
             shape = here.tile_shape(tile)
             logs = here.finish_(here.products(tile, first.fit(*shape)), tile)
-            if top:
-                _merge_top(best[block], best_keys[block], here.unflat(logs), tile.keys)
+            if largest_here is not None:
+                largest_here.add(here.unflat(logs), tile.keys)
             if not (entropy or received or distance):
                 continue
             weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows, out=second.fit(*shape))
@@ -77,6 +78,9 @@ def sweep(
                 row_entropies.append(logs.mul_(weights).sum(dim=-1))
             if row_distances is not None:
                 row_distances.add(second.fit(heads * rows, shape[2]), tile.keys, spare=first)
+        if largest_here is not None and largest_here.parts:
+            values, keys = largest_here.merged()
+            best[block][..., : values.shape[-1]], best_keys[block][..., : keys.shape[-1]] = values, keys
         if entropies is not None and row_entropies:
             entropies[block] = -here.unflat(_added_up(row_entropies))
         if distances is not None and row_distances is not None:
@@ -107,14 +111,30 @@ def _add_columns(columns: Float[Tensor, "heads 1 kv_len"], parts: list[tuple[sli
         parts = parts[count:]
 
 
-def _merge_top(best: Tensor, best_keys: Tensor, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
-    """Take the tile's largest log weights into the running best; forbidden keys stay out with key −1."""
-    top = best.shape[-1]
-    values, places = logs.topk(min(top, logs.shape[-1]), dim=-1)
-    places = torch.where(values > -torch.inf, places + keys.start, -1)
-    merged, order = torch.cat([best, values], dim=-1).topk(top, dim=-1)
-    best_keys.copy_(torch.cat([best_keys, places], dim=-1).gather(-1, order))
-    best.copy_(merged)
+class _Largest:
+    """The largest log weights of a block of rows, tile by tile; forbidden keys stay out with key −1.
+
+    torch.topk takes a microsecond for a row however short it is, so that tiles are merged many at a time.
+    """
+
+    MANY = 16
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
+        values, places = logs.topk(min(self.top, logs.shape[-1]), dim=-1)
+        self.parts.append((values, torch.where(values > -torch.inf, places + keys.start, -1)))
+        if len(self.parts) == self.MANY:
+            self.parts = [self.merged()]
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        if len(self.parts) == 1:
+            return self.parts[0]
+        values, keys = (torch.cat(part, dim=-1) for part in zip(*self.parts, strict=True))
+        values, order = values.topk(min(self.top, values.shape[-1]), dim=-1)
+        return values, keys.gather(-1, order)
 
 
 class _Distances:
