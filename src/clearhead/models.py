@@ -33,10 +33,6 @@ class Loaded:
     model: Any
     tokenizer: Any
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
 
 def load(
     name: str | os.PathLike[str],
@@ -245,7 +241,7 @@ class _Keeper:
     values: bool
     looks = True
 
-    def __call__(self, run: Any, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
         self.kept.append(weights if self.values else weights.without_values())
         return output
@@ -273,8 +269,7 @@ def _word_numbers(
     places = [number for number, word in enumerate(words) for _ in range(len(word) + 1)]  # and the space after it
     found = []
     for start, end in offsets:
-        start += len(text[start:end]) - len(
-            text[start:end].lstrip()
-        )  # a token may begin with the space before its word
+        piece = text[start:end]
+        start += len(piece) - len(piece.lstrip())  # it may begin with the space before its word
         found.append(places[start] if start < end else None)
     return found

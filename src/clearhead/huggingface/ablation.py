@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from clearhead.huggingface.forward import Run
 from clearhead.huggingface.modules import Attention, attention_modules, layer_of, tapped
 from clearhead.weights import AttentionWeights
 
@@ -40,17 +38,19 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[None]:
     afterwards.
     """
     modules = attention_modules(model)
-    counts = Counter(attention.stack for attention in modules)
     chosen: dict[Attention, dict[int, list[int]]] = {}
     for head in heads:
         attention, layer, number = _find(modules, head)
         chosen.setdefault(attention, {}).setdefault(layer, []).append(number)
-    taps = {
-        attention.module: _Remover(attention, counts[attention.stack] == 1, by_layer)
-        for attention, by_layer in chosen.items()
-    }
-    with tapped(model, taps):
+    removers = [_Remover(attention, by_layer) for attention, by_layer in chosen.items()]
+    with tapped(model, {remover.attention.module: remover for remover in removers}):
         yield
+    for remover in removers:
+        missed = remover.heads.keys() - remover.seen
+        if remover.seen and missed:
+            raise ValueError(
+                f"ablate: {remover.attention.stack} has no layer {min(missed)}, so no head of it was removed"
+            )
 
 
 @torch.no_grad()
@@ -91,12 +91,14 @@ class _Remover:
     """Sets some heads' outputs to 0, in the layers of one module."""
 
     attention: Attention
-    alone: bool  # in its stack
     heads: dict[int, list[int]]  # by layer
+    seen: set[int] = field(default_factory=set)  # layers that ran
     looks = False
 
-    def __call__(self, run: Run, weights: AttentionWeights | None, output: Tensor) -> Tensor:
-        chosen = self.heads.get(layer_of(self.attention, self.alone, run), [])
+    def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+        layer = layer_of(self.attention, repeat)
+        self.seen.add(layer)
+        chosen = self.heads.get(layer, [])
         count = output.shape[2]
         if chosen and max(chosen) >= count:
             raise ValueError(f"ablate: there is no head {max(chosen)}; {self.attention.name} has {count}")
@@ -112,9 +114,9 @@ def _find(modules: list[Attention], head: Head) -> tuple[Attention, int, int]:
         raise ValueError(f"heads has {head!r} in it; expected {form}")
     stack, layer, number = (stacks[0], *head) if len(head) == 2 else head
     own = [attention for attention in modules if attention.stack == stack]
-    shared = getattr(getattr(own[0].module, "config", None), "num_hidden_layers", 1) if len(own) == 1 else 1
     for attention in own:
-        if attention.layer == layer or 0 <= layer < shared:
+        # of one module, which layers may share, it shows when it runs how many there are
+        if attention.layer == layer or (attention.alone and layer > 0):
             if not 0 <= number < (attention.heads or number + 1):
                 raise ValueError(
                     f"heads has {head!r} in it, but that layer has heads 0 to {(attention.heads or 1) - 1}"

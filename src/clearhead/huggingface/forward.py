@@ -38,22 +38,17 @@ HARMLESS = {
 
 
 class Tap(Protocol):
-    """Something that looks at an attention module while the model runs, or changes what comes out of it."""
+    """Something that looks at an attention module while the model runs, or changes what comes out of it.
+
+    `repeat` says how often the module has run in this pass before: layers may share one.
+    """
 
     looks: bool  # at the weights; what does not, changes the output
 
     def __call__(
-        self, run: Run, weights: AttentionWeights | None, output: Tensor
+        self, repeat: int, weights: AttentionWeights | None, output: Tensor
     ) -> Tensor:  # [batch, q_len, heads, value_dim]
         ...
-
-
-@dataclass
-class Run:
-    """The attention module that runs, and how often it has run in this pass before: layers may share one."""
-
-    module: nn.Module
-    repeat: int
 
 
 @dataclass(eq=False)
@@ -110,11 +105,11 @@ def attention_forward(
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
     output = output.transpose(1, 2)
-    run = Run(module, own.runs)
+    repeat = own.runs
     own.runs += not again
     for tap in own.taps:
         if not (again and tap.looks):
-            output = tap(run, weights, output)
+            output = tap(repeat, weights, output)
     return output.contiguous(), weights if asked else None
 
 

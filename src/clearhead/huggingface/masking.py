@@ -68,7 +68,7 @@ class LazyMask(Tensor):
             return args[0]._again()
         if function is ATEN.slice.Tensor and _takes_all(*args, **kwargs):
             return args[0]._again()
-        if function._schema.is_mutable:
+        if function._schema.is_mutable and isinstance(args[0], cls):
             raise RuntimeError(f"{function} would change {args[0]!r} in place; make a plain tensor of it with .clone()")
         if function in ARITHMETIC and any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
             raise RuntimeError(

@@ -7,13 +7,13 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from clearhead.huggingface.forward import TAPS, Run, Tap, Taps
+from clearhead.huggingface.forward import TAPS, Tap, Taps
 
 NAME = "clearhead"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a module looks up to find the attention function it calls
@@ -28,6 +28,7 @@ class Attention:
     layer: int
     name: str  # in the model
     module: nn.Module
+    alone: bool  # in its stack, whose layers may then share it
 
     @property
     def heads(self) -> int | None:
@@ -65,8 +66,8 @@ def attention_modules(model: nn.Module) -> list[Attention]:
         stack = f"{part} {kind}" if several and part else kind
         layer = counted.get(stack, 0)
         counted[stack] = layer + 1
-        modules.append(Attention(stack, layer, name, module))
-    return modules
+        modules.append(Attention(stack, layer, name, module, alone=False))
+    return [replace(attention, alone=counted[attention.stack] == 1) for attention in modules]
 
 
 @contextmanager
@@ -103,13 +104,13 @@ def owner_of(model: nn.Module, attention: Attention) -> nn.Module:
     return next(module for module in reversed(above) if isinstance(module, PreTrainedModel))
 
 
-def layer_of(attention: Attention, alone: bool, run: Run) -> int:
-    """The number of the layer that runs: a module that is alone in its stack may be shared by all of its layers."""
-    if run.repeat and not alone:
+def layer_of(attention: Attention, repeat: int) -> int:
+    """The number of the layer that runs, of a module that has run so often in this pass before."""
+    if repeat and not attention.alone:
         raise ValueError(
             f"{attention.name} runs several times in one pass beside others: which layer it is is not known"
         )
-    return attention.layer + run.repeat
+    return attention.layer + repeat
 
 
 def _new_pass(modules: list[nn.Module], *_: object) -> None:

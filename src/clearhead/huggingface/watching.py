@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from clearhead.huggingface.forward import Run
 from clearhead.huggingface.modules import Attention, attention_modules, layer_of, owner_of, tapped
 from clearhead.kernels.sweep import Observation
 from clearhead.weights import AttentionWeights
@@ -110,13 +108,9 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator
         raise ValueError(f"watch: nothing to watch; give it any of {', '.join(WHAT[:-1])}, such as entropy=True")
     modules = attention_modules(model)
     watched = Watched(modules)
-    counts = Counter(attention.stack for attention in modules)
     with ExitStack() as stack:
         padding = _Padding(model, modules, stack)
-        taps = {}
-        for attention in modules:
-            alone = counts[attention.stack] == 1
-            taps[attention.module] = _Observer(what, watched, attention, alone, padding, keep_calls)
+        taps = {attention.module: _Observer(what, watched, attention, padding, keep_calls) for attention in modules}
         stack.enter_context(tapped(model, taps))
         yield watched
 
@@ -128,14 +122,13 @@ class _Observer:
     what: dict[str, Any]
     watched: Watched
     attention: Attention
-    alone: bool  # in its stack
     padding: _Padding
     keep: bool
     looks = True
 
-    def __call__(self, run: Run, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
-        place = (self.attention.stack, layer_of(self.attention, self.alone, run))
+        place = (self.attention.stack, layer_of(self.attention, repeat))
         layer = self.watched.layers.setdefault(place, Layer())
         with torch.no_grad():
             layer.add(weights.observe(**self.what), self.padding.real_queries(self.attention, weights), self.keep)
