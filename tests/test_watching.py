@@ -185,3 +185,12 @@ def test_bad_input():
         model(**inputs_for("llama"))
     with pytest.raises(KeyError, match="there are 'decoder' 0 to 1"):
         seen[5]
+
+
+def test_in_inference_mode_nothing_is_hashed(monkeypatch):
+    """Hashes that are compared make a GPU wait in every layer; what is read at once needs none."""
+    monkeypatch.setattr("clearhead.fingerprints._hash", lambda tensor: pytest.fail("hashed"))
+    model = make("llama")
+    with torch.inference_mode(), watch(model, entropy=True) as seen:
+        model(**inputs_for("llama"))
+    assert seen[0].calls[0].entropy.isfinite().all()

@@ -1,19 +1,43 @@
 """Noticing that a tensor was changed in place since it was last looked at."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
-def fingerprint(tensor: Tensor) -> int | Int[Tensor, ""]:
+
+@contextmanager
+def used_at_once() -> Iterator[None]:
+    """For what is read where it is made, before anything can change it: no fingerprints are taken.
+
+    In inference mode they are hashes, and comparing them would make a GPU wait in every layer of a model.
+    """
+    token = _trusting.set(True)
+    try:
+        yield
+    finally:
+        _trusting.reset(token)
+
+
+def fingerprint(tensor: Tensor) -> int | Int[Tensor, ""] | None:
     """What changes when a tensor is changed in place: its version, or a hash where versions are not kept.
 
     That is in a compiled graph, whose intermediate results are numbered differently, and in inference mode.
     """
+    if not torch.compiler.is_compiling() and _trusting.get():
+        return None
     return _hash(tensor) if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
-def unchanged(tensor: Tensor, then: int | Int[Tensor, ""]) -> bool:
+def unchanged(tensor: Tensor, then: int | Int[Tensor, ""] | None) -> bool:
+    """True as well of one that no fingerprint was taken of."""
+    if then is None:
+        return True
     return bool(_hash(tensor) == then) if isinstance(then, Tensor) else tensor._version == then
 
 

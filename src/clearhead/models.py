@@ -240,6 +240,7 @@ class _Keeper:
     kept: list[AttentionWeights]
     values: bool
     looks = True
+    keeps = True
 
     def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None

@@ -94,6 +94,7 @@ class _Remover:
     heads: dict[int, list[int]]  # by layer
     seen: set[int] = field(default_factory=set)  # layers that ran
     looks = False
+    keeps = False
 
     def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         layer = layer_of(self.attention, repeat)

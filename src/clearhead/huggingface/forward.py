@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.fingerprints import used_at_once
 from clearhead.functional import attention
 from clearhead.huggingface.masking import LazyMask
 from clearhead.masks import Causal, Dense, Mask, Window
@@ -44,6 +46,7 @@ class Tap(Protocol):
     """
 
     looks: bool  # at the weights; what does not, changes the output
+    keeps: bool  # the weights, beyond its call
 
     def __call__(
         self, repeat: int, weights: AttentionWeights | None, output: Tensor
@@ -101,7 +104,8 @@ def attention_forward(
         key = key.clone()
     options = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
     if keep:
-        output, weights = attention(query, key, value, mask=mask, query_start=start, return_weights=True, **options)
+        with nullcontext() if asked or any(tap.keeps for tap in own.taps) else used_at_once():
+            output, weights = attention(query, key, value, mask=mask, query_start=start, return_weights=True, **options)
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
     output = output.transpose(1, 2)

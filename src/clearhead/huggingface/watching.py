@@ -24,8 +24,14 @@ class Layer:
     """What was seen of one attention module."""
 
     calls: list[Observation] = field(default_factory=list)
-    queries: int = 0  # how many the means are over: those that are no padding and may attend to something
     sums: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
+    # a tensor once there is one, for asking a GPU for a number in every layer would make it wait
+    counted: Tensor | int = 0
+
+    @property
+    def queries(self) -> int:
+        """How many the means are over: those that are no padding and may attend to something."""
+        return int(self.counted)
 
     @property
     def means(self) -> dict[str, Float[Tensor, " heads"]]:
@@ -35,7 +41,7 @@ class Layer:
     def add(self, seen: Observation, real: Bool[Tensor, "batch q_len"], keep: bool) -> None:
         if keep:
             self.calls.append(seen)
-        self.queries += int(real.sum())
+        self.counted = self.counted + real.sum()
         largest = None if seen.top is None else seen.top.weights[..., 0]
         for name, values in (("entropy", seen.entropy), ("distance", seen.distance), ("largest", largest)):
             if values is not None:
@@ -125,6 +131,7 @@ class _Observer:
     padding: _Padding
     keep: bool
     looks = True
+    keeps = False
 
     def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
