@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import clearhead
-from clearhead.cli_models import chosen_layers, load_model, progress_bar, texts_to_read, tracked
+from clearhead.cli_models import chosen_layers, load_model, progress_bar, texts_to_read, tracked, usable_device
 from clearhead.files import write_text
 from clearhead.worked import BUILT_IN
 
@@ -217,6 +217,80 @@ def roles(
             _write(found.to_json() + "\n", output)
         else:
             print_roles(console_for_output(), found)
+
+
+@app.command()
+def train(
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|SOURCE,TARGET",
+            help="Parallel text: a TSV file, or two files with a comma between (.gz too). Repeatable."
+            " The built-in grammar where none is given.",
+        ),
+    ] = None,
+    valid: Annotated[
+        list[str] | None, typer.Option(metavar="FILE|SOURCE,TARGET", help="Pairs to validate with. Repeatable.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with sizes and settings.")] = None,
+    output: Annotated[Path, typer.Option(help="The run's folder.")] = Path("run"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    steps: Annotated[int | None, typer.Option(help="How many steps to train for.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="What everything random is drawn from.")] = None,
+    device: Device = None,
+    dtype: InDtype = Dtype.float32,
+) -> None:
+    """Train a Transformer to translate, and see which head comes to find which relation."""
+    with _one_line_errors():
+        import torch
+
+        from clearhead.cli_training import configured, data_for, show_run, training_report
+        from clearhead.transformer.runs import Run
+        from clearhead.transformer.train import train as run_training
+
+        run = Run(output)
+        if resume and (config is not None or steps is not None or seed is not None):
+            raise ValueError("--config, --steps and --seed do not go with --resume, which goes on with the run's own")
+        settings = run.read()[0] if resume else configured(config, steps, seed)
+        place = usable_device(device)
+        sentences = data_for(run, data or [], valid or [], settings, resume)
+        with training_report(settings) as report:
+            for note in sentences.notes:
+                report.say(note)
+            run_training(
+                sentences, settings, run, device=place, dtype=getattr(torch, dtype), resume=resume, report=report
+            )
+        show_run(run, sentences, place)
+
+
+@app.command()
+def translate(
+    text: Annotated[str | None, typer.Argument(help="A sentence to translate.")] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", help='Translate line by line; "-" is standard input. Repeatable.')
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="The bundled model, en-ja, or a run's folder.")] = "en-ja",
+    show: Annotated[bool, typer.Option("--show", help="Show which source words each token follows from.")] = False,
+    beams: Annotated[int, typer.Option(help="How many beginnings are followed at once; 1 is greedy.", min=1)] = 4,
+    device: Device = None,
+    output: Annotated[Path | None, typer.Option(help="A file to write to, instead of standard output.")] = None,
+) -> None:
+    """Translate a sentence, or files line by line."""
+    with _one_line_errors():
+        from clearhead.cli_training import lines_of, show_alignment, warnings_as_lines
+        from clearhead.transformer import Translator
+
+        if (text is None) == (not file):
+            raise ValueError("give a sentence, or --file")
+        lines = [text] if text is not None else [line for path in file or () for line in lines_of(path)]
+        translator = Translator.load(model, device=usable_device(device))
+        with warnings_as_lines(), progress_bar("lines", len(lines) if file else 0) as advance:
+            found = translator.translate(lines, beams=beams, progress=advance)
+        if show:
+            with warnings_as_lines():
+                show_alignment(translator, lines, found)
+        else:
+            _write("".join(f"{line}\n" for line in found), output)
 
 
 @app.command()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
+    import torch
+
     from clearhead.models import Loaded
 
 
@@ -30,10 +32,17 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
 
 
 def load_model(model: str, device: str | None, dtype: str, download: bool) -> Loaded:
-    """The model on its device; a GPU if there is one and nothing else is said."""
+    """The model on its device."""
     import torch
 
     from clearhead.models import load
+
+    return load(model, device=usable_device(device), dtype=getattr(torch, dtype), download=download)
+
+
+def usable_device(device: str | None) -> torch.device:
+    """The device of that name; a GPU if there is one and nothing else is said."""
+    import torch
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -41,7 +50,7 @@ def load_model(model: str, device: str | None, dtype: str, download: bool) -> Lo
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device is {where!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
-    return load(model, device=place, dtype=getattr(torch, dtype), download=download)
+    return place
 
 
 def chosen_layers(layers: str | None, model: Loaded) -> Container[int]:

@@ -17,6 +17,7 @@ from clearhead.problem import Problem
 
 HALF = (torch.float16, torch.bfloat16)
 DECODING = 16  # this many queries or fewer
+SHORT = 128  # queries; with fewer, planning costs more than it brings
 _CAPABILITIES: dict[torch.device, int] = {}
 
 
@@ -90,11 +91,11 @@ def _attend_cuda(
 
 def _suits_cudnn(query: Tensor) -> bool:
     """Whether cuDNN is the faster one (benchmarks/gpu.py). It plans anew for every new shape, which takes 50 ms,
-    so that a cache that grows token by token is not for it.
+    so that a cache that grows token by token is not for it, nor are batches of sentences.
     """
     hopper = torch.version.hip is None and _capability(query.device) >= 9
     allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # which cannot be traced
-    return hopper and query.shape[2] > DECODING and query.shape[3] <= 128 and allowed
+    return hopper and query.shape[2] >= SHORT and query.shape[3] <= 128 and allowed
 
 
 def _capability(device: torch.device) -> int:

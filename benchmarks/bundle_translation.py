@@ -1,0 +1,61 @@
+"""Make the bundled model of a run: its weights in float16, and its scores on a development set with those weights."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+
+from clearhead.transformer.corpus import prepared, read_pairs
+from clearhead.transformer.runs import Run
+from clearhead.transformer.translate import Translator
+from clearhead.transformer.validation import bleu_score
+from measuring import RESULTS, write
+
+
+def bundle(run: Path, target: Path) -> None:
+    """Configuration, tokenizer and weights; a model card that lies there stays."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copyfile(run / name, target / name)
+    Run(target).save_best(Run(run).model(), torch.float16)
+
+
+def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list[dict[str, object]]:
+    """BLEU of beam search and greedily, of all pairs and of those whose English is not in the training data."""
+    translator = Translator.load(folder, device=device)
+    text = translator.config.text
+    held_out = prepared(read_pairs(valid), text.source, text.target).pairs
+    seen = {pair.source for pair in prepared(read_pairs(data), text.source, text.target, without=held_out).pairs}
+    rows: list[dict[str, object]] = []
+    for beams in (4, 1):
+        found = translator.translate([pair.source for pair in held_out], beams=beams)
+        for which, wanted in (
+            ("all", lambda pair: True),
+            ("English not in training", lambda pair: pair.source not in seen),
+        ):
+            chosen = [number for number, pair in enumerate(held_out) if wanted(pair)]
+            texts, references = [found[n] for n in chosen], [held_out[n].target for n in chosen]
+            bleu = {f"BLEU {split}": round(bleu_score(texts, references, split), 2) for split in ("ja-mecab", "char")}
+            rows.append({"pairs": which, "count": len(chosen), "beams": beams, **bleu, "target": "≥ 30 ja-mecab"})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--data", action="append", required=True)
+    parser.add_argument("--valid", action="append", required=True)
+    parser.add_argument("--target", type=Path, required=True, help="the model's folder in the package")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    bundle(arguments.run, arguments.target)
+    rows = scores(arguments.target, arguments.data, arguments.valid, arguments.device)
+    write("translation-scores", "The bundled English–Japanese model on the development set", rows, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

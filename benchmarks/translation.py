@@ -1,0 +1,233 @@
+"""Our Transformer against torch's: training speed, translations after the same training, decoding with the cache.
+
+`--parts quality` needs parallel text (--data, --valid) and trains both models in full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.transformer.batching import Batch, Ids, collate
+from clearhead.transformer.config import Config, ModelConfig
+from clearhead.transformer.data import of_files
+from clearhead.transformer.model import Caches, Memory, Transformer
+from clearhead.transformer.runs import Run
+from clearhead.transformer.tokens import START
+from clearhead.transformer.train import Report, train
+from clearhead.transformer.validation import bleu_score, cross_entropy, write_all
+from measuring import RESULTS, write
+
+ROUNDS, STEPS = 9, 10
+GENERATED, BATCH = 128, 32
+
+
+class TokensRead(Caches):
+    """All that a model without a cache can keep: what it has read."""
+
+    def __init__(self) -> None:
+        self.tokens: Tensor | None = None
+
+    def select(self, sequences: Sequence[int]) -> None:
+        if self.tokens is not None:
+            self.tokens = self.tokens[list(sequences)]
+
+
+class TorchTransformer(Transformer):
+    """`torch.nn.Transformer` with our embedding, trained and decoded by the same code."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__(config, vocabulary)
+        del self.encoder, self.decoder, self.encoder_norm, self.decoder_norm
+        self.both = nn.Transformer(
+            config.d_model, config.heads, config.encoder_layers, config.decoder_layers, config.feed_forward,
+            config.dropout, batch_first=True, norm_first=True,
+        )  # fmt: skip
+        for module in self.both.modules():  # as ours: dropout everywhere but on the attention weights
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+
+    def encode(self, source: Tensor, lengths: Tensor | None = None, **_: object) -> Memory:
+        hidden = None
+        if lengths is not None:
+            hidden = torch.arange(source.shape[1], device=source.device)[None] >= lengths[:, None]
+        states = self.both.encoder(self._embed(source, 0), src_key_padding_mask=hidden)
+        return Memory(states, hidden)  # pyright: ignore[reportArgumentType]
+
+    def decode(self, target: Tensor, memory: Memory, *, caches: Caches | None = None, **_: object) -> Tensor:
+        if isinstance(caches, TokensRead):
+            target = target if caches.tokens is None else torch.cat([caches.tokens, target], dim=1)
+            caches.tokens = target
+        n = target.shape[1]
+        states = self.both.decoder(
+            self._embed(target, 0),
+            memory.states,
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(n, device=target.device, dtype=memory.states.dtype),
+            memory_key_padding_mask=memory.mask,  # pyright: ignore[reportArgumentType]
+            tgt_is_causal=True,
+        )
+        return states @ self.embedding.weight.T
+
+    def caches(self) -> Caches:
+        return TokensRead()
+
+
+MODELS: dict[str, Callable[[ModelConfig, int], Transformer]] = {"ours": Transformer, "torch": TorchTransformer}
+
+
+def random_batches(config: Config, same: bool) -> list[Batch]:
+    """Sentences of 8 to 16 tokens, in batches of the configured size; of one length each, or of several."""
+    drawn = random.Random(0)
+    batches = []
+    for _ in range(STEPS):
+        length = drawn.randint(8, 16)
+        count = config.training.batch_tokens // (2 * length)
+        lengths = [length if same else drawn.randint(8, 16) for _ in range(count)]
+        tokens = [[drawn.randrange(4, config.text.vocabulary) for _ in range(2 * n)] for n in lengths]
+        batches.append(collate([Ids(row[::2], row[1::2]) for row in tokens]))
+    return batches
+
+
+def training_speed(config: Config, device: torch.device, dtype: torch.dtype, same: bool) -> dict[str, float]:
+    """Tokens a second in training steps, the models in turn, in an order drawn anew; medians."""
+    batches = [batch.to(device) for batch in random_batches(config, same)]
+    tokens = sum(batch.source.numel() + batch.target.numel() for batch in batches)
+    models, optimizers = {}, {}
+    for name, make in MODELS.items():
+        torch.manual_seed(0)
+        models[name] = make(config.model, config.text.vocabulary).to(device).train()
+        optimizers[name] = torch.optim.AdamW(models[name].parameters(), lr=1e-4, fused=True)
+
+    def run(name: str) -> float:
+        model, optimizer = models[name], optimizers[name]
+        began = time.perf_counter()
+        for batch in batches:
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                logits = model(batch.source, batch.target, batch.lengths)
+            loss = cross_entropy(logits, batch.expected, 0.1) / batch.expected.numel()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return tokens / (time.perf_counter() - began)
+
+    for name in models:
+        run(name)
+    shuffled, found = random.Random(0), {name: [] for name in models}
+    for _ in range(ROUNDS):
+        for name in shuffled.sample(list(models), len(models)):
+            found[name].append(run(name))
+    return {name: statistics.median(speeds) for name, speeds in found.items()}
+
+
+@torch.inference_mode()
+def decoding(config: Config, device: torch.device) -> dict[str, float]:
+    """Seconds for 128 tokens of 32 translations, greedily: with the cache, and reading everything again each time."""
+    torch.manual_seed(0)
+    model = Transformer(config.model, config.text.vocabulary).to(device).eval()
+    source = torch.randint(4, config.text.vocabulary, (BATCH, 16), device=device)
+
+    def write_tokens(cached: bool) -> float:
+        memory, caches = model.encode(source), model.caches() if cached else None
+        read = source.new_full((BATCH, 1), START)
+        began = time.perf_counter()
+        for _ in range(GENERATED):
+            logits = model.decode(read[:, -1:] if cached else read, memory, caches=caches)
+            read = torch.cat([read, logits[:, -1].argmax(dim=-1, keepdim=True)], dim=1)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    for cached in (True, False):
+        write_tokens(cached)
+    times = [(write_tokens(True), write_tokens(False)) for _ in range(3)]
+    return {"with the cache": statistics.median(t[0] for t in times), "without": statistics.median(t[1] for t in times)}
+
+
+def quality(
+    config: Config, data: list[str], valid: list[str], device: torch.device, dtype: torch.dtype, trained: Path | None
+) -> dict[str, dict[str, float]]:
+    """BLEU of both after the same training on the same data, and tokens a second in it."""
+    run_of = {name: Run(Path(tempfile.mkdtemp()) / name) for name in MODELS}
+    if trained is not None:
+        run_of["ours"] = Run(trained)
+    sentences = of_files(data, valid, config, None if trained is None else run_of["ours"].vocabulary())
+    found = {}
+    for name, make in MODELS.items():
+        run, model = run_of[name], make(config.model, len(sentences.vocabulary)).to(device)
+        if run.exists:
+            run.load_best(model)
+        else:
+            report = Report(measured=lambda metrics, name=name: print(name, metrics, flush=True))
+            train(sentences, config, run, device=device, dtype=dtype, report=report, model=model)
+        written = write_all(model.eval(), [pair.source for pair in sentences.valid], beams=4)
+        texts = [sentences.vocabulary.decode(own.tokens) for own in written]
+        references = [pair.target for pair in sentences.references]
+        found[name] = {split: round(bleu_score(texts, references, split), 2) for split in ("ja-mecab", "char")}
+        found[name]["tokens/s"] = statistics.median(line["tokens_per_second"] for line in run.metrics()[1:])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=("speed", "decoding", "quality"), default=["speed", "decoding"])
+    parser.add_argument("--config", type=Path, default=Path(__file__).parent.parent / "examples" / "en-ja.toml")
+    parser.add_argument("--data", action="append", default=[])
+    parser.add_argument("--valid", action="append", default=[])
+    parser.add_argument("--steps", type=int, help="for quality")
+    parser.add_argument("--trained", type=Path, help="for quality: a run of ours with the same data and settings")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    config, device = Config.read(arguments.config), torch.device(arguments.device)
+    if arguments.steps:
+        config = replace(config, training=replace(config.training, steps=arguments.steps))
+    dtype, torchs = getattr(torch, arguments.dtype), "torch.nn.Transformer"
+    rows: list[dict[str, object]] = []
+    if "speed" in arguments.parts:
+        for same in (True, False):
+            speeds = training_speed(config, device, dtype, same)
+            case = f"training, {'sources of one length' if same else 'padded sources'}, {arguments.dtype}, tokens/s"
+            rows.append(row(case, speeds["ours"], torchs, speeds["torch"], speeds["ours"] / speeds["torch"], "≥ 1.0"))
+    if "decoding" in arguments.parts:
+        times = decoding(config, device)
+        ours, peer = times["with the cache"], times["without"]
+        case = f"greedy, {GENERATED} tokens, batch {BATCH}, seconds"
+        rows.append(row(case, ours, "without the cache", peer, peer / ours, "≥ 3"))
+    if "quality" in arguments.parts:
+        found = quality(config, arguments.data, arguments.valid, device, dtype, arguments.trained)
+        ours, peer = found["ours"], found["torch"]
+        for split in ("ja-mecab", "char"):
+            case = f"BLEU {split}, dev, beam 4, after {config.training.steps} steps; difference"
+            rows.append(row(case, ours[split], torchs, peer[split], ours[split] - peer[split], "≥ −1"))
+        case = f"training, the whole run, {arguments.dtype}, tokens/s"
+        rows.append(row(case, ours["tokens/s"], torchs, peer["tokens/s"], ours["tokens/s"] / peer["tokens/s"], "≥ 1.0"))
+    parts = "-".join(arguments.parts)
+    write(f"translation-{device.type}-{parts}", f"Our Transformer and torch's: {parts}", rows, arguments.output)
+
+
+def row(case: str, ours: float, peer: str, theirs: float, ratio: float, target: str) -> dict[str, object]:
+    return {
+        "case": case,
+        "ours": round(ours, 3),
+        "peer": peer,
+        "its": round(theirs, 3),
+        "ratio": round(ratio, 3),
+        "target": target,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What `train` and `translate` show in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from clearhead.transformer.config import Config
+    from clearhead.transformer.data import Data
+    from clearhead.transformer.runs import Run
+    from clearhead.transformer.train import Report
+
+
+def configured(config: Path | None, steps: int | None, seed: int | None) -> Config:
+    """The file's configuration, or the default, with what the command line says besides."""
+    from clearhead.transformer.config import Config
+
+    found = Config() if config is None else Config.read(config)
+    said = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
+    return replace(found, training=replace(found.training, **said))
+
+
+def data_for(run: Run, data: list[str], valid: list[str], config: Config, resume: bool) -> Data:
+    """The files given, or the built-in grammar."""
+    from clearhead.transformer.data import of_files, of_grammar
+
+    if valid and not data:
+        raise ValueError("--valid was given without --data; the built-in grammar has a validation set of its own")
+    if not data:
+        return of_grammar(config)
+    return of_files(data, valid, config, run.vocabulary() if resume else None)
+
+
+@contextmanager
+def training_report(config: Config) -> Iterator[Report]:
+    """A bar on a terminal's stderr with loss, speed and time left; a line for each validation anywhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from clearhead.transformer.train import Report, is_first
+
+    if not is_first():
+        yield Report()
+        return
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=config.training.steps, state="")
+
+        def step(done: int, of: int, loss: float, speed: float) -> None:
+            bar.update(task, completed=done, state=f"loss {loss:.3f}, {speed:,.0f} tokens/s,")
+
+        def measured(metrics: dict[str, Any]) -> None:
+            found = metrics["validation"]
+            trained = f"loss {metrics['loss']:.3f}, " if "loss" in metrics else ""
+            bar.console.print(
+                f"step {metrics['step']}: {trained}validation loss {found['loss']:.3f},"
+                f" {found['exact']:.1%} exact, BLEU {found['bleu']:.1f}"
+            )
+
+        yield Report(bar.console.print, step, measured)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Warnings of the library as one line each on stderr."""
+
+    def show(message: Warning | str, *args: object, **kwargs: object) -> None:
+        typer.echo(f"clearhead: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def lines_of(file: Path) -> list[str]:
+    """Lines of a text file, or of standard input where it is called "-"."""
+    try:
+        text = sys.stdin.buffer.read().decode() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not a text in UTF-8 ({error.reason})") from None
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+def show_run(run: Run, data: Data, device: object) -> None:
+    pass
+
+
+def show_alignment(translator: object, lines: list[str], translations: list[str]) -> None:
+    pass

@@ -1,0 +1,250 @@
+"""The words of the built-in corpus: English, and what each is in Japanese, where that hangs on another word too.
+
+A translation is written as its tokens with spaces between: "shizuka na" is two, the particle being one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["person", "animal", "thing", "clothing", "text", "food", "drink", "medicine", "place", "sport"]
+Number = Literal["one", "many", "mass"]  # "many" is plural in form, as shoes are; "mass" has neither article nor plural
+Tense = Literal["present", "past", "future"]
+
+
+@dataclass(frozen=True)
+class Noun:
+    english: str
+    japanese: str
+    kind: Kind
+    number: Number = "one"
+
+
+@dataclass(frozen=True)
+class Adjective:
+    """Translated by the kind of its noun: an old man is toshioita, an old book furui."""
+
+    english: str
+    group: int  # two adjectives of one noun are of different groups, and stand in their order
+    japanese: dict[Kind, str]
+
+
+@dataclass(frozen=True)
+class Sense:
+    """What a verb is in Japanese with some objects: the stem before -masu, and the form before imasu."""
+
+    stem: str
+    progressive: str
+    objects: tuple[str, ...] = ()  # none for an intransitive verb
+
+
+@dataclass(frozen=True)
+class Verb:
+    """With more than one sense, its object decides."""
+
+    base: str
+    third: str
+    past: str
+    progressive: str
+    senses: tuple[Sense, ...]
+    particle: str = "o"  # which marks the object
+    subjects: tuple[Kind, ...] = ("person",)
+    recipient: bool = False  # it may be done to someone
+    manner: bool = True  # it may be done slowly
+
+
+@dataclass(frozen=True)
+class Time:
+    english: str
+    japanese: str
+    tenses: tuple[Tense, ...] = ("present", "past", "future")
+
+
+def _nouns(kind: Kind, number: Number = "one", **words: str) -> tuple[Noun, ...]:
+    return tuple(Noun(english, japanese, kind, number) for english, japanese in words.items())
+
+
+NOUNS: dict[str, Noun] = {
+    noun.english: noun
+    for noun in (
+        *_nouns("person", man="otoko", woman="onna", child="kodomo", teacher="sensei", student="gakusei"),
+        *_nouns("person", doctor="isha", singer="kashu", nurse="kangoshi", friend="tomodachi"),
+        *_nouns("animal", dog="inu", cat="neko", horse="uma"),
+        *_nouns("clothing", hat="boushi", helmet="herumetto", coat="kooto", shirt="shatsu"),
+        *_nouns("clothing", "many", shoes="kutsu", trousers="zubon", glasses="megane"),
+        *_nouns("thing", piano="piano", guitar="gitaa", flute="furuuto", drum="taiko"),
+        *_nouns("thing", door="doa", window="mado", umbrella="kasa", chair="isu", cup="koppu", plate="sara"),
+        *_nouns("thing", clock="tokei", bicycle="jitensha", train="densha"),
+        *_nouns("text", book="hon", letter="tegami", photo="shashin", plan="keikaku", lesson="jugyou"),
+        *_nouns("food", cake="keeki", apple="ringo"),
+        *_nouns("drink", "mass", tea="ocha", coffee="koohii", soup="suupu"),
+        *_nouns("medicine", "mass", medicine="kusuri"),
+        *_nouns("sport", "mass", football="sakkaa", tennis="tenisu"),
+        *_nouns("place", garden="niwa", park="kouen", kitchen="daidokoro", room="heya", library="toshokan"),
+        *_nouns("place", station="eki", school="gakkou", hospital="byouin"),
+    )
+}
+AT = ("station", "school")  # one is at these, and in the other places
+PEOPLE = tuple(noun.english for noun in NOUNS.values() if noun.kind == "person")
+PLACES = tuple(noun.english for noun in NOUNS.values() if noun.kind == "place")
+ALIVE: tuple[Kind, ...] = ("person", "animal")  # of these there is "i", of all else "ari"
+_CLOTHES = ("hat", "helmet", "coat", "shirt", "shoes", "trousers", "glasses")
+_GOODS = (*_CLOTHES, "guitar", "umbrella", "chair", "cup", "plate", "clock", "bicycle", "book", "cake", "apple")
+_FOOD = ("tea", "coffee", "soup", "medicine")
+THERE = (*PEOPLE, "dog", "cat", "horse", *_GOODS, "letter", "piano", "flute", "drum", "train", *_FOOD)
+
+_THINGS: tuple[Kind, ...] = ("thing", "clothing", "text", "place")
+
+
+def _adjective(english: str, group: int, *translations: tuple[str, tuple[Kind, ...]]) -> Adjective:
+    return Adjective(english, group, {kind: japanese for japanese, kinds in translations for kind in kinds})
+
+
+ADJECTIVES = (
+    _adjective("kind", 0, ("shinsetsu na", ("person",))),
+    _adjective("famous", 0, ("yuumei na", ("person", "text", "place"))),
+    _adjective("important", 0, ("taisetsu na", ("text",))),
+    _adjective("beautiful", 0, ("utsukushii", ("person", "animal", *_THINGS))),
+    _adjective("expensive", 0, ("takai", ("thing", "clothing", "drink", "medicine"))),
+    _adjective("quiet", 0, ("otonashii", ("person", "animal")), ("shizuka na", ("place",))),
+    _adjective("bright", 0, ("kashikoi", ("person",)), ("akarui", ("place",))),
+    _adjective("strong", 0, ("tsuyoi", ("person", "animal", "medicine")), ("koi", ("drink",))),
+    _adjective("big", 1, ("ookii", ("person", "animal", "thing", "clothing", "food", "place"))),
+    _adjective("small", 1, ("chiisai", ("person", "animal", "thing", "clothing", "food", "place"))),
+    _adjective("hot", 1, ("atsui", ("drink",))),
+    _adjective("old", 2, ("toshioita", ("person", "animal")), ("furui", _THINGS)),
+    _adjective("young", 2, ("wakai", ("person", "animal"))),
+    _adjective("new", 2, ("atarashii", (*_THINGS, "medicine"))),
+    _adjective("white", 3, ("shiroi", ("animal", "thing", "clothing"))),
+    _adjective("black", 3, ("kuroi", ("animal", "thing", "clothing"))),
+    _adjective("red", 3, ("akai", ("thing", "clothing"))),
+    _adjective("sweet", 3, ("amai", ("food", "drink", "medicine"))),
+)
+
+VERBS = (
+    Verb(
+        "wear",
+        "wears",
+        "wore",
+        "wearing",
+        (
+            Sense("kaburi", "kabutte", ("hat", "helmet")),
+            Sense("ki", "kite", ("coat", "shirt")),
+            Sense("haki", "haite", ("shoes", "trousers")),
+            Sense("kake", "kakete", ("glasses",)),
+        ),
+        manner=False,
+    ),
+    Verb(
+        "play",
+        "plays",
+        "played",
+        "playing",
+        (
+            Sense("hiki", "hiite", ("piano", "guitar")),
+            Sense("fuki", "fuite", ("flute",)),
+            Sense("tataki", "tataite", ("drum",)),
+            Sense("shi", "shite", ("football", "tennis")),
+        ),
+    ),
+    Verb(
+        "take",
+        "takes",
+        "took",
+        "taking",
+        (
+            Sense("tori", "totte", ("photo",)),
+            Sense("nomi", "nonde", ("medicine",)),
+            Sense("uke", "ukete", ("lesson",)),
+        ),
+    ),
+    Verb(
+        "make",
+        "makes",
+        "made",
+        "making",
+        (
+            Sense("tsukuri", "tsukutte", ("cake", "chair")),
+            Sense("ire", "irete", ("tea", "coffee")),
+            Sense("tate", "tatete", ("plan",)),
+        ),
+    ),
+    Verb(
+        "open",
+        "opens",
+        "opened",
+        "opening",
+        (Sense("ake", "akete", ("door", "window")), Sense("hiraki", "hiraite", ("book", "umbrella"))),
+    ),
+    Verb(
+        "break",
+        "breaks",
+        "broke",
+        "breaking",
+        (Sense("wari", "watte", ("cup", "plate", "window")), Sense("kowashi", "kowashite", ("clock", "chair"))),
+    ),
+    Verb(
+        "eat",
+        "eats",
+        "ate",
+        "eating",
+        (Sense("tabe", "tabete", ("cake", "apple")), Sense("nomi", "nonde", ("soup",))),
+        subjects=ALIVE,
+    ),
+    Verb("buy", "buys", "bought", "buying", (Sense("kai", "katte", (*_GOODS, *_FOOD)),)),
+    Verb("write", "writes", "wrote", "writing", (Sense("kaki", "kaite", ("letter", "book", "plan")),)),
+    Verb(
+        "wash",
+        "washes",
+        "washed",
+        "washing",
+        (Sense("arai", "aratte", ("shirt", "cup", "plate", "horse", "dog", "cat")),),
+    ),
+    Verb("ride", "rides", "rode", "riding", (Sense("nori", "notte", ("horse", "bicycle", "train")),), particle="ni"),
+    Verb("meet", "meets", "met", "meeting", (Sense("ai", "atte", PEOPLE),), particle="ni"),
+    Verb("give", "gives", "gave", "giving", (Sense("age", "agete", (*_GOODS, "photo")),), recipient=True),
+    Verb("send", "sends", "sent", "sending", (Sense("okuri", "okutte", (*_GOODS, "letter")),), recipient=True),
+    Verb("show", "shows", "showed", "showing", (Sense("mise", "misete", (*_GOODS, "plan", "flute")),), recipient=True),
+    Verb("sleep", "sleeps", "slept", "sleeping", (Sense("ne", "nete"),), subjects=ALIVE, manner=False),
+    Verb("work", "works", "worked", "working", (Sense("hataraki", "hataraite"),)),
+    Verb("dance", "dances", "danced", "dancing", (Sense("odori", "odotte"),)),
+)
+
+PRONOUNS = {
+    "i": "watashi",
+    "you": "anata",
+    "he": "kare",
+    "she": "kanojo",
+    "we": "watashitachi",
+    "they": "karera",
+}
+DETERMINERS = {
+    "the": "",
+    "a": "",  # "an" before a vowel, and nothing before what is plural or has no number
+    "this": "kono",
+    "my": "watashi no",
+    "your": "anata no",
+    "his": "kare no",
+    "her": "kanojo no",
+}
+DEGREES = {"very": "totemo", "quite": "kanari"}
+FREQUENCIES = {"often": "yoku", "sometimes": "tokidoki", "usually": "taitei"}
+MANNERS = {
+    "slowly": "yukkuri",
+    "quickly": "subayaku",
+    "quietly": "sotto",
+    "carefully": "chuuibukaku",
+    "happily": "tanoshiku",
+    "secretly": "kossori",
+}
+TIMES = (
+    Time("yesterday", "kinou", ("past",)),
+    Time("tomorrow", "ashita", ("future",)),
+    Time("today", "kyou"),
+    Time("in the morning", "asa"),
+    Time("in the evening", "yuugata"),
+    Time("on monday", "getsuyoubi ni"),
+    Time("on friday", "kinyoubi ni"),
+    Time("on sunday", "nichiyoubi ni"),
+)

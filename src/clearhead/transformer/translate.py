@@ -1,0 +1,127 @@
+"""`Translator`: a trained model with its tokens, from a run's folder or as bundled; `translate` and `record`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import overload
+
+import torch
+
+from clearhead.recording import Recording, Stack, Tokens
+from clearhead.transformer.config import Config
+from clearhead.transformer.model import Transformer
+from clearhead.transformer.runs import Run
+from clearhead.transformer.tokens import END, START, UNKNOWN, Vocabulary
+from clearhead.transformer.validation import write_all
+
+BUNDLED = ("en-ja",)
+
+
+class Translator:
+    """A model that translates.
+
+    >>> from clearhead.transformer import Translator
+    >>> translator = Translator.load()
+    >>> translator.translate("I read a book in the library yesterday.")  # doctest: +SKIP
+    '私は昨日図書館で本を読んだ。'
+    """
+
+    def __init__(self, name: str, model: Transformer, vocabulary: Vocabulary, config: Config) -> None:
+        self.name, self.model, self.vocabulary, self.config = name, model, vocabulary, config
+
+    @classmethod
+    def load(cls, name: str | os.PathLike[str] = BUNDLED[0], *, device: torch.device | str = "cpu") -> Translator:
+        """The bundled model by its name, or a run by its folder."""
+        bundled = str(name) in BUNDLED
+        folder = Path(str(resources.files("clearhead.transformer") / str(name))) if bundled else Path(name)
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"{name}: there is no such folder; expected one that `clearhead train` wrote, or {', '.join(BUNDLED)}"
+            )
+        run = Run(folder)
+        config, _ = run.read()
+        return cls(folder.name, run.model(device), run.vocabulary(), config)
+
+    @overload
+    def translate(self, text: str, *, beams: int = ..., progress: Callable[[int, int], None] = ...) -> str: ...
+    @overload
+    def translate(
+        self, text: Sequence[str], *, beams: int = ..., progress: Callable[[int, int], None] = ...
+    ) -> list[str]: ...
+    def translate(
+        self,
+        text: str | Sequence[str],
+        *,
+        beams: int = 4,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> str | list[str]:
+        """A sentence, or many at once; an empty one stays empty. What the model cannot read well is warned of.
+
+        Args:
+            beams: how many beginnings are followed at once; 1 is greedy.
+            progress: called with the number of sentences done and the number of all.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        sources = [self._read(own, number, len(texts)) for number, own in enumerate(texts)]
+        filled = [number for number, source in enumerate(sources) if len(source) > 1]
+        written = write_all(self.model, [sources[number] for number in filled], beams=beams, progress=progress)
+        found = [""] * len(texts)
+        for number, own in zip(filled, written, strict=True):
+            found[number] = self.vocabulary.decode(own.tokens)
+            if not own.ended:
+                warnings.warn(f"{_where(number, len(texts))}: cut after {len(own.tokens)} tokens", stacklevel=2)
+        return found[0] if isinstance(text, str) else found
+
+    def record(self, text: str, *, target: str | None = None, values: bool = False) -> Recording:
+        """The attention of encoder, decoder and between them, while the model writes its translation or `target`.
+
+        A row of "decoder" and "cross" stands for the token that was read last; it is what the next one follows from.
+        """
+        source = self._read(text, 0, 1)
+        if target is None:
+            written = list(write_all(self.model, [source], beams=4)[0].tokens)
+        else:
+            written = self.vocabulary.encode(self.config.text.target(target))[:-1]
+        device = self.model.embedding.weight.device
+        read = [START, *written]
+        with torch.no_grad():
+            _, attentions = self.model(
+                torch.tensor([source], device=device), torch.tensor([read], device=device), return_weights=True
+            )
+        axes = {"source": self._tokens(source), "target": self._tokens(read)}
+        sides = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
+        stacks = {}
+        for name, (queries, keys) in sides.items():
+            layers = tuple(own if values else own.without_values() for own in attentions[name])
+            stacks[name] = Stack(layers, axes[queries], axes[keys])
+        return Recording(self.name, stacks)
+
+    def _read(self, text: str, number: int, count: int) -> list[int]:
+        """Numbers of a text's tokens, with the end; what the model never met is said."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is {text!r}; expected a string, or several")
+        text = self.config.text.source(text)
+        source = self.vocabulary.encode(text)
+        if UNKNOWN in source:
+            unknown = ", ".join(map(repr, self.vocabulary.unknown(text)))
+            warnings.warn(f"{_where(number, count)}: never seen in training: {unknown}", stacklevel=3)
+        if len(source) > self.config.text.max_tokens:
+            warnings.warn(
+                f"{_where(number, count)}: {len(source)} tokens, but the model was trained on at most"
+                f" {self.config.text.max_tokens}; the translation will be poor",
+                stacklevel=3,
+            )
+        return source
+
+    def _tokens(self, numbers: list[int]) -> Tokens:
+        pieces = [piece.strip() or piece for piece in self.vocabulary.pieces(numbers)]
+        special = [number in (START, END) for number in numbers]
+        return Tokens(tuple(pieces), tuple(special), tuple(self.vocabulary.words_of(numbers)))
+
+
+def _where(number: int, count: int) -> str:
+    return "text" if count == 1 else f"line {number + 1}"
