@@ -144,7 +144,10 @@ class Dtype(StrEnum):
 
 Text = Annotated[str | None, typer.Argument(help="A text to read; ordinary English prose where none is given.")]
 File = Annotated[list[Path] | None, typer.Option("--file", help="A text file to read, as one text. Repeatable.")]
-Model = Annotated[str, typer.Option("--model", help="A folder of Hugging Face files, a .gguf file, or a hub id.")]
+Model = Annotated[
+    str,
+    typer.Option("--model", help="A folder of Hugging Face files or of a run, a .gguf file, a hub id, or en-ja."),
+]
 Layers = Annotated[str | None, typer.Option(help="Only these layers, from 0, such as 0,3-5.")]
 Device = Annotated[str | None, typer.Option(help="Where to run, such as cpu or cuda; a GPU if there is one.")]
 InDtype = Annotated[Dtype, typer.Option("--dtype", help="What to compute in.")]
@@ -246,6 +249,7 @@ def train(
 
         from clearhead.cli_training import configured, data_for, show_run, training_report
         from clearhead.transformer.runs import Run
+        from clearhead.transformer.train import is_first
         from clearhead.transformer.train import train as run_training
 
         run = Run(output)
@@ -260,7 +264,8 @@ def train(
             run_training(
                 sentences, settings, run, device=place, dtype=getattr(torch, dtype), resume=resume, report=report
             )
-        show_run(run, sentences, place)
+        if is_first():
+            show_run(run, sentences)
 
 
 @app.command()

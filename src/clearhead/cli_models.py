@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from clearhead.models import Loaded
+    from clearhead.transformer.translate import Translator
 
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
@@ -31,7 +32,7 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     return list(PASSAGE)
 
 
-def load_model(model: str, device: str | None, dtype: str, download: bool) -> Loaded:
+def load_model(model: str, device: str | None, dtype: str, download: bool) -> Loaded | Translator:
     """The model on its device."""
     import torch
 
@@ -53,13 +54,13 @@ def usable_device(device: str | None) -> torch.device:
     return place
 
 
-def chosen_layers(layers: str | None, model: Loaded) -> Container[int]:
+def chosen_layers(layers: str | None, model: Loaded | Translator) -> Container[int]:
     """The numbers that "0,3-5" means."""
-    from clearhead.huggingface import attention_modules
+    from clearhead.models import layer_count
 
     if layers is None:
         return range(sys.maxsize)
-    count = 1 + max(attention.layer for attention in attention_modules(model.model))
+    count = layer_count(model)
     chosen: set[int] = set()
     for part in layers.split(","):
         first, _, last = part.strip().partition("-")

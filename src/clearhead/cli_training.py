@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
+from clearhead.cli_models import progress_bar
+
+SHOWN = 100  # validation sentences that heads are judged by where no relations are known
+
 if TYPE_CHECKING:
     from clearhead.transformer.config import Config
     from clearhead.transformer.data import Data
     from clearhead.transformer.runs import Run
     from clearhead.transformer.train import Report
+    from clearhead.transformer.translate import Translator
 
 
 def configured(config: Path | None, steps: int | None, seed: int | None) -> Config:
@@ -57,18 +62,21 @@ def training_report(config: Config) -> Iterator[Report]:
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=config.training.steps, state="")
 
+        def say(line: str) -> None:
+            bar.console.print(line, markup=False, soft_wrap=True)
+
         def step(done: int, of: int, loss: float, speed: float) -> None:
             bar.update(task, completed=done, state=f"loss {loss:.3f}, {speed:,.0f} tokens/s,")
 
         def measured(metrics: dict[str, Any]) -> None:
             found = metrics["validation"]
             trained = f"loss {metrics['loss']:.3f}, " if "loss" in metrics else ""
-            bar.console.print(
+            say(
                 f"step {metrics['step']}: {trained}validation loss {found['loss']:.3f},"
                 f" {found['exact']:.1%} exact, BLEU {found['bleu']:.1f}"
             )
 
-        yield Report(bar.console.print, step, measured)
+        yield Report(say, step, measured)
 
 
 @contextmanager
@@ -94,9 +102,50 @@ def lines_of(file: Path) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def show_run(run: Run, data: Data, device: object) -> None:
-    pass
+def show_run(run: Run, data: Data) -> None:
+    """Which head finds which relation, on stdout, and a chart in the run's folder; without relations, the roles."""
+    from clearhead.tables import print_damages, print_roles, print_specialised
+    from clearhead.transformer import Translator
+    from clearhead.transformer.specialising import damage, specialised
+    from clearhead.worked.terminal import console_for_output
+
+    console = console_for_output()
+    translator = Translator.load(run.folder)
+    if not data.probe:
+        from clearhead.roles import head_roles
+
+        console.print()
+        print_roles(
+            console, head_roles(translator.record(pair.source, target=pair.target) for pair in data.references[:SHOWN])
+        )
+        return
+    found = specialised(run, data.probe)
+    print_specialised(console, found)
+    with progress_bar("heads", len(found.labels())) as advance:
+        damages = []
+        for number, address in enumerate(found.labels()):
+            damages.append(damage(translator.model, translator.vocabulary, data.probe, address))
+            advance(number + 1, len(found.labels()))
+    print_damages(console, damages)
+    try:
+        from clearhead.transformer.chart import draw
+
+        draw(found, run.folder / "heads.svg")
+    except ImportError as error:
+        typer.echo(f"clearhead: no chart: {error}", err=True)
+    else:
+        typer.echo(f"wrote {run.folder / 'heads.svg'}", err=True)
 
 
-def show_alignment(translator: object, lines: list[str], translations: list[str]) -> None:
-    pass
+def show_alignment(translator: Translator, lines: list[str], translations: list[str]) -> None:
+    """Each translation, and below it what its tokens follow from."""
+    from clearhead.tables import print_alignment
+    from clearhead.worked.terminal import console_for_output
+
+    console = console_for_output()
+    for line, translation in zip(lines, translations, strict=True):
+        console.print(translation, markup=False)
+        if translation:
+            recording = translator.record(line, target=translation)
+            # a row stands for the token read last, and shows what the next one, which it writes, follows from
+            print_alignment(console, recording, [*recording["cross"].queries.texts[1:], "(end)"])

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from clearhead.checks import whole_number
 from clearhead.recording import Recording, Stack, Tokens
+from clearhead.transformer.runs import Run
+from clearhead.transformer.translate import BUNDLED, Translator
 from clearhead.weights import AttentionWeights
 
 NEW_TOKENS = 128  # that an encoder–decoder writes at most, where no target is given
@@ -40,17 +42,22 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     download: bool = False,
-) -> Loaded:
-    """A model by its folder of Hugging Face files, its GGUF file, or its hub id.
+) -> Loaded | Translator:
+    """A model by its name, its folder of Hugging Face files or of a training run, its GGUF file, or its hub id.
 
     Args:
-        dtype: float32 by default.
+        name: "en-ja" is the bundled translator.
+        dtype: float32 by default; a model of our own is always in float32.
         download: fetch it from the hub where it is not in the local cache.
     """
+    path = Path(name)
+    if str(name) in BUNDLED or Run(path).is_run:
+        if dtype not in (None, torch.float32):
+            raise ValueError(f"dtype is {dtype}, but {name} is a model of our own; expected torch.float32")
+        return Translator.load(name, device=device)
     from clearhead.huggingface import attention_modules  # isort: skip, it says what to install where it is missing
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    path = Path(name)
     source = str(name)
     options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
     if path.suffix == ".gguf":
@@ -62,7 +69,7 @@ def load(
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{name}: a folder without a config.json; expected one of Hugging Face files")
     elif path.exists():
-        raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file or a hub id")
+        raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
     try:
         with _bars_on_terminals_only():
             config = AutoConfig.from_pretrained(source, **options)
@@ -78,6 +85,15 @@ def load(
         ) from None
     attention_modules(model)
     return Loaded(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
+
+
+def layer_count(model: Loaded | Translator) -> int:
+    """Of the stack that has most."""
+    if isinstance(model, Translator):
+        return max(len(model.model.encoder), len(model.model.decoder))
+    from clearhead.huggingface import attention_modules
+
+    return 1 + max(attention.layer for attention in attention_modules(model.model))
 
 
 @contextmanager
@@ -96,7 +112,7 @@ def _bars_on_terminals_only() -> Iterator[None]:
 
 
 def record(
-    model: Loaded | str | os.PathLike[str] | nn.Module,
+    model: Loaded | Translator | str | os.PathLike[str] | nn.Module,
     text: str | Sequence[str],
     *,
     tokenizer: Any = None,
@@ -113,6 +129,8 @@ def record(
     """
     if isinstance(model, str | os.PathLike):
         model = load(model)
+    if isinstance(model, Translator):
+        return model.record(text, target=target, values=values)
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ValueError("tokenizer is None; a model that was not loaded here needs its own")

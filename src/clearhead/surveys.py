@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from clearhead.huggingface.watching import Watched, watch
+from clearhead.huggingface.watching import Layer, Watched, watch
 from clearhead.models import Loaded, prepare, record, record_repeated
 from clearhead.recording import Recording
 from clearhead.roles import Roles, head_roles
 from clearhead.syntax import relation_scores
+from clearhead.transformer.translate import Translator
 from clearhead.treebank import Sentence
 
 REPEATS, REPEATED = 4, 64  # texts of random tokens, and how many tokens each repeats
@@ -26,8 +27,10 @@ PASSAGE = (
 )
 
 
-def statistics(model: Loaded, texts: Iterable[str]) -> Watched:
+def statistics(model: Loaded | Translator, texts: Iterable[str]) -> Watched:
     """Entropy, distance and largest weight of every head, over all queries of all texts; nothing else is kept."""
+    if isinstance(model, Translator):
+        return _watched(model.record(text) for text in texts)
     prepared = [prepare(model, text) for text in texts]  # an encoder–decoder writes here, which is not to be counted
     with torch.no_grad(), watch(model.model, entropy=True, distance=True, top=1, keep_calls=False) as seen:
         for text in prepared:
@@ -35,8 +38,20 @@ def statistics(model: Loaded, texts: Iterable[str]) -> Watched:
     return seen
 
 
+def _watched(recordings: Iterable[Recording]) -> Watched:
+    seen = Watched([])
+    for recording in recordings:
+        for name, stack in recording.stacks.items():
+            real = torch.ones(1, len(stack.queries), dtype=torch.bool)
+            for number, weights in enumerate(stack.layers):
+                layer = seen.layers.setdefault((name, number), Layer())
+                found = weights.observe(entropy=True, distance=True, top=1)
+                layer.add(found, real.to(weights.device), keep=False)
+    return seen
+
+
 def roles(
-    model: Loaded,
+    model: Loaded | Translator,
     texts: Iterable[str],
     *,
     sentences: Sequence[Sentence] = (),
@@ -55,7 +70,8 @@ def roles(
 
     def ordinary() -> Iterator[Recording]:
         yield from (record(model, text) for text in texts)
-        yield from (record_repeated(model, REPEATED, seed=seed) for seed in range(REPEATS))
+        if isinstance(model, Loaded):  # a translator reads no random tokens
+            yield from (record_repeated(model, REPEATED, seed=seed) for seed in range(REPEATS))
 
     relations = relation_scores(read(), sentences) if sentences else None
     return head_roles(ordinary(), relations=relations)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from clearhead.recording import Address
+from clearhead.pictures import shade
+from clearhead.recording import Address, Recording
 from clearhead.roles import Roles
+from clearhead.transformer.specialising import Damage, Specialised
 
 BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
 
@@ -56,3 +61,42 @@ def name(address: Address) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
+
+
+def print_specialised(console: Console, found: Specialised) -> None:
+    """Each relation with the head that finds it best, the untrained model and a fixed offset beside it."""
+    columns = ("relation", "head", "right", "95 %", "untrained", "fixed offset", "questions", "found")
+    table = Table(*columns, title="Which head came to find which relation (chosen on one half, scored on the other)")
+    for after, before in zip(found.trained, found.untrained, strict=True):
+        interval, fixed = f"{after.low:.2f}–{after.high:.2f}", f"{after.baseline:.2f} at {after.offset:+d}"
+        place = (after.relation, name(after.address), f"{after.accuracy:.2f}", interval, f"{before.accuracy:.2f}")
+        table.add_row(*place, fixed, str(after.count), "yes" if after.clear else "no")
+    console.print(table)
+
+
+def print_damages(console: Console, damages: Iterable[Damage]) -> None:
+    """What goes wrong without each head that has a label."""
+    for own in damages:
+        before, after = own.exact
+        worst = sorted(own.errors.items(), key=lambda item: item[1][0] - item[1][1])[:3]
+        wrong = ", ".join(f"{relation} {was:.0%} → {now:.0%}" for relation, (was, now) in worst)
+        console.print(f"without {name(own.address)}: {before:.0%} → {after:.0%} exact; wrong tokens: {wrong}")
+        if own.example is not None:
+            source, right, written = own.example
+            console.print(f"  {source}\n    with it:    {right}\n    without it: {written}", markup=False)
+
+
+def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
+    """Rows: what was written; columns: source words, darker for more weight, the mean of all heads that look across.
+
+    The weight of a word is that of its tokens together.
+    """
+    cross = recording["cross"]
+    mean = torch.stack([weights.dense()[0].mean(dim=0) for weights in cross.layers]).mean(dim=0)
+    words = sorted({word for word in cross.keys.words if word is not None})
+    parts = [[place for place, own in enumerate(cross.keys.words) if own == word] for word in words]
+    columns = torch.stack([mean[:, own].sum(dim=1) for own in parts], dim=1).cpu().numpy()
+    table = Table("", *("".join(cross.keys.texts[place] for place in own) for own in parts), box=None, padding=(0, 1))
+    for token, line in zip(written, shade(columns), strict=False):
+        table.add_row(token, *(line[2 * place : 2 * place + 2] for place in range(len(words))))
+    console.print(table)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -27,7 +28,12 @@ class Batch(NamedTuple):
     expected: Int[Tensor, "batch target"]  # what it is to write after each; PAD where there is nothing
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same change to every tensor there is."""
+        lengths = None if self.lengths is None else change(self.lengths)
+        return Batch(change(self.source), lengths, change(self.target), change(self.expected))
 
 
 def in_batches(pairs: Sequence[Ids], tokens: int, seed: object | None = None) -> list[list[int]]:
@@ -80,5 +86,7 @@ def padded(rows: Sequence[list[int]], device: torch.device) -> tuple[Int[Tensor,
 
 
 def _padded(rows: Sequence[list[int]]) -> Int[Tensor, "batch n"]:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+    filled = np.full((len(rows), max(map(len, rows))), PAD)  # torch takes ten times as long for nested lists
+    for place, row in enumerate(rows):
+        filled[place, : len(row)] = row
+    return torch.from_numpy(filled)

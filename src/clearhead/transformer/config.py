@@ -32,14 +32,14 @@ class ModelConfig:
 class TrainingConfig:
     """Budgets are in steps; a step is one batch of about `batch_tokens` tokens, source and target together."""
 
-    steps: int = 2000
-    batch_tokens: int = 4096
+    steps: int = 1500
+    batch_tokens: int = 2048
     learning_rate: float = 2e-3
-    warmup: int = 200  # steps in which the rate rises; from then on it falls to 0 in the last step
+    warmup: int = 150  # steps in which the rate rises; from then on it falls to 0 in the last step
     weight_decay: float = 0.01
     label_smoothing: float = 0.1
     clip: float = 1.0  # norm of the gradient
-    validate_every: int = 200
+    validate_every: int = 150
     patience: int = 0  # validations without a better BLEU after which it stops; 0: never
     seed: int = 0
 

@@ -20,7 +20,7 @@ from clearhead.transformer.grammar import SOURCE_RELATIONS, TARGET_RELATIONS, Ex
 from clearhead.transformer.model import Transformer
 from clearhead.transformer.tokens import Vocabulary
 
-STACK = {relation: "cross" for relation in TARGET_RELATIONS} | {relation: "encoder" for relation in SOURCE_RELATIONS}
+STACK: dict[str, str] = {**dict.fromkeys(TARGET_RELATIONS, "cross"), **dict.fromkeys(SOURCE_RELATIONS, "encoder")}
 BATCH = 100
 HALVES = (0, 1)  # a head and an offset are chosen on the first, and scored on the second
 

@@ -48,6 +48,11 @@ class Run:
     def exists(self) -> bool:
         return (self.folder / "config.json").exists()
 
+    @property
+    def is_run(self) -> bool:
+        """Whether it holds weights of ours; other models have a config.json too."""
+        return self.exists and (self.folder / BEST).exists()
+
     def begin(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any]) -> None:
         """Make the folder. Refused where it holds a run already: nothing that was trained is overwritten."""
         if self.exists:

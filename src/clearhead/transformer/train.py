@@ -260,8 +260,8 @@ def _processes(device: torch.device) -> Iterator[tuple[int, int]]:
 def _share(batch: Batch, rank: int, world: int) -> Batch:
     """Every `world`-th sentence; one that does not count where there are not enough."""
     if rank < batch.source.shape[0]:
-        return Batch(*(None if tensor is None else tensor[rank::world] for tensor in batch))
-    first = Batch(*(None if tensor is None else tensor[:1] for tensor in batch))
+        return batch.map(lambda tensor: tensor[rank::world])
+    first = batch.map(lambda tensor: tensor[:1])
     return first._replace(expected=first.expected.new_full(first.expected.shape, PAD))
 
 

@@ -50,11 +50,11 @@ class Translator:
     def translate(self, text: str, *, beams: int = ..., progress: Callable[[int, int], None] = ...) -> str: ...
     @overload
     def translate(
-        self, text: Sequence[str], *, beams: int = ..., progress: Callable[[int, int], None] = ...
+        self, text: list[str] | tuple[str, ...], *, beams: int = ..., progress: Callable[[int, int], None] = ...
     ) -> list[str]: ...
     def translate(
         self,
-        text: str | Sequence[str],
+        text: str | list[str] | tuple[str, ...],
         *,
         beams: int = 4,
         progress: Callable[[int, int], None] = lambda done, of: None,
@@ -76,12 +76,24 @@ class Translator:
                 warnings.warn(f"{_where(number, len(texts))}: cut after {len(own.tokens)} tokens", stacklevel=2)
         return found[0] if isinstance(text, str) else found
 
-    def record(self, text: str, *, target: str | None = None, values: bool = False) -> Recording:
+    def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
         """The attention of encoder, decoder and between them, while the model writes its translation or `target`.
 
         A row of "decoder" and "cross" stands for the token that was read last; it is what the next one follows from.
+
+        Args:
+            text: a string, or its words, which are then read and numbered one by one.
+            values: keep the values too, for each key's contribution to the output.
         """
-        source = self._read(text, 0, 1)
+        if isinstance(text, str):
+            source = self._read(text, 0, 1)
+            words = list(self.vocabulary.words_of(source))
+        else:
+            parts = [self._read(word, 0, 1)[:-1] for word in text]
+            source = [number for part in parts for number in part] + [END]
+            words = [place for place, part in enumerate(parts) for _ in part] + [None]
+        if len(source) == 1:
+            raise ValueError("text has no tokens; expected at least one")
         if target is None:
             written = list(write_all(self.model, [source], beams=4)[0].tokens)
         else:
@@ -92,7 +104,10 @@ class Translator:
             _, attentions = self.model(
                 torch.tensor([source], device=device), torch.tensor([read], device=device), return_weights=True
             )
-        axes = {"source": self._tokens(source), "target": self._tokens(read)}
+        axes = {
+            "source": self._tokens(source, words),
+            "target": self._tokens(read, list(self.vocabulary.words_of(read))),
+        }
         sides = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
         stacks = {}
         for name, (queries, keys) in sides.items():
@@ -117,10 +132,9 @@ class Translator:
             )
         return source
 
-    def _tokens(self, numbers: list[int]) -> Tokens:
+    def _tokens(self, numbers: list[int], words: list[int | None]) -> Tokens:
         pieces = [piece.strip() or piece for piece in self.vocabulary.pieces(numbers)]
-        special = [number in (START, END) for number in numbers]
-        return Tokens(tuple(pieces), tuple(special), tuple(self.vocabulary.words_of(numbers)))
+        return Tokens(tuple(pieces), tuple(number in (START, END) for number in numbers), tuple(words))
 
 
 def _where(number: int, count: int) -> str:
