@@ -45,15 +45,16 @@ def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("model", type=Path, help="the model's folder in the package")
+    parser.add_argument("--run", type=Path, help="the run to make it of; without, it is only scored")
     parser.add_argument("--data", action="append", required=True)
     parser.add_argument("--valid", action="append", required=True)
-    parser.add_argument("--target", type=Path, required=True, help="the model's folder in the package")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    bundle(arguments.run, arguments.target)
-    rows = scores(arguments.target, arguments.data, arguments.valid, arguments.device)
+    if arguments.run is not None:
+        bundle(arguments.run, arguments.model)
+    rows = scores(arguments.model, arguments.data, arguments.valid, arguments.device)
     write("translation-scores", "The bundled English–Japanese model on the development set", rows, arguments.output)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clearhead.masks import Mask, Padding
 from clearhead.transformer.batching import Batch, Ids, collate
 from clearhead.transformer.config import Config, ModelConfig
 from clearhead.transformer.data import of_files
@@ -57,11 +58,9 @@ class TorchTransformer(Transformer):
                 module.dropout = 0.0
 
     def encode(self, source: Tensor, lengths: Tensor | None = None, **_: object) -> Memory:
-        hidden = None
-        if lengths is not None:
-            hidden = torch.arange(source.shape[1], device=source.device)[None] >= lengths[:, None]
-        states = self.both.encoder(self._embed(source, 0), src_key_padding_mask=hidden)
-        return Memory(states, hidden)  # pyright: ignore[reportArgumentType]
+        mask = None if lengths is None else Padding(lengths)
+        states = self.both.encoder(self._embed(source, 0), src_key_padding_mask=hidden(mask, source))
+        return Memory(states, mask)
 
     def decode(self, target: Tensor, memory: Memory, *, caches: Caches | None = None, **_: object) -> Tensor:
         if isinstance(caches, TokensRead):
@@ -72,13 +71,20 @@ class TorchTransformer(Transformer):
             self._embed(target, 0),
             memory.states,
             tgt_mask=nn.Transformer.generate_square_subsequent_mask(n, device=target.device, dtype=memory.states.dtype),
-            memory_key_padding_mask=memory.mask,  # pyright: ignore[reportArgumentType]
+            memory_key_padding_mask=hidden(memory.mask, memory.states),
             tgt_is_causal=True,
         )
         return states @ self.embedding.weight.T
 
     def caches(self) -> Caches:
         return TokensRead()
+
+
+def hidden(mask: Mask | None, source: Tensor) -> Tensor | None:
+    """Padding as torch has it: True where there is nothing."""
+    if not isinstance(mask, Padding):
+        return None
+    return torch.arange(source.shape[1], device=source.device)[None] >= mask.lengths.to(source.device)[:, None]
 
 
 MODELS: dict[str, Callable[[ModelConfig, int], Transformer]] = {"ours": Transformer, "torch": TorchTransformer}

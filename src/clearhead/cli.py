@@ -287,6 +287,8 @@ def translate(
 
         if (text is None) == (not file):
             raise ValueError("give a sentence, or --file")
+        if show and output is not None:
+            raise ValueError("--output does not go with --show, which draws on the terminal")
         lines = [text] if text is not None else [line for path in file or () for line in lines_of(path)]
         translator = Translator.load(model, device=usable_device(device))
         with warnings_as_lines(), progress_bar("lines", len(lines) if file else 0) as advance:

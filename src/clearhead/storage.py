@@ -86,7 +86,10 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts
     # clones: the file format refuses tensors that share memory, as query and key may
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        save_file(kept, temporary, {"clearhead": json.dumps(facts)})
+        try:
+            save_file(kept, temporary, {"clearhead": json.dumps(facts)})
+        except SafetensorError as error:  # its name for a full disk
+            raise OSError(f"{path}: cannot be written ({error})") from None
 
 
 def read(

@@ -13,6 +13,7 @@ from clearhead.recording import Address, Recording
 from clearhead.roles import Roles
 from clearhead.transformer.specialising import Damage, Specialised
 
+NOTICED = 0.005  # more wrong tokens of a relation than that are worth a word
 BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
 
 
@@ -78,9 +79,11 @@ def print_damages(console: Console, damages: Iterable[Damage]) -> None:
     """What goes wrong without each head that has a label."""
     for own in damages:
         before, after = own.exact
-        worst = sorted(own.errors.items(), key=lambda item: item[1][0] - item[1][1])[:3]
-        wrong = ", ".join(f"{relation} {was:.0%} → {now:.0%}" for relation, (was, now) in worst)
-        console.print(f"without {name(own.address)}: {before:.0%} → {after:.0%} exact; wrong tokens: {wrong}")
+        worse = [(relation, *shares) for relation, shares in own.errors.items() if shares[1] - shares[0] >= NOTICED]
+        worse.sort(key=lambda item: item[1] - item[2])
+        wrong = ", ".join(f"{relation} {was:.1%} → {now:.1%}" for relation, was, now in worse)
+        hurt = f"; wrong tokens: {wrong}" if wrong else "; no relation suffers: other heads do the same"
+        console.print(f"without {name(own.address)}: {before:.1%} → {after:.1%} exact{hurt}")
         if own.example is not None:
             source, right, written = own.example
             console.print(f"  {source}\n    with it:    {right}\n    without it: {written}", markup=False)

@@ -30,8 +30,10 @@ def draw(found: Specialised, path: str | os.PathLike[str], title: str = "") -> N
     both[0].set_ylabel("most attended word is the right one\n(dotted: best fixed offset)")
     if title:
         figure.suptitle(title)
+    kind = os.fspath(path).rsplit(".", 1)[-1]
     with replacing(path) as temporary:
-        figure.savefig(temporary, format=os.fspath(path).rsplit(".", 1)[-1])
+        # without the date: the same file for the same run
+        figure.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
     pyplot.close(figure)
 
 
@@ -41,7 +43,7 @@ def _pyplot() -> Any:
     except ImportError as error:
         raise ImportError("the chart needs matplotlib: pip install 'clearhead[plot]'") from error
     matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "clearhead"  # the same file for the same run
+    matplotlib.rcParams["svg.hashsalt"] = "clearhead"  # the same names in it every time
     from matplotlib import pyplot
 
     return pyplot

@@ -81,7 +81,7 @@ def beam_search(
         # among twice as many there are enough that have not ended
         best, places = ahead.flatten(1).topk(2 * beams, dim=-1)
         parents, chosen = places // vocabulary, places % vocabulary
-        ending = chosen == END
+        ending = (chosen == END) & best.isfinite()  # where few tokens can be written, what only waits comes this far
         for number, rank in ending.nonzero().tolist():
             if rank < beams and len(finished[number]) < beams:
                 row = tokens[number * beams + int(parents[number, rank]), 1:].tolist()

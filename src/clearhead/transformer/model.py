@@ -75,7 +75,8 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         # scaled by √d_model on the way in, tokens start with length about 1 in every direction
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
-        self.register_buffer("_positions", torch.empty(0, config.d_model), persistent=False)
+        # no buffer: each process of a run makes it as long as it needs, and buffers are kept equal
+        self._positions = torch.empty(0, config.d_model)
 
     def forward(
         self,
@@ -107,6 +108,7 @@ class Transformer(nn.Module):
         attentions: Attentions | None = None,
     ) -> Memory:
         """Read the source. `attentions` is a dictionary that is filled with the layers' matrices."""
+        self._check(ablate)
         mask = None if lengths is None else Padding(lengths)
         x = self._embed(source, 0)
         for number, layer in enumerate(self.encoder):
@@ -123,6 +125,7 @@ class Transformer(nn.Module):
         attentions: Attentions | None = None,
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Logits after each token of the target. With caches, `target` is what follows the tokens they have read."""
+        self._check(ablate)
         x = self._embed(target, 0 if caches is None else len(caches))
         for number, layer in enumerate(self.decoder):
             own = (None, None) if caches is None else (caches.own[number], caches.cross[number])
@@ -133,6 +136,14 @@ class Transformer(nn.Module):
         """Empty ones, for `decode`."""
         return Caches(len(self.decoder))
 
+    def _check(self, ablate: Collection[Address]) -> None:
+        """A layer that is not there would be left out without a word; heads are checked where they are used."""
+        layers = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
+        for stack, layer, head in ablate:
+            if not 0 <= layer < layers.get(stack, 0):
+                there = ", ".join(f"{name} has {count}" for name, count in layers.items())
+                raise ValueError(f"ablate has {(stack, layer, head)} in it, but of layers {there}")
+
     def _embed(self, tokens: Int[Tensor, "batch n"], start: int) -> Float[Tensor, "batch n d_model"]:
         x = self.embedding(tokens) * math.sqrt(self.config.d_model)
         if self.config.positions == "sinusoidal":
@@ -140,11 +151,10 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def _sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
-        table: Tensor = self._positions  # pyright: ignore[reportAssignmentType]
-        if table.shape[0] < length:
-            table = sinusoidal(max(length, 256), self.config.d_model).to(self.embedding.weight.device)
-            self._positions = table
-        return table[:length]
+        device = self.embedding.weight.device
+        if self._positions.shape[0] < length or self._positions.device != device:
+            self._positions = sinusoidal(max(length, 256), self.config.d_model).to(device)
+        return self._positions[:length]
 
 
 @dataclass(frozen=True)

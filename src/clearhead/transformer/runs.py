@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from clearhead.transformer.tokens import Vocabulary
 
 WEIGHTS, CHECKPOINT, VERSION = "clearhead.Transformer", "clearhead.Checkpoint", 1
 BEST, LAST, PREVIOUS = "best.safetensors", "last.safetensors", "previous.safetensors"
+BROKEN = "broken.safetensors"
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,21 @@ class Run:
         """Go back to the last checkpoint that can be read; None if there is none yet."""
         broken: ValueError | None = None
         for name in (LAST, PREVIOUS):
-            if not (self.folder / name).exists():
-                continue
+            path = self.folder / name
             try:
-                tensors, facts = storage.read(self.folder / name, CHECKPOINT, VERSION, "cpu")
+                tensors, facts = storage.read(path, CHECKPOINT, VERSION, "cpu")
                 progress = Progress(**facts["progress"])
                 _fill(model, optimizer, tensors)
+            except FileNotFoundError:
+                continue
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
-                broken = ValueError(f"{self.folder / name}: {' '.join(str(error).split())[:200]}")
+                said = " ".join(str(error).removeprefix(f"{path}: ").split())[:200]
+                broken = ValueError(f"{path}: {said}")
                 continue
             if broken is not None:
-                say(f"{broken}; it is left as it is, and the run goes on from {name}, step {progress.step}")
-                (self.folder / LAST).replace(self.folder / "broken.safetensors")
+                say(f"{broken}; it is kept as {BROKEN}, and the run goes on from {name}, step {progress.step}")
+                with contextlib.suppress(FileNotFoundError):  # another process of the run was quicker
+                    (self.folder / LAST).replace(self.folder / BROKEN)
             return progress
         if broken is not None:
             raise broken

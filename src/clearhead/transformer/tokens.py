@@ -22,6 +22,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # "</s>" in a text is text, and ends nothing
 
     @classmethod
     def of_subwords(cls, texts: Iterable[str], size: int) -> Vocabulary:
@@ -70,12 +71,13 @@ class Vocabulary:
 
     def words_of(self, numbers: Sequence[int]) -> Iterator[int | None]:
         """Which word each token is a part of; None for special tokens. A punctuation mark is a word."""
-        word, alone = -1, True
+        word, alone, begun = -1, True, False  # begun: by a space that is a token of its own
         whole_words = isinstance(self._tokenizer.model, WordLevel)
         for number, piece in zip(numbers, self.pieces(numbers), strict=True):
-            mark = not any(map(str.isalnum, piece))
-            word += whole_words or alone or mark or piece.startswith(" ")
-            alone = mark
+            if number not in (PAD, START, END):
+                mark = not piece.isspace() and not any(map(str.isalnum, piece))
+                word += not begun and (whole_words or alone or mark or piece.startswith(" "))
+                alone, begun = mark, piece.isspace()
             yield word if number > UNKNOWN else None
 
     def unknown(self, text: str) -> list[str]:
@@ -109,4 +111,4 @@ def _spaced(text: str) -> str:
 
     Languages that are written without spaces have no such words.
     """
-    return f" {text}" if text[:1].isascii() else text
+    return f" {text}" if text and text[0].isascii() else text

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.transformer.batching import Batch, collate, in_batches
@@ -106,7 +106,9 @@ def _steps(
     rank, world = place
     settings, device = config.training, model.embedding.weight.device
     model.train()
-    began, tokens, recent = time.perf_counter(), 0, _Mean()
+    began, tokens, recent = time.perf_counter(), 0, _Mean(world)
+    if settings.patience and progress.worse >= settings.patience:
+        return  # it had stopped by itself before it was resumed
     for epoch, number, rows in _batches(data, settings, progress):
         if _agreed(bool(stopped), world):
             break
@@ -133,7 +135,7 @@ def _steps(
             report.step(step, settings.steps, recent.value, tokens / (time.perf_counter() - began))
         if step % settings.validate_every == 0 or step == settings.steps:
             extra = {"loss": round(recent.value, 5), "tokens_per_second": round(tokens / (time.perf_counter() - began))}
-            recent = _Mean()
+            recent = _Mean(world)
             paused = time.perf_counter()
             if rank == 0:
                 progress = _measure(run, model, data, config, progress, extra, report)
@@ -201,17 +203,20 @@ def _restored(
 
 
 class _Mean:
-    """Of losses, which stay on their device until somebody asks."""
+    """Of losses, which stay on their device until somebody asks; of all processes, which then ask together."""
 
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
+    def __init__(self, world: int) -> None:
+        self.total, self.count, self.world = torch.zeros(()), 0, world
 
-    def add(self, loss: Any) -> None:
-        self.total, self.count = self.total + loss, self.count + 1
+    def add(self, loss: Tensor) -> None:
+        self.total, self.count = self.total.to(loss.device) + loss, self.count + 1
 
     @property
     def value(self) -> float:
-        return float(self.total) / max(1, self.count)
+        total = self.total.clone()
+        if self.world > 1:
+            distributed.all_reduce(total)
+        return float(total) / max(1, self.count) / self.world
 
 
 @contextlib.contextmanager
@@ -250,6 +255,8 @@ def _processes(device: torch.device) -> Iterator[tuple[int, int]]:
     if world == 1:
         yield 0, 1
         return
+    if device.type == "cuda" and device.index is None:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield distributed.get_rank(), world

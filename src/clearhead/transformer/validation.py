@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from clearhead.checks import whole_number
 from clearhead.transformer.batching import Ids, collate, in_batches, padded
 from clearhead.transformer.config import Bleu
 from clearhead.transformer.decoding import Written, beam_search
@@ -66,7 +67,7 @@ def write_all(
     device = model.embedding.weight.device
     found: dict[int, Written] = {}
     pairs = [Ids(source, source) for source in sources]  # a translation is about as long
-    for numbers in in_batches(pairs, BATCH_TOKENS // beams):
+    for numbers in in_batches(pairs, BATCH_TOKENS // whole_number("beams", beams)):
         source, lengths = padded([sources[number] for number in numbers], device)
         most = 2 * source.shape[1] + 32
         for number, own in zip(numbers, beam_search(model, source, lengths, beams=beams, most=most), strict=True):

@@ -1,0 +1,83 @@
+"""Heads that come to find relations, on several seeds: the table and the chart of docs/specialise.md.
+
+Trains with the defaults of `clearhead train`, or reads runs that were (--runs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from clearhead.tables import name
+from clearhead.transformer.chart import draw
+from clearhead.transformer.config import Config
+from clearhead.transformer.data import of_grammar
+from clearhead.transformer.runs import Run
+from clearhead.transformer.specialising import damage, specialised
+from clearhead.transformer.train import train
+from measuring import RESULTS, write
+
+SEEDS = (0, 1, 2)
+CHART = Path(__file__).parent.parent / "docs" / "specialise.svg"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, nargs="+", help="folders of runs with the default settings")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--chart", type=Path, default=CHART)
+    arguments = parser.parse_args()
+    runs = [Run(folder) for folder in arguments.runs or ()] or [trained(seed) for seed in SEEDS]
+    seeds = [run.read()[0].training.seed for run in runs]
+    probe = of_grammar(runs[0].read()[0]).probe
+    found = [specialised(run, probe) for run in runs]
+    rows = []
+    for place, first in enumerate(found[0].trained):
+        row: dict[str, object] = {"relation": first.relation, "fixed offset": f"{first.baseline:.2f}"}
+        for seed, own in zip(seeds, found, strict=True):
+            after, before = own.trained[place], own.untrained[place]
+            mark = "" if after.clear else " (no)"
+            row[f"seed {seed}: untrained"] = f"{before.accuracy:.2f}"
+            row[f"seed {seed}: trained"] = f"{after.accuracy:.2f} ± {(after.high - after.low) / 2:.2f}{mark}"
+            row[f"seed {seed}: head"] = name(after.address)
+        rows.append(row)
+    last = {"relation": "exact translations", "fixed offset": ""}
+    for seed, run in zip(seeds, runs, strict=True):
+        shares = [line["validation"]["exact"] for line in (run.metrics()[0], run.metrics()[-1])]
+        last |= {f"seed {seed}: untrained": f"{shares[0]:.1%}", f"seed {seed}: trained": f"{shares[1]:.1%}"}
+        last[f"seed {seed}: head"] = f"step {run.metrics()[-1]['step']}"
+    write(
+        "specialisation",
+        "Relations found by heads, on sentences never met in training",
+        [*rows, last],
+        arguments.output,
+    )
+    draw(found[0], arguments.chart, f"Heads that come to find relations (seed {seeds[0]})")
+    write("specialisation-ablation", "What goes wrong without a head", damages(runs, found, seeds), arguments.output)
+
+
+def damages(runs: list[Run], found: list, seeds: list[int]) -> list[dict[str, object]]:
+    """Every head with a label, left out."""
+    rows: list[dict[str, object]] = []
+    for seed, run, own in zip(seeds, runs, found, strict=True):
+        probe = of_grammar(run.read()[0]).probe
+        for address, relations in own.labels().items():
+            seen = damage(run.model(), run.vocabulary(), probe, address)
+            errors = {relation: f"{after:.1%}" for relation, (_, after) in seen.errors.items()}
+            rows.append(
+                {"seed": seed, "without": name(address), "label": ", ".join(relations), "exact": f"{seen.exact[1]:.1%}"}
+                | {f"wrong: {relation}": error for relation, error in errors.items()}
+            )
+    return rows
+
+
+def trained(seed: int) -> Run:
+    config = Config.of({"training": {"seed": seed}})
+    run = Run(Path(tempfile.mkdtemp()) / f"seed-{seed}")
+    train(of_grammar(config), config, run)
+    return run
+
+
+if __name__ == "__main__":
+    main()
