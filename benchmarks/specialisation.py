@@ -32,7 +32,7 @@ def main() -> None:
     seeds = [run.read()[0].training.seed for run in runs]
     probe = of_grammar(runs[0].read()[0]).probe
     found = [specialised(run, probe) for run in runs]
-    rows = []
+    rows: list[dict[str, object]] = []
     for place, first in enumerate(found[0].trained):
         row: dict[str, object] = {"relation": first.relation, "fixed offset": f"{first.baseline:.2f}"}
         for seed, own in zip(seeds, found, strict=True):
@@ -42,7 +42,7 @@ def main() -> None:
             row[f"seed {seed}: trained"] = f"{after.accuracy:.2f} ± {(after.high - after.low) / 2:.2f}{mark}"
             row[f"seed {seed}: head"] = name(after.address)
         rows.append(row)
-    last = {"relation": "exact translations", "fixed offset": ""}
+    last: dict[str, object] = {"relation": "exact translations", "fixed offset": ""}
     for seed, run in zip(seeds, runs, strict=True):
         shares = [line["validation"]["exact"] for line in (run.metrics()[0], run.metrics()[-1])]
         last |= {f"seed {seed}: untrained": f"{shares[0]:.1%}", f"seed {seed}: trained": f"{shares[1]:.1%}"}
@@ -65,10 +65,9 @@ def damages(runs: list[Run], found: list, seeds: list[int]) -> list[dict[str, ob
         for address, relations in own.labels().items():
             seen = damage(run.model(), run.vocabulary(), probe, address)
             errors = {relation: f"{after:.1%}" for relation, (_, after) in seen.errors.items()}
-            rows.append(
-                {"seed": seed, "without": name(address), "label": ", ".join(relations), "exact": f"{seen.exact[1]:.1%}"}
-                | {f"wrong: {relation}": error for relation, error in errors.items()}
-            )
+            row: dict[str, object] = {"seed": seed, "without": name(address), "label": ", ".join(relations)}
+            row["exact"] = f"{seen.exact[1]:.1%}"
+            rows.append(row | {f"wrong: {relation}": error for relation, error in errors.items()})
     return rows
 
 

@@ -1,6 +1,6 @@
-"""Train a small Transformer on the built-in grammar for a few steps, and look at its heads; `clearhead train` is longer.
+"""Train a small Transformer on the built-in grammar for a few steps, and look at its heads.
 
-Everything `clearhead train` does is here: a configuration, sentences, a run's folder, what its heads found.
+Everything `clearhead train` does is here: a configuration, sentences, the folder of a run, what its heads found.
 """
 
 import tempfile

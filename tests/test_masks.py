@@ -142,6 +142,23 @@ def test_a_mask_used_again_is_not_lowered_again():
     assert torch.equal(pose(x, x, x, mask=copied).lower().ranges, first.ranges)
 
 
+def test_hidden_keys_are_made_once_for_the_fused_kernel(monkeypatch):
+    mask, x = Padding([5, 3]), torch.randn(2, 1, 7, 4)
+    lowered, lower = [], Padding.lower
+    monkeypatch.setattr(Padding, "lower", lambda self, *where: lowered.append(where) or lower(self, *where))
+    with torch.inference_mode():
+        first = attention(x, x, x, mask=mask, backend="sdpa")
+    leaf = x.clone().requires_grad_()
+    again = attention(leaf, x, x, mask=mask, backend="sdpa")
+    again.sum().backward()
+    assert len(lowered) == 1
+    assert torch.equal(again, first)
+    assert attention(x.double(), x.double(), x.double(), mask=mask, backend="sdpa").dtype == torch.float64
+    mask.lengths.fill_(2)
+    changed = attention(x, x, x, mask=mask, backend="sdpa")
+    torch.testing.assert_close(changed, attention(x, x, x, mask=Padding([2, 2]), backend="reference"))
+
+
 def test_what_is_kept_of_a_mask_is_not_taken_for_another():
     x, causal, mask = torch.randn(1, 1, 7, 4), Causal(), Padding([5])
     with FakeTensorMode() as mode:

@@ -68,7 +68,7 @@ class Problem:
         mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
         if mask is None:
             return Lowered()
-        if isinstance(start, Tensor) or mask.tensors or not _may_be_kept(self.query):
+        if isinstance(start, Tensor) or mask.tensors or not may_be_kept(self.query):
             return mask.lower(self.positions(), kv_len)
         device = self.query.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
@@ -161,8 +161,8 @@ class Problem:
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
 
 
-def _may_be_kept(query: Tensor) -> bool:
-    """Whether what is lowered now may be read later: not what is traced, nor what belongs to a CUDA graph."""
+def may_be_kept(query: Tensor) -> bool:
+    """Whether what is made of a mask now may be read later: not what is traced, nor what belongs to a CUDA graph."""
     if torch.compiler.is_compiling() or type(query) not in PLAIN:
         return False
     return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

@@ -4,6 +4,8 @@ CPU: flash attention with no mask, causal from the first key, hidden keys (the s
 a tensor bias. CUDA: half precision, plain or causal, by cuDNN where it is the faster one, else flash attention.
 """
 
+from weakref import WeakKeyDictionary
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,12 +15,13 @@ from clearhead.biases import ALiBi
 from clearhead.kernels import streaming
 from clearhead.kernels.precision import without_autocast
 from clearhead.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, positions
-from clearhead.problem import Problem
+from clearhead.problem import Problem, may_be_kept
 
 HALF = (torch.float16, torch.bfloat16)
 DECODING = 16  # this many queries or fewer
 SHORT = 128  # queries; with fewer, planning costs more than it brings
 _CAPABILITIES: dict[torch.device, int] = {}
+_HIDDEN: WeakKeyDictionary[Mask, tuple[tuple, Tensor]] = WeakKeyDictionary()
 
 
 def refuse(problem: Problem) -> list[str]:
@@ -179,14 +182,32 @@ def _added(problem: Problem, rest: Mask | None) -> Float[Tensor, "#batch #heads 
     """Bias or mask as the kernel takes it: a float tensor in the query's dtype, broadcast with stride 0."""
     if rest is None:
         return problem.tensor_bias
-    query, kv_len = problem.query, problem.shape[3]
     if isinstance(rest, Dense):
-        allowed = rest.allowed
-    else:
-        # the same for every query: look at one
-        lowered = rest.lower(positions(1, kv_len, 0, query.device), kv_len)
-        allowed = lowered.allowed(1, torch.arange(kv_len, device=query.device))
-    return torch.zeros_like(allowed, dtype=query.dtype).masked_fill_(~allowed, -torch.inf)
+        return _as_bias(rest.allowed, problem.query.dtype)
+    return _hidden_keys(rest, problem.query, problem.shape[3])
+
+
+def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
+    """A mask that is the same for every query. Kept for the next call with it, as all layers of a model make one."""
+    if not may_be_kept(query):
+        return _hide(mask, query, kv_len)
+    place = (kv_len, query.dtype, query.device, mask.version)
+    kept = _HIDDEN.get(mask)
+    if kept is None or kept[0] != place:
+        # what is kept must serve a call with gradients too
+        with torch.inference_mode(False):
+            kept = (place, _hide(mask, query, kv_len))
+        _HIDDEN[mask] = kept
+    return kept[1]
+
+
+def _hide(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
+    lowered = mask.lower(positions(1, kv_len, 0, query.device), kv_len)  # of one query
+    return _as_bias(lowered.allowed(1, torch.arange(kv_len, device=query.device)), query.dtype)
+
+
+def _as_bias(allowed: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
 
 def _has_key(problem: Problem, added: Tensor, causal: bool) -> Bool[Tensor, "#batch #heads #q_len"]:

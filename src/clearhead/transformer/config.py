@@ -77,6 +77,8 @@ class Config:
         for table, name in ((model, "dropout"), (training, "label_smoothing")):
             if not 0 <= getattr(table, name) < 1:
                 raise ValueError(f"{name} is {getattr(table, name)}; expected a number in [0, 1)")
+        if not 0 <= training.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay is {training.weight_decay}; expected a number from 0 on")
         for name in ("learning_rate", "clip"):
             if not 0 < getattr(training, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(training, name)}; expected a number above 0")

@@ -153,7 +153,7 @@ class Transformer(nn.Module):
     def _sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
         device = self.embedding.weight.device
         if self._positions.shape[0] < length or self._positions.device != device:
-            self._positions = sinusoidal(max(length, 256), self.config.d_model).to(device)
+            self._positions = sinusoidal(max(2 * length, 256), self.config.d_model).to(device)
         return self._positions[:length]
 
 

@@ -64,10 +64,12 @@ class Damage:
 @torch.inference_mode()
 def damage(model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example], address: Address) -> Damage:
     """Compare the model with itself without the head, on sentences it never met."""
+    training = model.training
     model.eval()
     errors = [_errors(model, vocabulary, probe, left_out) for left_out in ((), (address,))]
     few = probe[:WRITTEN]
     whole, without = (_translations(model, vocabulary, few, left_out) for left_out in ((), (address,)))
+    model.train(training)
     expected = [" ".join(example.target) for example in few]
     spoilt = (
         (" ".join(example.source), right, wrong)

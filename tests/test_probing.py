@@ -1,0 +1,339 @@
+"""Which head finds which relation: on attention that is known beforehand, chosen apart from scored; what goes wrong
+without a head; the chart."""
+
+import xml.etree.ElementTree as ElementTree
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.syntax import wilson
+from clearhead.transformer import grammar, probing
+from clearhead.transformer.config import Config, TextConfig
+from clearhead.transformer.data import of_grammar
+from clearhead.transformer.grammar import SOURCE_RELATIONS, TARGET_RELATIONS, Example, Link
+from clearhead.transformer.probing import STACK, Finding, accuracies, findings, to_ids
+from clearhead.transformer.runs import Run
+from clearhead.transformer.specialising import Damage, Specialised, damage, specialised
+from clearhead.transformer.tokens import PAD, Vocabulary
+from small_transformers import make
+
+WORDS = [f"w{number}" for number in range(47)]
+VOCABULARY = Vocabulary.of_words(WORDS)
+
+
+def example(number: int, length: int, steps: dict[str, int] | int, relations=tuple(STACK)) -> Example:
+    """A sentence of its own of this length; from its third token each relation leads so many steps on."""
+    steps = dict.fromkeys(STACK, steps) if isinstance(steps, int) else steps
+    source = (WORDS[number], *WORDS[1:length])
+    links = tuple(Link(relation, 2, 2 + steps[relation]) for relation in relations)
+    return Example(source, (WORDS[30], WORDS[29], WORDS[number]), links)
+
+
+class Known(nn.Module):
+    """A model whose heads are given: functions of a query's position, its answers, and the number of words.
+
+    A head says which keys it likes, the best first; the last key of a sentence is the end, and then comes padding.
+    """
+
+    def __init__(self, probe, encoder, cross):
+        super().__init__()
+        self.embedding = nn.Embedding(2, 3)
+        self.examples = {tuple(to_ids(VOCABULARY, own).source): own for own in probe}
+        self.heads = {"encoder": encoder, "cross": cross}
+        self.batches = []
+
+    def forward(self, source, target, lengths, *, return_weights):
+        assert return_weights
+        assert not self.training
+        examples = [self.examples[tuple(row[row != PAD].tolist())] for row in source]
+        self.batches.append(len(examples))
+        sides = {"encoder": (source.shape[1],) * 2, "cross": (target.shape[1], source.shape[1])}
+        attentions = {}
+        for stack, layers in self.heads.items():
+            attentions[stack] = []
+            for heads in layers:
+                weights = torch.zeros(len(examples), len(heads), *sides[stack])
+                for place, own in enumerate(examples):
+                    answers = {link.at: link.to for link in own.links if STACK[link.relation] == stack}
+                    for number, head in enumerate(heads):
+                        for query in range(sides[stack][0]):
+                            for rank, key in enumerate(head(query, answers.get(query, 0), len(own.source))):
+                                if 0 <= key < source.shape[1]:
+                                    weights[place, number, query, key] += 2.0**-rank
+                attentions[stack].append(SimpleNamespace(dense=weights.clone))
+        return None, attentions
+
+
+def gold(query, answer, words):
+    return [answer]
+
+
+def next_word(query, answer, words):
+    return [query + 1]
+
+
+def first_word(query, answer, words):
+    return [0]
+
+
+def distracted(query, answer, words):
+    """Most to the token itself, to the end and to padding, and only then to the answer."""
+    return [query, words, words + 1, words + 2, answer]
+
+
+class TestAccuracies:
+    # five sentences of either half: on the even ones 4 of 5 lead to the next word, on the odd ones 2
+    PROBE = tuple(example(number, 5 + number % 3, 1 if number in (0, 2, 4, 6, 1, 3) else -1) for number in range(10))
+
+    def test_of_heads_that_are_known(self):
+        model = Known(self.PROBE, [[gold, next_word], [first_word, distracted]], [[first_word, gold, next_word]])
+        found = accuracies(model, VOCABULARY, self.PROBE)
+        assert found.keys() == STACK.keys()
+        for relation in SOURCE_RELATIONS:
+            assert found[relation] == {"0.0": (1, 1), "0.1": (0.8, 0.4), "1.0": (0, 0), "1.1": (1, 1)}
+        for relation in TARGET_RELATIONS:
+            assert found[relation] == {"0.0": (0, 0), "0.1": (1, 1), "0.2": (0.8, 0.4)}
+
+    def test_the_translations_own_place_is_no_word_of_the_source(self):
+        """Token 2 of the target may well look at word 2 of the source; a word of the source not at itself."""
+        probe = tuple(example(number, 5, dict.fromkeys(TARGET_RELATIONS, 0) | dict.fromkeys(SOURCE_RELATIONS, 1))
+                      for number in range(4))  # fmt: skip
+        model = Known(probe, [[distracted]], [[lambda query, answer, words: [query]]])
+        found = accuracies(model, VOCABULARY, probe)
+        assert {found[relation]["0.0"] for relation in STACK} == {(1, 1)}
+
+    def test_neither_the_end_nor_padding_is_chosen(self):
+        def end_first(query, answer, words):
+            return [words, words + 1, words + 2, answer]
+
+        model = Known(self.PROBE, [[end_first]], [[end_first]])
+        found = accuracies(model, VOCABULARY, self.PROBE)
+        assert {found[relation]["0.0"] for relation in STACK} == {(1, 1)}
+
+    @pytest.mark.parametrize("batch", [1, 3, 100])
+    def test_halves_are_those_of_the_probe_not_of_a_batch(self, batch, monkeypatch):
+        monkeypatch.setattr(probing, "BATCH", batch)
+        model = Known(self.PROBE, [[next_word]], [[next_word]])
+        assert accuracies(model, VOCABULARY, self.PROBE)["noun"] == {"0.0": (0.8, 0.4)}
+        assert model.batches[0] == min(batch, 10)
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_it_leaves_the_model_as_it_was(self, training):
+        model = Known(self.PROBE, [[gold]], [[gold]]).train(training)
+        accuracies(model, VOCABULARY, self.PROBE)
+        assert model.training == training
+
+    def test_of_a_model_sentence_by_sentence(self, monkeypatch):
+        """In padded batches the same as one at a time, counted by hand."""
+        monkeypatch.setattr(probing, "BATCH", 31)
+        probe = tuple(islice(grammar.sentences(0, "probe"), 71))
+        source, target = grammar.vocabulary()
+        vocabulary = Vocabulary.of_words(sorted({*source, *target}))
+        model = make(len(vocabulary), scale=0.1)
+        right, asked = {}, {}
+        for place, own in enumerate(probe):
+            read, written = (vocabulary.encode(" ".join(side)) for side in (own.source, own.target))
+            with torch.no_grad():
+                _, attentions = model(torch.tensor([read]), torch.tensor([[1, *written[:-1]]]), return_weights=True)
+            for relation, at, to in own.links:
+                row = attentions[STACK[relation]][1].dense()[0, 2, at, : len(own.source)].clone()
+                if STACK[relation] == "encoder":
+                    row[at] = 0
+                key = relation, place % 2
+                right[key] = right.get(key, 0) + (int(row.argmax()) == to)
+                asked[key] = asked.get(key, 0) + 1
+        found = accuracies(model, vocabulary, probe)
+        for relation in STACK:
+            expected = [right[relation, half] / asked[relation, half] for half in (0, 1)]
+            assert found[relation]["1.2"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_every_word_of_the_grammar_is_one_token(monkeypatch):
+    monkeypatch.setattr("clearhead.transformer.data.PROBE", 211)
+    data = of_grammar(Config(text=TextConfig(validation=1)))
+    assert len(data.probe) == 211
+    for own in data.probe:
+        for side, numbers in zip((own.source, own.target), to_ids(data.vocabulary, own), strict=True):
+            assert data.vocabulary.pieces(numbers) == [*side, "</s>"]
+
+
+class TestFindings:
+    def test_chosen_on_one_half_and_scored_on_the_other(self):
+        """On the even sentences 0.0 and the next word are best, on the odd ones neither."""
+        probe = [example(number, 5, 1 if number in (0, 2, 3) else -2) for number in range(8)]
+        probe[4] = probe[0]
+        table = {"noun": {"0.0": (0.9, 0.25), "1.2": (0.8, 1.0)}, "verb → object": {"0.0": (0.1, 1.0), "2.1": (0.2, 0)}}
+        noun, verb = findings(table, probe)
+        assert (noun.relation, noun.address, noun.accuracy) == ("noun", ("cross", 0, 0), 0.25)
+        assert (verb.relation, verb.address, verb.accuracy) == ("verb → object", ("encoder", 2, 1), 0)
+        assert (noun.offset, noun.baseline, noun.count) == (1, 0.25, 4)
+        assert (noun.low, noun.high) == wilson(1, 4)
+
+    def test_only_links_of_the_relation_count(self):
+        probe = [example(number, 5, 1, ("noun",) if number < 4 else ("verb",)) for number in range(10)]
+        assert [own.count for own in findings({"noun": {"0.0": (1, 1)}, "verb": {"0.0": (1, 1)}}, probe)] == [2, 3]
+
+    @pytest.mark.parametrize(("count", "clear"), [(5, False), (10, True)])
+    def test_clear_only_if_surely_better_than_the_offset(self, count, clear):
+        """The offset is right in 3 of 5, the head always: of 5 that says 57 % at least, of 10 it says 72 %."""
+        odd = [example(number, 5, 1 if number % 5 < 3 else -1) for number in range(count)]
+        probe = [own for pair in zip([example(0, 5, 1)] * count, odd, strict=True) for own in pair]
+        (found,) = findings({"noun": {"0.0": (1.0, 1.0)}}, probe)
+        assert (found.count, found.baseline, found.accuracy) == (count, 0.6, 1.0)
+        assert found.low == wilson(count, count)[0]
+        assert found.clear is clear
+
+    def test_as_good_as_the_offset_is_not_clear(self):
+        probe = [example(number, 5, 1) for number in range(20)]
+        (found,) = findings({"noun": {"0.0": (1.0, 1.0)}}, probe)
+        assert (found.accuracy, found.baseline, found.clear) == (1.0, 1.0, False)
+
+
+class TestSpecialised:
+    PROBE = tuple(example(number, 5, 1 if number % 4 < 2 else -1) for number in range(40))
+
+    def table(self, first: tuple[float, float], second: tuple[float, float]):
+        return {relation: {"0.0": first, "0.1": second} for relation in STACK}
+
+    def run(self, folder) -> Run:
+        run = Run(folder)
+        run.add_metrics({"step": 0, "heads": self.table((0.3, 0.2), (0.1, 0.15))})
+        run.add_metrics({"step": 5})
+        run.add_metrics({"step": 10, "heads": self.table((0.4, 0.5), (0.6, 0.65))})
+        last = self.table((0.5, 1.0), (0.9, 0.95)) | {"tense": {"0.0": (0.5, 0.5), "0.1": (0.4, 0.4)}}
+        run.add_metrics({"step": 20, "heads": last})
+        return run
+
+    def test_from_the_metrics_alone(self, tmp_path):
+        found = specialised(self.run(tmp_path), self.PROBE)
+        assert found.steps == [0, 10, 20]
+        assert found.curves["noun"] == [0.15, 0.65, 0.95]  # of the head found at the end, on the other half
+        assert found.curves["tense"] == [0.2, 0.5, 0.5]
+        assert found.curves.keys() == STACK.keys()
+        trained, untrained = ({own.relation: own for own in side} for side in (found.trained, found.untrained))
+        assert (trained["noun"].address, trained["noun"].accuracy) == (("cross", 0, 1), 0.95)
+        assert (untrained["noun"].address, untrained["noun"].accuracy) == (("cross", 0, 0), 0.2)
+        assert trained["noun"].baseline == 0.5
+
+    def test_labels_only_where_it_is_clear(self, tmp_path):
+        labels = specialised(self.run(tmp_path), self.PROBE).labels()
+        assert labels == {
+            ("cross", 0, 1): [relation for relation in TARGET_RELATIONS if relation != "tense"],
+            ("encoder", 0, 1): [*SOURCE_RELATIONS],
+        }
+
+    def test_a_run_without_relations(self, tmp_path):
+        run = Run(tmp_path)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no heads were measured in this run"):
+                specialised(run, self.PROBE)
+            run.add_metrics({"step": 0})
+
+
+class Oracle(nn.Module):
+    """Knows each translation; without a head of the encoder its verbs, in sentences that begin with w3, are wrong."""
+
+    def __init__(self, probe):
+        super().__init__()
+        self.embedding = nn.Embedding(len(VOCABULARY), 1)
+        self.examples = {tuple(to_ids(VOCABULARY, own).source): own for own in probe}
+
+    def forward(self, source, target, lengths, *, ablate):
+        return torch.stack([self.logits(row, target.shape[1], ablate) for row in source])
+
+    def logits(self, row, count, ablate):
+        own = self.examples[tuple(row[row != PAD].tolist())]
+        wanted = to_ids(VOCABULARY, own).target
+        wanted += [PAD] * (count - len(wanted))
+        if ablate and own.source[0] == "w3":
+            at = next(link.at for link in own.links if link.relation == "verb")
+            (wanted[at],) = VOCABULARY.encode("w7")[:-1]
+        return nn.functional.one_hot(torch.tensor(wanted[:count]), len(VOCABULARY)).double()
+
+    def encode(self, source, lengths, *, ablate):
+        return source
+
+    def caches(self):
+        return []
+
+    def decode(self, last, memory, *, caches, ablate):
+        caches.append(last)
+        return torch.stack([self.logits(row, len(caches), ablate) for row in memory])
+
+
+class TestDamage:
+    def test_a_head_that_a_relation_hangs_on(self):
+        # the verb stands at 2, the adjective at 0, the noun where nothing is asked of it
+        probe = [
+            Example(
+                (WORDS[number % 5], *WORDS[10 : 13 + number]),
+                ("w20", "w21", "w22", *["w23"] * number),
+                (Link("adjective", 0, 1), Link("verb", 2, 2), Link("verb → object", 1, 2)),
+            )
+            for number in range(10)
+        ]
+        model = Oracle(probe).train()
+        found = damage(model, VOCABULARY, probe, ("encoder", 0, 0))
+        assert found == Damage(
+            ("encoder", 0, 0),
+            (1.0, 0.8),
+            {"verb": (0.0, 0.2), "adjective": (0.0, 0.0)},
+            (" ".join(probe[3].source), "w20 w21 w22 w23 w23 w23", "w20 w21 w7 w23 w23 w23"),
+        )
+
+    def test_a_head_that_contributes_nothing(self):
+        probe = tuple(islice(grammar.sentences(0, "probe"), 31))
+        source, target = grammar.vocabulary()
+        vocabulary = Vocabulary.of_words(sorted({*source, *target}))
+        model = make(len(vocabulary), scale=0.1)
+        with torch.no_grad():
+            model.decoder[1].cross.output.weight[:, 10:20] = 0
+        idle = damage(model, vocabulary, probe, ("cross", 1, 1))
+        assert idle.exact[0] == idle.exact[1]
+        assert all(before == after for before, after in idle.errors.values())
+        assert idle.errors.keys() == {*TARGET_RELATIONS} & {link.relation for own in probe for link in own.links}
+        assert idle.example is None
+
+
+class TestChart:
+    def found(self) -> Specialised:
+        trained = [
+            Finding(relation, (STACK[relation], 0, number % 4), 0.9, 0.8, 0.95, 100, 1, 0.3)
+            for number, relation in enumerate(STACK)
+        ]
+        return Specialised(trained, trained, [0, 10, 20], {relation: [0.1, 0.5, 0.9] for relation in STACK})
+
+    def test_an_svg_and_nothing_beside_it(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        from clearhead.transformer.chart import draw
+
+        path = tmp_path / "heads.svg"
+        draw(self.found(), path, title="a run < another & so on")
+        assert [own.name for own in tmp_path.iterdir()] == ["heads.svg"]
+        assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        text = path.read_text(encoding="utf-8")
+        for relation in STACK:
+            assert f"{relation} (0." in text
+        assert "a run &lt; another &amp; so on" in text
+
+    def test_the_same_file_for_the_same_run(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        from clearhead.transformer.chart import draw
+
+        for name in ("one.svg", "two.svg"):
+            draw(self.found(), tmp_path / name)
+        assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+        assert b"dc:date" not in (tmp_path / "one.svg").read_bytes()
+
+    def test_a_picture_and_a_kind_there_is_not(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        from clearhead.transformer.chart import draw
+
+        draw(self.found(), tmp_path / "heads.png")
+        assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
+        with pytest.raises(ValueError, match="doc"):
+            draw(self.found(), tmp_path / "heads.doc")
+        assert [own.name for own in tmp_path.iterdir()] == ["heads.png"]

@@ -1,0 +1,164 @@
+"""`Vocabulary`: text to tokens and back, what was never seen, the words tokens are parts of, files."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.transformer.tokens import END, LONGEST, PAD, START, UNKNOWN, Vocabulary
+from clearhead.transformer.translate import Translator
+
+ENGLISH = ["I read a book in the library.", "the man eats bread.", "don't read 1998 books!", "a big red hat, a hat"]
+JAPANESE = ["私は図書館で本を読んだ。", "男はパンを食べる。", "本を1998冊読むな!", "大きな赤い帽子、帽子"]
+SUBWORDS = Vocabulary.of_subwords([*ENGLISH, *JAPANESE] * 3, 131)
+WORDS = Vocabulary.of_words(["the", "man", "eats", "bread", "."])
+CHARACTERS = sorted({*"".join([*ENGLISH, *JAPANESE])} - {" "})
+both = pytest.mark.parametrize("vocabulary", [SUBWORDS, WORDS], ids=["subwords", "words"])
+
+
+@given(st.lists(st.text(CHARACTERS, min_size=1, max_size=7), max_size=5))
+def test_what_was_seen_comes_back(words):
+    text = " ".join(words)
+    numbers = SUBWORDS.encode(text)
+    assert SUBWORDS.decode(numbers) == text
+    assert "".join(SUBWORDS.pieces(numbers[:-1])).strip() == text
+    assert SUBWORDS.unknown(text) == []
+    assert UNKNOWN not in numbers
+
+
+@pytest.mark.parametrize("text", [*ENGLISH, *JAPANESE, "", "図書館 in 1998", "bread 本!"])
+def test_encoding(text):
+    numbers = SUBWORDS.encode(text)
+    assert SUBWORDS.decode(numbers) == text
+    assert numbers[-1] == END
+    assert all(UNKNOWN < number < len(SUBWORDS) for number in numbers[:-1])
+    assert SUBWORDS.encode_all([text, "a hat"]) == [numbers, SUBWORDS.encode("a hat")]
+
+
+def test_special_numbers():
+    assert (PAD, START, END, UNKNOWN) == (0, 1, 2, 3)
+    for vocabulary in (SUBWORDS, WORDS):
+        assert vocabulary.pieces([PAD, START, END, UNKNOWN]) == ["<pad>", "<s>", "</s>", "<unk>"]
+        assert vocabulary.decode([START, PAD, END]) == ""
+        assert vocabulary.encode("") == [END]
+
+
+def test_special_tokens_that_are_typed_are_text():
+    """Whoever writes </s> ends nothing."""
+    vocabulary = Vocabulary.of_subwords(["a < b / c > s p d k u n"] * 2, 31)
+    for text in ("a </s> b", "<pad>", "<s>a"):
+        numbers = vocabulary.encode(text)
+        assert vocabulary.decode(numbers) == text
+        assert min(numbers[:-1]) > UNKNOWN
+        assert vocabulary.encode_all([text]) == [numbers]
+
+
+def test_a_word_is_the_same_token_wherever_it_stands():
+    (hat,) = SUBWORDS.encode("hat")[:-1]
+    assert SUBWORDS.pieces([hat]) == [" hat"]
+    assert hat in SUBWORDS.encode("a hat")
+    (book,) = SUBWORDS.encode("帽子")[:-1]
+    assert SUBWORDS.pieces([book]) == ["帽子"]
+    assert book in SUBWORDS.encode("大きな帽子")
+
+
+def test_size_and_length_of_subwords():
+    assert len(SUBWORDS) <= 131
+    long = Vocabulary.of_subwords(["acknowledgementslessness " * 7], 97)
+    pieces = long.pieces(range(4, len(long)))
+    assert LONGEST - 3 < max(map(len, pieces)) <= LONGEST
+    assert len({*pieces}) == len(pieces)
+
+
+def test_digits_and_marks_stand_alone():
+    pieces = SUBWORDS.pieces(SUBWORDS.encode("1998 books, 1998!"))
+    assert pieces == [" ", "1", "9", "9", "8", " books", ",", " ", "1", "9", "9", "8", "!", "</s>"]
+
+
+def test_of_words():
+    assert len(WORDS) == 9
+    assert WORDS.encode("the man eats bread .") == [4, 5, 6, 7, 8, END]
+    assert WORDS.encode("bread eats snow .") == [7, 6, UNKNOWN, 8, END]
+    assert WORDS.encode_all(["the man", "snow", ""]) == [[4, 5, END], [UNKNOWN, END], [END]]
+    assert WORDS.decode([START, 4, 5, END, PAD]) == "the man"
+    assert WORDS.pieces([4, 5]) == ["the", "man"]
+
+
+def test_the_unknown_is_named_once_each():
+    assert SUBWORDS.unknown("a ☃ and a ☃ red ★ hat") == ["☃", "★"]
+    assert SUBWORDS.decode(SUBWORDS.encode("red ★hat")) == "red hat"
+    assert WORDS.unknown("the snow eats sand , snow") == ["snow", "sand", ","]
+    assert WORDS.unknown("the man") == []
+
+
+class TestWordsOf:
+    def words(self, vocabulary, numbers):
+        """The text of each word, in the order of their numbers, which leave none out."""
+        found = {}
+        for word, piece in zip(vocabulary.words_of(numbers), vocabulary.pieces(numbers), strict=True):
+            if word is not None:
+                found[word] = found.get(word, "") + piece
+        assert sorted(found) == list(range(len(found)))
+        return [found[word].strip() for word in sorted(found)]
+
+    @pytest.mark.parametrize("begun", [[], [START]], ids=["source", "target"])
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("I read a book in the library.", ["I", "read", "a", "book", "in", "the", "library", "."]),
+            ("the man eats 1998 books", ["the", "man", "eats", "1998", "books"]),
+            ("don't read", ["don", "'", "t", "read"]),
+            ("a hat , a hat !", ["a", "hat", ",", "a", "hat", "!"]),
+            ("男はパンを食べる。", ["男はパンを食べる", "。"]),
+            ("大きな帽子、本", ["大きな帽子", "、", "本"]),
+            ("私は in 1998", ["私は", "in", "1998"]),
+            ("", []),
+        ],
+    )
+    def test_subwords(self, text, words, begun):
+        assert self.words(SUBWORDS, [*begun, *SUBWORDS.encode(text)]) == words
+
+    def test_whole_words(self):
+        assert self.words(WORDS, [START, *WORDS.encode("the man eats bread .")]) == ["the", "man", "eats", "bread", "."]
+
+    def test_special_tokens_are_part_of_none(self):
+        assert list(WORDS.words_of([START, 4, UNKNOWN, 5, END, PAD])) == [None, 0, None, 2, None, None]
+        read, sky = SUBWORDS.encode("read"), SUBWORDS.encode("☃")
+        numbers = [START, *read[:-1], *sky]
+        assert sky == [UNKNOWN, END]
+        assert list(SUBWORDS.words_of(numbers)) == [None, *[0] * (len(read) - 1), None, None]
+
+
+class TestFiles:
+    @both
+    def test_saved_and_loaded_it_is_the_same(self, vocabulary, tmp_path):
+        vocabulary.save(tmp_path / "tokenizer.json")
+        assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+        loaded = Vocabulary.load(tmp_path / "tokenizer.json")
+        assert len(loaded) == len(vocabulary)
+        for text in (*ENGLISH, *JAPANESE, "the snow ☃", "</s> <s>", ""):
+            assert loaded.encode(text) == vocabulary.encode(text)
+            assert loaded.unknown(text) == vocabulary.unknown(text)
+            assert loaded.decode(loaded.encode(text)) == vocabulary.decode(vocabulary.encode(text))
+            words = [list(own.words_of(vocabulary.encode(text))) for own in (loaded, vocabulary)]
+            assert words[0] == words[1]
+
+    @pytest.mark.parametrize("content", ["", "{", "[1]", '{"model": {"type": "BPE"}}', "\x00"])
+    def test_a_broken_one_is_refused_in_one_line(self, content, tmp_path):
+        path = tmp_path / "broken.json"
+        path.write_text(content)
+        with pytest.raises(ValueError, match="broken.json: not a tokenizer ") as error:
+            Vocabulary.load(path)
+        assert "\n" not in str(error.value)
+
+    def test_a_missing_one_by_name(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="missing.json: there is no such file"):
+            Vocabulary.load(tmp_path / "missing.json")
+        with pytest.raises(FileNotFoundError, match="there is no such file"):
+            Vocabulary.load(tmp_path)
+
+
+def test_the_bundled_one():
+    vocabulary = Translator.load().vocabulary
+    for text in ("he doesn't know where the station is.", "彼は駅がどこにあるか知らない。"):
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+        assert vocabulary.unknown(text) == []

@@ -1,0 +1,577 @@
+"""Training: a run that is interrupted, however rudely, ends as one that was not; and what is learned is real."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from typer.testing import CliRunner
+
+from clearhead import storage
+from clearhead.cli import app
+from clearhead.transformer import data as making
+from clearhead.transformer import train as training
+from clearhead.transformer import validation
+from clearhead.transformer.batching import collate, in_batches
+from clearhead.transformer.config import Config
+from clearhead.transformer.data import of_files, of_grammar
+from clearhead.transformer.grammar import TARGET_RELATIONS
+from clearhead.transformer.model import Transformer
+from clearhead.transformer.probing import findings
+from clearhead.transformer.runs import Run
+from clearhead.transformer.tokens import PAD
+from clearhead.transformer.train import Report, schedule, train
+from clearhead.transformer.validation import Quality, bleu_score, cross_entropy, validate, write_all
+from toy_training import TINY, TOML, WORDS, changed, copying, sentences, weights, written_columns
+
+EPOCH = len(in_batches(copying().epoch(0), TINY.training.batch_tokens, (0, 0)))  # steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody interrupted."""
+    torch.set_num_threads(1)
+    run = Run(tmp_path_factory.mktemp("runs") / "whole")
+    train(copying(), TINY, run)
+    return run
+
+
+def assert_same(run, whole):
+    """Both have the same weights bit for bit, stand at the same step, and measured the same, each step once."""
+    for name, own in weights(run.folder).items():
+        expected = weights(whole.folder)[name]
+        assert own.keys() == expected.keys()
+        different = [key for key in own if not torch.equal(own[key], expected[key])]
+        assert not different, f"{name}: {different}"
+    assert progress_of(run) == progress_of(whole)
+    measured, expected = (
+        [(line["step"], line["epoch"], line["validation"]) for line in own.metrics()] for own in (run, whole)
+    )
+    assert measured == expected
+
+
+def progress_of(run, name="last"):
+    return storage.read(run.folder / f"{name}.safetensors", "clearhead.Checkpoint", 1, "cpu")[1]["progress"]
+
+
+def interrupted(run, at, monkeypatch, number=signal.SIGINT):
+    """A run that was asked to stop in the midst of a step."""
+    made = []
+
+    def collating(rows):
+        made.append(rows)
+        if len(made) == at:
+            signal.raise_signal(number)
+        return collate(rows)
+
+    said = []
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "collate", collating)
+        with pytest.raises(KeyboardInterrupt):
+            train(copying(), TINY, run, report=Report(say=said.append))
+    return said
+
+
+class TestResuming:
+    def test_the_toy_has_more_than_one_epoch(self):
+        assert 1 < EPOCH < TINY.training.steps
+        assert EPOCH % TINY.training.validate_every
+
+    @pytest.mark.parametrize("at", [1, EPOCH, EPOCH + 2, 12])
+    def test_stopped_politely(self, whole, tmp_path, monkeypatch, at):
+        """In the first step, at the end of an epoch, within one, and in the last step."""
+        run = Run(tmp_path / "run")
+        before = signal.getsignal(signal.SIGINT)
+        said = interrupted(run, at, monkeypatch)
+        assert said == [f"stopped at step {at}, which is saved; --resume goes on from there"]
+        assert progress_of(run)["step"] == at
+        assert signal.getsignal(signal.SIGINT) is before
+        resumed = []
+        train(copying(), TINY, run, resume=True, report=Report(say=resumed.append))
+        assert resumed == [f"resumed at step {at}"]
+        assert_same(run, whole)
+
+    def test_stopped_by_a_kill_that_can_be_heard(self, whole, tmp_path, monkeypatch):
+        run = Run(tmp_path / "run")
+        interrupted(run, 5, monkeypatch, signal.SIGTERM)
+        train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
+    def test_interrupted_twice(self, whole, tmp_path, monkeypatch):
+        run = Run(tmp_path / "run")
+        interrupted(run, 3, monkeypatch)
+
+        def fail(metrics):
+            raise RuntimeError("the lights went out")
+
+        with pytest.raises(RuntimeError, match="lights"):
+            train(copying(), TINY, run, resume=True, report=Report(measured=fail))
+        assert [line["step"] for line in run.metrics()] == [0, 4]  # measured, but the checkpoint is of step 3
+        train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
+    def test_a_second_signal_ends_it_at_once(self, tmp_path, monkeypatch):
+        def collating(rows):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(training, "collate", collating)
+        run = Run(tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            train(copying(), TINY, run)
+        assert progress_of(run)["step"] == 0
+
+    def test_killed_before_any_rename(self, tmp_path, monkeypatch):
+        """Files change by renaming alone: a run that ends just before any of these can be resumed, or begun anew."""
+        data, config = copying(10, 2), changed(steps=4, validate_every=2)
+        whole = Run(tmp_path / "whole")
+        rename, renamed = Path.replace, []
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", lambda self, to: (renamed.append(Path(to).name), rename(self, to))[1])
+            train(data, config, whole)
+        assert renamed[:2] == ["tokenizer.json", "config.json"]
+        assert {"best.safetensors", "last.safetensors", "previous.safetensors", "metrics.jsonl"} <= set(renamed)
+
+        class Killed(BaseException):
+            pass
+
+        for count, name in enumerate(renamed):
+            left = [count]
+
+            def replace(self, to, left=left):
+                if not left[0]:
+                    raise Killed
+                left[0] -= 1
+                return rename(self, to)
+
+            run = Run(tmp_path / f"{count}-{name}")
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", replace)
+                patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # who is killed does not tidy up
+                with pytest.raises(Killed):
+                    train(data, config, run)
+            if count < 2:
+                with pytest.raises(FileNotFoundError, match="no run in it"):
+                    train(data, config, run, resume=True)
+            train(data, config, run, resume=count >= 2)
+            assert_same(run, whole)
+
+    def test_kill_9(self, tmp_path):
+        """A real process, in its second epoch or later, that nobody asked."""
+        columns = written_columns(tmp_path / "copies.tsv")
+        (tmp_path / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 60"))
+        config = Config.read(tmp_path / "tiny.toml")
+        whole, run = Run(tmp_path / "whole"), Run(tmp_path / "run")
+        data = of_files([columns], [], config)
+        assert len(in_batches(data.epoch(0), config.training.batch_tokens, (0, 0))) < 20
+        train(data, config, whole)
+        arguments = ["--data", columns, "--config", str(tmp_path / "tiny.toml"), "--output", str(run.folder)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "clearhead", "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            while process.poll() is None and (not run.metrics() or run.metrics()[-1]["step"] < 20):
+                time.sleep(0.001)
+        finally:
+            process.kill()
+            output = process.communicate()[0].decode()
+        assert process.returncode == -signal.SIGKILL, output
+        assert 20 <= run.metrics()[-1]["step"] < 60
+        result = CliRunner().invoke(app, ["train", "--data", columns, "--resume", "--output", str(run.folder)])
+        assert result.exit_code == 0, result.output
+        assert "resumed at step " in result.stderr
+        assert_same(run, whole)
+
+    def test_a_finished_run_is_left_as_it_is(self, whole):
+        before = {path.name: path.read_bytes() for path in whole.folder.iterdir()}
+        model = train(copying(), TINY, whole, resume=True)
+        assert {path.name: path.read_bytes() for path in whole.folder.iterdir()} == before
+        assert all(torch.equal(tensor, weights(whole.folder)["best"][n]) for n, tensor in model.state_dict().items())
+
+    def test_what_is_refused(self, whole, tmp_path):
+        with pytest.raises(ValueError, match="whole: there is a run in it already; resume it, or choose another"):
+            train(copying(), TINY, whole)
+        with pytest.raises(ValueError, match=r"the run began with other data \(copying\); give it the same"):
+            train(replace(copying(), fingerprint=18), TINY, whole, resume=True)
+        with pytest.raises(FileNotFoundError, match="nothing: no run in it"):
+            train(copying(), TINY, Run(tmp_path / "nothing"), resume=True)
+        with pytest.raises(ValueError, match=r"dtype is torch.float16; expected torch.float32 or torch.bfloat16"):
+            train(copying(), TINY, Run(tmp_path / "half"), dtype=torch.float16)
+        assert not list(tmp_path.iterdir())
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        """Stopped at step 6; the checkpoint before is of step 4."""
+        run = Run(tmp_path / "run")
+        interrupted(run, 6, monkeypatch)
+        assert progress_of(run, "previous")["step"] == 4
+        return run
+
+    @pytest.mark.parametrize("harm", ["truncated", "garbage", "empty", "another model's", "another file's"])
+    def test_a_broken_one_is_said_and_kept(self, run, whole, tmp_path, harm):
+        path = run.folder / "last.safetensors"
+        if harm == "another model's":
+            train(copying(), replace(TINY, model=replace(TINY.model, d_model=8)), Run(tmp_path / "other"))
+            path.write_bytes((tmp_path / "other" / "last.safetensors").read_bytes())
+        else:
+            path.write_bytes(
+                {
+                    "truncated": path.read_bytes()[:-100],
+                    "garbage": random.Random(0).randbytes(5000),
+                    "empty": b"",
+                    "another file's": (run.folder / "best.safetensors").read_bytes(),
+                }[harm]
+            )
+        broken, said = path.read_bytes(), []
+        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        assert said[0].startswith(f"{path}: ")
+        assert said[0].endswith("kept as broken.safetensors, and the run goes on from previous.safetensors, step 4")
+        assert said[0].count(str(path)) == 1
+        assert "\n" not in said[0]
+        assert (run.folder / "broken.safetensors").read_bytes() == broken
+        assert_same(run, whole)
+
+    def test_both_broken(self, run):
+        for name in ("last", "previous"):
+            (run.folder / f"{name}.safetensors").write_bytes(b"half")
+        with pytest.raises(ValueError, match=r"^\S*previous.safetensors: not a whole safetensors file [^\n]*$"):
+            train(copying(), TINY, run, resume=True)
+        assert (run.folder / "last.safetensors").read_bytes() == b"half"
+
+    def test_none_yet(self, run, whole):
+        for name in ("last", "previous", "best"):
+            (run.folder / f"{name}.safetensors").unlink()
+        (run.folder / "metrics.jsonl").write_text('{"step": 0, "validation": {}}\n{"step": 4, "val')
+        train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
+    @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), None])
+    def test_a_full_disk(self, whole, tmp_path, monkeypatch, error):
+        """Said by the system, or by the limit that stands in for it here: files of at most so many bytes."""
+        resource = pytest.importorskip("resource")
+        run, limits = Run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+        save = Run.save
+
+        def save_in_no_space(self, model, optimizer, progress):
+            if progress.step < 8:
+                return save(self, model, optimizer, progress)
+            if error is not None:
+                patch.setattr(storage, "save_file", lambda *arguments: (_ for _ in ()).throw(error))
+            else:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+            return save(self, model, optimizer, progress)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "save", save_in_no_space)
+            try:
+                with pytest.raises(OSError, match="No space left|last|new.*File too large"):
+                    train(copying(), TINY, run)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        files = {"config.json", "tokenizer.json", "metrics.jsonl"}
+        files |= {f"{name}.safetensors" for name in ("best", "last", "previous")}
+        assert {path.name for path in run.folder.iterdir()} == files
+        assert progress_of(run)["step"] == 4
+        train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
+
+class TestSteps:
+    def test_the_rate_rises_and_falls(self):
+        rates = [schedule(step, TINY.training) for step in range(1, 13)]
+        assert rates[:4] == [1 / 3, 2 / 3, 1.0, 1.0]
+        assert rates[3:] == sorted(set(rates[3:]), reverse=True)
+        assert rates[-1] == pytest.approx(1 / 9)
+
+    def test_the_rate_and_the_gradients_of_every_step(self, tmp_path):
+        """Seen as the optimizer sees them."""
+        rates, norms = [], {}
+
+        def look(optimizer, arguments, options):
+            group = optimizer.param_groups[0]
+            rates.append(group["lr"])
+            norms[clip].append(float(torch.cat([p.grad.flatten() for p in group["params"]]).norm()))
+
+        hook = register_optimizer_step_pre_hook(look)
+        try:
+            for clip in (0.25, 1e6):
+                norms[clip] = []
+                train(copying(), changed(clip=clip, steps=5), Run(tmp_path / str(clip)))
+        finally:
+            hook.remove()
+        assert rates[:5] == rates[5:]
+        assert rates[:5] == [0.01 * schedule(step, changed(steps=5).training) for step in range(1, 6)]
+        assert norms[0.25] == pytest.approx([0.25] * 5, rel=1e-3)
+        assert min(norms[1e6]) > 0.3
+
+    def test_label_smoothing(self):
+        logits = torch.randn(2, 3, 7)
+        expected = torch.tensor([[5, 6, 2], [4, PAD, PAD]])
+        logs = logits.log_softmax(dim=-1)
+        real = [(0, 0, 5), (0, 1, 6), (0, 2, 2), (1, 0, 4)]
+        by_hand = sum(-0.7 * logs[row, place, token] - 0.3 * logs[row, place].mean() for row, place, token in real)
+        assert float(cross_entropy(logits, expected, 0.3)) == pytest.approx(float(by_hand), rel=1e-5)
+
+    def test_the_loss_of_a_step(self, tmp_path):
+        """The mean over the tokens of the batch, smoothed as is said."""
+        config = replace(changed(steps=1, label_smoothing=0.3), model=replace(TINY.model, dropout=0.0))
+        data, run = copying(), Run(tmp_path / "run")
+        train(data, config, run)
+        torch.manual_seed(0)
+        model = Transformer(config.model, len(data.vocabulary))
+        first = in_batches(data.epoch(0), 128, (0, 0))[0]
+        batch = collate([data.epoch(0)[number] for number in first])
+        with torch.no_grad():
+            loss = cross_entropy(model(batch.source, batch.target, batch.lengths), batch.expected, 0.3)
+        assert run.metrics()[-1]["loss"] == pytest.approx(float(loss) / int((batch.expected != PAD).sum()), abs=2e-5)
+
+    def test_other_seeds_other_weights(self, whole, tmp_path):
+        run = Run(tmp_path / "run")
+        train(copying(), changed(seed=1), run)
+        with pytest.raises(AssertionError):
+            assert_same(run, whole)
+
+    def test_bfloat16(self, tmp_path):
+        run = Run(tmp_path / "run")
+        train(copying(), TINY, run, dtype=torch.bfloat16)
+        assert {tensor.dtype for tensor in weights(run.folder)["best"].values()} == {torch.float32}
+        first, last = run.metrics()[0], run.metrics()[-1]
+        assert last["validation"]["loss"] < first["validation"]["loss"]
+
+    def test_a_toy_is_learned(self, tmp_path):
+        """Seven sentences again and again; chance is ln 15 = 2.7 nats."""
+        data = copying(7, 7)
+        data = replace(data, epoch=lambda number: data.valid)
+        config = changed(steps=80, validate_every=80, warmup=8, label_smoothing=0.0)
+        run = Run(tmp_path / "run")
+        model = train(data, replace(config, model=replace(TINY.model, d_model=32, dropout=0.0)), run)
+        first, last = (line["validation"] for line in run.metrics())
+        assert first["loss"] > 2
+        assert last["loss"] < 0.3
+        assert last["exact"] == 1
+        assert not model.training
+
+    def test_a_model_of_ones_own(self, tmp_path):
+        config = replace(TINY, model=replace(TINY.model, d_model=8))
+        own = Transformer(config.model, len(copying().vocabulary))
+        assert train(copying(), config, Run(tmp_path / "run"), model=own) is own
+
+
+class TestBest:
+    @pytest.fixture
+    def scripted(self, monkeypatch):
+        """Validations that find what a script says; the weights at each of them."""
+
+        def prepared(*found):
+            script, met = iter(found), []
+
+            def validate(model, *arguments):
+                met.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+                bleu, loss = next(script)
+                return Quality(loss, 0.0, bleu)
+
+            monkeypatch.setattr(training, "validate", validate)
+            return met
+
+        return prepared
+
+    def test_best_is_by_bleu_and_then_by_loss(self, scripted, tmp_path):
+        run = Run(tmp_path / "run")
+        met = scripted((1, 9), (30, 5), (30, 4), (30, 4.5), (20, 1))
+        model = train(copying(), changed(steps=4, validate_every=1), run)
+        best = weights(run.folder)["best"]
+        assert all(torch.equal(best[name], tensor) for name, tensor in met[2].items())
+        assert all(torch.equal(tensor, best[name]) for name, tensor in model.state_dict().items())
+        assert not torch.equal(best["embedding.weight"], met[3]["embedding.weight"])
+
+    def test_patience(self, scripted, tmp_path):
+        said, run = [], Run(tmp_path / "run")
+        config = changed(steps=8, validate_every=1, patience=2)
+        scripted((1, 9), (3, 9), (2, 9), (4, 9), (4, 9), (3, 9))
+        train(copying(), config, run, report=Report(say=said.append))
+        assert said == ["stopped at step 5: no better BLEU in 2 validations"]
+        assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4, 5]
+        before = weights(run.folder)
+        train(copying(), config, run, resume=True)  # no validation is left in the script
+        assert torch.equal(
+            weights(run.folder)["last"]["model.embedding.weight"], before["last"]["model.embedding.weight"]
+        )
+
+    def test_no_patience_is_no_end(self, scripted, tmp_path):
+        run = Run(tmp_path / "run")
+        scripted((9, 9), *[(1, 9)] * 6)
+        train(copying(), changed(steps=6, validate_every=1, patience=0), run)
+        assert run.metrics()[-1]["step"] == 6
+
+
+class TestValidation:
+    def test_of_a_perfect_and_of_a_useless_translation(self):
+        assert bleu_score(["ka ki ku ke"], ["ka ki ku ke"], "none") == pytest.approx(100)
+        assert bleu_score(["so so so so"], ["ka ki ku ke"], "none") < 1
+        assert bleu_score(["私は本を読んだ。"], ["私は本を読んだ。"], "ja-mecab") == pytest.approx(100)
+
+    def test_in_any_batches(self, monkeypatch):
+        """Loss per token, translations in order, and the model's mode as it was."""
+        data = copying(30, 13)
+        model = Transformer(TINY.model, len(data.vocabulary))
+        for layer in model.decoder:  # what it writes depends on what it reads
+            torch.nn.init.normal_(layer.cross.output.weight)
+            torch.nn.init.normal_(layer.cross.value.weight)
+        sources, references = [pair.source for pair in data.valid], [pair.target for pair in data.references]
+        found = []
+        for tokens in (8192, 40):
+            monkeypatch.setattr(validation, "BATCH_TOKENS", tokens)
+            assert (len(in_batches(data.valid, tokens)) > 1) is (tokens < 1000)
+            for mode in (True, False):
+                model.train(mode)
+                found.append(validate(model, data.vocabulary, data.valid, references, "none"))
+                assert model.training is mode
+            written = [own.tokens[:9] for own in write_all(model.eval(), sources, beams=1)]  # a batch has one limit
+            assert written == [write_all(model, [source], beams=1)[0].tokens[:9] for source in sources]
+            assert len(set(written)) > 1
+        for quality in found[1:]:
+            assert quality.loss == pytest.approx(found[0].loss, rel=1e-5)
+
+    def test_exact(self, monkeypatch):
+        data = copying(30, 13)
+        model = Transformer(TINY.model, len(data.vocabulary)).eval()
+        texts = [
+            data.vocabulary.decode(own.tokens) for own in write_all(model, [p.source for p in data.valid], beams=1)
+        ]
+        texts[:3] = ["ka"] * 3
+        assert validate(model, data.vocabulary, data.valid, texts, "none").exact == 10 / 13
+
+
+class TestData:
+    def test_the_grammar(self, monkeypatch):
+        monkeypatch.setattr(making, "EPOCH", 300)
+        monkeypatch.setattr(making, "PROBE", 50)
+        data, again = of_grammar(TINY), of_grammar(TINY)
+        assert data.fingerprint == again.fingerprint
+        assert data.epoch(3) == again.epoch(3)
+        assert data.epoch(3) != data.epoch(4)
+        assert data.epoch(0) != of_grammar(changed(seed=1)).epoch(0)
+        assert of_grammar(replace(TINY, text=replace(TINY.text, validation=8))).fingerprint != data.fingerprint
+        learned = {data.vocabulary.decode(pair.source) for number in range(4) for pair in data.epoch(number)}
+        assert len(data.epoch(0)) == 300
+        assert len({pair.source for pair in data.references}) == 7
+        assert len({example.source for example in data.probe}) == 50
+        held_out = {pair.source for pair in data.references} | {" ".join(example.source) for example in data.probe}
+        assert len(held_out) == 57
+        assert not learned & held_out
+
+    def test_a_validation_set_out_of_the_data(self, tmp_path):
+        data = of_files([written_columns(tmp_path / "copies.tsv")], [], TINY)
+        texts = set(sentences(47))
+        learned = {data.vocabulary.decode(pair.source) for pair in data.epoch(0)}
+        kept = {pair.source for pair in data.references}
+        assert len(kept) == 7
+        assert not kept & learned
+        assert kept | learned == texts
+        assert [data.vocabulary.decode(pair.target) for pair in data.valid] == [pair.target for pair in data.references]
+        assert data.notes == ()
+
+    def test_a_validation_set_of_its_own(self, tmp_path):
+        columns, held_out = written_columns(tmp_path / "copies.tsv"), written_columns(tmp_path / "valid.tsv", 5)
+        data = of_files([columns], [held_out], TINY)
+        assert [pair.source for pair in data.references] == sentences(5)
+        assert {data.vocabulary.decode(pair.source) for pair in data.epoch(0)} == set(sentences(47)[5:])
+        assert data.notes == (f"5 pairs that are held out for validation left out (the first: {sentences(1)[0]!r})",)
+
+    def test_what_is_too_long_is_noted(self, tmp_path):
+        columns = tmp_path / "long.tsv"
+        written_columns(columns)
+        long = " ".join(WORDS * 4)
+        columns.write_text(f"{long}\tKA\nka ki\t{long.upper()}\n{columns.read_text()}")
+        config = replace(TINY, text=replace(TINY.text, max_tokens=40))
+        data = of_files([str(columns)], [written_columns(tmp_path / "valid.tsv", 5)], config)
+        assert data.notes[-1] == f"2 pairs of more than 40 tokens left out (text.max_tokens), the first: {long[:60]!r}"
+        assert len(data.epoch(0)) == 42
+        with pytest.raises(ValueError, match="data has no pair of at most 2 tokens"):
+            of_files([str(columns)], [], replace(TINY, text=replace(TINY.text, max_tokens=2)))
+
+    def test_too_few_to_validate_with(self, tmp_path):
+        with pytest.raises(ValueError, match=r"data has 7 pairs and 7 are to be kept to validate with"):
+            of_files([written_columns(tmp_path / "few.tsv", 7)], [], TINY)
+
+    def test_other_data_have_another_fingerprint(self, tmp_path):
+        first, same, more = (
+            of_files([written_columns(tmp_path / f"{number}.tsv", count)], [], TINY)
+            for number, count in enumerate((40, 40, 41))
+        )
+        assert first.fingerprint == same.fingerprint != more.fingerprint
+
+
+def test_two_processes_are_one(tmp_path):
+    """As torchrun starts them, on batches of which one has a single sentence."""
+    columns = tmp_path / "copies.tsv"
+    written_columns(columns)
+    long = " ".join(WORDS * 3)
+    columns.write_text(f"{columns.read_text()}{long}\t{long.upper()}\n")
+    (tmp_path / "tiny.toml").write_text(TOML.replace("[training]", "dropout = 0.0\n\n[training]"))
+    config = Config.read(tmp_path / "tiny.toml")
+    valid = written_columns(tmp_path / "valid.tsv", 7)
+    data = of_files([str(columns)], [valid], config)
+    sizes = list(map(len, in_batches(data.epoch(0), config.training.batch_tokens, (0, 0))))
+    assert 1 in sizes
+    assert len(sizes) <= config.training.steps
+    one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
+    train(data, config, one)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "clearhead", "train", "--data", str(columns), "--valid", valid]
+    command += ["--config", str(tmp_path / "tiny.toml"), "--output", str(two.folder), "--device", "cpu"]
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **places, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[1][0] == ""  # one speaks for both
+    for alone, shared in zip(one.metrics(), two.metrics(), strict=True):
+        assert shared["step"] == alone["step"]
+        assert shared.get("loss") == pytest.approx(alone.get("loss"), abs=1e-4)
+        assert shared["validation"] == pytest.approx(alone["validation"], abs=1e-4)
+    alone = weights(one.folder)["best"]
+    for name, tensor in weights(two.folder)["best"].items():
+        if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which AdamW makes a step of
+            torch.testing.assert_close(
+                tensor, alone[name], rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.slow
+def test_heads_specialise_in_a_full_run(tmp_path):
+    """`clearhead train` as it comes: it learns the grammar, and heads come to find what no fixed offset finds."""
+    run = Run(tmp_path / "run")
+    result = CliRunner().invoke(app, ["train", "--output", str(run.folder)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    last = run.metrics()[-1]
+    assert last["step"] == Config().training.steps
+    assert last["validation"]["exact"] >= 0.95
+    found = [
+        finding
+        for finding in findings(last["heads"], of_grammar(Config()).probe)
+        if finding.relation in TARGET_RELATIONS and finding.accuracy >= 0.75 and finding.baseline <= 0.45
+    ]
+    assert len(found) >= 4, found
+    assert len({finding.address for finding in found}) >= 2, found
+    assert (run.folder / "heads.svg").exists()
