@@ -146,7 +146,7 @@ def test_bad_input(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"m\.gguf: there is no such file"):
         load(tmp_path / "m.gguf")
     (tmp_path / "text.txt").write_text("x")
-    with pytest.raises(ValueError, match="expected a folder of Hugging Face files, a .gguf file or a hub id"):
+    with pytest.raises(ValueError, match="expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja"):
         load(tmp_path / "text.txt")
     (tmp_path / "m.gguf").write_text("x")
     with pytest.raises(ValueError, match=r"m\.gguf"):

@@ -85,9 +85,9 @@ class TestResuming:
         assert 1 < EPOCH < TINY.training.steps
         assert EPOCH % TINY.training.validate_every
 
-    @pytest.mark.parametrize("at", [1, EPOCH, EPOCH + 2, 12])
+    @pytest.mark.parametrize("at", [1, EPOCH, EPOCH + 2])
     def test_stopped_politely(self, whole, tmp_path, monkeypatch, at):
-        """In the first step, at the end of an epoch, within one, and in the last step."""
+        """In the first step, at the end of an epoch, and within one."""
         run = Run(tmp_path / "run")
         before = signal.getsignal(signal.SIGINT)
         said = interrupted(run, at, monkeypatch)
@@ -99,11 +99,29 @@ class TestResuming:
         assert resumed == [f"resumed at step {at}"]
         assert_same(run, whole)
 
+    def test_asked_to_stop_in_the_last_step_it_comes_to_its_end(self, whole, tmp_path, monkeypatch):
+        def collating(rows):
+            signal.raise_signal(signal.SIGINT)
+            return collate(rows)
+
+        run = Run(tmp_path / "run")
+        monkeypatch.setattr(training, "collate", collating)
+        train(copying(), changed(steps=1, validate_every=1), run)
+        assert [line["step"] for line in run.metrics()] == [0, 1]
+
     def test_stopped_by_a_kill_that_can_be_heard(self, whole, tmp_path, monkeypatch):
         run = Run(tmp_path / "run")
         interrupted(run, 5, monkeypatch, signal.SIGTERM)
         train(copying(), TINY, run, resume=True)
         assert_same(run, whole)
+
+    def test_what_a_killed_process_left_half_written_is_removed(self, tmp_path, monkeypatch):
+        run = Run(tmp_path / "run")
+        interrupted(run, 3, monkeypatch)
+        for name in (".new.safetensors", ".best.safetensors.k1ll3d", ".metrics.jsonl.k1ll3d", ".gitignore"):
+            (run.folder / name).write_bytes(b"half")
+        train(copying(), TINY, run, resume=True)
+        assert [path.name for path in run.folder.glob(".*")] == [".gitignore"]
 
     def test_interrupted_twice(self, whole, tmp_path, monkeypatch):
         run = Run(tmp_path / "run")
@@ -399,7 +417,7 @@ class TestBest:
         config = changed(steps=8, validate_every=1, patience=2)
         scripted((1, 9), (3, 9), (2, 9), (4, 9), (4, 9), (3, 9))
         train(copying(), config, run, report=Report(say=said.append))
-        assert said == ["stopped at step 5: no better BLEU in 2 validations"]
+        assert said == ["ended at step 5: no better BLEU in 2 validations"]
         assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4, 5]
         before = weights(run.folder)
         train(copying(), config, run, resume=True)  # no validation is left in the script

@@ -61,7 +61,7 @@ class TestTraining:
         assert {path.name for path in folder.iterdir()} == names
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [0, 4]
-        assert set(lines[-1]) == {"step", "epoch", "loss", "tokens_per_second", "validation"}
+        assert set(lines[-1]) == {"step", "epoch", "loss", "tokens_per_second", "validation", "roles"}
         assert json.loads((folder / "config.json").read_text())["config"]["model"]["d_model"] == 16
         steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
         assert len(steps) == 2

@@ -248,8 +248,8 @@ def train(
         import torch
 
         from clearhead.cli_training import configured, data_for, show_run, training_report
+        from clearhead.transformer.processes import is_first
         from clearhead.transformer.runs import Run
-        from clearhead.transformer.train import is_first
         from clearhead.transformer.train import train as run_training
 
         run = Run(output)

@@ -22,6 +22,7 @@ from clearhead.transformer.tokens import Vocabulary
 WEIGHTS, CHECKPOINT, VERSION = "clearhead.Transformer", "clearhead.Checkpoint", 1
 BEST, LAST, PREVIOUS = "best.safetensors", "last.safetensors", "previous.safetensors"
 BROKEN = "broken.safetensors"
+NEW = ".new.safetensors"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Run:
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for number, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{number}.{name}": value for name, value in state.items()}
-        new, last = self.folder / ".new.safetensors", self.folder / LAST
+        new, last = self.folder / NEW, self.folder / LAST
         storage.write(new, tensors, {"format": CHECKPOINT, "version": VERSION, "progress": vars(progress)})
         if last.exists():
             last.replace(self.folder / PREVIOUS)
@@ -135,6 +136,12 @@ class Run:
         if broken is not None:
             raise broken
         return None
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed has left half-written."""
+        for name in (NEW, f".{BEST}.*", ".metrics.jsonl.*", f"{NEW}.*", f".{NEW}.*"):
+            for path in self.folder.glob(name):
+                path.unlink(missing_ok=True)
 
     # -- metrics -------------------------------------------------------------------------------------------------
 

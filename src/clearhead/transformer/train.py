@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clearhead.transformer.batching import Batch, collate, in_batches
+from clearhead.head_statistics import measure
+from clearhead.transformer.batching import Batch, Ids, collate, in_batches
 from clearhead.transformer.config import Config, TrainingConfig
 from clearhead.transformer.data import Data
 from clearhead.transformer.model import Transformer
 from clearhead.transformer.probing import accuracies
+from clearhead.transformer.processes import Processes, processes
 from clearhead.transformer.runs import Progress, Run
 from clearhead.transformer.tokens import PAD
+from clearhead.transformer.translate import Translator
 from clearhead.transformer.validation import cross_entropy, validate
 
 DTYPES = (torch.float32, torch.bfloat16)
+PROBED = 32  # validation sentences that heads are watched on where no relations are known
+REPORTED = 10  # every so many steps
 
 
 @dataclass(frozen=True)
@@ -61,93 +64,153 @@ def train(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; expected torch.float32 or torch.bfloat16")
-    device, settings, report = torch.device(device), config.training, report or Report()
-    with _processes(device) as (rank, world):
-        first = rank == 0
-        torch.manual_seed(settings.seed)
+    device = torch.device(device)
+    with processes(device) as together:
+        torch.manual_seed(config.training.seed)
         model = (Transformer(config.model, len(data.vocabulary)) if model is None else model).to(device)
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=settings.learning_rate,
-            betas=(0.9, 0.98),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-        progress = _restored(run, data, model, optimizer, report) if resume else None
+        training = _Training(data, config, run, model, dtype, together, report or Report())
+        progress = training.resumed() if resume else None
         if progress is None:
-            if first and not resume:
-                run.begin(config, data.vocabulary, {"data": data.name, "fingerprint": data.fingerprint})
-            progress = Progress()
-            if first:
-                _measure(run, model, data, config, progress, {}, report)
-                run.save(model, optimizer, progress)
-        trained = DistributedDataParallel(model) if world > 1 else model
-        with _stopping() as stopped:
-            _steps(trained, model, optimizer, data, config, run, progress, dtype, (rank, world), report, stopped)
-        if first and stopped:
+            progress = training.begun(anew=not resume)
+        with _stopping() as asked_to_stop:
+            finished = training.steps(progress, asked_to_stop)
+        if not finished and together.first:
             raise KeyboardInterrupt
     run.load_best(model)
     return model.eval()
 
 
-def _steps(
-    trained: nn.Module,
-    model: Transformer,
-    optimizer: torch.optim.Optimizer,
-    data: Data,
-    config: Config,
-    run: Run,
-    progress: Progress,
-    dtype: torch.dtype,
-    place: tuple[int, int],
-    report: Report,
-    stopped: list[int],
-) -> None:
-    rank, world = place
-    settings, device = config.training, model.embedding.weight.device
-    model.train()
-    began, tokens, recent = time.perf_counter(), 0, _Mean(world)
-    if settings.patience and progress.worse >= settings.patience:
-        return  # it had stopped by itself before it was resumed
-    for epoch, number, rows in _batches(data, settings, progress):
-        if _agreed(bool(stopped), world):
-            break
-        step = progress.step + 1
-        batch = collate(rows)
-        count = int((batch.expected != PAD).sum())
-        own = _share(batch, rank, world).to(device)
-        # what dropout draws follows from the step, so that it is the same after a restart
-        torch.manual_seed(random.Random(repr((settings.seed, step, rank))).getrandbits(63))
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * schedule(step, settings)
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits = trained(own.source, own.target, own.lengths)
-        # the mean over the tokens of all processes; theirs are averaged
-        loss = cross_entropy(logits, own.expected, settings.label_smoothing) / count * world
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        progress = replace(progress, step=step, epoch=epoch, batch=number + 1)
-        recent.add(loss.detach())
-        tokens += int(batch.source.ne(PAD).sum()) + count
-        if step % 10 == 0:
-            report.step(step, settings.steps, recent.value, tokens / (time.perf_counter() - began))
-        if step % settings.validate_every == 0 or step == settings.steps:
-            extra = {"loss": round(recent.value, 5), "tokens_per_second": round(tokens / (time.perf_counter() - began))}
-            recent = _Mean(world)
-            paused = time.perf_counter()
-            if rank == 0:
-                progress = _measure(run, model, data, config, progress, extra, report)
-                run.save(model, optimizer, progress)
-            progress = _same(progress, world)
-            began += time.perf_counter() - paused
+class _Training:
+    """A run at work."""
+
+    def __init__(
+        self,
+        data: Data,
+        config: Config,
+        run: Run,
+        model: Transformer,
+        dtype: torch.dtype,
+        together: Processes,
+        report: Report,
+    ) -> None:
+        self.data, self.config, self.run, self.model, self.report = data, config, run, model, report
+        self.settings, self.dtype, self.together = config.training, dtype, together
+        self.device = model.embedding.weight.device
+        self.shared = DistributedDataParallel(model) if together.world > 1 else model
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=self.settings.learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )
+
+    def begun(self, anew: bool) -> Progress:
+        """Where a run starts: nothing learned, and measured all the same."""
+        progress = Progress()
+        if self.together.first:
+            if anew:
+                facts = {"data": self.data.name, "fingerprint": self.data.fingerprint}
+                self.run.begin(self.config, self.data.vocabulary, facts)
+            progress = self.measured(progress, {})
+        return self.together.same(progress)
+
+    def resumed(self) -> Progress | None:
+        """Where it stood; None if it had not come to its first checkpoint."""
+        _, facts = self.run.read()
+        if self.together.first:
+            self.run.tidy()
+        if facts.get("fingerprint") != self.data.fingerprint:
+            raise ValueError(
+                f"{self.run.folder}: the run began with other data ({facts.get('data')}); give it the same"
+            )
+        progress = self.run.restore(self.model, self.optimizer, self.report.say)
+        if progress is not None:
+            self.report.say(f"resumed at step {progress.step}")
+        return progress
+
+    def steps(self, progress: Progress, asked_to_stop: list[int]) -> bool:
+        """All that are left; whether it came to the end."""
+        settings = self.settings
+        self.model.train()
+        recent, speed = _Mean(self.together), _Speed()
+        for epoch, number, pairs in _batches(self.data, settings, progress):
             if settings.patience and progress.worse >= settings.patience:
-                report.say(f"stopped at step {step}: no better BLEU in {progress.worse} validations")
-                return
-    if stopped and rank == 0:
-        run.save(model, optimizer, progress)
-        report.say(f"stopped at step {progress.step}, which is saved; --resume goes on from there")
+                self.report.say(f"ended at step {progress.step}: no better BLEU in {progress.worse} validations")
+                break
+            if self.together.any(bool(asked_to_stop), self.device):
+                if self.together.first:
+                    self.run.save(self.model, self.optimizer, progress)
+                    self.report.say(f"stopped at step {progress.step}, which is saved; --resume goes on from there")
+                return False
+            batch = collate(pairs)
+            progress = replace(progress, step=progress.step + 1, epoch=epoch, batch=number + 1)
+            recent.add(self.step(batch, progress.step))
+            speed.add(int(batch.source.ne(PAD).sum() + batch.expected.ne(PAD).sum()))
+            if progress.step % REPORTED == 0:
+                self.report.step(progress.step, settings.steps, recent.value, speed.value)
+            if progress.step % settings.validate_every == 0 or progress.step == settings.steps:
+                learned = {"loss": round(recent.value, 5), "tokens_per_second": round(speed.value)}
+                recent = _Mean(self.together)
+                with speed.paused():
+                    if self.together.first:
+                        progress = self.measured(progress, learned)
+                    progress = self.together.same(progress)
+        return True
+
+    def step(self, batch: Batch, number: int) -> Tensor:
+        """Learn from a batch; its loss, the mean over its tokens."""
+        settings, together = self.settings, self.together
+        own = together.share(batch).to(self.device)
+        # what dropout draws follows from the step, so that it is the same after a restart
+        torch.manual_seed(random.Random(repr((settings.seed, number, together.rank))).getrandbits(63))
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * schedule(number, settings)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits = self.shared(own.source, own.target, own.lengths)
+        # over the tokens of all processes, whose gradients are averaged
+        count = int(batch.expected.ne(PAD).sum()) / together.world
+        loss = cross_entropy(logits, own.expected, settings.label_smoothing) / count
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        self.optimizer.step()
+        return loss.detach()
+
+    def measured(self, progress: Progress, learned: dict[str, Any]) -> Progress:
+        """Validate, note what was found, keep the weights if they are the best so far, and make a checkpoint."""
+        data, references = self.data, [pair.target for pair in self.data.references]
+        quality = validate(self.model, data.vocabulary, data.valid, references, self.config.text.bleu)
+        metrics: dict[str, Any] = {"step": progress.step, "epoch": progress.epoch, **learned}
+        metrics["validation"] = {name: round(value, 5) for name, value in asdict(quality).items()}
+        if data.probe:
+            metrics["heads"] = accuracies(self.model, data.vocabulary, data.probe)
+        else:
+            metrics["roles"] = self.roles()
+        if (quality.bleu, -quality.loss) > (progress.bleu, -progress.loss):
+            progress = replace(progress, bleu=quality.bleu, loss=quality.loss, worse=0)
+            self.run.save_best(self.model)
+        else:
+            progress = replace(progress, worse=progress.worse + 1)
+        self.run.add_metrics(metrics)
+        self.run.save(self.model, self.optimizer, progress)
+        self.report.measured(metrics)
+        return progress
+
+    def roles(self) -> dict[str, dict[str, float]]:
+        """What can be said of heads where relations are not known: the numbers behind `clearhead roles`."""
+        translator = Translator(self.data.name, self.model, self.data.vocabulary, self.config)
+        training = self.model.training
+        self.model.eval()
+        pairs = self.data.references[:PROBED]
+        _, heads = measure(translator.record(pair.source, target=pair.target) for pair in pairs)
+        self.model.train(training)
+        return {
+            f"{stack} {layer}.{head}": {
+                name: round(float(value), 4) for name, value in asdict(own).items() if value is not None
+            }
+            for (stack, layer, head), own in heads.items()
+        }
 
 
 def schedule(step: int, settings: TrainingConfig) -> float:
@@ -157,7 +220,7 @@ def schedule(step: int, settings: TrainingConfig) -> float:
     return min(rising, falling, 1.0)
 
 
-def _batches(data: Data, settings: TrainingConfig, progress: Progress) -> Iterator[tuple[int, int, list]]:
+def _batches(data: Data, settings: TrainingConfig, progress: Progress) -> Iterator[tuple[int, int, list[Ids]]]:
     """Epoch, number of the batch in it, and its pairs, from where the run stands to its last step."""
     step = progress.step
     for epoch in itertools.count(progress.epoch):
@@ -171,55 +234,41 @@ def _batches(data: Data, settings: TrainingConfig, progress: Progress) -> Iterat
             yield epoch, number, [pairs[row] for row in rows]
 
 
-def _measure(
-    run: Run, model: Transformer, data: Data, config: Config, progress: Progress, extra: dict[str, Any], report: Report
-) -> Progress:
-    """Validate, note what was found, and keep the weights if they are the best so far."""
-    quality = validate(model, data.vocabulary, data.valid, [pair.target for pair in data.references], config.text.bleu)
-    metrics: dict[str, Any] = {"step": progress.step, "epoch": progress.epoch, **extra}
-    metrics["validation"] = {name: round(value, 5) for name, value in asdict(quality).items()}
-    if data.probe:
-        metrics["heads"] = accuracies(model, data.vocabulary, data.probe)
-    if (quality.bleu, -quality.loss) > (progress.bleu, -progress.loss):
-        progress = replace(progress, bleu=quality.bleu, loss=quality.loss, worse=0)
-        run.save_best(model)
-    else:
-        progress = replace(progress, worse=progress.worse + 1)
-    run.add_metrics(metrics)
-    report.measured(metrics)
-    return progress
-
-
-def _restored(
-    run: Run, data: Data, model: Transformer, optimizer: torch.optim.Optimizer, report: Report
-) -> Progress | None:
-    _, facts = run.read()
-    if facts.get("fingerprint") != data.fingerprint:
-        raise ValueError(f"{run.folder}: the run began with other data ({facts.get('data')}); give it the same")
-    progress = run.restore(model, optimizer, report.say)
-    if progress is not None:
-        report.say(f"resumed at step {progress.step}")
-    return progress
-
-
 class _Mean:
     """Of losses, which stay on their device until somebody asks; of all processes, which then ask together."""
 
-    def __init__(self, world: int) -> None:
-        self.total, self.count, self.world = torch.zeros(()), 0, world
+    def __init__(self, together: Processes) -> None:
+        self.total, self.count, self.together = torch.zeros(()), 0, together
 
     def add(self, loss: Tensor) -> None:
         self.total, self.count = self.total.to(loss.device) + loss, self.count + 1
 
     @property
     def value(self) -> float:
-        total = self.total.clone()
-        if self.world > 1:
-            distributed.all_reduce(total)
-        return float(total) / max(1, self.count) / self.world
+        return float(self.together.summed(self.total)) / max(1, self.count) / self.together.world
 
 
-@contextlib.contextmanager
+class _Speed:
+    """Tokens a second, validations apart."""
+
+    def __init__(self) -> None:
+        self.began, self.tokens = time.perf_counter(), 0
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    @property
+    def value(self) -> float:
+        return self.tokens / (time.perf_counter() - self.began)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        paused = time.perf_counter()
+        yield
+        self.began += time.perf_counter() - paused
+
+
+@contextmanager
 def _stopping() -> Iterator[list[int]]:
     """Ctrl-C and a polite kill end the step at hand first; what comes to stand in the list says so."""
     asked: list[int] = []
@@ -238,53 +287,3 @@ def _stopping() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# -- several processes -----------------------------------------------------------------------------------------------
-
-
-def is_first() -> bool:
-    """Whether this process is the only one, or the one that writes and speaks for all."""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
-@contextlib.contextmanager
-def _processes(device: torch.device) -> Iterator[tuple[int, int]]:
-    """This process's number and how many there are, as torchrun says."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
-        yield 0, 1
-        return
-    if device.type == "cuda" and device.index is None:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield distributed.get_rank(), world
-    finally:
-        distributed.destroy_process_group()
-
-
-def _share(batch: Batch, rank: int, world: int) -> Batch:
-    """Every `world`-th sentence; one that does not count where there are not enough."""
-    if rank < batch.source.shape[0]:
-        return batch.map(lambda tensor: tensor[rank::world])
-    first = batch.map(lambda tensor: tensor[:1])
-    return first._replace(expected=first.expected.new_full(first.expected.shape, PAD))
-
-
-def _agreed(stop: bool, world: int) -> bool:
-    """Whether any process was asked to stop."""
-    if world == 1:
-        return stop
-    asked = torch.tensor(int(stop), device="cuda" if distributed.get_backend() == "nccl" else "cpu")
-    distributed.all_reduce(asked)
-    return bool(asked)
-
-
-def _same(progress: Progress, world: int) -> Progress:
-    """What the first process says, for all."""
-    if world == 1:
-        return progress
-    box = [json.dumps(asdict(progress))]
-    distributed.broadcast_object_list(box)
-    return Progress(**json.loads(box[0]))
