@@ -32,6 +32,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/attention_cpu.py
 	$(BIN)/python benchmarks/layer_cpu.py
+	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/pretrained.py smollm2)
 
 $(READY): pyproject.toml constraints.txt Makefile

@@ -188,7 +188,7 @@ def quality(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=("speed", "decoding", "quality"), default=["speed", "decoding"])
-    parser.add_argument("--config", type=Path, default=Path(__file__).parent.parent / "examples" / "en-ja.toml")
+    parser.add_argument("--config", type=Path, help="sizes and settings; the defaults of `clearhead train` without it")
     parser.add_argument("--data", action="append", default=[])
     parser.add_argument("--valid", action="append", default=[])
     parser.add_argument("--steps", type=int, help="for quality")
@@ -197,7 +197,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    config, device = Config.read(arguments.config), torch.device(arguments.device)
+    config = Config() if arguments.config is None else Config.read(arguments.config)
+    device = torch.device(arguments.device)
     if arguments.steps:
         config = replace(config, training=replace(config.training, steps=arguments.steps))
     dtype, torchs = getattr(torch, arguments.dtype), "torch.nn.Transformer"
