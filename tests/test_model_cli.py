@@ -82,6 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tmp_path):
         (("stats", "--model", folder, TEXT, "--layers", "x"), "--layers is 'x'; expected numbers and ranges"),
         (("stats", "--model", folder, "--file", tmp_path / "none.txt"), "none.txt"),
         (("stats", "--model", folder, "--file", tmp_path / "bytes.txt"), "not a text in UTF-8"),
+        (("stats", "--model", folder, " "), "TEXT is empty"),
         (("stats", "--model", folder, TEXT, "--device", "nowhere"), "--device is 'nowhere', which cannot be used"),
         (("stats", "--model", folder, TEXT * 100), "takes at most 512"),
         (("roles", "--model", folder, "--treebank", tmp_path / "bad.conllu"), "line 1: has 3 columns"),

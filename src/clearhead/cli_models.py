@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     """What to read: what is given, or a passage of our own."""
-    given = [] if text is None else [text]
+    given = [] if text is None else [("TEXT", text)]
     for path in files or ():
         try:
-            given.append(path.read_text(encoding="utf-8"))
+            given.append((str(path), path.read_text(encoding="utf-8")))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a text in UTF-8 ({error.reason})") from None
+    for name, own in given:
+        if not own.strip():
+            raise ValueError(f"{name} is empty; expected a text to read")
     if given:
-        return given
+        return [own for _, own in given]
     from clearhead.surveys import PASSAGE
 
     return list(PASSAGE)
