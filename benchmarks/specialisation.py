@@ -44,9 +44,11 @@ def main() -> None:
         rows.append(row)
     last: dict[str, object] = {"relation": "exact translations", "fixed offset": ""}
     for seed, run in zip(seeds, runs, strict=True):
-        shares = [line["validation"]["exact"] for line in (run.metrics()[0], run.metrics()[-1])]
+        by_step = {line["step"]: line["validation"]["exact"] for line in run.metrics()}
+        best = found[seeds.index(seed)].best
+        shares = by_step[0], by_step[best]
         last |= {f"seed {seed}: untrained": f"{shares[0]:.1%}", f"seed {seed}: trained": f"{shares[1]:.1%}"}
-        last[f"seed {seed}: head"] = f"step {run.metrics()[-1]['step']}"
+        last[f"seed {seed}: head"] = f"step {best}"
     write(
         "specialisation",
         "Relations found by heads, on sentences never met in training",

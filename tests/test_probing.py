@@ -16,7 +16,7 @@ from clearhead.transformer.data import of_grammar
 from clearhead.transformer.grammar import SOURCE_RELATIONS, TARGET_RELATIONS, Example, Link
 from clearhead.transformer.probing import STACK, Finding, accuracies, findings, to_ids
 from clearhead.transformer.runs import Run
-from clearhead.transformer.specialising import Damage, Specialised, damage, specialised
+from clearhead.transformer.specialising import KINDS, Damage, Specialised, damage, kinds, specialised
 from clearhead.transformer.tokens import PAD, Vocabulary
 from small_transformers import make
 
@@ -200,12 +200,15 @@ class TestSpecialised:
 
     def run(self, folder) -> Run:
         run = Run(folder)
-        run.add_metrics({"step": 0, "heads": self.table((0.3, 0.2), (0.1, 0.15))})
+        run.add_metrics({"step": 0, "heads": self.table((0.3, 0.2), (0.1, 0.15)), **self.quality(0)})
         run.add_metrics({"step": 5})
-        run.add_metrics({"step": 10, "heads": self.table((0.4, 0.5), (0.6, 0.65))})
+        run.add_metrics({"step": 10, "heads": self.table((0.4, 0.5), (0.6, 0.65)), **self.quality(60)})
         last = self.table((0.5, 1.0), (0.9, 0.95)) | {"tense": {"0.0": (0.5, 0.5), "0.1": (0.4, 0.4)}}
-        run.add_metrics({"step": 20, "heads": last})
+        run.add_metrics({"step": 20, "heads": last, **self.quality(70)})
         return run
+
+    def quality(self, bleu: float):
+        return {"validation": {"loss": 1.0, "exact": 0.0, "bleu": bleu}}
 
     def test_from_the_metrics_alone(self, tmp_path):
         found = specialised(self.run(tmp_path), self.PROBE)
@@ -217,6 +220,14 @@ class TestSpecialised:
         assert (trained["noun"].address, trained["noun"].accuracy) == (("cross", 0, 1), 0.95)
         assert (untrained["noun"].address, untrained["noun"].accuracy) == (("cross", 0, 0), 0.2)
         assert trained["noun"].baseline == 0.5
+
+    def test_of_the_weights_that_were_kept(self, tmp_path):
+        run = self.run(tmp_path)
+        run.add_metrics({"step": 30, "heads": self.table((1.0, 0.0), (0.0, 0.0)), **self.quality(65)})
+        found = specialised(run, self.PROBE)
+        assert (found.best, found.steps) == (20, [0, 10, 20, 30])
+        assert found.trained[0].address == ("cross", 0, 1)
+        assert found.curves["noun"] == [0.15, 0.65, 0.95, 0.0]
 
     def test_labels_only_where_it_is_clear(self, tmp_path):
         labels = specialised(self.run(tmp_path), self.PROBE).labels()
@@ -280,7 +291,7 @@ class TestDamage:
         assert found == Damage(
             ("encoder", 0, 0),
             (1.0, 0.8),
-            {"verb": (0.0, 0.2), "adjective": (0.0, 0.0)},
+            {"adjective": (0.0, 0.0), "verb": (0.0, 0.2), "particle": (0.0, 0.0)},
             (" ".join(probe[3].source), "w20 w21 w22 w23 w23 w23", "w20 w21 w7 w23 w23 w23"),
         )
 
@@ -294,8 +305,16 @@ class TestDamage:
         idle = damage(model, vocabulary, probe, ("cross", 1, 1))
         assert idle.exact[0] == idle.exact[1]
         assert all(before == after for before, after in idle.errors.values())
-        assert idle.errors.keys() == {*TARGET_RELATIONS} & {link.relation for own in probe for link in own.links}
+        assert idle.errors.keys() == {*KINDS}
         assert idle.example is None
+
+
+def test_kinds_of_tokens():
+    found = next(own for own in grammar.sentences(0) if "yukkuri" in own.target and "mashita" in own.target)
+    named = dict(zip(found.target, kinds(found), strict=True))
+    assert (named["yukkuri"], named["mashita"], named["."]) == ("adverb", "tense", "other word")
+    assert {named[token] for token in ("wa", "ga", "o") if token in named} == {"particle"}
+    assert {*named.values()} <= {*KINDS}
 
 
 class TestChart:
@@ -304,7 +323,7 @@ class TestChart:
             Finding(relation, (STACK[relation], 0, number % 4), 0.9, 0.8, 0.95, 100, 1, 0.3)
             for number, relation in enumerate(STACK)
         ]
-        return Specialised(trained, trained, [0, 10, 20], {relation: [0.1, 0.5, 0.9] for relation in STACK})
+        return Specialised(trained, trained, 20, [0, 10, 20], {relation: [0.1, 0.5, 0.9] for relation in STACK})
 
     def test_an_svg_and_nothing_beside_it(self, tmp_path):
         pytest.importorskip("matplotlib")

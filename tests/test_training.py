@@ -193,7 +193,10 @@ class TestResuming:
         train(data, config, whole)
         arguments = ["--data", columns, "--config", str(tmp_path / "tiny.toml"), "--output", str(run.folder)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "clearhead", "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "clearhead", "train", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as here: sums in another order differ in their last bits
         )
         try:
             while process.poll() is None and (not run.metrics() or run.metrics()[-1]["step"] < 20):
@@ -513,9 +516,12 @@ class TestData:
         columns.write_text(f"{long}\tKA\nka ki\t{long.upper()}\n{columns.read_text()}")
         config = replace(TINY, text=replace(TINY.text, max_tokens=40))
         data = of_files([str(columns)], [written_columns(tmp_path / "valid.tsv", 5)], config)
-        assert data.notes[-1] == f"2 pairs of more than 40 tokens left out (text.max_tokens), the first: {long[:60]!r}"
+        assert (
+            data.notes[-1]
+            == f"2 training pairs of more than 40 tokens left out (text.max_tokens), the first: {long[:60]!r}"
+        )
         assert len(data.epoch(0)) == 42
-        with pytest.raises(ValueError, match="data has no pair of at most 2 tokens"):
+        with pytest.raises(ValueError, match="no training pair has at most 2 tokens"):
             of_files([str(columns)], [], replace(TINY, text=replace(TINY.text, max_tokens=2)))
 
     def test_too_few_to_validate_with(self, tmp_path):
@@ -593,3 +599,17 @@ def test_heads_specialise_in_a_full_run(tmp_path):
     assert len(found) >= 4, found
     assert len({finding.address for finding in found}) >= 2, found
     assert (run.folder / "heads.svg").exists()
+
+
+class TestDiverging:
+    def test_a_loss_that_is_no_number_ends_the_run_and_says_so(self, tmp_path):
+        run = Run(tmp_path / "run")
+        with pytest.raises(
+            ValueError, match=r"step \d+: the loss is nan; a training.learning_rate below 1e\+30 may help"
+        ):
+            train(copying(), changed(learning_rate=1e30, warmup=1), run)
+        assert all("NaN" not in line for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+
+    def test_another_dtype_does_not_go_on_with_a_run(self, whole):
+        with pytest.raises(ValueError, match="the run began with dtype float32, not bfloat16; give it the same"):
+            train(copying(), TINY, whole, dtype=torch.bfloat16, resume=True)

@@ -1,14 +1,19 @@
 """`clearhead train` and `clearhead translate`, and the commands that show heads, on a model of our own."""
 
 import gzip
+import io
 import json
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from clearhead import storage
 from clearhead.cli import app
+from clearhead.tables import print_alignment
+from clearhead.transformer import Translator
 from clearhead.transformer import data as making
 from clearhead.transformer.runs import Run
 from toy_training import TOML, sentences, written_columns
@@ -173,13 +178,23 @@ class TestTranslating:
         first, header, *rows = shown.splitlines()
         assert first == HON
         assert header.split() == ["i", "read", "a", "book", "in", "the", "library", "yesterday", "."]
-        assert "".join(row.split()[0] for row in rows[:-1]) == HON
-        assert rows[-1].split()[0] == "(end)"
+        assert "".join(row.split()[0] for row in rows) == HON
+
+    def test_shown_in_parts_where_a_terminal_is_narrow(self):
+        console = Console(file=io.StringIO(), width=30)
+        recording = Translator.load().record(BOOK)
+        print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))
+        shown = console.file.getvalue()
+        assert "…" not in shown
+        assert [word for line in shown.splitlines() for word in line.split() if word.isascii() and len(word) > 1] == [
+            "read", "book", "in", "the", "library", "yesterday"
+        ]  # fmt: skip
+        assert max(map(cell_len, shown.splitlines())) <= 30
 
     def test_shown_line_by_line(self):
         shown = run("translate", "--file", "-", "--show", stdin=f"{BOOK}\n\nThank you.\n").stdout.splitlines()
         assert shown.count(HON) == 1
-        assert sum("(end)" in line for line in shown) == 2
+        assert sum("yesterday" in line or "thank" in line for line in shown) == 2
         assert "" in shown
 
     def test_warnings_are_lines(self):

@@ -12,6 +12,7 @@ import clearhead
 from clearhead.models import load
 from clearhead.recording import Recording
 from clearhead.transformer import Translator
+from clearhead.transformer import translate as translating
 
 BOOK, HON = "I read a book in the library yesterday.", "私は昨日図書館で本を読んだ。"
 BUNDLED = Path(str(resources.files("clearhead.transformer") / "en-ja"))
@@ -60,10 +61,19 @@ class TestTranslating:
         assert translator.translate([]) == []
         assert translator.translate("") == ""
 
-    def test_progress_ends_with_all(self, translator):
-        seen = []
-        translator.translate([BOOK, "", "Thank you."], progress=lambda done, of: seen.append((done, of)))
-        assert seen[-1] == (2, 2)
+    def test_a_stream_gives_each_as_it_is_done(self, translator, monkeypatch):
+        monkeypatch.setattr(translating, "TOGETHER", 2)
+        read, reading = [], translator._read
+        monkeypatch.setattr(translator, "_read", lambda text, *where: read.append(text) or reading(text, *where))
+        found = translator.stream([BOOK, "", "Thank you."])
+        assert next(found) == HON
+        assert "Thank you." not in read
+        assert list(found) == ["", translator.translate("Thank you.")]
+
+    @pytest.mark.parametrize("text", [None, 3, b"x"])
+    def test_neither_a_text_nor_several(self, translator, text):
+        with pytest.raises(TypeError, match="text is .*; expected a string, or a list of them"):
+            translator.translate(text)
 
     def test_greedily(self, translator):
         assert translator.translate(BOOK, beams=1) == HON

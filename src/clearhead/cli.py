@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -61,7 +62,8 @@ class Style(StrEnum):
 def _one_line_errors() -> Iterator[None]:
     """Input that is wrong, or output that fails, ends in one line on stderr and exit code 2, never in a traceback."""
     try:
-        yield
+        with _warnings_as_lines():
+            yield
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read it has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,6 +71,19 @@ def _one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"clearhead: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of the library as one line each on stderr."""
+
+    def show(message: Warning | str, *args: object, **kwargs: object) -> None:
+        typer.echo(f"clearhead: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -282,7 +297,7 @@ def translate(
 ) -> None:
     """Translate a sentence, or files line by line."""
     with _one_line_errors():
-        from clearhead.cli_training import lines_of, show_alignment, warnings_as_lines
+        from clearhead.cli_training import lines_of, show_alignment
         from clearhead.transformer import Translator
 
         if (text is None) == (not file):
@@ -291,12 +306,16 @@ def translate(
             raise ValueError("--output does not go with --show, which draws on the terminal")
         lines = [text] if text is not None else [line for path in file or () for line in lines_of(path)]
         translator = Translator.load(model, device=usable_device(device))
-        with warnings_as_lines(), progress_bar("lines", len(lines) if file else 0) as advance:
-            found = translator.translate(lines, beams=beams, progress=advance)
+        found = []
+        with progress_bar("lines", len(lines) if file else 0) as advance:
+            for line in translator.stream(lines, beams=beams):
+                found.append(line)
+                if output is None and not show:  # as it comes: what is done is not lost if it is stopped
+                    typer.echo(line)
+                advance(len(found), len(lines))
         if show:
-            with warnings_as_lines():
-                show_alignment(translator, lines, found)
-        else:
+            show_alignment(translator, lines, found)
+        elif output is not None:
             _write("".join(f"{line}\n" for line in found), output)
 
 

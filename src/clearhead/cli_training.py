@@ -80,19 +80,6 @@ def training_report(config: Config) -> Iterator[Report]:
         yield Report(say, step, measured)
 
 
-@contextmanager
-def warnings_as_lines() -> Iterator[None]:
-    """Warnings of the library as one line each on stderr."""
-
-    def show(message: Warning | str, *args: object, **kwargs: object) -> None:
-        typer.echo(f"clearhead: {message}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
-
-
 def lines_of(file: Path) -> list[str]:
     """Lines of a text file, or of standard input where it is called "-"."""
     try:
@@ -127,7 +114,7 @@ def show_run(run: Run, data: Data) -> None:
         for number, address in enumerate(found.labels()):
             damages.append(damage(translator.model, translator.vocabulary, data.probe, address))
             advance(number + 1, len(found.labels()))
-    print_damages(console, damages)
+    print_damages(console, damages, found.labels())
     try:
         from clearhead.transformer.chart import draw
 
@@ -147,6 +134,7 @@ def show_alignment(translator: Translator, lines: list[str], translations: list[
     for line, translation in zip(lines, translations, strict=True):
         console.print(translation, markup=False)
         if translation:
-            recording = translator.record(line, target=translation)
+            with warnings.catch_warnings(action="ignore"):  # what there is to say was said when it was translated
+                recording = translator.record(line, target=translation)
             # a row stands for the token read last, and shows what the next one, which it writes, follows from
-            print_alignment(console, recording, [*recording["cross"].queries.texts[1:], "(end)"])
+            print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))

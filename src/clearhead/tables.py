@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from clearhead.pictures import shade
 from clearhead.recording import Address, Recording
 from clearhead.roles import Roles
 from clearhead.transformer.specialising import Damage, Specialised
+from clearhead.worked.terminal import fitting
 
-NOTICED = 0.005  # more wrong tokens of a relation than that are worth a word
+NOTICED = 0.005  # a kind of token that is wrong more often by that is worth a word
 BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
 
 
@@ -75,15 +78,16 @@ def print_specialised(console: Console, found: Specialised) -> None:
     console.print(table)
 
 
-def print_damages(console: Console, damages: Iterable[Damage]) -> None:
+def print_damages(console: Console, damages: Iterable[Damage], labels: Mapping[Address, list[str]]) -> None:
     """What goes wrong without each head that has a label."""
     for own in damages:
         before, after = own.exact
-        worse = [(relation, *shares) for relation, shares in own.errors.items() if shares[1] - shares[0] >= NOTICED]
+        worse = [(kind, *shares) for kind, shares in own.errors.items() if shares[1] - shares[0] >= NOTICED]
         worse.sort(key=lambda item: item[1] - item[2])
-        wrong = ", ".join(f"{relation} {was:.1%} → {now:.1%}" for relation, was, now in worse)
-        hurt = f"; wrong tokens: {wrong}" if wrong else "; no relation suffers: other heads do the same"
-        console.print(f"without {name(own.address)}: {before:.1%} → {after:.1%} exact{hurt}")
+        wrong = ", ".join(f"{kind} {was:.1%} → {now:.1%}" for kind, was, now in worse)
+        hurt = f"wrong tokens: {wrong}" if wrong else f"no kind of token is wrong more often by {NOTICED:.1%}"
+        label = ", ".join(labels[own.address])
+        console.print(f"without {name(own.address)} ({label}): {before:.1%} → {after:.1%} exact; {hurt}")
         if own.example is not None:
             source, right, written = own.example
             console.print(f"  {source}\n    with it:    {right}\n    without it: {written}", markup=False)
@@ -99,7 +103,12 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
     words = sorted({word for word in cross.keys.words if word is not None})
     parts = [[place for place, own in enumerate(cross.keys.words) if own == word] for word in words]
     columns = torch.stack([mean[:, own].sum(dim=1) for own in parts], dim=1).cpu().numpy()
-    table = Table("", *("".join(cross.keys.texts[place] for place in own) for own in parts), box=None, padding=(0, 1))
-    for token, line in zip(written, shade(columns), strict=False):
-        table.add_row(token, *(line[2 * place : 2 * place + 2] for place in range(len(words))))
-    console.print(table)
+    heads = ["".join(cross.keys.texts[place] for place in own) for own in parts]
+    before = max(map(cell_len, written)) + 2
+    for chosen in fitting([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
+        table = Table(box=None, padding=(0, 1))
+        for head in ("", *(heads[place] for place in chosen)):
+            table.add_column(Text(head), no_wrap=True)
+        for token, line in zip(written, shade(columns), strict=False):
+            table.add_row(Text(token), *(line[2 * place : 2 * place + 2] for place in chosen))
+        console.print(table)

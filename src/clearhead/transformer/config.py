@@ -12,6 +12,7 @@ from clearhead.checks import whole_number
 from clearhead.transformer.normalising import Normaliser
 
 Positions = Literal["rope", "sinusoidal"]
+NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 Bleu = Literal["none", "13a", "char", "ja-mecab"]
 
 
@@ -64,24 +65,24 @@ class Config:
 
     def __post_init__(self) -> None:
         model, training, text = self.model, self.training, self.text
-        for table, names in (
-            (model, ("d_model", "heads", "encoder_layers", "decoder_layers", "feed_forward")),
-            (training, ("steps", "batch_tokens", "warmup", "validate_every")),
-            (text, ("vocabulary", "max_tokens", "validation")),
+        for title, table, names in (
+            ("model", model, ("d_model", "heads", "encoder_layers", "decoder_layers", "feed_forward")),
+            ("training", training, ("steps", "batch_tokens", "warmup", "validate_every")),
+            ("text", text, ("vocabulary", "max_tokens", "validation")),
         ):
             for name in names:
-                whole_number(name, getattr(table, name))
-        whole_number("patience", training.patience, least=0)
+                whole_number(f"{title}.{name}", getattr(table, name))
+        whole_number("training.patience", training.patience, least=0)
         if model.d_model % (2 * model.heads):
-            raise ValueError(f"d_model is {model.d_model}; expected a multiple of twice the {model.heads} heads")
-        for table, name in ((model, "dropout"), (training, "label_smoothing")):
-            if not 0 <= getattr(table, name) < 1:
-                raise ValueError(f"{name} is {getattr(table, name)}; expected a number in [0, 1)")
+            raise ValueError(f"model.d_model is {model.d_model}; expected a multiple of twice the {model.heads} heads")
+        for name, share in (("model.dropout", model.dropout), ("training.label_smoothing", training.label_smoothing)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name} is {share}; expected a number in [0, 1)")
         if not 0 <= training.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay is {training.weight_decay}; expected a number from 0 on")
+            raise ValueError(f"training.weight_decay is {training.weight_decay}; expected a number from 0 on")
         for name in ("learning_rate", "clip"):
             if not 0 < getattr(training, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(training, name)}; expected a number above 0")
+                raise ValueError(f"training.{name} is {getattr(training, name)}; expected a number above 0")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Config:
@@ -120,8 +121,6 @@ def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
         else:
             fitting = type(value) is wanted or (wanted is float and type(value) is int)
             if not fitting:
-                raise ValueError(
-                    f"{where} is {value!r}; expected {'a number' if wanted in (int, float) else wanted.__name__}"
-                )
+                raise ValueError(f"{where} is {value!r}; expected {NAMES[wanted]}")
         values[name] = value
     return kind(**values)

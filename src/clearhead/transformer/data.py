@@ -79,27 +79,38 @@ def of_files(paths: Sequence[str], valid: Sequence[str], config: Config, vocabul
     if vocabulary is None:
         vocabulary = Vocabulary.of_subwords((side for pair in kept for side in pair), text.vocabulary)
 
+    notes = [*corpus.notes, *held_out.notes]
+    if len(vocabulary) > text.vocabulary:
+        notes.append(
+            f"{len(vocabulary)} tokens instead of {text.vocabulary} (text.vocabulary):"
+            " the text has that many different characters"
+        )
+
     def encoded(pairs: Sequence[Pair]) -> list[Ids]:
         sources, targets = (vocabulary.encode_all([pair[side] for pair in pairs]) for side in (0, 1))
         return [Ids(*sides) for sides in zip(sources, targets, strict=True)]
 
-    notes = [*corpus.notes, *held_out.notes]
-    pairs, most = encoded(kept), text.max_tokens
-    short = [pair for pair in pairs if max(len(pair.source), len(pair.target)) <= most]
-    if len(short) < len(pairs):
-        first = next(kept[n] for n, pair in enumerate(pairs) if max(len(pair.source), len(pair.target)) > most)
-        notes.append(
-            f"{len(pairs) - len(short)} pairs of more than {most} tokens left out (text.max_tokens),"
-            f" the first: {first.source[:60]!r}"
-        )
-    if not short:
-        raise ValueError(f"data has no pair of at most {most} tokens (text.max_tokens)")
+    def short_enough(name: str, given: Sequence[Pair]) -> tuple[list[Ids], list[Pair]]:
+        pairs, most = encoded(given), text.max_tokens
+        fitting = [max(len(pair.source), len(pair.target)) <= most for pair in pairs]
+        if not all(fitting):
+            first = given[fitting.index(False)].source
+            notes.append(
+                f"{fitting.count(False)} {name} pairs of more than {most} tokens left out (text.max_tokens),"
+                f" the first: {first[:60]!r}"
+            )
+        if not any(fitting):
+            raise ValueError(f"no {name} pair has at most {most} tokens (text.max_tokens)")
+        return list(itertools.compress(pairs, fitting)), list(itertools.compress(given, fitting))
+
+    short, _ = short_enough("training", kept)
+    valid_ids, references = short_enough("validation", held_out.pairs)
     return Data(
         ", ".join(paths),
         vocabulary,
         lambda number: short,
-        tuple(encoded(held_out.pairs)),
-        held_out.pairs,
+        tuple(valid_ids),
+        tuple(references),
         (),
         tuple(notes),
         zlib.crc32(repr((kept, held_out.pairs)).encode()),

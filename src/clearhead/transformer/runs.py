@@ -60,6 +60,8 @@ class Run:
         """Make the folder. Refused where it holds a run already: nothing that was trained is overwritten."""
         if self.exists:
             raise ValueError(f"{self.folder}: there is a run in it already; resume it, or choose another folder")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise NotADirectoryError(f"{self.folder}: a file; expected a folder for the run")
         self.folder.mkdir(parents=True, exist_ok=True)
         vocabulary.save(self.folder / "tokenizer.json")
         self._write_json("config.json", {"config": config.to_dict(), **facts})
@@ -161,7 +163,10 @@ class Run:
     def add_metrics(self, measured: dict[str, Any]) -> None:
         """One line more; what was measured at this step or later, before the run was set back, is dropped."""
         kept = [line for line in self.metrics() if line["step"] < measured["step"]]
-        write_text(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in [*kept, measured]))
+        write_text(
+            self.folder / "metrics.jsonl",
+            "".join(json.dumps(line, allow_nan=False) + "\n" for line in [*kept, measured]),
+        )
 
     def _write_json(self, name: str, content: object) -> None:
         write_text(self.folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

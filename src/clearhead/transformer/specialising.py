@@ -11,23 +11,27 @@ import torch
 from clearhead.recording import Address
 from clearhead.transformer.batching import collate, padded
 from clearhead.transformer.decoding import greedy
-from clearhead.transformer.grammar import TARGET_RELATIONS, Example
+from clearhead.transformer.grammar import Example
+from clearhead.transformer.lexicon import FREQUENCIES, MANNERS, TIMES
 from clearhead.transformer.model import Transformer
-from clearhead.transformer.probing import BATCH, HALVES, STACK, Finding, findings, to_ids
+from clearhead.transformer.probing import BATCH, HALVES, Finding, findings, to_ids
 from clearhead.transformer.runs import Run
 from clearhead.transformer.tokens import Vocabulary
 
 WRITTEN = 200  # sentences translated without a head
+KINDS = ("noun", "adjective", "verb", "tense", "adverb", "other word", "particle")
+ADVERBS = {*FREQUENCIES.values(), *MANNERS.values(), *(time.japanese.split()[0] for time in TIMES)}
 
 
 @dataclass(frozen=True)
 class Specialised:
     """What a run's metrics say of its heads."""
 
-    trained: list[Finding]  # at the end
+    trained: list[Finding]  # when it translated best: of the weights that were kept
     untrained: list[Finding]  # before the first step
+    best: int  # the step of the former
     steps: list[int]
-    curves: dict[str, list[float]]  # by relation: how often the head found at the end was right, at each of the steps
+    curves: dict[str, list[float]]  # by relation: how often the head found then was right, at each of the steps
 
     def labels(self) -> dict[Address, list[str]]:
         """The relations a head clearly finds: better than any position could."""
@@ -43,12 +47,14 @@ def specialised(run: Run, probe: Sequence[Example]) -> Specialised:
     measured = [line for line in run.metrics() if "heads" in line]
     if not measured:
         raise ValueError(f"{run.folder}: no heads were measured in this run; only the built-in grammar has relations")
-    trained = findings(measured[-1]["heads"], probe)
+    best = max(measured, key=lambda line: (line["validation"]["bleu"], -line["validation"]["loss"]))
+    trained = findings(best["heads"], probe)
     curves = {}
     for finding in trained:
         _, layer, head = finding.address
         curves[finding.relation] = [line["heads"][finding.relation][f"{layer}.{head}"][HALVES[1]] for line in measured]
-    return Specialised(trained, findings(measured[0]["heads"], probe), [line["step"] for line in measured], curves)
+    steps = [line["step"] for line in measured]
+    return Specialised(trained, findings(measured[0]["heads"], probe), best["step"], steps, curves)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Damage:
 
     address: Address
     exact: tuple[float, float]  # share of translations that are right, with it and without
-    errors: dict[str, tuple[float, float]]  # by relation: share of its tokens that are predicted wrongly
+    errors: dict[str, tuple[float, float]]  # by kind of token: share that is predicted wrongly, with it and without
     example: tuple[str, str, str] | None  # a source, its translation, and what is written without the head
 
 
@@ -87,7 +93,7 @@ def damage(model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example],
 def _errors(
     model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example], ablate: Collection[Address]
 ) -> dict[str, float]:
-    """By relation: how often the token that looks is predicted wrongly, the right ones before it given."""
+    """By kind of token: how often it is predicted wrongly, the right ones before it given."""
     device = model.embedding.weight.device
     wrong: Counter[str] = Counter()
     asked: Counter[str] = Counter()
@@ -97,11 +103,21 @@ def _errors(
         logits = model(batch.source, batch.target, batch.lengths, ablate=ablate)
         missed = (logits.argmax(dim=-1) != batch.expected).cpu()
         for place, example in enumerate(examples):
-            for relation, at, _ in example.links:
-                if relation in TARGET_RELATIONS:
-                    asked[relation] += 1
-                    wrong[relation] += bool(missed[place, at])
-    return {relation: wrong[relation] / asked[relation] for relation in STACK if asked[relation]}
+            for at, kind in enumerate(kinds(example)):
+                asked[kind] += 1
+                wrong[kind] += bool(missed[place, at])
+    return {kind: wrong[kind] / asked[kind] for kind in KINDS if asked[kind]}
+
+
+def kinds(example: Example) -> list[str]:
+    """What kind of token each of a translation is."""
+    found = ["adverb" if token in ADVERBS else "particle" for token in example.target]
+    for relation, at, _ in example.links:
+        if relation in KINDS:
+            found[at] = relation
+        elif relation == "alignment" and found[at] == "particle":
+            found[at] = "other word"
+    return found
 
 
 def _translations(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import signal
 import time
@@ -110,7 +111,7 @@ class _Training:
         progress = Progress()
         if self.together.first:
             if anew:
-                facts = {"data": self.data.name, "fingerprint": self.data.fingerprint}
+                facts = {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.kind()}
                 self.run.begin(self.config, self.data.vocabulary, facts)
             progress = self.measured(progress, {})
         return self.together.same(progress)
@@ -124,10 +125,19 @@ class _Training:
             raise ValueError(
                 f"{self.run.folder}: the run began with other data ({facts.get('data')}); give it the same"
             )
+        for name, now in self.kind().items():
+            if facts.get(name, now) != now:
+                raise ValueError(
+                    f"{self.run.folder}: the run began with {name} {facts[name]}, not {now}; give it the same"
+                )
         progress = self.run.restore(self.model, self.optimizer, self.report.say)
         if progress is not None:
             self.report.say(f"resumed at step {progress.step}")
         return progress
+
+    def kind(self) -> dict[str, object]:
+        """What the last bits of the weights depend on, beside the configuration."""
+        return {"dtype": str(self.dtype).removeprefix("torch."), "processes": self.together.world}
 
     def steps(self, progress: Progress, asked_to_stop: list[int]) -> bool:
         """All that are left; whether it came to the end."""
@@ -150,7 +160,13 @@ class _Training:
             if progress.step % REPORTED == 0:
                 self.report.step(progress.step, settings.steps, recent.value, speed.value)
             if progress.step % settings.validate_every == 0 or progress.step == settings.steps:
-                learned = {"loss": round(recent.value, 5), "tokens_per_second": round(speed.value)}
+                loss = recent.value
+                if not math.isfinite(loss):
+                    raise ValueError(
+                        f"step {progress.step}: the loss is {loss}; a training.learning_rate below"
+                        f" {settings.learning_rate:g} may help (the last checkpoint is from before)"
+                    )
+                learned = {"loss": round(loss, 5), "tokens_per_second": round(speed.value)}
                 recent = _Mean(self.together)
                 with speed.paused():
                     if self.together.first:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import overload
@@ -19,6 +19,7 @@ from clearhead.transformer.tokens import END, START, UNKNOWN, Vocabulary
 from clearhead.transformer.validation import write_all
 
 BUNDLED = ("en-ja",)
+TOGETHER = 256  # sentences translated at a time
 
 
 class Translator:
@@ -47,34 +48,37 @@ class Translator:
         return cls(folder.name, run.model(device), run.vocabulary(), config)
 
     @overload
-    def translate(self, text: str, *, beams: int = ..., progress: Callable[[int, int], None] = ...) -> str: ...
+    def translate(self, text: str, *, beams: int = ...) -> str: ...
     @overload
-    def translate(
-        self, text: list[str] | tuple[str, ...], *, beams: int = ..., progress: Callable[[int, int], None] = ...
-    ) -> list[str]: ...
-    def translate(
-        self,
-        text: str | list[str] | tuple[str, ...],
-        *,
-        beams: int = 4,
-        progress: Callable[[int, int], None] = lambda done, of: None,
-    ) -> str | list[str]:
+    def translate(self, text: list[str] | tuple[str, ...], *, beams: int = ...) -> list[str]: ...
+    def translate(self, text: str | list[str] | tuple[str, ...], *, beams: int = 4) -> str | list[str]:
         """A sentence, or many at once; an empty one stays empty. What the model cannot read well is warned of.
 
         Args:
             beams: how many beginnings are followed at once; 1 is greedy.
-            progress: called with the number of sentences done and the number of all.
         """
-        texts = [text] if isinstance(text, str) else list(text)
-        sources = [self._read(own, number, len(texts)) for number, own in enumerate(texts)]
-        filled = [number for number, source in enumerate(sources) if len(source) > 1]
-        written = write_all(self.model, [sources[number] for number in filled], beams=beams, progress=progress)
-        found = [""] * len(texts)
-        for number, own in zip(filled, written, strict=True):
-            found[number] = self.vocabulary.decode(own.tokens)
-            if not own.ended:
-                warnings.warn(f"{_where(number, len(texts))}: cut after {len(own.tokens)} tokens", stacklevel=2)
-        return found[0] if isinstance(text, str) else found
+        if not isinstance(text, str | list | tuple):
+            raise TypeError(f"text is {text!r}; expected a string, or a list of them")
+        if isinstance(text, str):
+            return next(self.stream([text], beams=beams))
+        return list(self.stream(text, beams=beams))
+
+    def stream(self, texts: Sequence[str], *, beams: int = 4) -> Iterator[str]:
+        """Translations one after the other, as they are done: some hundred sentences at a time."""
+        for start in range(0, len(texts), TOGETHER):
+            numbers = range(start, min(start + TOGETHER, len(texts)))
+            sources = {number: self._read(texts[number], number, len(texts)) for number in numbers}
+            filled = [number for number, source in sources.items() if len(source) > 1]
+            written = write_all(self.model, [sources[number] for number in filled], beams=beams)
+            found = dict(zip(filled, written, strict=True))
+            for number in numbers:
+                if number not in found:
+                    yield ""
+                    continue
+                if not found[number].ended:
+                    where, count = _where(number, len(texts)), len(found[number].tokens)
+                    warnings.warn(f"{where}: cut after {count} tokens", stacklevel=2)
+                yield self.vocabulary.decode(found[number].tokens)
 
     def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
         """The attention of encoder, decoder and between them, while the model writes its translation or `target`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +61,6 @@ def write_all(
     sources: Sequence[list[int]],
     *,
     beams: int,
-    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Written]:
     """Translations in the order of the sources, those of like length together."""
     device = model.embedding.weight.device
@@ -72,7 +71,6 @@ def write_all(
         most = 2 * source.shape[1] + 32
         for number, own in zip(numbers, beam_search(model, source, lengths, beams=beams, most=most), strict=True):
             found[number] = own
-        progress(len(found), len(sources))
     return [found[number] for number in range(len(sources))]
 
 

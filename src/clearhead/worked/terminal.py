@@ -65,7 +65,7 @@ def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int)
     levels = warmth(matrix.values)
     widths = [max(columns[place].cell_len, *(len(row[place]) for row in cells)) + _GAP for place in range(len(columns))]
     before = max(cell_len(matrix.symbol), *(row.cell_len for row in rows)) + _GAP
-    for chosen in _fitting(widths, console.width - before):
+    for chosen in fitting(widths, console.width - before):
         table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=False)
         table.add_column(Text(matrix.symbol, style="cyan"), no_wrap=True)
         for place in chosen:
@@ -83,7 +83,7 @@ def _labels(trace: Trace, axis: Axis, count: int) -> list[Text]:
     return [_short(label) for label in trace.labels(axis, count)]
 
 
-def _fitting(widths: Sequence[int], room: int) -> Iterator[range]:
+def fitting(widths: Sequence[int], room: int) -> Iterator[range]:
     """Columns in groups that fit into the room, each of at least one."""
     start, used = 0, 0
     for place, width in enumerate(widths):
