@@ -69,7 +69,10 @@ def _one_line_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"clearhead: {' '.join(str(error).split())}", err=True)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:  # without its number
+            said = f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+        typer.echo(f"clearhead: {' '.join(said.split())}", err=True)
         raise typer.Exit(2) from None
 
 

@@ -117,7 +117,7 @@ class Run:
         self, model: Transformer, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
     ) -> Progress | None:
         """Go back to the last checkpoint that can be read; None if there is none yet."""
-        broken: ValueError | None = None
+        broken: list[str] = []
         for name in (LAST, PREVIOUS):
             path = self.folder / name
             try:
@@ -128,15 +128,15 @@ class Run:
                 continue
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
                 said = " ".join(str(error).removeprefix(f"{path}: ").split())[:200]
-                broken = ValueError(f"{path}: {said}")
+                broken.append(f"{path}: {said}")
                 continue
-            if broken is not None:
-                say(f"{broken}; it is kept as {BROKEN}, and the run goes on from {name}, step {progress.step}")
+            if broken:
+                say(f"{broken[0]}; it is kept as {BROKEN}, and the run goes on from {name}, step {progress.step}")
                 with contextlib.suppress(FileNotFoundError):  # another process of the run was quicker
                     (self.folder / LAST).replace(self.folder / BROKEN)
             return progress
-        if broken is not None:
-            raise broken
+        if broken:
+            raise ValueError(f"{'; '.join(broken)}; no checkpoint is left to go on from ({BEST} can still translate)")
         return None
 
     def tidy(self) -> None:
