@@ -12,9 +12,9 @@ from torch import nn
 from clearhead.syntax import wilson
 from clearhead.transformer import grammar, probing
 from clearhead.transformer.config import Config, TextConfig
-from clearhead.transformer.data import of_grammar
+from clearhead.transformer.data import of_grammar, to_ids
 from clearhead.transformer.grammar import SOURCE_RELATIONS, TARGET_RELATIONS, Example, Link
-from clearhead.transformer.probing import STACK, Finding, accuracies, findings, to_ids
+from clearhead.transformer.probing import STACK, Finding, accuracies, findings
 from clearhead.transformer.runs import Run
 from clearhead.transformer.specialising import KINDS, Damage, Specialised, damage, kinds, specialised
 from clearhead.transformer.tokens import PAD, Vocabulary

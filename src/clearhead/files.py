@@ -1,9 +1,11 @@
-"""Files are written beside their place and renamed, so that no half-written one ever stands there."""
+"""Files are written beside their place and renamed, so that none ever stands there half-written; and read by lines."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,3 +45,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """A text file's lines, numbered from 1; of a .gz file too. Only a line feed ends one, not U+2028 and its like."""
+    number = 0
+    opened = gzip.open if str(path).endswith(".gz") else open
+    try:
+        with opened(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}, after line {number}: not a whole gzip file ({error})") from None

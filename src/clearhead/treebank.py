@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from clearhead.files import numbered_lines
 
 _COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 _NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # 1-2 is a multiword token, 1.1 an empty node
@@ -45,7 +44,7 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
         raise FileNotFoundError(f"{path}: there is no such file")
     sentences: list[Sentence] = []
     rows: list[_Row] = []
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         if not line.strip():
             sentences += _sentence(path, rows)
             rows = []
@@ -62,20 +61,6 @@ class _Row:
     word: str
     head: int  # counted from 1, as the file does; 0 for the root
     relation: str
-
-
-def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """The file's lines, numbered from 1."""
-    number = 0
-    opened = gzip.open if str(path).endswith(".gz") else open
-    try:
-        with opened(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}, after line {number}: not a whole gzip file ({error})") from None
 
 
 def _row(place: str, number: int, line: str, following: int) -> list[_Row]:

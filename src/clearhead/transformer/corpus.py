@@ -5,14 +5,13 @@ Nothing is left out silently: what is, stands in the corpus's notes.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from clearhead.files import numbered_lines
 from clearhead.transformer.normalising import Normaliser
 
 
@@ -110,7 +109,7 @@ def _numbered_pairs(path: str) -> tuple[str, Iterator[tuple[int, Pair]]]:
 
 
 def _columns(path: str) -> Iterator[tuple[int, Pair]]:
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         columns = line.split("\t")
         if len(columns) != 2:
             raise ValueError(
@@ -121,7 +120,7 @@ def _columns(path: str) -> Iterator[tuple[int, Pair]]:
 
 def _side_by_side(source: str, target: str) -> Iterator[tuple[int, Pair]]:
     lengths = [0, 0]
-    for left, right in zip_longest(_lines(source), _lines(target)):
+    for left, right in zip_longest(numbered_lines(source), numbered_lines(target)):
         if left:
             lengths[0] = left[0]
         if right:
@@ -134,20 +133,6 @@ def _side_by_side(source: str, target: str) -> Iterator[tuple[int, Pair]]:
             f"{source} has {_counted(lengths[0], 'line')} and {target} {lengths[1]};"
             f" line {min(lengths) + 1} of {longer} has no partner"
         )
-
-
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """The file's lines, numbered from 1. Only a line feed ends one: U+2028 and its like occur within sentences."""
-    number = 0
-    opened = gzip.open if path.endswith(".gz") else open
-    try:
-        with opened(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}, after line {number}: not a whole gzip file ({error})") from None
 
 
 def _counted(number: int, noun: str) -> str:

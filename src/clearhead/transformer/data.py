@@ -37,24 +37,25 @@ def of_grammar(config: Config) -> Data:
     source, target = grammar.vocabulary()
     vocabulary = Vocabulary.of_words(sorted({*source, *target}))
 
-    def ids(example: Example) -> Ids:
-        return Ids(*(vocabulary.encode(" ".join(side)) for side in (example.source, example.target)))
-
     def epoch(number: int) -> list[Ids]:
         made = grammar.sentences(zlib.crc32(repr((config.training.seed, number)).encode()))
-        return [ids(example) for example in itertools.islice(made, EPOCH)]
+        return [to_ids(vocabulary, example) for example in itertools.islice(made, EPOCH)]
 
     valid = _distinct("valid", config.text.validation)
     return Data(
         "grammar",
         vocabulary,
         epoch,
-        tuple(map(ids, valid)),
+        tuple(to_ids(vocabulary, example) for example in valid),
         tuple(Pair(" ".join(example.source), " ".join(example.target)) for example in valid),
         _distinct("probe", PROBE),
         (),
         zlib.crc32(repr((valid, source, target)).encode()),
     )
+
+
+def to_ids(vocabulary: Vocabulary, example: Example) -> Ids:
+    return Ids(*(vocabulary.encode(" ".join(side)) for side in (example.source, example.target)))
 
 
 def of_files(paths: Sequence[str], valid: Sequence[str], config: Config, vocabulary: Vocabulary | None = None) -> Data:

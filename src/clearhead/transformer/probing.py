@@ -15,7 +15,8 @@ from torch import Tensor
 
 from clearhead.recording import Address
 from clearhead.syntax import wilson
-from clearhead.transformer.batching import Ids, collate
+from clearhead.transformer.batching import collate
+from clearhead.transformer.data import to_ids
 from clearhead.transformer.grammar import SOURCE_RELATIONS, TARGET_RELATIONS, Example
 from clearhead.transformer.model import Transformer
 from clearhead.transformer.tokens import Vocabulary
@@ -99,10 +100,6 @@ def findings(table: Accuracies, probe: Sequence[Example]) -> list[Finding]:
             )
         )
     return found
-
-
-def to_ids(vocabulary: Vocabulary, example: Example) -> Ids:
-    return Ids(*(vocabulary.encode(" ".join(side)) for side in (example.source, example.target)))
 
 
 def _most_attended(attentions: dict, stack: str, examples: Sequence[Example]) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 
 from clearhead.recording import Address
 from clearhead.transformer.batching import collate, padded
+from clearhead.transformer.data import to_ids
 from clearhead.transformer.decoding import greedy
 from clearhead.transformer.grammar import Example
 from clearhead.transformer.lexicon import FREQUENCIES, MANNERS, TIMES
 from clearhead.transformer.model import Transformer
-from clearhead.transformer.probing import BATCH, HALVES, Finding, findings, to_ids
+from clearhead.transformer.probing import BATCH, HALVES, Finding, findings
 from clearhead.transformer.runs import Run
 from clearhead.transformer.tokens import Vocabulary
 
