@@ -214,7 +214,7 @@ class TestTranslating:
             ("nowhere: there is no such folder", BOOK, "--model", "nowhere"),
             ("no run in it", BOOK, "--model", tmp_path),
             ("none.txt", "--file", tmp_path / "none.txt"),
-            ("bytes.txt: not a text in UTF-8", "--file", tmp_path / "bytes.txt"),
+            ("bytes.txt, line 1: not UTF-8", "--file", tmp_path / "bytes.txt"),
             ("--device is 'nowhere'", BOOK, "--device", "nowhere"),
             ("--output does not go with --show", BOOK, "--show", "--output", tmp_path / "out.txt"),
             ("there is no folder", BOOK, "--output", tmp_path / "none" / "out.txt"),

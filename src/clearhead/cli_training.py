@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from clearhead.cli_models import progress_bar
+from clearhead.files import numbered_lines
 
 SHOWN = 100  # validation sentences that heads are judged by where no relations are known
 
@@ -82,12 +83,13 @@ def training_report(config: Config) -> Iterator[Report]:
 
 def lines_of(file: Path) -> list[str]:
     """Lines of a text file, or of standard input where it is called "-"."""
+    if str(file) != "-":
+        return [line for _, line in numbered_lines(file)]
     try:
-        text = sys.stdin.buffer.read().decode() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not a text in UTF-8 ({error.reason})") from None
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [line.removesuffix("\r") for line in lines]
+        raise ValueError(f"{file}: not UTF-8 ({error.reason})") from None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def show_run(run: Run, data: Data) -> None:
