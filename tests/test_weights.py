@@ -264,6 +264,46 @@ class TestPart:
         assert part._problem.query.data_ptr() == query[:, 2].data_ptr()
         assert part._problem.key.data_ptr() == key[:, 1].data_ptr()
 
+    @pytest.mark.parametrize("queries", [slice(3, 7), slice(-2, None), slice(5, 5)])
+    @pytest.mark.parametrize("mask", [None, Causal(), Dense(torch.rand(1, 6, 13, 17) < 0.7), Padding([9, 17])])
+    def test_some_of_the_queries_stay_where_they_stood(self, queries, mask):
+        query, key, value, *_ = sample()
+        _, weights = attention(query, key, value, mask=mask, bias=ALiBi(torch.rand(6)), return_weights=True)
+        part = weights.part(heads=[1, 4], queries=queries)
+        torch.testing.assert_close(part.dense(), weights.dense()[:, [1, 4], queries])
+        torch.testing.assert_close(part.distance(), weights.distance()[:, [1, 4], queries])
+        torch.testing.assert_close(part.diagonal(-1), weights.diagonal(-1)[:, [1, 4], queries])
+
+
+class TestHiding:
+    @pytest.mark.parametrize("keys", [0, [0, 16], slice(3, 9)])
+    @pytest.mark.parametrize(
+        "mask", [None, Causal(), Padding([9, 17]), Dense(torch.rand(1, 6, 13, 17) < 0.7), Window(3) | Prefix(2)]
+    )
+    def test_columns_become_0_and_all_else_stays(self, keys, mask):
+        weights = sample(mask=mask)[-1]
+        expected = weights.dense().clone()
+        expected[..., keys] = 0
+        hidden = weights.hiding(keys)
+        torch.testing.assert_close(hidden.dense(), expected)
+        torch.testing.assert_close(hidden.received(), expected.sum(dim=2))
+        torch.testing.assert_close(hidden.pool(13, 17, reduce="max"), expected)
+        torch.testing.assert_close(hidden.part(heads=2, queries=slice(4, 9)).dense(), expected[:, 2:3, 4:9])
+
+    def test_of_a_matrix_that_is_held_as_its_scores(self):
+        query, key = torch.randn(1, 1, 1, 5), torch.randn(1, 1, 3, 5)
+        _, weights = attention(query, key, key, return_weights=True)
+        assert "holds scores" in repr(weights)
+        torch.testing.assert_close(weights.hiding(1).dense()[0, 0, 0, [0, 2]], weights.dense()[0, 0, 0, [0, 2]])
+        assert weights.hiding(1).dense()[0, 0, 0, 1] == 0
+
+    def test_no_gradient_flows_and_nothing_is_renormalised(self):
+        query, key = torch.randn(1, 2, 5, 7, requires_grad=True), torch.randn(1, 2, 11, 7)
+        _, weights = attention(query, key, key, return_weights=True)
+        hidden = weights.hiding(0)
+        assert not hidden.dense().requires_grad
+        torch.testing.assert_close(hidden.dense()[..., 1:], weights.dense()[..., 1:].detach())
+
 
 class TestInPlaceChanges:
     USES = (

@@ -66,6 +66,16 @@ def numbers(choice: object, length: int, axis: int) -> list[int]:
     return chosen
 
 
+def neighbours(choice: slice, length: int, axis: int) -> slice:
+    """A slice of neighbours, with non-negative start and stop."""
+    if not isinstance(choice, slice):
+        raise TypeError(f"{AXES[axis]} is {choice!r}; expected a slice, such as slice(100, 200)")
+    start, stop, step = choice.indices(length)
+    if step != 1:
+        raise ValueError(f"the slice of {AXES[axis]} has step {step}; expected neighbours, step 1")
+    return slice(start, max(start, stop))
+
+
 def _number(part: object, axis: int, length: int) -> int:
     try:
         number = operator.index(part)  # pyright: ignore[reportArgumentType]

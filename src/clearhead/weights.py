@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_map
 from clearhead import storage
 from clearhead.checks import whole_number
 from clearhead.fingerprints import fingerprint, unchanged
-from clearhead.indexing import Selection, numbers, select
+from clearhead.indexing import Selection, neighbours, numbers, select
 from clearhead.kernels import reference, streaming
 from clearhead.kernels.observing import observe, pool, rounds_otherwise
 from clearhead.kernels.pooling import Map, Reduce
 from clearhead.kernels.sweep import Observation, TopK
-from clearhead.masks import Lowered
+from clearhead.masks import Dense, Lowered
 from clearhead.problem import Problem
 
 LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
@@ -195,13 +195,30 @@ class AttentionWeights:
 
     # -- parts, devices, files -----------------------------------------------------------------------------------
 
-    def part(self, *, batch: Choice | None = None, heads: Choice | None = None) -> AttentionWeights:
-        """A lazy matrix of fewer sequences or heads. Nothing is computed, and both axes stay."""
+    def part(
+        self, *, batch: Choice | None = None, heads: Choice | None = None, queries: slice | None = None
+    ) -> AttentionWeights:
+        """A lazy matrix of fewer sequences, heads or queries (a slice of neighbours). Nothing is computed; axes stay."""
         sequences, chosen = numbers(batch, self.shape[0], 0), numbers(heads, self.shape[1], 1)
         problem = self._checked().part(sequences, chosen)
         device = self._lse.device
         lse = self._lse[torch.tensor(sequences, device=device)][:, torch.tensor(chosen, device=device)]
+        if queries is not None:
+            rows = neighbours(queries, self.shape[2], 2)
+            problem, lse = problem.rows(rows), lse[:, :, rows]
         return AttentionWeights(problem, lse)
+
+    def hiding(self, keys: Choice) -> AttentionWeights:
+        """The same with the columns of some keys 0, such as a sink's, and without gradient.
+
+        All other weights stay as they are, so rows then sum to less than 1.
+        """
+        hidden = numbers(keys, self.shape[3], 3)
+        seen = torch.ones(1, 1, 1, self.shape[3], dtype=torch.bool, device=self.device)
+        seen[..., torch.tensor(hidden, device=self.device)] = False
+        problem = self._checked().map(Tensor.detach)
+        mask = Dense(seen) if problem.mask is None else problem.mask & Dense(seen)
+        return AttentionWeights(replace(problem, mask=mask), self._lse)
 
     def to(self, device: torch.device | str) -> AttentionWeights:
         """The same on another device. Its dtype follows from the queries and cannot be changed."""

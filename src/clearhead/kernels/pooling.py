@@ -66,7 +66,10 @@ class _Span(NamedTuple):
 
     def peaks(self, weights: Tensor, dim: int) -> Tensor:
         """The largest weight of each bin. Narrower bins repeat their last position, which changes no maximum."""
-        steps = torch.arange(int((self.last - self.first).max()), device=weights.device)
+        widest = int((self.last - self.first).max())
+        if len(self.first) * widest == weights.shape[dim]:  # all alike, side by side: nothing need be gathered
+            return weights.unflatten(dim, (-1, widest)).amax(dim=dim)
+        steps = torch.arange(widest, device=weights.device)
         index = torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
         return weights.index_select(dim, index.flatten()).unflatten(dim, index.shape).amax(dim=dim)
 
