@@ -120,11 +120,25 @@ LAYERS = [
     "worked.documents",
     "worked.page",
     "worked.render",
+    "viewer",
+    "viewer.maps",
+    "viewer.thumbnails",
+    "viewer.looking",
+    "viewer.calculation",
+    "viewer.gallery",
+    "viewer.facts",
+    "viewer.texts",
+    "viewer.charts",
+    "viewer.jobs",
+    "viewer.explorer",
+    "viewer.access",
+    "viewer.serving",
     "surveys",
     "tables",
     "doctor",
     "cli_models",
     "cli_training",
+    "cli_viewing",
     "cli",
     "__main__",
 ]
@@ -151,6 +165,7 @@ def test_public_names():
         "check",
         "Recording",
         "record",
+        "view",
     }
     for name in clearhead.__all__:
         value = getattr(clearhead, name)

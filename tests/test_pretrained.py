@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from clearhead.models import load
+from clearhead.models import PASSAGE, load
 from clearhead.roles import head_roles
-from clearhead.surveys import PASSAGE, roles
+from clearhead.surveys import roles
 from pretrained import minilm, smollm2
 
 TEXTS = [PASSAGE[0], "A short one."]

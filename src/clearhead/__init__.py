@@ -25,6 +25,7 @@ __all__ = [  # noqa: RUF022, in the order one meets them
     "check",
     "record",
     "Recording",
+    "view",
 ]
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
     from clearhead.models import record
     from clearhead.recording import Recording
+    from clearhead.viewer.serving import view
     from clearhead.weights import AttentionWeights
     from clearhead.worked.check import check
     from clearhead.worked.trace import trace
@@ -55,6 +57,7 @@ _HOMES = {
     "check": "worked.check",
     "record": "models",
     "Recording": "recording",
+    "view": "viewer.serving",
 }
 
 

@@ -323,6 +323,36 @@ def translate(
 
 
 @app.command()
+def view(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT|RECORDING",
+            help="A text to read, or a .safetensors file made by `record`; a sentence of our own.",
+        ),
+    ] = None,
+    file: File = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="As in `stats`; the bundled translator, en-ja, where none is named."),
+    ] = None,
+    roles: Annotated[
+        Path | None, typer.Option(help="Labels from a file made by `clearhead roles --output`, induction included.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="The port to serve on; if it is in use, the next free one.", min=1)] = 5006,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    device: Device = None,
+    dtype: InDtype = Dtype.float32,
+    download: Download = False,
+) -> None:
+    """See every head in the browser, from the whole matrix to one cell. Served on this machine only."""
+    with _one_line_errors():
+        from clearhead.cli_viewing import serve, what_to_show
+
+        serve(*what_to_show(text, file, model, device, dtype.value, download), roles, port, browser)
+
+
+@app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False) -> None:
     """Show versions, devices, and which backend can do what on this machine."""
     from clearhead.doctor import diagnose

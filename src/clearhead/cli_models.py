@@ -30,7 +30,7 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
             raise ValueError(f"{name} is empty; expected a text to read")
     if given:
         return [own for _, own in given]
-    from clearhead.surveys import PASSAGE
+    from clearhead.models import PASSAGE
 
     return list(PASSAGE)
 

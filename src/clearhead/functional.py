@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, overload
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -14,6 +18,8 @@ from clearhead.masks import Mask
 from clearhead.posing import pose
 from clearhead.problem import Problem
 from clearhead.weights import AttentionWeights
+
+_KEEP_VECTORS = ContextVar("keep_vectors", default=False)
 
 
 @overload
@@ -112,10 +118,20 @@ def attention(
     return output, AttentionWeights(_lightest(problem), lse)
 
 
+@contextmanager
+def keeping_vectors() -> Iterator[None]:
+    """Within it, weights hold queries and keys even where their scores would be fewer: to show how scores are made."""
+    before = _KEEP_VECTORS.set(True)
+    try:
+        yield
+    finally:
+        _KEEP_VECTORS.reset(before)
+
+
 def _lightest(problem: Problem) -> Problem:
     """The smaller of the matrix's two forms: its scores, as when decoding, or the queries and keys they follow from."""
     _, heads, q_len, _ = problem.shape
     _, kv_heads, _, key_dim = problem.key.shape
-    if heads * q_len > kv_heads * key_dim:
+    if heads * q_len > kv_heads * key_dim or (not torch.compiler.is_compiling() and _KEEP_VECTORS.get()):
         return problem
     return problem.with_scores(reference.scores(problem, problem.lower()))

@@ -45,13 +45,18 @@ class HeadStatistics:
     induction: float | None = None  # weight on the key right after that, over the second copy
 
 
-def measure(recordings: Iterable[Recording]) -> tuple[str, dict[Address, HeadStatistics]]:
-    """The model's name, and the statistics of its heads over all recordings, none of which is kept."""
+def measure(recordings: Iterable[Recording], *, find_repeats: bool = True) -> tuple[str, dict[Address, HeadStatistics]]:
+    """The model's name, and the statistics of its heads over all recordings, none of which is kept.
+
+    Args:
+        find_repeats: read a text that is a sequence and the same again as one that was made to find induction heads.
+    """
     totals: dict[str, _Totals] = {}
     model = ""
     for recording in of_one_model(recordings):
         model = recording.model
-        repeats = {name: _repeat(stack) for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
+        own = {name: stack for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
+        repeats = {name: _repeat(stack) for name, stack in own.items()} if find_repeats else {}
         for name, stack in recording.stacks.items():
             if name not in totals:
                 totals[name] = _Totals(stack)
@@ -64,6 +69,36 @@ def measure(recordings: Iterable[Recording]) -> tuple[str, dict[Address, HeadSta
     for name, own in totals.items():
         heads |= {(name, layer, head): found for (layer, head), found in own.statistics().items()}
     return model, heads
+
+
+@torch.no_grad()
+def measure_rows(
+    name: str, stack: Stack, weights: AttentionWeights, rows: slice, cells: Float[Tensor, "rows kv_len"]
+) -> HeadStatistics:
+    """One head in numbers from some of its queries: of long texts, where all of them would take too long.
+
+    Args:
+        weights: the head's matrix, [1, 1, q_len, kv_len].
+        cells: its rows `rows`.
+    """
+    visible = _visible_keys(weights)[rows].double()
+    entropy = torch.special.entr(cells.double()).sum(dim=-1).mean()
+    largest = float(visible.clamp(min=1).log().mean())
+    found: dict[str, float] = {"keys": float(visible.mean()), "entropy": float(entropy)}
+    found |= {"spread": float(entropy) / largest} if largest else {}
+    asking = torch.arange(weights.shape[2])[rows]
+    best = cells.argmax(dim=-1).cpu() - asking
+    offset = int(best.mode().values)
+    found["positional"] = float((best == offset).double().mean())
+    if any(stack.keys.special):
+        special = torch.tensor(stack.keys.special, device=cells.device)
+        plain = ~torch.tensor(stack.queries.special)[rows].to(cells.device)
+        found["delimiter"] = float(cells[plain][:, special].sum(dim=-1).mean()) if plain.any() else 0.0
+    if attends_to_itself(name, stack):
+        for neighbour, away in NEIGHBOURS.items():
+            found[neighbour] = float(weights.diagonal(away)[0, 0, rows].mean())
+        found["sink"] = float(cells[:, 0].mean())
+    return HeadStatistics(len(asking), offset=offset, **found)
 
 
 @dataclass(frozen=True)

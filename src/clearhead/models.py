@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,23 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from clearhead.checks import whole_number
+from clearhead.functional import keeping_vectors
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.transformer.runs import Run
 from clearhead.transformer.translate import BUNDLED, Translator
 from clearhead.weights import AttentionWeights
 
 NEW_TOKENS = 128  # that an encoder–decoder writes at most, where no target is given
+# What a model reads where no text is given: ordinary prose, longer than any fixed offset.
+PASSAGE = (
+    "When the ferry left the harbour, the rain had already stopped, and the old woman at the window folded her coat. "
+    "She had promised her brother that she would not wait for him, but she was still looking back at the lighthouse. "
+    "Behind her, two children were arguing quietly about the colour of the sea: one said that it was green, the other "
+    "that it was never the same twice. The captain, who knew the passage better than anybody, was drinking cold tea.",
+    "The first machines that could translate a sentence did it word by word. They looked each word up in a table, "
+    "wrote down what they found, and left it to the reader to put the pieces in order. That works for a shopping list. "
+    "It does not work for a question, for a joke, or for a language that keeps its verbs for the end.",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +136,8 @@ def record(
         model: what `load` gives or takes, or a transformers model, with its `tokenizer`.
         text: a string, or its words, which are then joined by spaces and numbered.
         target: what an encoder–decoder is to write; by default what it does write, greedily.
-        values: keep the values too, for each key's contribution to the output.
+        values: keep the values too, for each key's contribution to the output, and queries and keys in any case:
+            of short texts a recording otherwise holds the scores, where they are fewer numbers.
     """
     if isinstance(model, str | os.PathLike):
         model = load(model)
@@ -227,7 +239,8 @@ def _record(loaded: Loaded, prepared: Prepared, values: bool) -> Recording:
     training = model.training
     model.eval()  # dropout is no part of what a model attends to
     try:
-        with torch.no_grad(), tapped(model, {module: _Keeper(own, values) for module, own in kept.items()}):
+        keeping = keeping_vectors() if values else nullcontext()
+        with torch.no_grad(), keeping, tapped(model, {module: _Keeper(own, values) for module, own in kept.items()}):
             model(**prepared.inputs, use_cache=False)
     finally:
         model.train(training)

@@ -98,6 +98,11 @@ class AttentionWeights:
         """The values the weights were applied to, where they were kept."""
         return self._problem.value
 
+    @property
+    def key_heads(self) -> int:
+        """How many heads the keys have: groups of neighbouring heads share them."""
+        return self._problem.key.shape[1]
+
     def __repr__(self) -> str:
         batch, heads, q_len, kv_len = self.shape
         held = sum(t.numel() * t.element_size() for _, t in _held(self._problem))
@@ -198,7 +203,7 @@ class AttentionWeights:
     def part(
         self, *, batch: Choice | None = None, heads: Choice | None = None, queries: slice | None = None
     ) -> AttentionWeights:
-        """A lazy matrix of fewer sequences, heads or queries (a slice of neighbours). Nothing is computed; axes stay."""
+        """A lazy matrix of fewer sequences, heads or (a slice of) queries. Nothing is computed, and both axes stay."""
         sequences, chosen = numbers(batch, self.shape[0], 0), numbers(heads, self.shape[1], 1)
         problem = self._checked().part(sequences, chosen)
         device = self._lse.device

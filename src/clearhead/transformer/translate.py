@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import overload
 
 import torch
 
+from clearhead.functional import keeping_vectors
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.transformer.config import Config
 from clearhead.transformer.model import Transformer
@@ -87,7 +89,7 @@ class Translator:
 
         Args:
             text: a string, or its words, which are then read and numbered one by one.
-            values: keep the values too, for each key's contribution to the output.
+            values: keep the values too, for each key's contribution to the output, and queries and keys in any case.
         """
         if isinstance(text, str):
             source = self._read(text, 0, 1)
@@ -104,7 +106,7 @@ class Translator:
             written = self.vocabulary.encode(self.config.text.target(target))[:-1]
         device = self.model.embedding.weight.device
         read = [START, *written]
-        with torch.no_grad():
+        with torch.no_grad(), keeping_vectors() if values else nullcontext():
             _, attentions = self.model(
                 torch.tensor([source], device=device), torch.tensor([read], device=device), return_weights=True
             )

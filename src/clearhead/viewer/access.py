@@ -1,0 +1,94 @@
+"""Who may see the page: whoever was given its first address, on this machine. Everyone else is refused."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from bokeh.server.auth_provider import AuthProvider
+from tornado.httputil import HTTPServerRequest
+from tornado.web import HTTPError, RequestHandler
+from tornado.websocket import WebSocketHandler
+
+ENTRANCE = "/enter"
+LOCAL = frozenset({"127.0.0.1", "localhost"})
+_REFUSED = (
+    "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead: not this address</title>"
+    "<main><h1>This address is not enough</h1>"
+    "<p>Open the one that <code>clearhead view</code> printed: it has a token in it.</p></main>"
+)
+
+
+class Access(AuthProvider):
+    """A random token in the first address is exchanged for a cookie that scripts cannot read and other sites not use.
+
+    Every request has to name this machine as its host: a page elsewhere whose name was made to point here is refused.
+    A WebSocket has to come from a page of the same origin.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._secret = secrets.token_urlsafe(32)
+        super().__init__()
+
+    @property
+    def get_user_async(self) -> Callable[..., Awaitable[Any]]:
+        return self._user
+
+    @property
+    def login_url(self) -> str:
+        return ENTRANCE
+
+    @property
+    def login_handler(self) -> type[RequestHandler]:
+        access = self
+
+        class Entrance(RequestHandler):
+            def get(self) -> None:
+                _check_host(self.request)
+                if not hmac.compare_digest(self.get_query_argument("token", "").encode(), access.token.encode()):
+                    _refuse(self)
+                    return
+                # named by port: two viewers on one machine are one site to a browser
+                name = _cookie_name(self.request)
+                self.set_cookie(name, access._secret, path="/", httponly=True, samesite="Strict")
+                self.redirect("/")
+
+        return Entrance
+
+    async def _user(self, handler: RequestHandler) -> str | None:
+        """Called before every page and every WebSocket."""
+        request = handler.request
+        _check_host(request)
+        socket = isinstance(handler, WebSocketHandler)
+        if socket and urlsplit(request.headers.get("Origin", "")).netloc.lower() != request.host.lower():
+            raise HTTPError(403, "Origin is %r", request.headers.get("Origin"))
+        own = handler.get_cookie(_cookie_name(request), "") or ""
+        if hmac.compare_digest(own.encode(), self._secret.encode()):
+            return "reader"
+        if socket:
+            raise HTTPError(403, "no cookie")
+        _refuse(handler)
+        return None
+
+
+def _check_host(request: HTTPServerRequest) -> None:
+    if request.host.lower() not in {f"{host}:{_port(request)}" for host in LOCAL}:
+        raise HTTPError(403, "Host is %r", request.host)
+
+
+def _refuse(handler: RequestHandler) -> None:
+    handler.set_status(403)
+    handler.finish(_REFUSED)
+
+
+def _cookie_name(request: HTTPServerRequest) -> str:
+    return f"clearhead-{_port(request)}"
+
+
+def _port(request: HTTPServerRequest) -> int:
+    """The port that was connected to, whatever the request says."""
+    return request.connection.stream.socket.getsockname()[1]  # pyright: ignore

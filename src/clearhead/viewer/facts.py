@@ -1,0 +1,137 @@
+"""What a page is told, as plain dictionaries: of a model, a layer, a window, a cell, a token, a calculation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+from clearhead.recording import Address, Tokens, attends_to_itself
+from clearhead.viewer.calculation import calculate
+from clearhead.viewer.gallery import Gallery
+from clearhead.viewer.looking import Direction, looks
+from clearhead.viewer.maps import SCREEN, Window
+from clearhead.viewer.thumbnails import is_sampled
+from clearhead.worked.wording import visible
+
+SHOWN = 80  # columns of a token in the text of a page
+LISTED = 400  # heads in a list of where a token looks
+Facts = dict[str, Any]
+
+
+def shown(token: str, columns: int = SHOWN) -> str:
+    """A token that can be seen, cut to some columns."""
+    text = visible(token[: 4 * columns])
+    if len(token) <= 4 * columns and cell_len(text) <= columns:
+        return text
+    return f"{set_cell_size(text, columns - 1).rstrip()}…"
+
+
+def model_facts(gallery: Gallery) -> Facts:
+    """The kinds of attention a model has, and what of them can be hidden."""
+    stacks = []
+    for name, stack in gallery.recording.stacks.items():
+        hidden = gallery.hidden_keys(name)
+        stacks.append(
+            {
+                "name": name,
+                "heads": [weights.shape[1] for weights in stack.layers],
+                "groups": [weights.key_heads for weights in stack.layers],
+                "queries": len(stack.queries),
+                "keys": len(stack.keys),
+                "sampled": is_sampled(stack),
+                "hides": [shown(stack.keys.texts[key]) for key in hidden[:3]],
+            }
+        )
+    return {"name": gallery.recording.model, "stacks": stacks}
+
+
+def layer_facts(gallery: Gallery, stack: str, layer: int) -> Facts:
+    """Every head of a layer: its small map as shades, its entropy, its labels."""
+    keys = len(gallery.recording[stack].keys)
+    heads = []
+    for head, own in enumerate(gallery.thumbnails(stack, layer)):
+        rows, columns = own.values.shape
+        heads.append(
+            {
+                "entropy": own.statistics.entropy,
+                "labels": list(gallery.labels((stack, layer, head))),
+                "rows": rows,
+                "keys": columns,
+                "levels": own.levels(keys).tobytes(),
+            }
+        )
+    return {"stack": stack, "layer": layer, "heads": heads}
+
+
+def window_facts(gallery: Gallery, stack: str, window: Window) -> Facts:
+    """The tokens along both sides of a window: those inside it and no others, and only if they can be read."""
+    own = gallery.recording[stack]
+
+    def texts(tokens: Tokens, start: int, end: int) -> list[str]:
+        return [shown(text) for text in tokens.texts[start:end]] if end - start <= SCREEN else []
+
+    row, row_end, key, key_end = window
+    return {
+        "window": list(window),
+        "row": row,
+        "rows": texts(own.queries, row, row_end),
+        "key": key,
+        "keys": texts(own.keys, key, key_end),
+    }
+
+
+def cell_facts(gallery: Gallery, address: Address, query: int, key: int) -> Facts:
+    """One weight and its score."""
+    weights, stack = gallery.recording.weights(address), gallery.recording[address[0]]
+    return {
+        "query": query,
+        "key": key,
+        "query_token": shown(stack.queries.texts[query]),
+        "key_token": shown(stack.keys.texts[key]),
+        "weight": float(weights[0, 0, query, key]),
+        "score": float(weights.scores[0, 0, query, key]),
+    }
+
+
+def row_facts(gallery: Gallery, address: Address, query: int, window: Window) -> Facts:
+    """The weights a query gives to the keys of a window, if those can be read."""
+    if window.key_end - window.key > SCREEN:
+        return {}
+    row = gallery.recording.weights(address)[0, 0, query, window.key : window.key_end]
+    return {"start": window.key, "row": row.float().cpu().numpy()}
+
+
+def calculation_facts(gallery: Gallery, address: Address, query: int, key: int) -> Facts:
+    """How a query's weights are made, with the tokens that are meant."""
+    stack = gallery.recording[address[0]]
+    found = asdict(calculate(gallery.recording.weights(address), query, key))
+    for term in found["terms"]:
+        term["token"] = shown(stack.keys.texts[term["key"]])
+    return {**found, "token": shown(stack.queries.texts[query])}
+
+
+def looks_facts(gallery: Gallery, name: str, query: int, key: int) -> Iterator[Facts | None]:
+    """Where a query looks and who looks at a key, in all heads of a stack: None after each layer, all of it at last."""
+    stack = gallery.recording[name]
+    sides: tuple[tuple[Direction, int, Tokens], ...] = (("from", query, stack.keys), ("to", key, stack.queries))
+    found: Facts = {
+        "query": shown(stack.queries.texts[query]),
+        "key": shown(stack.keys.texts[key]),
+        "same": attends_to_itself(name, stack),
+    }
+    for direction, token, others in sides:
+
+        def named(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
+            return [[place, shown(others.texts[place]), weight] for place, weight in tokens]
+
+        for seen in looks(stack, direction, token):
+            heads = sorted(seen.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
+            found[direction] = {
+                "everywhere": named(seen.everywhere),
+                "heads": [[layer, head, named(tokens)] for layer, head, tokens in heads[:LISTED]],
+            }
+            yield None
+    yield found

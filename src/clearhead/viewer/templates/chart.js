@@ -1,0 +1,181 @@
+// -- the map of one head: reading it, moving over it -------------------------------------------------------------------
+
+let chart; // the figure
+let sources; // of pictures: the window's first, then the whole matrix
+const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
+
+// the bin, or the cell, at a place of the map
+function binAt(x, y) {
+  const { queries, keys } = stackShown();
+  if (!(x >= 0 && y >= 0 && x < keys && y < queries)) return undefined;
+  for (const { data } of sources) {
+    if (!data.image.length) continue;
+    const [high, wide] = data.image[0].shape;
+    const [down, across] = [data.rows[0], data.keys[0]];
+    const [row, column] = [Math.floor((y - data.y[0]) / down), Math.floor((x - data.x[0]) / across)];
+    if (row < 0 || column < 0 || row >= high || column >= wide) continue;
+    const at = row * wide + column;
+    const scores = data.scores[0];
+    return {
+      query: data.y[0] + row * down,
+      queryEnd: Math.min(queries, data.y[0] + (row + 1) * down),
+      key: data.x[0] + column * across,
+      keyEnd: Math.min(keys, data.x[0] + (column + 1) * across),
+      value: Number.isNaN(data.image[0][at]) ? 0 : data.image[0][at],
+      score: scores.length ? scores[at] : undefined,
+      sampled: !data.exact[0],
+    };
+  }
+  return undefined;
+}
+
+const isCell = (bin) => bin.queryEnd - bin.query === 1 && bin.keyEnd - bin.key === 1;
+const span = (start, end) => (end - start === 1 ? `${start}` : `${start} to ${end - 1}`);
+const tokenAt = (side, place) => {
+  const tokens = wire.tokens;
+  return tokens && (side === "query" ? tokens.rows[place - tokens.row] : tokens.keys[place - tokens.key]);
+};
+
+function readOut(bin) {
+  const line = element("readout");
+  if (!bin) return line.replaceChildren();
+  const named = (side, start, end) => {
+    const token = end - start === 1 ? tokenAt(side, start) : undefined;
+    const word = { query: ["query", "queries"], key: ["key", "keys"] }[side][end - start === 1 ? 0 : 1];
+    return [`${word} ${span(start, end)} `, token === undefined ? undefined : literal(token)];
+  };
+  const value = isCell(bin)
+    ? `weight ${number(bin.value)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`
+    : `${settings.reduce === "max" ? "largest" : "mean"} weight ${number(bin.value)}${bin.sampled ? " (sampled)" : ""}`;
+  line.replaceChildren(
+    make("span", {}, ...[...named("query", bin.query, bin.queryEnd), " → ", ...named("key", bin.key, bin.keyEnd), ": "].filter((part) => part !== undefined)),
+    make("strong", { textContent: value }),
+  );
+}
+
+function sayCell() {
+  const { query, key, query_token, key_token, weight, score } = wire.cell;
+  element("live").textContent = `query ${query_token}, key ${key_token}, weight ${number(weight)}`;
+  readOut({ query, queryEnd: query + 1, key, keyEnd: key + 1, value: weight, score });
+}
+
+function settingsChanged() {
+  settings.reduce = document.querySelector("[name=reduce]:checked").value;
+  settings.log = document.querySelector("[name=scale]:checked").value === "log";
+  settings.hide = element("hide").checked;
+  const palette = element("palette").value;
+  if (palette !== settings.palette) setColours((settings.palette = palette));
+  ask("settings", settings);
+  showLegend();
+}
+
+function showLegend() {
+  const shades = PALETTES[settings.palette];
+  const picked = Array.from({ length: 9 }, (_, place) => shades[Math.round((place * 255) / 8)]);
+  element("ramp").style.background = `linear-gradient(to right, ${picked.join(", ")})`;
+  const mapper = chart.renderers[0].glyph.color_mapper;
+  element("low").textContent = number(mapper.low ?? 0, 2);
+  element("high").textContent = number(mapper.high ?? 1, 2);
+}
+
+// -- windows -----------------------------------------------------------------------------------------------------------
+
+const windowShown = () => wire.tokens?.window ?? [0, 1, 0, 1];
+
+function scaleWindow(factor) {
+  const { queries, keys } = stackShown();
+  const [row, rowEnd, key, keyEnd] = windowShown();
+  const cursor = wire.cell ?? { query: (row + rowEnd) / 2, key: (key + keyEnd) / 2 };
+  const scaled = (start, end, length, middle) => {
+    const size = Math.min(length, Math.max(Math.min(4, length), Math.round((end - start) * factor)));
+    const inside = middle >= start && middle < end ? middle : (start + end) / 2;
+    const first = Math.min(length - size, Math.max(0, Math.round(inside - size / 2)));
+    return [first, first + size];
+  };
+  ask("window", { rows: scaled(row, rowEnd, queries, cursor.query), keys: scaled(key, keyEnd, keys, cursor.key) });
+}
+
+const showAll = () => ask("window", { rows: [0, stackShown().queries], keys: [0, stackShown().keys] });
+
+// the cursor takes the window along
+function moveCursor(down, across) {
+  const { queries, keys } = stackShown();
+  const [row, rowEnd, key, keyEnd] = windowShown();
+  const query = Math.min(queries - 1, Math.max(0, wire.cell.query + down));
+  const column = Math.min(keys - 1, Math.max(0, wire.cell.key + across));
+  const moved = (place, start, end) => (place < start ? [place, place + end - start] : place >= end ? [place + 1 - end + start, place + 1] : [start, end]);
+  if (query < row || query >= rowEnd || column < key || column >= keyEnd) {
+    ask("window", { rows: moved(query, row, rowEnd), keys: moved(column, key, keyEnd) });
+  }
+  ask("cursor", { query, key: column });
+}
+
+function chartKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !wire?.cell) return;
+  const far = event.shiftKey ? 10 : 1;
+  const acts = {
+    ArrowUp: () => moveCursor(-far, 0),
+    ArrowDown: () => moveCursor(far, 0),
+    ArrowLeft: () => moveCursor(0, -far),
+    ArrowRight: () => moveCursor(0, far),
+    "+": () => scaleWindow(0.5),
+    "=": () => scaleWindow(0.5),
+    "-": () => scaleWindow(2),
+    0: showAll,
+  };
+  if (!(event.key in acts)) return;
+  acts[event.key]();
+  event.preventDefault();
+}
+
+// -- the window as a table, for those who do not see the map -------------------------------------------------------------
+
+const TABLE = 16; // rows and columns, at most
+
+function fillTable() {
+  if (!element("window-table").open || !wire.tokens) return;
+  const [row, rowEnd, key, keyEnd] = windowShown();
+  const rows = groups(row, rowEnd);
+  const columns = groups(key, keyEnd);
+  const single = rows.every(([start, end]) => end - start === 1) && columns.every(([start, end]) => end - start === 1);
+  element("window-caption").textContent = single
+    ? "The weight of each query (row) and key (column)."
+    : `The ${settings.reduce === "max" ? "largest" : "mean"} weight of each range of queries (rows) and keys (columns).`;
+  const heading = (side, [start, end], scope) => {
+    const token = end - start === 1 ? tokenAt(side, start) : undefined;
+    return make("th", { scope }, token === undefined ? span(start, end) : literal(token));
+  };
+  const head = make("tr", {}, make("td"), ...columns.map((group) => heading("key", group, "col")));
+  const body = rows.map((group) =>
+    make("tr", {}, heading("query", group, "row"), ...columns.map((other) => make("td", { className: "number", textContent: number(pooled(group, other), 3) }))),
+  );
+  document.querySelector("#window-table table").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+function groups(start, end) {
+  const size = Math.ceil((end - start) / TABLE);
+  const found = [];
+  for (let first = start; first < end; first += size) found.push([first, Math.min(end, first + size)]);
+  return found;
+}
+
+function pooled([row, rowEnd], [key, keyEnd]) {
+  const values = [];
+  for (let y = row; y < rowEnd; ) {
+    let bin;
+    for (let x = key; x < keyEnd; x = bin.keyEnd) {
+      bin = binAt(x + 0.5, y + 0.5);
+      if (!bin) return null;
+      values.push(bin.value);
+    }
+    y = bin.queryEnd;
+  }
+  return settings.reduce === "max" ? Math.max(...values) : values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+for (const input of document.querySelectorAll(".controls input, #palette")) input.addEventListener("change", settingsChanged);
+element("closer").addEventListener("click", () => scaleWindow(0.5));
+element("farther").addEventListener("click", () => scaleWindow(2));
+element("all").addEventListener("click", showAll);
+element("chart").addEventListener("keydown", chartKey);
+element("window-table").addEventListener("toggle", fillTable);

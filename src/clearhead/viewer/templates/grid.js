@@ -1,0 +1,141 @@
+// -- all heads: small maps, sorted and filtered ------------------------------------------------------------------------
+
+const thumbs = new Map(); // "stack.layer.head" -> { place, button, canvas, caption, label, facts }
+const ACROSS = 9; // heads beside each other, at most; more of them wrap evenly
+let colours = []; // of the chosen palette, as numbers
+
+function setColours(palette) {
+  colours = PALETTES[palette].map((colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)));
+  for (const thumb of thumbs.values()) paint(thumb);
+}
+
+function paint({ canvas, facts }) {
+  if (!facts) return;
+  const levels = new Uint8Array(facts.levels);
+  Object.assign(canvas, { width: facts.keys, height: facts.rows });
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(facts.keys, facts.rows);
+  levels.forEach((level, at) => image.data.set([...colours[level], 255], 4 * at));
+  context.putImageData(image, 0, 0);
+}
+
+function makeThumb(stack, layer, head) {
+  const place = `${stack}.${layer}.${head}`;
+  const canvas = make("canvas", { width: 1, height: 1 });
+  const caption = make("span");
+  const label = make("span", { className: "label" });
+  const button = make("button", { type: "button", className: "thumb" }, canvas, caption, label);
+  button.dataset.head = place;
+  button.addEventListener("click", () => ask("go", { ...textAsked(), head: place }));
+  const thumb = { place, stack, layer, head, button, canvas, caption, label, facts: undefined };
+  describe(thumb);
+  thumbs.set(place, thumb);
+}
+
+function describe({ stack, layer, head, button, caption, label, facts }) {
+  const said = `${nameOf(stack)}, layer ${layer}, head ${head}`;
+  const entropy = facts && facts.entropy !== null ? fixed(facts.entropy) : "";
+  caption.textContent = element("sort").value === "layer" ? `${head} · ${entropy}` : `${layer}.${head} · ${entropy}`;
+  label.textContent = facts?.labels[0]?.replace(/ token$/, "") ?? "";
+  const labels = facts?.labels.join(", ");
+  button.title = `${said}${entropy && `\nentropy ${entropy} nats`}${labels ? `\n${labels}` : ""}`;
+  button.setAttribute("aria-label", `${said}${entropy && `, entropy ${entropy} nats`}${labels ? `, ${labels}` : ""}`);
+}
+
+function buildGrid() {
+  thumbs.clear();
+  for (const { name, heads } of wire.model.stacks) {
+    heads.forEach((count, layer) => {
+      for (let head = 0; head < count; head++) makeThumb(name, layer, head);
+    });
+  }
+  const sampled = wire.model.stacks.some((stack) => stack.sampled);
+  element("heads-note").textContent =
+    "Each small map is one head: queries down, keys across, brighter for more attention. Under it its mean entropy in nats" +
+    ` and what it clearly does on this text.${sampled ? " Sampled: from 128 evenly spaced queries, each of them exact." : ""}`;
+  fillFilter();
+  arrange();
+}
+
+function fillGrid({ stack, layer, heads }) {
+  heads.forEach((facts, head) => {
+    const thumb = thumbs.get(`${stack}.${layer}.${head}`);
+    if (!thumb) return;
+    thumb.facts = facts;
+    describe(thumb);
+    paint(thumb);
+  });
+  fillFilter();
+  if (element("sort").value !== "layer" || element("filter").value) arrange();
+}
+
+function fillFilter() {
+  const filter = element("filter");
+  const stacks = wire.model.stacks.map((stack) => [`stack:${stack.name}`, nameOf(stack.name)]);
+  const labels = new Set([...thumbs.values()].flatMap((thumb) => thumb.facts?.labels ?? []));
+  const options = [["", "all"], ...(stacks.length > 1 ? stacks : []), ...[...labels].sort().map((label) => [`label:${label}`, label])];
+  if (options.map(([value]) => value).join("\n") === [...filter.options].map((option) => option.value).join("\n")) return;
+  const chosen = filter.value;
+  filter.replaceChildren(...options.map(([value, text]) => make("option", { value, textContent: text })));
+  filter.value = options.some(([value]) => value === chosen) ? chosen : "";
+}
+
+function wanted(thumb) {
+  const [kind, name] = [element("filter").value.split(":", 1)[0], element("filter").value.replace(/^\w*:/, "")];
+  if (kind === "stack") return thumb.stack === name;
+  return kind !== "label" || (thumb.facts?.labels.includes(name) ?? false);
+}
+
+function arrange() {
+  const shown = [...thumbs.values()].filter(wanted);
+  for (const thumb of shown) describe(thumb);
+  const order = element("sort").value;
+  element("grid").replaceChildren(...(order === "layer" ? byLayer(shown) : [sorted(shown, order)]));
+  if (!shown.length) element("grid").append(make("p", { className: "quiet", textContent: "No head has this label." }));
+}
+
+function sorted(shown, order) {
+  const entropy = (thumb) => thumb.facts?.entropy ?? Infinity;
+  const label = (thumb) => thumb.facts?.labels[0] ?? "\uffff"; // those without one come last
+  const compare = {
+    sharp: (one, other) => entropy(one) - entropy(other),
+    broad: (one, other) => entropy(other) - entropy(one),
+    label: (one, other) => label(one).localeCompare(label(other)) || entropy(one) - entropy(other),
+  }[order];
+  return make("div", { className: "boxes" }, ...[...shown].sort(compare).map((thumb) => thumb.button));
+}
+
+// heads that share their keys are drawn together
+function byLayer(shown) {
+  const parts = [];
+  for (const { name, heads, groups } of wire.model.stacks) {
+    const own = shown.filter((thumb) => thumb.stack === name);
+    if (!own.length) continue;
+    parts.push(make("h3", { textContent: nameOf(name) }));
+    heads.forEach((count, layer) => {
+      const here = own.filter((thumb) => thumb.layer === layer);
+      if (!here.length) return;
+      const size = count / groups[layer];
+      const across = Math.ceil(count / Math.ceil(count / ACROSS));
+      const boxes = [];
+      for (let first = 0; first < count; first += size) {
+        const group = here.filter((thumb) => thumb.head >= first && thumb.head < first + size);
+        const title = size > 1 ? `These heads share key head ${first / size}` : "";
+        if (group.length) boxes.push(make("div", { className: size > 1 ? "group shared" : "group", title }, ...group.map((thumb) => thumb.button)));
+      }
+      const row = make("div", { className: "layer" }, make("span", { className: "number", textContent: `L${layer}` }), make("div", { className: "boxes" }, ...boxes));
+      row.style.setProperty("--across", across);
+      parts.push(row);
+    });
+  }
+  return parts;
+}
+
+function markHead(place) {
+  for (const thumb of thumbs.values()) thumb.button.toggleAttribute("aria-current", false);
+  const thumb = thumbs.get(place);
+  thumb?.button.setAttribute("aria-current", "true");
+}
+
+element("sort").addEventListener("change", arrange);
+element("filter").addEventListener("change", arrange);

@@ -1,0 +1,161 @@
+// -- connecting the parts: what arrives, where the page is ---------------------------------------------------------------
+
+const stackShown = () => wire.model.stacks.find((stack) => stack.name === wire.head.stack);
+
+// -- the address: text, head, window and cell stand in its fragment --------------------------------------------------------
+
+function fromAddress() {
+  const written = new URLSearchParams(location.hash.slice(1));
+  const pair = (name) => (/^\d+-\d+$/.test(written.get(name) ?? "") ? written.get(name).split("-").map(Number) : undefined);
+  const found = { head: written.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: written.get("text"), given: written.get("given") };
+  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== null && value !== undefined));
+}
+
+function toAddress() {
+  const { stack, layer, head } = wire.head;
+  const { queries, keys } = stackShown();
+  const [row, rowEnd, key, keyEnd] = windowShown();
+  const parts = new URLSearchParams({ head: `${stack}.${layer}.${head}` });
+  if (rowEnd - row < queries) parts.set("rows", `${row}-${rowEnd}`);
+  if (keyEnd - key < keys) parts.set("keys", `${key}-${keyEnd}`);
+  if (wire.cell) parts.set("cell", `${wire.cell.query}-${wire.cell.key}`);
+  for (const [name, value] of Object.entries(textAsked())) parts.set(name, value);
+  return `#${parts}`;
+}
+
+// which text is shown, as a request or an address says it; the first that was given goes without saying
+function textAsked() {
+  const { text, chosen } = wire.model;
+  return chosen === null ? { text } : chosen ? { given: chosen } : {};
+}
+
+let going = true; // to where an address says: that is no step of its own
+let written;
+function writeAddress(step) {
+  clearTimeout(written);
+  const write = () => {
+    const place = toAddress();
+    if (place !== location.hash) history[step && !going ? "pushState" : "replaceState"](null, "", place);
+    going = false;
+  };
+  if (step) write();
+  else written = setTimeout(write, 300);
+}
+
+window.addEventListener("popstate", () => {
+  going = true;
+  ask("go", fromAddress());
+});
+
+// -- what arrives ------------------------------------------------------------------------------------------------------
+
+function modelArrived() {
+  const { name, text, given, chosen, runs, notes } = wire.model;
+  element("model").textContent = name;
+  element("text").value = text;
+  element("run").querySelector("button").disabled = !runs;
+  element("text").disabled = !runs;
+  if (!runs) element("text").value = "A recording: its text cannot be run again.";
+  element("given").hidden = given.length < 2;
+  element("given").replaceChildren(...given.map((line, place) => make("option", { value: place, textContent: `${place + 1}: ${line}` })));
+  element("given").value = chosen ?? "";
+  element("notes").textContent = notes.join("; ");
+  buildGrid();
+}
+
+function headArrived() {
+  const { stack, layer, head } = wire.head;
+  const { queries, keys, hides } = stackShown();
+  element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
+  element("hide-label").title = hides.length ? `Leave out what goes to ${hides.join(" ")}` : "There is no such token here";
+  element("hide").disabled = !hides.length;
+  describeHead();
+  markHead(`${stack}.${layer}.${head}`);
+  element("readout").replaceChildren();
+  element("chart").setAttribute("aria-label", `Attention map of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move from cell to cell, with Shift ten at a time; plus and minus zoom, 0 shows everything.`);
+  writeAddress(true);
+}
+
+function describeHead() {
+  const { stack, layer, head } = wire.head;
+  const { queries, keys, sampled } = stackShown();
+  element("head-note").textContent = stack === "cross" ? "Each query is the token read last: its row is what the next token follows from." : "";
+  const facts = thumbs.get(`${stack}.${layer}.${head}`)?.facts;
+  const entropy = facts && facts.entropy !== null ? `entropy ${fixed(facts.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
+  element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(facts?.labels ?? [])].filter(Boolean).join(" · ");
+}
+
+function statusArrived() {
+  const { text, busy, error } = wire.status;
+  element("status").textContent = text;
+  element("status").className = error ? "error" : busy ? "busy" : "";
+  element("run").setAttribute("aria-busy", String(busy));
+}
+
+function drawn() {
+  showLegend();
+  showTokens();
+  fillTable();
+}
+
+function start(found) {
+  wire = found.get_model_by_name("wire");
+  chart = found.get_model_by_name("map");
+  sources = ["detail", "whole"].map((name) => chart.renderers.find((renderer) => renderer.name === name).data_source);
+  const arrivals = {
+    model: modelArrived,
+    thumbnails: () => wire.thumbnails && (fillGrid(wire.thumbnails), wire.head && describeHead()),
+    head: headArrived,
+    tokens: () => (showTokens(), fillTable(), writeAddress(false)),
+    cell: () => (sayCell(), showTokens(), writeAddress(false)),
+    looks: showLooks,
+    calculation: showCalculation,
+    status: statusArrived,
+  };
+  for (const [name, arrived] of Object.entries(arrivals)) {
+    wire.properties[name].change.connect(() => wire[name] !== null && arrived());
+  }
+  for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
+  chart.on_event("mousemove", ({ x, y }) => wire.head && readOut(binAt(x, y)));
+  chart.on_event("mouseleave", () => wire.cell && sayCell());
+  chart.on_event("tap", ({ x, y }) => {
+    const bin = binAt(x, y);
+    if (bin) ask("cursor", { query: Math.floor(y), key: Math.floor(x) });
+  });
+  setColours(settings.palette);
+  paintTheme();
+  ask("settings", settings);
+  ask("go", fromAddress());
+}
+
+function paintTheme() {
+  const colour = (name) => {
+    const probe = make("span", { style: `color: var(--${name})` });
+    document.body.append(probe);
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  };
+  ask("theme", { text: colour("ink"), line: colour("line"), nothing: colour("panel") });
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => wire && paintTheme());
+
+element("run").addEventListener("submit", (event) => {
+  event.preventDefault();
+  ask("go", { text: element("text").value });
+});
+element("text").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    element("run").requestSubmit();
+  }
+});
+element("given").addEventListener("change", () => ask("go", { given: Number(element("given").value) }));
+
+// Bokeh says nothing to scripts of the page when its document has come
+const waiting = setInterval(() => {
+  const [found] = window.Bokeh?.documents ?? [];
+  if (!found?.get_model_by_name("wire")) return;
+  clearInterval(waiting);
+  start(found);
+}, 20);

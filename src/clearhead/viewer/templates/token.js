@@ -1,0 +1,108 @@
+// -- one token: where it looks, and who looks at it --------------------------------------------------------------------
+
+const FEW = 48; // tokens on a side that lines are drawn between, at most
+const STEP = 22; // pixels from one to the next
+
+function choose(side, place) {
+  const { query, key } = wire.cell ?? { query: 0, key: 0 };
+  const same = wire.looks?.same;
+  ask("cursor", { query: side === "query" || same ? place : query, key: side === "key" || same ? place : key });
+}
+
+const draw = (name, attributes, ...children) => {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+};
+
+function showTokens() {
+  const { queries, keys } = stackShown();
+  const short = queries <= FEW && keys <= FEW && wire.tokens?.window[1] - wire.tokens?.window[0] === queries;
+  if (short && sources[1].data.image.length) return showLines();
+  if (queries > FEW || keys > FEW) showStrip();
+}
+
+// text on both sides, a line for each weight
+function showLines() {
+  const { rows, keys } = wire.tokens;
+  if (rows.length !== stackShown().queries || keys.length !== stackShown().keys) return;
+  const [left, right] = [210, 430];
+  const height = STEP * Math.max(rows.length, keys.length) + 10;
+  const y = (place) => STEP * place + STEP / 2 + 5;
+  const lines = [];
+  rows.forEach((_, query) =>
+    keys.forEach((_, key) => {
+      const weight = binAt(key + 0.5, query + 0.5)?.value ?? 0;
+      if (weight < 0.02) return;
+      const chosen = wire.cell?.query === query;
+      const path = `M${left + 6} ${y(query)} C${left + 90} ${y(query)} ${right - 90} ${y(key)} ${right - 6} ${y(key)}`;
+      lines.push(draw("path", { d: path, "stroke-width": (0.5 + 5 * weight).toFixed(2), "stroke-opacity": Math.min(1, chosen ? 0.25 + weight : 0.55 * weight).toFixed(3) }));
+    }),
+  );
+  const word = (side, place, text) => {
+    const chosen = place === (side === "query" ? wire.cell?.query : wire.cell?.key);
+    const shown = draw(
+      "text",
+      {
+        x: side === "query" ? left : right, y: y(place), "text-anchor": side === "query" ? "end" : "start", "dominant-baseline": "middle",
+        class: chosen ? "chosen" : "", tabindex: 0, role: "button", "aria-label": `${side} ${text}`, "unicode-bidi": "isolate",
+      },
+      clipped(text),
+    );
+    shown.addEventListener("click", () => choose(side, place));
+    shown.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), choose(side, place)));
+    return shown;
+  };
+  const words = [...rows.map((text, place) => word("query", place, text)), ...keys.map((text, place) => word("key", place, text))];
+  const focused = [...document.querySelectorAll("#lines text")].indexOf(document.activeElement);
+  element("lines").replaceChildren(draw("svg", { viewBox: `0 0 640 ${height}`, role: "group", "aria-label": "Queries on the left, keys on the right; lines by weight" }, ...lines, ...words));
+  if (focused >= 0) document.querySelectorAll("#lines text")[focused]?.focus();
+}
+
+const clipped = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
+
+// of longer texts the keys of the window, shaded by the weight the chosen query gives them
+function showStrip() {
+  const { row, start } = wire.cell ?? {};
+  const { keys, key } = wire.tokens ?? { keys: [] };
+  if (!keys.length || !row || start !== key) {
+    const note = keys.length ? "" : "Zoom in to 512 keys or fewer to read the text here.";
+    element("lines").replaceChildren(make("p", { className: "quiet", textContent: note }));
+    return;
+  }
+  const most = Math.max(...row, 1e-9);
+  const words = keys.map((text, place) => {
+    const word = make("button", { type: "button", className: key + place === wire.cell.key ? "tok chosen" : "tok", title: `key ${key + place}, weight ${number(row[place])}` }, literal(text));
+    word.style.setProperty("--share", (row[place] / most).toFixed(3));
+    word.addEventListener("click", () => choose("key", key + place));
+    return word;
+  });
+  element("lines").replaceChildren(make("div", { className: "strip", role: "group", ariaLabel: "Keys of the window, shaded by weight" }, ...words));
+}
+
+function showLooks() {
+  const { from, to, query, key } = wire.looks;
+  const stack = wire.head.stack;
+  const title = (id, before, token, after) => element(id).replaceChildren(before, literal(token), after);
+  title("from-heading", "", query, " looks at");
+  title("to-heading", "", key, " is looked at by");
+  const tokens = (found, side) =>
+    make("td", {}, ...found.map(([place, text, weight]) => {
+      const shown = make("span", { className: "key", title: `${side} ${place}: ${number(weight)}` }, literal(text), ` ${fixed(weight)}`);
+      shown.style.setProperty("--share", Math.min(1, weight).toFixed(3));
+      return shown;
+    }));
+  const list = (id, found, side) => {
+    const rows = found.heads.map(([layer, head, tops]) => {
+      const button = make("button", { type: "button", className: "place", textContent: `layer ${layer}, head ${head}` });
+      button.addEventListener("click", () => ask("go", { ...textAsked(), head: `${stack}.${layer}.${head}` }));
+      const chosen = layer === wire.head.layer && head === wire.head.head;
+      return make("tr", { className: chosen ? "chosen" : "" }, make("th", { scope: "row" }, button), tokens(tops, side));
+    });
+    const all = make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), tokens(found.everywhere, side));
+    element(id).replaceChildren(make("tbody", {}, all, ...rows));
+  };
+  list("from", from, "key");
+  list("to", to, "query");
+}

@@ -1,0 +1,7 @@
+"use strict";
+{% include "common.js" %}
+{% include "grid.js" %}
+{% include "chart.js" %}
+{% include "token.js" %}
+{% include "calculation.js" %}
+{% include "page.js" %}

@@ -1,0 +1,63 @@
+"""Small maps of all heads of a layer, with what each head does in numbers; of long texts from some rows only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+
+from clearhead.head_statistics import HeadStatistics, measure, measure_rows
+from clearhead.recording import Recording, Stack
+
+SIDE = 128  # bins each way, at most
+EXACT = 4096  # tokens; of longer texts ROWS queries stand for all
+ROWS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Thumbnail:
+    """The largest weight in each bin, and the head's numbers on this text."""
+
+    values: Float[np.ndarray, "rows keys"]
+    statistics: HeadStatistics
+    sampled: bool  # from evenly spaced queries, each of them exact
+
+    def levels(self, keys: int) -> UInt8[np.ndarray, "rows keys"]:
+        """Values as shades from 0 to 255, on a logarithmic scale over `keys` keys."""
+        low = math.log(floor_of(keys))
+        with np.errstate(divide="ignore"):
+            shades = (np.log(self.values) - low) / -low
+        return (shades.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def floor_of(keys: int) -> float:
+    """The weight that is shown as nothing: a tenth of what each key would have if all were alike."""
+    return 0.1 / max(1, keys)
+
+
+def is_sampled(stack: Stack) -> bool:
+    return max(len(stack.queries), len(stack.keys)) > EXACT
+
+
+@torch.no_grad()
+def thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
+    """One for each head of a layer."""
+    weights = stack.layers[layer]
+    _, heads, q_len, kv_len = weights.shape
+    if is_sampled(stack):
+        step = max(1, q_len // ROWS)
+        rows = slice(step // 2, step * ROWS, step)
+        found = []
+        for head in range(heads):
+            own = weights.part(heads=head)
+            cells = own[0, 0, rows]  # [rows, kv_len]
+            pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(SIDE, kv_len))
+            found.append(Thumbnail(pooled.cpu().numpy(), measure_rows(name, stack, own, rows, cells), True))
+        return found
+    pooled = weights.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0].cpu().numpy()
+    alone = Recording("", {name: Stack((weights,), stack.queries, stack.keys)})
+    _, statistics = measure([alone], find_repeats=False)
+    return [Thumbnail(pooled[head], statistics[name, 0, head], False) for head in range(heads)]
