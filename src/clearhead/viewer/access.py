@@ -65,19 +65,19 @@ class Access(AuthProvider):
         _check_host(request)
         socket = isinstance(handler, WebSocketHandler)
         if socket and urlsplit(request.headers.get("Origin", "")).netloc.lower() != request.host.lower():
-            raise HTTPError(403, "Origin is %r", request.headers.get("Origin"))
+            raise HTTPError(403, reason="Origin is not this page")
         own = handler.get_cookie(_cookie_name(request), "") or ""
         if hmac.compare_digest(own.encode(), self._secret.encode()):
             return "reader"
         if socket:
-            raise HTTPError(403, "no cookie")
+            raise HTTPError(403, reason="No cookie of this viewer")
         _refuse(handler)
         return None
 
 
 def _check_host(request: HTTPServerRequest) -> None:
     if request.host.lower() not in {f"{host}:{_port(request)}" for host in LOCAL}:
-        raise HTTPError(403, "Host is %r", request.host)
+        raise HTTPError(403, reason="Host is not this machine")
 
 
 def _refuse(handler: RequestHandler) -> None:

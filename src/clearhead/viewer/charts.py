@@ -32,7 +32,7 @@ PALETTES: dict[str, tuple[str, ...]] = {
     "blues": tuple(reversed(palettes.Blues256)),
     "greys": tuple(reversed(palettes.Greys256)),
 }
-LABELLED = 48  # tokens on an axis, at most
+LABELLED = 40  # tokens on an axis, at most
 LETTERS = 14  # columns of a token on an axis
 PROFILE = 512  # bars along a side, at most
 _BORDER = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # the same wherever frames have to line up
@@ -49,15 +49,16 @@ class HeadChart:
         self._bars = {name: ColumnDataSource(_NO_BARS) for name in ("entropy", "received")}
         self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0)
         self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0)
-        self._shape, self._floor, self.window = (1, 1), 1e-3, Window(0, 1, 0, 1)
+        self._shape, self.window = (1, 1), Window(0, 1, 0, 1)
         self.map = self._map()
         self.entropy, self.received = self._entropy(), self._received()
 
     # -- what is shown -------------------------------------------------------------------------------------------
 
     def open(self, q_len: int, kv_len: int, floor: float) -> None:
-        """Another matrix: nothing is shown of it yet."""
-        self._shape, self._floor = (q_len, kv_len), floor
+        """Another matrix: nothing is shown of it yet. Weights up to `floor` are as dark as none."""
+        self._shape = (q_len, kv_len)
+        self._log.update(low=floor, high=1.0)
         for axis in (self.queries, self.keys):
             axis.update(bounds=None, min_interval=None)  # a page would hold the new window within the old bounds
         self.show(Window(0, q_len, 0, kv_len))
@@ -91,7 +92,6 @@ class HeadChart:
         if whole and plate is not None:
             high = float(plate.values.max(initial=0.0))
             self._linear.update(low=0.0, high=max(high, 1e-6))
-            self._log.update(low=self._floor, high=1.0)
 
     def mark(self, query: int, key: int) -> None:
         """Draw the cursor around a cell."""
@@ -138,6 +138,7 @@ class HeadChart:
         wheel = WheelZoomTool(zoom_on_axis=True)
         chart.add_tools(wheel, PanTool())
         chart.toolbar.active_scroll = wheel
+        chart.lod_timeout = 60  # milliseconds after the last turn of the wheel that its window is asked for
         for name, source in (("whole", self.whole), ("detail", self.detail)):
             chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=self._log, name=name)
         chart.rect("x", "y", 1, 1, source=self.cursor, fill_color=None, line_color=_CURSOR, line_width=2)

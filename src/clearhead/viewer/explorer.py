@@ -192,7 +192,7 @@ class Explorer:
             percent = int(100 * overview.progress)
             yield (lambda percent=percent: self._say(f"overview {percent} %", busy=True)) if percent > said else None
             said = percent
-        yield lambda: self._finish_overview(overview.picture.plate(reduce).coarser(reduce))
+        yield lambda: self._finish_overview(overview.picture.plate(reduce).coarser(reduce, SCREEN))
 
     def _finish_overview(self, plate: Plate) -> None:
         self._chart.draw(plate, whole=True)
@@ -233,7 +233,9 @@ class Explorer:
                 yield None
             yield lambda: self._chart.draw(picture.plate(reduce), whole=False)
         elif overview.finished:
-            yield lambda: self._chart.draw(overview.picture.plate(reduce).crop(window).coarser(reduce), whole=False)
+            yield lambda: self._chart.draw(
+                overview.picture.plate(reduce).crop(window).coarser(reduce, SCREEN), whole=False
+            )
 
     # -- a cell --------------------------------------------------------------------------------------------------
 
@@ -261,10 +263,8 @@ class Explorer:
 
     def _read_address(self, written: str) -> Address:
         """A head such as "decoder.3.5"; the first one where there is none of that name, as after another text."""
-        stack, layer, head = written.split(".")
-        address = (stack, int(layer), int(head))
-        heads = self._gallery.recording.heads()
-        return address if address in set(heads) else next(self._gallery.recording.heads())
+        heads = {".".join(map(str, address)): address for address in self._gallery.recording.heads()}
+        return heads.get(written, next(iter(heads.values())))
 
     def _window(self, ask: dict[str, Any]) -> Window:
         """The window that is asked for, made to fit; all of the matrix where none is."""

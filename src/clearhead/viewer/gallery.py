@@ -69,15 +69,22 @@ class Gallery:
         return self._overviews[place]
 
     def clearest(self) -> Address:
-        """A head worth looking at first: of the last kind of attention, sharp, and not on tokens that say nothing."""
-        stack = list(self.recording.stacks)[-1]
+        """A head worth looking at first: of the last kind of attention, sharp, and not on tokens that say nothing.
+
+        Of a long text, whose small maps take their time, it is one of the middle layer.
+        """
+        name, stack = list(self.recording.stacks.items())[-1]
+        layers = range(len(stack.layers))
+        if len(stack.queries) * len(stack.keys) > FEW:
+            layers = layers[len(layers) // 2 :][:1]
 
         def clarity(address: Address) -> float:
             own = self.thumbnails(address[0], address[1])[address[2]].statistics
             nowhere = max(own.sink or 0.0, own.delimiter or 0.0)
             return (1 - (1.0 if own.spread is None else own.spread)) * (1 - nowhere)
 
-        return max((address for address in self.recording.heads() if address[0] == stack), key=clarity)
+        heads = (address for address in self.recording.heads() if address[0] == name and address[1] in layers)
+        return max(heads, key=clarity)
 
     def strongest(self, address: Address) -> tuple[int, int]:
         """The cell with the largest weight, but for tokens that say nothing; of a long text, of its middle row."""

@@ -52,7 +52,7 @@ class Plate:
     values: Float[np.ndarray, "rows keys"]
     scores: Float[np.ndarray, "rows keys"] | None = None
 
-    def coarser(self, reduce: Reduce, side: int = SCREEN) -> Plate:
+    def coarser(self, reduce: Reduce, side: int) -> Plate:
         """The same in at most `side` bins each way."""
         ratio = Steps(*(-(-count // side) for count in self.values.shape))
         if ratio == (1, 1):

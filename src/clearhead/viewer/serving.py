@@ -16,7 +16,9 @@ from concurrent.futures import Future
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
 from clearhead.checks import whole_number
@@ -37,12 +39,14 @@ class Viewer:
     """A page being served, in a thread of its own until `close` is called."""
 
     def __init__(self, show: Callable[[Document], None], port: int) -> None:
+        logging.getLogger("tornado.access").setLevel(logging.ERROR)  # what was refused is told to whoever asked
         self._access = Access()
-        self._stop: Callable[[], None] = lambda: None
-        started: Future[int] = Future()
-        self._thread = threading.Thread(target=self._serve, args=(show, port, started), daemon=True)
+        bound = _bind(port)
+        self.port = bound.getsockname()[1]
+        self._loop: Future[IOLoop] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(show, bound), daemon=True)
         self._thread.start()
-        self.port = started.result()
+        self._loop.result()  # what goes wrong at the start goes wrong here
 
     @property
     def url(self) -> str:
@@ -63,8 +67,10 @@ class Viewer:
 
     def close(self) -> None:
         """Stop serving. Pages that are open stay as they are."""
-        self._stop()
-        self._thread.join()
+        loop = self._loop.result()
+        if self._thread.is_alive():
+            loop.add_callback(loop.stop)
+            self._thread.join()
 
     def __enter__(self) -> Viewer:
         return self
@@ -72,22 +78,22 @@ class Viewer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _serve(self, show: Callable[[Document], None], port: int, started: Future[int]) -> None:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
+    def _serve(self, show: Callable[[Document], None], bound: socket.socket) -> None:
+        asyncio.set_event_loop(asyncio.new_event_loop())
+        loop = IOLoop.current()
         try:
-            server, chosen = _bound(Application(FunctionHandler(show)), self._access, port)
+            server, http = _server(Application(FunctionHandler(show)), self._access, bound)
+            server.start()
         except BaseException as error:
-            started.set_exception(error)
+            bound.close()
             loop.close()
+            self._loop.set_exception(error)
             return
-        server.start()
-        own = IOLoop.current()
-        self._stop = lambda: own.add_callback(own.stop)
-        started.set_result(chosen)
-        own.start()
+        self._loop.set_result(loop)
+        loop.start()
         server.stop()
-        own.close()
+        loop.run_sync(http.close_all_connections)  # or a browser would go on waiting for an answer
+        loop.close()
 
 
 def view(
@@ -122,25 +128,31 @@ def view(
     return viewer
 
 
-def _bound(application: Application, access: Access, port: int) -> tuple[Server, int]:
-    """A server on the first free port from `port` on."""
+def _server(application: Application, access: Access, bound: socket.socket) -> tuple[BaseServer, HTTPServer]:
+    port = bound.getsockname()[1]
+    tornado = BokehTornado(
+        {"/": application},
+        auth_provider=access,
+        extra_websocket_origins=[f"{host}:{port}" for host in LOCAL],
+        use_index=False,
+        websocket_max_message_size_bytes=MESSAGE,
+    )
+    http = HTTPServer(tornado)
+    http.add_socket(bound)
+    return BaseServer(IOLoop.current(), tornado, http), http
+
+
+def _bind(port: int) -> socket.socket:
+    """A socket on the first free port from `port` on, of this machine only."""
     if port > 65_535:
         raise ValueError(f"port is {port}; expected at most 65535")
-    logging.getLogger("tornado.access").setLevel(logging.ERROR)  # what was refused is told to whoever asked
     for chosen in range(port, min(port + TRIED, 65_535) + 1):
         try:
-            server = Server(
-                {"/": application},
-                address="127.0.0.1",
-                port=chosen,
-                auth_provider=access,
-                allow_websocket_origin=[f"{host}:{chosen}" for host in LOCAL],
-                use_index=False,
-                websocket_max_message_size=MESSAGE,
-            )
+            bound = socket.create_server(("127.0.0.1", chosen))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise
+                raise OSError(f"port is {port}: {error.strerror}") from None
         else:
-            return server, chosen
+            bound.setblocking(False)
+            return bound
     raise OSError(f"port is {port}; it and the {TRIED} after it are in use")

@@ -40,23 +40,24 @@ function readOut(bin) {
   const line = element("readout");
   if (!bin) return line.replaceChildren();
   const named = (side, start, end) => {
-    const token = end - start === 1 ? tokenAt(side, start) : undefined;
+    const token = end - start === 1 ? (bin[`${side}_token`] ?? tokenAt(side, start)) : undefined;
     const word = { query: ["query", "queries"], key: ["key", "keys"] }[side][end - start === 1 ? 0 : 1];
-    return [`${word} ${span(start, end)} `, token === undefined ? undefined : literal(token)];
+    return token === undefined ? [`${word} ${span(start, end)}`] : [`${word} ${start} `, literal(token)];
   };
   const value = isCell(bin)
     ? `weight ${number(bin.value)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`
     : `${settings.reduce === "max" ? "largest" : "mean"} weight ${number(bin.value)}${bin.sampled ? " (sampled)" : ""}`;
   line.replaceChildren(
-    make("span", {}, ...[...named("query", bin.query, bin.queryEnd), " → ", ...named("key", bin.key, bin.keyEnd), ": "].filter((part) => part !== undefined)),
+    make("span", {}, ...named("query", bin.query, bin.queryEnd), " → ", ...named("key", bin.key, bin.keyEnd), ": "),
     make("strong", { textContent: value }),
   );
 }
 
 function sayCell() {
   const { query, key, query_token, key_token, weight, score } = wire.cell;
+  if (cursor?.query === query && cursor?.key === key) cursor = undefined;
   element("live").textContent = `query ${query_token}, key ${key_token}, weight ${number(weight)}`;
-  readOut({ query, queryEnd: query + 1, key, keyEnd: key + 1, value: weight, score });
+  readOut({ query, queryEnd: query + 1, query_token, key, keyEnd: key + 1, key_token, value: weight, score });
 }
 
 function settingsChanged() {
@@ -66,7 +67,6 @@ function settingsChanged() {
   const palette = element("palette").value;
   if (palette !== settings.palette) setColours((settings.palette = palette));
   ask("settings", settings);
-  showLegend();
 }
 
 function showLegend() {
@@ -97,17 +97,25 @@ function scaleWindow(factor) {
 
 const showAll = () => ask("window", { rows: [0, stackShown().queries], keys: [0, stackShown().keys] });
 
+// where the cursor is going to be, which may be ahead of what has been said of it
+let cursor;
+function pointAt(query, key) {
+  cursor = { query, key };
+  ask("cursor", cursor);
+}
+
 // the cursor takes the window along
 function moveCursor(down, across) {
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
-  const query = Math.min(queries - 1, Math.max(0, wire.cell.query + down));
-  const column = Math.min(keys - 1, Math.max(0, wire.cell.key + across));
+  const from = cursor ?? wire.cell;
+  const query = Math.min(queries - 1, Math.max(0, from.query + down));
+  const column = Math.min(keys - 1, Math.max(0, from.key + across));
   const moved = (place, start, end) => (place < start ? [place, place + end - start] : place >= end ? [place + 1 - end + start, place + 1] : [start, end]);
   if (query < row || query >= rowEnd || column < key || column >= keyEnd) {
     ask("window", { rows: moved(query, row, rowEnd), keys: moved(column, key, keyEnd) });
   }
-  ask("cursor", { query, key: column });
+  pointAt(query, column);
 }
 
 function chartKey(event) {

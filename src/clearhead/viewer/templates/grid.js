@@ -2,10 +2,11 @@
 
 const thumbs = new Map(); // "stack.layer.head" -> { place, button, canvas, caption, label, facts }
 const ACROSS = 9; // heads beside each other, at most; more of them wrap evenly
-let colours = []; // of the chosen palette, as numbers
+let colours; // of the chosen palette, one number each
 
 function setColours(palette) {
-  colours = PALETTES[palette].map((colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)));
+  const bytes = PALETTES[palette].flatMap((colour) => [...[1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)), 255]);
+  colours = new Uint32Array(new Uint8Array(bytes).buffer);
   for (const thumb of thumbs.values()) paint(thumb);
 }
 
@@ -15,7 +16,8 @@ function paint({ canvas, facts }) {
   Object.assign(canvas, { width: facts.keys, height: facts.rows });
   const context = canvas.getContext("2d");
   const image = context.createImageData(facts.keys, facts.rows);
-  levels.forEach((level, at) => image.data.set([...colours[level], 255], 4 * at));
+  const pixels = new Uint32Array(image.data.buffer);
+  levels.forEach((level, at) => (pixels[at] = colours[level]));
   context.putImageData(image, 0, 0);
 }
 

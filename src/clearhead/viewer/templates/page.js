@@ -30,10 +30,11 @@ function textAsked() {
 }
 
 let going = true; // to where an address says: that is no step of its own
-let written;
+let written; // a timer, while what is shown differs from the address
 function writeAddress(step) {
   clearTimeout(written);
   const write = () => {
+    written = undefined;
     const place = toAddress();
     if (place !== location.hash) history[step && !going ? "pushState" : "replaceState"](null, "", place);
     going = false;
@@ -64,6 +65,7 @@ function modelArrived() {
 }
 
 function headArrived() {
+  cursor = undefined;
   const { stack, layer, head } = wire.head;
   const { queries, keys, hides } = stackShown();
   element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
@@ -115,12 +117,13 @@ function start(found) {
   for (const [name, arrived] of Object.entries(arrivals)) {
     wire.properties[name].change.connect(() => wire[name] !== null && arrived());
   }
+  chart.renderers[0].glyph.properties.color_mapper.change.connect(showLegend);
   for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
   chart.on_event("mousemove", ({ x, y }) => wire.head && readOut(binAt(x, y)));
   chart.on_event("mouseleave", () => wire.cell && sayCell());
   chart.on_event("tap", ({ x, y }) => {
     const bin = binAt(x, y);
-    if (bin) ask("cursor", { query: Math.floor(y), key: Math.floor(x) });
+    if (bin) pointAt(Math.floor(y), Math.floor(x));
   });
   setColours(settings.palette);
   paintTheme();

@@ -6,7 +6,7 @@ const STEP = 22; // pixels from one to the next
 function choose(side, place) {
   const { query, key } = wire.cell ?? { query: 0, key: 0 };
   const same = wire.looks?.same;
-  ask("cursor", { query: side === "query" || same ? place : query, key: side === "key" || same ? place : key });
+  pointAt(side === "query" || same ? place : query, side === "key" || same ? place : key);
 }
 
 const draw = (name, attributes, ...children) => {

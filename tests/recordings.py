@@ -1,0 +1,39 @@
+"""Recordings of random attention with tokens of any kind, for what shows them."""
+
+import torch
+
+from clearhead import Causal, Recording, attention
+from clearhead.functional import keeping_vectors
+from clearhead.recording import Stack, Tokens
+
+
+def tokens(texts, special=()):
+    return Tokens(tuple(texts), tuple(place in special for place in range(len(texts))), tuple(range(len(texts))))
+
+
+def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(1, count, length, 8, generator=generator)
+        for count, length in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
+    )
+    with keeping_vectors():
+        return attention(sharpness * query, key, value, mask=mask, return_weights=True)[1]
+
+
+def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: B008, masks never change
+    """A causal model with grouped heads on some tokens."""
+    own = tokens(texts, special)
+    found = [layer(len(texts), len(texts), mask=mask, seed=number, **options) for number in range(layers)]
+    return Recording("a model", {"decoder": Stack(tuple(found), own, own)})
+
+
+def translation(source, target):
+    """An encoder–decoder."""
+    sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+    stacks = {}
+    for number, (name, (queries, keys)) in enumerate(sides.items()):
+        mask = Causal() if name == "decoder" else None
+        own = layer(len(queries), len(keys), mask=mask, kv_heads=4, seed=number)
+        stacks[name] = Stack((own,), tokens(queries), tokens(keys))
+    return Recording("a translator", stacks)

@@ -1,0 +1,546 @@
+"""The viewer in a real browser: every part of the page, used as a reader uses it."""
+
+import pytest
+import torch
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from browser import browser, complaints, emulate, requested, resize
+from clearhead import view
+from clearhead.viewer import explorer, maps, thumbnails
+from clearhead.viewer.texts import SENTENCE, Texts
+from pretrained import axe
+from recordings import decoder, translation
+from viewer_page import Page, number
+
+__all__ = ["browser"]
+AWKWARD = ["</script>", "\"'", "$$x$$", "\\(x\\)", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;", "<b>", "${1}"]
+PLAIN = [f"t{place}" for place in range(12)]
+
+
+def served(shown, **options):
+    return view(shown, browser=False, wait=False, **options)
+
+
+@pytest.fixture(scope="module")
+def translator():
+    with served("en-ja") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small causal model with grouped heads, and its page."""
+    recording = decoder(PLAIN)
+    with served(recording) as found:
+        yield recording, found.url
+
+
+@pytest.fixture
+def page(browser):
+    resize(browser, 1280)
+    emulate(browser)
+    browser.get("about:blank")
+    complaints(browser)
+    requested(browser)
+    yield Page(browser)
+    assert complaints(browser) == []
+
+
+def test_the_first_page_explains_itself_without_a_network(page, translator, browser):
+    page.open(translator.url)
+    assert browser.title == "clearhead: en-ja"
+    assert "token" not in browser.current_url
+    assert page.find("#text").get_attribute("value") == SENTENCE
+    assert len(page.all(".thumb")) == 3 * 4 * 8
+    assert page.text("head-heading").startswith("Cross-attention, layer ")
+    assert "15 × 17 tokens · entropy" in page.text("head-facts")
+    assert "first token" in {label.text for label in page.all("#filter option")}
+    assert page.place["head"].startswith("cross.")
+    addresses = requested(browser) - {"about:blank"}
+    assert addresses
+    assert all(address.startswith((f"http://127.0.0.1:{translator.port}/", "data:", "blob:")) for address in addresses)
+
+
+def test_small_maps_are_drawn(page, small):
+    recording, url = small
+    page.open(url)
+    pixels = page.script(
+        "return [...document.querySelectorAll('.thumb canvas')].map((canvas) =>"
+        " [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data])"
+    )
+    assert len(pixels) == len(list(recording.heads())) == 8
+    lightness = torch.tensor(pixels[5], dtype=torch.float).view(12, 12, 4)[..., :3].sum(dim=-1)
+    weights = recording.weights(("decoder", 1, 1)).dense()[0, 0]
+    assert lightness[weights == 0].max() == lightness.min()
+    assert lightness[weights > 0.5].min() > lightness[weights < 0.1].max()
+    entropy = float(recording["decoder"].layers[1].entropy()[0, 1].mean())
+    assert page.all(".thumb")[5].get_attribute("aria-label") == f"Decoder, layer 1, head 1, entropy {entropy:.2f} nats"
+
+
+def test_grouped_heads_are_drawn_together(page, small):
+    page.open(small[1])
+    groups = page.all(".group.shared")
+    assert [len(group.find_elements(By.CSS_SELECTOR, ".thumb")) for group in groups] == [2] * 4
+    assert groups[1].get_attribute("title") == "These heads share key head 1"
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_nothing_is_wider_than_the_window(page, translator, browser, width):
+    resize(browser, width)
+    page.open(translator.url)
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    left, right = page.script(
+        "const box = document.querySelector('.map').getBoundingClientRect(); return [box.left, box.right]"
+    )
+    assert right - left > 0.4 * width
+    assert page.find("#calculation").is_displayed()
+
+
+def test_pointing_at_a_cell_reads_its_weight_and_score(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.2")
+    weights = recording.weights(("decoder", 1, 2))
+    for query, key in ((11, 3), (5, 5), (2, 9)):
+        said = page.point(key + 0.5, query + 0.5)
+        before, weight, score = said.partition(": ")[0], *said.partition(": ")[2].split(", ")
+        assert before == f"query {query} t{query} → key {key} t{key}"
+        assert number(weight) == pytest.approx(float(weights[0, 0, query, key]), rel=1e-3)
+        expected = float(weights.scores[0, 0, query, key])
+        assert ("−∞" in score) if expected == -torch.inf else number(score) == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_is_pointed_at_is_the_very_number(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.0.3")
+    sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
+    assert torch.equal(torch.tensor(sent).view(12, 12), recording.weights(("decoder", 0, 3)).dense()[0, 0])
+
+
+def test_the_wheel_zooms_where_it_points(page, small):
+    page.open(small[1], "#head=decoder.0.0")
+    assert page.window() == [0, 12, 0, 12]
+    page.wheel(3.5, 8.5, 3)
+    row, row_end, key, key_end = page.window()
+    assert row <= 8 < row_end
+    assert key <= 3 < key_end
+    assert row_end - row < 12
+    assert page.place["rows"] == f"{row}-{row_end}"
+    assert page.place["keys"] == f"{key}-{key_end}"
+    assert number(page.point(3.5, 8.5).split(":")[1]) == pytest.approx(
+        float(small[0].weights(("decoder", 0, 0))[0, 0, 8, 3]), rel=1e-3
+    )
+    page.click("#all")
+    assert page.window() == [0, 12, 0, 12]
+    page.wheel(3.5, 8.5, -3)  # there is nothing beyond
+    assert page.window() == [0, 12, 0, 12]
+
+
+def test_heads_are_chosen_and_back_reload_and_bookmarks_work(page, small, browser):
+    page.open(small[1], "#head=decoder.1.3")
+    page.click("#closer")
+    zoomed = page.place
+    assert "rows" in zoomed
+    page.click("[data-head='decoder.0.2']")
+    assert page.text("head-heading") == "Decoder, layer 0, head 2"
+    assert page.find("[data-head='decoder.0.2']").get_attribute("aria-current") == "true"
+    assert page.place["head"] == "decoder.0.2"
+    browser.back()
+    page.until(lambda: page.text("head-heading") == "Decoder, layer 1, head 3")
+    page.settle()
+    assert page.place == zoomed
+    browser.refresh()
+    page.until(lambda: page.text("head-heading") == "Decoder, layer 1, head 3")
+    page.settle()
+    assert page.place == zoomed
+    assert page.window() == [*map(int, zoomed["rows"].split("-")), *map(int, zoomed["keys"].split("-"))]
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "#head=nothing.9.9",
+        "#head=decoder",
+        "#rows=5-900&keys=4-1",
+        "#cell=99-99",
+        "#given=7",
+        "#%%%",
+        "#head=decoder.0.0&rows=x",
+    ],
+)
+def test_an_address_that_makes_no_sense_still_shows_something(page, small, fragment):
+    page.open(small[1], fragment)
+    assert page.text("head-heading").startswith("Decoder, layer ")
+    assert "weight" in page.text("readout")
+
+
+def test_another_text_is_run(page, translator, browser):
+    page.open(translator.url)
+    first = page.place
+    box = page.find("#text")
+    box.clear()
+    box.send_keys("She plays the piano.", Keys.ENTER)
+    page.until(lambda: "6 tokens" in page.text("head-facts"))
+    page.settle()
+    assert page.place["text"] == "She plays the piano."
+    assert "piano" in page.find("#lines").text
+    bookmark = browser.current_url.partition("#")[2]
+    browser.back()
+    page.until(lambda: "17 tokens" in page.text("head-facts"))
+    page.settle()
+    assert page.place == first
+    assert page.find("#text").get_attribute("value") == SENTENCE
+    page.open(translator.url, f"#{bookmark}")
+    assert page.find("#text").get_attribute("value") == "She plays the piano."
+
+
+def test_a_text_that_cannot_be_run_is_said_and_nothing_is_lost(page, translator):
+    page.open(translator.url)
+    before = page.text("head-facts")
+    box = page.find("#text")
+    box.clear()
+    box.send_keys("  ", Keys.ENTER)
+    page.until(lambda: page.text("status") == "the text is empty")
+    assert page.text("head-facts") == before
+    box.clear()
+    box.send_keys("I like ☃.", Keys.ENTER)
+    page.until(lambda: page.text("notes") == "text: never seen in training: '☃'")
+
+
+def test_several_texts_can_be_chosen_from(page):
+    with served("en-ja", text=["She plays.", "He reads a long book."]) as found:
+        page.open(found.url)
+        assert page.find("#given").is_displayed()
+        assert [option.text for option in page.all("#given option")] == ["1: She plays.", "2: He reads a long book."]
+        facts = page.text("head-facts")
+        page.choose("given", "1")
+        page.until(lambda: page.text("head-facts") != facts)
+        assert page.place["given"] == "1"
+
+
+def test_arrows_move_a_cursor_that_is_read_out(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.0&cell=6-2")
+    weights = recording.weights(("decoder", 1, 0))
+
+    def expected(query, key):
+        return f"query t{query}, key t{key}, weight ", float(weights[0, 0, query, key])
+
+    for pressed, query, key in (
+        (Keys.ARROW_DOWN, 7, 2),
+        (Keys.ARROW_RIGHT, 7, 3),
+        (Keys.ARROW_UP, 6, 3),
+        (Keys.ARROW_LEFT, 6, 2),
+        (Keys.SHIFT + Keys.ARROW_DOWN, 11, 2),
+    ):
+        said = page.keys(pressed)
+        text, weight = expected(query, key)
+        assert said.startswith(text)
+        assert number(said.rpartition(" ")[2]) == pytest.approx(weight, rel=1e-3)
+        assert page.place["cell"] == f"{query}-{key}"
+    page.keys("+")
+    row, row_end, key, key_end = page.window()
+    assert row_end - row == key_end - key == 6
+    page.keys(*[Keys.ARROW_UP] * 9)  # takes the window along
+    assert page.place["cell"] == "2-2"
+    assert page.window()[0] <= 2
+    page.keys("0")
+    assert page.window() == [0, 12, 0, 12]
+
+
+def test_the_window_as_a_table(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.0&rows=4-8&keys=2-5")
+    page.click("#window-table summary")
+    cells = [
+        [cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in page.all("#window-table tr")
+    ]
+    assert cells[0] == ["", "t2", "t3", "t4"]
+    assert [row[0] for row in cells[1:]] == ["t4", "t5", "t6", "t7"]
+    weights = recording.weights(("decoder", 1, 0))[0, 0, 4:8, 2:5]
+    for row, own in zip(cells[1:], weights.tolist(), strict=True):
+        assert [number(cell) for cell in row[1:]] == pytest.approx(own, rel=1e-2, abs=1e-9)
+
+
+def test_bins_palettes_and_colours(page, small):
+    page.open(small[1], "#head=decoder.0.1")
+    assert page.script("return chart.renderers[0].glyph.color_mapper.type") == "LogColorMapper"
+    page.click("[name=scale][value=linear]")
+    assert page.script("return chart.renderers[1].glyph.color_mapper.type") == "LinearColorMapper"
+    assert page.text("low") == "0"
+    dark = page.script("return document.querySelector('.thumb canvas').toDataURL()")
+    page.choose("palette", "greys")
+    assert page.script("return chart.renderers[1].glyph.color_mapper.palette[0]") == "#ffffff"
+    assert page.script("return document.querySelector('.thumb canvas').toDataURL()") != dark
+
+
+def test_the_sink_can_be_hidden(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.0.1")
+    assert page.find("#hide-label").get_attribute("title") == "Leave out what goes to t0"
+    page.click("#hide")
+    sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
+    expected = recording.weights(("decoder", 0, 1)).dense()[0, 0].clone()
+    expected[:, 0] = 0
+    torch.testing.assert_close(torch.tensor(sent).view(12, 12), expected, rtol=0, atol=1e-6)
+    assert "weight 0" in page.point(0.5, 5.5)
+
+
+def test_heads_are_sorted_and_filtered(page, translator):
+    page.open(translator.url)
+
+    def entropies():
+        return [number(own.text.split("·")[1]) for own in page.all(".thumb span:first-of-type")]
+
+    page.choose("sort", "sharp")
+    assert len(entropies()) == 96
+    assert entropies() == sorted(entropies())
+    page.choose("sort", "broad")
+    assert entropies() == sorted(entropies(), reverse=True)
+    page.choose("filter", "stack:cross")
+    assert len(page.all(".thumb")) == 32
+    page.choose("filter", "label:self")
+    labels = [own.get_attribute("aria-label") for own in page.all(".thumb")]
+    assert 0 < len(labels) < 32
+    assert all("self" in label for label in labels)
+
+
+def test_where_a_token_looks_and_who_looks_at_it(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.0&cell=6-2")
+    assert len(page.all("#lines text")) == 24
+    page.script("document.querySelectorAll('#lines text')[9].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    page.settle()
+    assert page.place["cell"] == "9-9"  # the same token on both sides
+    assert page.text("from-heading") == "t9 looks at"
+    assert page.text("to-heading") == "t9 is looked at by"
+    rows = page.all("#from tr")
+    assert len(rows) == 1 + 8
+    tops = {}
+    for row in rows[1:]:
+        layer, head = (int(part.split()[1]) for part in row.find_element(By.CSS_SELECTOR, "th").text.split(", "))
+        tops[layer, head] = row.find_element(By.CSS_SELECTOR, ".key").text
+    for (layer, head), said in tops.items():
+        weight, key = recording.weights(("decoder", layer, head))[0, 0, 9].max(dim=0)
+        token, shown = said.split()
+        assert token == f"t{int(key)}"
+        assert float(shown) == pytest.approx(float(weight), abs=0.006)
+    page.click("#to tr:nth-child(3) button")
+    assert page.place["head"] in {f"decoder.{layer}.{head}" for layer in range(2) for head in range(4)}
+    assert page.place["cell"] == "9-9"
+
+
+def test_in_cross_attention_the_two_sides_are_different_tokens(page):
+    with served(translation("abcde", "xyz")) as found:
+        page.open(found.url, "#head=cross.0.1&cell=1-3")
+        assert page.text("from-heading") == "y looks at"
+        assert page.text("to-heading") == "d is looked at by"
+        page.script("document.querySelector('#lines text').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+        page.settle()
+        assert page.place["cell"] == "0-3"
+
+
+def test_the_calculation_is_worked_out(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.0&cell=9-4")
+    weights = recording.weights(("decoder", 1, 0))
+    rows = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in page.all("#terms tr")]
+    assert rows[0][:2] == ["key", "q · k"]
+    top = weights[0, 0, 9].topk(5)
+    for row, key, weight in zip(rows[1:6], top.indices.tolist(), top.values.tolist(), strict=True):
+        assert row[0] == f"{key} t{key}"
+        score = float(weights.scores[0, 0, 9, key])
+        assert number(row[1]) == pytest.approx(score * 8**0.5, rel=1e-3)
+        assert number(row[2]) == pytest.approx(score, rel=1e-3)
+        assert number(row[3]) == pytest.approx(weight, rel=1e-3)
+        contribution = weight * weights.value[0, 0, key].norm()
+        assert number(row[4]) == pytest.approx(float(contribution), rel=1e-3)
+    assert any(row[0] == "4 t4" for row in rows)
+    vectors = [row.text for row in page.all("#vectors tr")]
+    assert vectors[0].startswith("q t9 ")
+    assert any(line.startswith("q × k t4") and "sum" in line for line in vectors)
+    assert vectors[-1].startswith("Σ weight · v")
+
+
+def test_tokens_are_shown_as_they_are(page, browser):
+    with served(decoder(AWKWARD)) as found:
+        page.open(found.url, "#head=decoder.0.0")
+        expected = ["\\n" if token == "\n" else token for token in AWKWARD]
+        expected[7] = "x" * 79 + "…"
+        assert page.script("return wire.tokens.keys") == expected
+        lines = [own.text for own in page.all("#lines text")]
+        assert lines[:7] == expected[:7]
+        page.click("#window-table summary")
+        assert [own.text for own in page.all("#window-table thead th")] == expected
+        assert page.script("return document.querySelectorAll('script').length") == page.script(
+            "return document.querySelectorAll('head script, body > script').length"
+        )
+        assert page.all("main b") == []
+        labels = page.script(
+            "return [...chart.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
+        )
+        assert {kind for kind, _ in labels} == {"PlainText"}
+        assert labels[2][1] == "\u2068$$x$$\u2069"
+        for place in range(len(AWKWARD)):
+            assert expected[place][:20] in page.point(place + 0.5, 11.5)
+        assert page.script("return document.documentElement.scrollWidth") <= 1280
+        assert browser.title == "clearhead: a model"
+
+
+class TestLongInputs:
+    @pytest.fixture
+    def long(self, monkeypatch):
+        """Limits so low that a few hundred tokens are many."""
+        monkeypatch.setattr(thumbnails, "EXACT", 200)
+        monkeypatch.setattr(thumbnails, "SIDE", 32)
+        monkeypatch.setattr(maps, "OVERVIEW", 64)
+        monkeypatch.setattr(maps, "SCREEN", 32)
+        monkeypatch.setattr(explorer, "SCREEN", 32)
+        monkeypatch.setitem(maps.EXACT, "cpu", 128**2)
+        monkeypatch.setitem(maps.BAND, "cpu", 2**14)
+        recording = decoder([f"t{place}" for place in range(512)])
+        with served(recording) as found:
+            yield recording, found.url
+
+    def plate(self, page, place):
+        """What the page was sent: of the window (0) or of the whole (1)."""
+        code = """
+            const { image, x, y, keys, rows } = sources[arguments[0]].data;
+            const values = [...image[0]].map((value) => (Number.isNaN(value) ? 0 : value));
+            return [values, image[0].shape, x[0], y[0], keys[0], rows[0]];
+        """
+        values, shape, key, row, across, down = page.script(code, place)
+        return torch.tensor(values).view(*shape), key, row, across, down
+
+    def test_whole_window_and_cells(self, page, long):
+        recording, url = long
+        page.open(url, "#head=decoder.1.0")
+        dense = recording.weights(("decoder", 1, 0)).dense()[0, 0]
+        assert "Sampled: from 128 evenly spaced queries" in page.text("heads-note")
+        assert "(sampled)" in page.text("head-facts")
+        for number_of in (0, 1):  # too large to be computed at once: both from the overview
+            values, key, row, across, down = self.plate(page, number_of)
+            assert (tuple(values.shape), key, row) == ((32, 32), 0, 0)
+            pooled = torch.nn.functional.max_pool2d(dense[None, None], (down, across))[0, 0]
+            torch.testing.assert_close(values, pooled, rtol=0, atol=1e-5)
+        said = page.point(104, 408)
+        assert said.startswith("queries 400 to 415 → keys 96 to 111: largest weight ")
+        assert number(said.rpartition(" ")[2]) == pytest.approx(float(dense[400:416, 96:112].max()), rel=1e-3)
+        page.open(url, "#head=decoder.1.0&rows=300-420&keys=200-310")
+        values, key, row, across, down = self.plate(page, 0)
+        assert (across, down) == (4, 4)
+        exact = torch.nn.functional.max_pool2d(
+            dense[None, None, row : row + 4 * values.shape[0], key : key + 4 * values.shape[1]], 4
+        )
+        torch.testing.assert_close(values, exact[0, 0], rtol=0, atol=1e-5)
+        page.open(url, "#head=decoder.1.0&rows=300-330&keys=200-225")
+        values, key, row, across, down = self.plate(page, 0)
+        assert torch.equal(values, dense[300:330, 200:225])
+        assert (across, down, key, row) == (1, 1, 200, 300)
+        assert page.script("return wire.tokens.rows") == [f"t{place}" for place in range(300, 330)]
+
+    def test_only_what_is_looked_at_goes_to_the_page(self, page, long):
+        page.open(long[1], "#head=decoder.1.0&rows=300-330&keys=200-225")
+        known = page.script(
+            """
+            const texts = [...Bokeh.documents[0]._all_models.values()].filter((model) => model.type === "PlainText");
+            return [...wire.tokens.rows, ...wire.tokens.keys, ...texts.map((model) => model.text)];
+            """
+        )
+        places = {int(text.strip("\u2068\u2069")[1:]) for text in known}
+        assert places <= {*range(300, 330), *range(200, 225)}
+
+    def test_mean_and_profiles(self, page, long):
+        recording, url = long
+        page.open(url, "#head=decoder.0.2")
+        page.click("[name=reduce][value=mean]")
+        weights = recording.weights(("decoder", 0, 2))
+        values, *_, down = self.plate(page, 1)
+        pooled = torch.nn.functional.avg_pool2d(weights.dense()[0, 0][None, None], down)[0, 0]
+        torch.testing.assert_close(values, pooled, rtol=0, atol=1e-5)
+        bars = page.script(
+            """
+            const profile = (name) => Bokeh.documents[0].get_model_by_name(name).renderers[0].data_source.data;
+            return ["entropy", "received"].map((name) => [...profile(name).value]);
+            """
+        )
+        assert bars[0] == pytest.approx(weights.entropy()[0, 0].tolist(), abs=1e-4)
+        assert bars[1] == pytest.approx(weights.received()[0, 0].tolist(), abs=1e-4)
+
+    def test_the_text_is_read_where_it_is_looked_at(self, page, long):
+        recording, url = long
+        page.open(url, "#head=decoder.0.2&rows=300-330&keys=290-320&cell=310-300")
+        words = page.all("#lines .tok")
+        assert [word.text for word in words] == [f"t{place}" for place in range(290, 320)]
+        weight = number(words[5].get_attribute("title").partition("weight")[2])
+        assert weight == pytest.approx(float(recording.weights(("decoder", 0, 2))[0, 0, 310, 295]), rel=1e-2)
+        words[7].click()
+        page.settle()
+        assert page.place["cell"] == "297-297"
+
+
+def test_labels_of_a_file_are_shown(page):
+    from clearhead.head_statistics import HeadStatistics
+    from clearhead.roles import Roles
+
+    roles = Roles("a model", {("decoder", 1, 3): HeadStatistics(9, induction=0.8)})
+    with served(decoder(PLAIN), roles=roles) as found:
+        page.open(found.url)
+        page.choose("filter", "label:induction")
+        assert [own.get_attribute("data-head") for own in page.all(".thumb")] == ["decoder.1.3"]
+
+
+def test_a_recording_has_no_text_to_type(page, small):
+    page.open(small[1])
+    assert not page.find("#text").is_enabled()
+    assert not page.find("#run button").is_enabled()
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (800, "dark")])
+def test_everyone_can_use_it(page, translator, browser, theme, width):
+    script = axe()
+    resize(browser, width)
+    emulate(browser, theme=theme)
+    page.open(translator.url)
+    page.click("#window-table summary")
+    browser.execute_script(script)
+    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    bad = [
+        (rule["id"], node["target"], node["failureSummary"])
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+    assert bad == []
+    assert len(found["passes"]) > 20
+
+
+def test_a_dark_page_has_light_letters_on_its_charts(page, small, browser):
+    emulate(browser, theme="dark")
+    page.open(small[1])
+    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"
+
+
+def test_japanese_is_drawn_as_japanese(page, small):
+    page.open(small[1])
+    drawn = page.script(
+        """
+        return ["私", "本", "\uffff"].map((letter) => {
+          const canvas = Object.assign(document.createElement("canvas"), {width: 40, height: 40});
+          const context = canvas.getContext("2d");
+          context.font = "30px " + getComputedStyle(document.body).fontFamily;
+          context.fillText(letter, 2, 32);
+          return canvas.toDataURL();
+        })
+        """
+    )
+    assert len(set(drawn)) == 3
+
+
+def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
+    texts = Texts(decoder(PLAIN))
+    monkeypatch.setattr(texts.gallery("")[0], "overview", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("clearhead.viewer.serving.Texts", lambda *a: texts)
+    with served(decoder(PLAIN)) as found:
+        page.open(found.url)
+        page.until(lambda: page.text("status") == "division by zero")

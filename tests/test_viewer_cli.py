@@ -1,0 +1,120 @@
+"""`clearhead view`: what it is given, what it says, how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from typer.testing import CliRunner
+
+from clearhead.cli import app
+from clearhead.cli_viewing import what_to_show
+from clearhead.transformer import Translator
+from clearhead.viewer.texts import SENTENCE, Texts
+from recordings import decoder
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    decoder("abcde").save(tmp_path / "kept.safetensors")
+    return tmp_path / "kept.safetensors"
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "clearhead", "view", "--no-browser", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def lines_of(process, count):
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(recorded, "--port", port)
+        said, opened, forwarded, last = lines_of(process, 4)
+    assert said == f"Port {port} is in use; this is the next free one.\n"
+    url = opened.split()[1]
+    assert urllib.request.urlopen(url.replace("/enter?", "/static/js/bokeh.min.js?")).status == 200
+    served = url.split(":")[2].split("/")[0]
+    assert f"ssh -L {served}:127.0.0.1:{served} " in forwarded
+    assert last == "Ctrl-C stops it.\n"
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=30)
+    assert (process.returncode, rest, errors) == (0, "", "")
+
+
+def test_without_anything_it_shows_the_bundled_translator():
+    shown, texts = what_to_show(None, None, None, "cpu", "float32", False)
+    assert isinstance(shown, Translator)
+    assert texts is None
+    assert Texts(shown).given == [SENTENCE]
+
+
+def test_texts_and_files_are_all_there_to_choose_from(tmp_path):
+    (tmp_path / "one.txt").write_text("He reads.")
+    shown, texts = what_to_show("She plays.", [tmp_path / "one.txt"], "en-ja", "cpu", "float32", False)
+    assert texts == ["She plays.", "He reads."]
+    own = Texts(shown, texts)
+    assert own.gallery("He reads.")[0].recording["encoder"].keys.texts[0] == "he"
+    assert own.gallery("He reads.")[0] is own.gallery("He reads.")[0]
+
+
+def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
+    monkeypatch.setattr("clearhead.viewer.texts.KEPT", 2)
+    texts = Texts("en-ja", "She plays.")
+    first = texts.gallery("one")[0]
+    texts.gallery("two")
+    assert texts.gallery("one")[0] is first
+    texts.gallery("three")
+    assert texts.gallery("one")[0] is first
+    assert not texts.known("two")
+    assert texts.known("She plays.")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("  ", "the text is empty"),
+        ("x" * 20_001, "the text has 20,001 letters, and 20,000 can be typed here; start clearhead view --file"),
+    ],
+)
+def test_what_cannot_be_typed(text, message):
+    with pytest.raises(ValueError, match=message):
+        Texts("en-ja").gallery(text)
+    with pytest.raises(ValueError, match="this is a recording: there is no model to run on another text"):
+        Texts(decoder("abc")).gallery("abc")
+
+
+def test_what_a_model_never_met_is_said():
+    assert Texts("en-ja").gallery("I ate a 🍉.")[1] == ["text: never seen in training: '🍉'"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["{recorded}", "--model", "en-ja"],
+            "kept.safetensors is a recording, which --file and --model do not go with",
+        ),
+        (["missing.safetensors"], "missing.safetensors: there is no such file"),
+        (["{folder}/broken.safetensors"], "broken.safetensors: not a whole safetensors file"),
+        (["  "], "TEXT is empty; expected a text to read"),
+        (["--model", "nothing-of-that-name"], "nothing-of-that-name: there is no such folder or file"),
+        (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text was not written by Roles"),
+        (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
+        (["--file", "{folder}/none.txt"], "none.txt: no such file or directory"),
+    ],
+)
+def test_bad_input_is_one_line(recorded, arguments, message):
+    (recorded.parent / "broken.safetensors").write_text("nothing")
+    filled = [argument.format(recorded=recorded, folder=recorded.parent) for argument in arguments]
+    result = CliRunner().invoke(app, ["view", "--no-browser", *filled])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
