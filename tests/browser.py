@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
@@ -21,21 +22,32 @@ _ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chrome]:
-    """Skipped where Chromium is missing, except in CI, which has to install it."""
+@contextmanager
+def launched() -> Iterator[Chrome]:
+    """A browser of its own; FileNotFoundError says how to get one."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        message = "no browser: apt-get install chromium chromium-driver"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+        raise FileNotFoundError("no browser: apt-get install chromium chromium-driver")
     options = ChromeOptions()
     options.binary_location = chromium
     for argument in _ARGUMENTS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = Chrome(options=options, service=ChromeService(driver))
-    yield found
-    found.quit()
+    try:
+        yield found
+    finally:
+        found.quit()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    """Skipped where Chromium is missing, except in CI, which has to install it."""
+    try:
+        with launched() as found:
+            yield found
+    except FileNotFoundError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
 
 
 def resize(browser: Chrome, width: int, height: int = 900) -> None:

@@ -539,7 +539,7 @@ def test_japanese_is_drawn_as_japanese(page, small):
 
 def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
     texts = Texts(decoder(PLAIN))
-    monkeypatch.setattr(texts.gallery("")[0], "overview", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(texts.first.gallery, "overview", lambda *a, **k: 1 / 0)
     monkeypatch.setattr("clearhead.viewer.serving.Texts", lambda *a: texts)
     with served(decoder(PLAIN)) as found:
         page.open(found.url)

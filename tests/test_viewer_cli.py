@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from clearhead.cli import app
 from clearhead.cli_viewing import what_to_show
 from clearhead.transformer import Translator
-from clearhead.viewer.texts import SENTENCE, Texts
+from clearhead.viewer.texts import SENTENCE, Texts, typed
 from recordings import decoder
 
 
@@ -51,7 +51,7 @@ def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
 
 def test_without_anything_it_shows_the_bundled_translator():
     shown, texts = what_to_show(None, None, None, "cpu", "float32", False)
-    assert isinstance(shown, Translator)
+    assert isinstance(shown(), Translator)
     assert texts is None
     assert Texts(shown).given == [SENTENCE]
 
@@ -61,38 +61,41 @@ def test_texts_and_files_are_all_there_to_choose_from(tmp_path):
     shown, texts = what_to_show("She plays.", [tmp_path / "one.txt"], "en-ja", "cpu", "float32", False)
     assert texts == ["She plays.", "He reads."]
     own = Texts(shown, texts)
-    assert own.gallery("He reads.")[0].recording["encoder"].keys.texts[0] == "he"
-    assert own.gallery("He reads.")[0] is own.gallery("He reads.")[0]
+    assert own.first.gallery.recording["encoder"].keys.texts[0] == "she"
+    assert own.kept("He reads.") is None
+    found = own.recorded("He reads.")
+    assert found.gallery.recording["encoder"].keys.texts[0] == "he"
+    assert own.recorded("He reads.") is own.kept("He reads.") is found
 
 
 def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
     monkeypatch.setattr("clearhead.viewer.texts.KEPT", 2)
     texts = Texts("en-ja", "She plays.")
-    first = texts.gallery("one")[0]
-    texts.gallery("two")
-    assert texts.gallery("one")[0] is first
-    texts.gallery("three")
-    assert texts.gallery("one")[0] is first
-    assert not texts.known("two")
-    assert texts.known("She plays.")
+    first = texts.recorded("one")
+    texts.recorded("two")
+    assert texts.recorded("one") is first
+    texts.recorded("three")
+    assert texts.kept("one") is first
+    assert texts.kept("two") is None
+    assert texts.kept("She plays.") is texts.first
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("  ", "the text is empty"),
-        ("x" * 20_001, "the text has 20,001 letters, and 20,000 can be typed here; start clearhead view --file"),
-    ],
-)
-def test_what_cannot_be_typed(text, message):
-    with pytest.raises(ValueError, match=message):
-        Texts("en-ja").gallery(text)
+def test_what_cannot_be_typed_or_run():
+    with pytest.raises(ValueError, match="the text is empty"):
+        Texts("en-ja").recorded("  ")
+    with pytest.raises(
+        ValueError, match="the text has 20,001 letters, and 20,000 can be typed here; start clearhead view"
+    ):
+        typed("x" * 20_001)
+    assert typed("x" * 20_000)
     with pytest.raises(ValueError, match="this is a recording: there is no model to run on another text"):
-        Texts(decoder("abc")).gallery("abc")
+        Texts(decoder("abc")).recorded("abc")
+    with pytest.raises(ValueError, match="text is an empty list; expected at least one text"):
+        Texts("en-ja", [])
 
 
 def test_what_a_model_never_met_is_said():
-    assert Texts("en-ja").gallery("I ate a 🍉.")[1] == ["text: never seen in training: '🍉'"]
+    assert Texts("en-ja").recorded("I ate a 🍉.").notes == ["text: never seen in training: '🍉'"]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ class Page:
         self.settle()
         return self
 
-    def until(self, condition):
-        return WebDriverWait(self.browser, PATIENCE, poll_frequency=0.02).until(lambda _: condition())
+    def until(self, condition, every: float = 0.02):
+        return WebDriverWait(self.browser, PATIENCE, poll_frequency=every).until(lambda _: condition())
 
     def script(self, code: str, *arguments):
         return self.browser.execute_script(code, *arguments)

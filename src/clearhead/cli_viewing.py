@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from clearhead.cli_models import load_model, texts_to_read, usable_device
 
@@ -16,32 +19,28 @@ if TYPE_CHECKING:
 
 def what_to_show(
     text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
-) -> tuple[Recording | Loaded | Translator, list[str] | None]:
-    """A recording; or a model and its texts, of which the first is shown first."""
+) -> tuple[Callable[[], Recording | Loaded | Translator], list[str] | None]:
+    """What loads a recording; or a model and its texts, of which the first is shown first."""
     if text is not None and text.endswith(".safetensors"):
         if files or model is not None:
             raise ValueError(f"{text} is a recording, which --file and --model do not go with")
-        from clearhead.recording import Recording
-
-        return Recording.load(text, device=usable_device(device)), None
+        return lambda: _read_recording(text, device), None
     texts = texts_to_read(text, files) if text is not None or files else None
-    return load_model("en-ja" if model is None else model, device, dtype, download), texts
+    return lambda: load_model("en-ja" if model is None else model, device, dtype, download), texts
 
 
 def serve(
-    shown: Recording | Loaded | Translator,
+    shown: Callable[[], Recording | Loaded | Translator],
     texts: list[str] | None,
     roles: Path | None,
     port: int,
     browser: bool,
 ) -> None:
     """Until Ctrl-C. Says where the page is, and how to reach it from another machine."""
-    from rich.console import Console
-
-    from clearhead.viewer.serving import view
-
     found = None if roles is None else _read_roles(roles)
-    with Console(stderr=True).status("running the model …"):
+    with Console(stderr=True).status("loading and running the model …"):
+        from clearhead.viewer.serving import view
+
         viewer = view(shown, texts, roles=found, port=port, browser=browser, wait=False)
     if viewer.port != port:
         print(f"Port {port} is in use; this is the next free one.")
@@ -49,6 +48,12 @@ def serve(
     print(f"From another machine first:  {viewer.forwarding}")
     print("Ctrl-C stops it.", flush=True)
     viewer.wait()
+
+
+def _read_recording(path: str, device: str | None) -> Recording:
+    from clearhead.recording import Recording
+
+    return Recording.load(path, device=usable_device(device))
 
 
 def _read_roles(path: Path) -> Roles:

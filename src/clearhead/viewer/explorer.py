@@ -17,7 +17,7 @@ from clearhead.viewer.charts import PALETTES, HeadChart
 from clearhead.viewer.gallery import Gallery
 from clearhead.viewer.jobs import Jobs, Steps
 from clearhead.viewer.maps import SCREEN, Picture, Plate, Window
-from clearhead.viewer.texts import Texts
+from clearhead.viewer.texts import Recorded, Texts, typed
 from clearhead.viewer.thumbnails import floor_of
 
 _PAGES = Environment(loader=PackageLoader("clearhead.viewer"), autoescape=True, undefined=StrictUndefined)
@@ -43,14 +43,13 @@ class Explorer:
     def __init__(self, document: Document, texts: Texts) -> None:
         self._texts = texts
         self._text = texts.given[0]
-        self._gallery, _ = texts.gallery(self._text)
+        self._gallery = texts.first.gallery
         self._address: Address = next(iter(self._gallery.recording.heads()))
         self._cursor: tuple[int, int] | None = None  # of this text; None before there is one
         self._reduce: maps.Reduce = "max"
         self._hide = False
         self._chart, self._wire = HeadChart(), Wire(name="wire")
         self._jobs = Jobs(document, texts.worker, self._failed)
-        self._recordings = Jobs(document, texts.recorder, self._failed)
         self._wire.on_change("ask", lambda attribute, old, new: self._asked(new))
         self._chart.map.on_event(RangesUpdate, self._panned)
         for root in (self._chart.map, self._chart.entropy, self._chart.received, self._wire):
@@ -74,25 +73,24 @@ class Explorer:
         try:
             answers[ask["kind"]](ask)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            self._failed(ValueError(f"a request that cannot be read: {error}"))
+            self._failed(error)
 
     def _go(self, ask: dict[str, Any]) -> None:
         """To a text, a head and a window of it, any of which may be left out."""
         given = self._texts.given
         text = str(ask["text"]) if "text" in ask else given[int(ask.get("given", 0)) % len(given)]
+        kept = self._texts.kept(text)
         if text == self._text and self._wire.model is not None:
             self._open(ask)
-            return
-        if self._texts.known(text):
-            self._show_text(text, ask)
-            return
+        elif kept is not None:
+            self._show_text(text, kept, ask)
+        else:
+            self._jobs.start("text", self._run(text if text in given else typed(text), ask))
 
-        def recorded() -> Steps:
-            yield lambda: self._say("running the model …", busy=True)
-            self._texts.gallery(text)
-            yield lambda: self._show_text(text, ask)
-
-        self._recordings.start("text", recorded())
+    def _run(self, text: str, ask: dict[str, Any]) -> Steps:
+        yield lambda: self._say("running the model …", busy=True)
+        found = self._texts.recorded(text)
+        yield lambda: self._show_text(text, found, ask)
 
     def _zoom(self, ask: dict[str, Any]) -> None:
         self._chart.show(self._window(ask))
@@ -115,9 +113,9 @@ class Explorer:
 
     # -- a text --------------------------------------------------------------------------------------------------
 
-    def _show_text(self, text: str, ask: dict[str, Any]) -> None:
+    def _show_text(self, text: str, found: Recorded, ask: dict[str, Any]) -> None:
         self._text, self._cursor = text, None
-        self._gallery, notes = gallery, _ = self._texts.gallery(text)
+        self._gallery = gallery = found.gallery
         given = self._texts.given
         self._wire.update(thumbnails=None, head=None, tokens=None, cell=None, looks=None, calculation=None)
         self._wire.model = {
@@ -126,7 +124,7 @@ class Explorer:
             "given": [facts.shown(own) for own in given],
             "chosen": given.index(text) if text in given else None,
             "runs": self._texts.runs,
-            "notes": notes,
+            "notes": found.notes,
         }
         self._say("")
         self._jobs.start("thumbnails", self._thumbnails(gallery), behind=True)
@@ -171,7 +169,11 @@ class Explorer:
             self._wire.head = now
         self._chart.show(self._window(ask))
         self._draw()
-        self._select(*self._fitted(*(ask.get("cursor") or self._cursor or self._gallery.strongest(self._address))))
+        cursor = ask.get("cursor") or self._cursor
+        if cursor is None:
+            self._jobs.start("cell", self._strongest(self._gallery, self._address))
+        else:
+            self._select(*self._fitted(*cursor))
 
     def _draw(self) -> None:
         """The whole matrix, then the window."""
@@ -246,6 +248,10 @@ class Explorer:
         self._jobs.start("cell", self._cell(query, key, self._chart.window))
         self._jobs.start("looks", self._looks(query, key), behind=True)
 
+    def _strongest(self, gallery: Gallery, address: Address) -> Steps:
+        query, key = gallery.strongest(address)
+        yield lambda: self._select(query, key)
+
     def _cell(self, query: int, key: int, window: Window) -> Steps:
         gallery, address = self._gallery, self._address
         found = facts.cell_facts(gallery, address, query, key)
@@ -287,4 +293,3 @@ class Explorer:
 
     def _closed(self) -> None:
         self._jobs.close()
-        self._recordings.close()

@@ -121,6 +121,10 @@ class Picture:
             self._scores[start : start + len(found)] = found
         self.rows_done = end
 
+    @property
+    def bytes(self) -> int:
+        return sum(values.nbytes for values in self._values.values())
+
     def plate(self, reduce: Reduce) -> Plate:
         """What has been computed; 0 where nothing has."""
         return Plate(self.window, self.steps, self._values[reduce], self._scores)
@@ -138,30 +142,32 @@ class Overview:
         self.picture = Picture(shown, Window(0, q_len, 0, kv_len), OVERVIEW, ("mean", "max"))
         self.entropy = np.zeros(q_len, np.float32)
         self.received = np.zeros(kv_len, np.float64)
-        self._weights = weights
+        self._weights, self._rows_observed = weights, 0
 
     @property
     def progress(self) -> float:
-        return self.picture.rows_done / self.picture.window.row_end
+        return (self.picture.rows_done + self._rows_observed) / (2 * self.picture.window.row_end)
 
     @property
     def finished(self) -> bool:
-        return self.picture.finished
+        return self._rows_observed >= self.picture.window.row_end
 
     @property
     def bytes(self) -> int:
-        return sum(values.nbytes for values in (*self.picture._values.values(), self.entropy, self.received))
+        return self.picture.bytes + self.entropy.nbytes + self.received.nbytes
 
     def advance(self) -> None:
-        """Compute one more band of rows."""
-        start = self.picture.rows_done
-        self.picture.advance()
-        rows = slice(start, self.picture.rows_done)
+        """Compute one more band of rows, of the maps or of the profiles."""
+        rows = slice(self._rows_observed, self.picture.rows_done)
+        if rows.start == rows.stop:
+            self.picture.advance()
+            return
         seen = self._weights.part(queries=rows).observe(entropy=True, received=True)
         assert seen.entropy is not None
         assert seen.received is not None
         self.entropy[rows] = seen.entropy[0, 0].float().cpu().numpy()
         self.received += seen.received[0, 0].double().cpu().numpy()
+        self._rows_observed = rows.stop
 
 
 def is_exact(weights: AttentionWeights, window: Window) -> bool:

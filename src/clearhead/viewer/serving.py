@@ -6,7 +6,6 @@ import asyncio
 import errno
 import getpass
 import logging
-import os
 import socket
 import threading
 import webbrowser
@@ -22,13 +21,10 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
 from clearhead.checks import whole_number
-from clearhead.models import Loaded
-from clearhead.recording import Recording
 from clearhead.roles import Roles
-from clearhead.transformer.translate import Translator
 from clearhead.viewer.access import ENTRANCE, LOCAL, Access
 from clearhead.viewer.explorer import Explorer
-from clearhead.viewer.texts import Texts
+from clearhead.viewer.texts import Shown, Texts
 
 PORT = 5006
 TRIED = 100  # ports after the one that was asked for
@@ -97,7 +93,7 @@ class Viewer:
 
 
 def view(
-    shown: Recording | Loaded | Translator | str | os.PathLike[str] = "en-ja",
+    shown: Shown | Callable[[], Shown] = "en-ja",
     text: str | list[str] | None = None,
     *,
     roles: Roles | None = None,
@@ -108,7 +104,8 @@ def view(
     """Serve a page on this machine that shows every head, from the whole matrix to one cell.
 
     Args:
-        shown: a recording; or a model, by name or as `models.load` gives it, to record.
+        shown: a recording; or a model, by name or as `models.load` gives it, to record; or a function that gives one,
+            which is called in the thread that computes.
         text: what the model reads, or several texts to choose from; a sentence of our own where none is given.
         roles: what `clearhead roles --output` found, for labels such as "induction" that no single text shows.
         port: the port to serve on; if it is in use, the next that is free.

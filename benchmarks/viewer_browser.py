@@ -1,0 +1,100 @@
+"""The viewer in headless Chromium on a long text: how soon a turn of the wheel shows something, and its last picture.
+
+`python benchmarks/viewer_browser.py --tokens 32768`. Random queries and keys, causal, on this machine's CPU, with
+browser and server sharing its cores. Times are taken in the page: from the wheel event to the next frame drawn with the
+new ranges, and to the arrival of the exact picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from browser import launched, resize  # pyright: ignore[reportMissingImports]
+from clearhead import view
+from measuring import RESULTS, write
+from viewer_maps import synthetic
+from viewer_page import Page  # pyright: ignore[reportMissingImports]
+
+# from the wheel to a frame in which the canvas differs, and to the picture of the window that is then looked at
+WATCH = """
+window.taken = [];
+let turned, shown;
+const canvas = Bokeh.index.find_one_by_id(chart.id).canvas_view.primary;
+const looks = () => canvas.ctx.getImageData(300, 300, 48, 48).data.join();
+document.querySelector(".map").addEventListener("wheel", () => {
+  turned = performance.now();
+  const [own, before] = [turned, looks()];
+  const frame = () => {
+    if (looks() === before && performance.now() - own < 1000) return requestAnimationFrame(frame);
+    shown = performance.now() - own;
+  };
+  requestAnimationFrame(frame);
+}, {capture: true});
+sources[0].properties.data.change.connect(() => {
+  if (turned === undefined) return;
+  const [arrived, frame] = [performance.now() - turned, shown];
+  turned = undefined;
+  window.taken.push([frame, arrived, windowShown()]);
+});
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--steps", type=int, default=24, help="turns of the wheel")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows: list[dict[str, object]] = []
+
+    def add(what: str, milliseconds: float, worst: float | None = None) -> None:
+        rows.append({"what": what, "ms": f"{milliseconds:.0f}", "worst": "" if worst is None else f"{worst:.0f}"})
+
+    with (
+        view(lambda: synthetic(arguments.tokens, 4, "cpu", torch.float32), browser=False, wait=False) as served,
+        launched() as browser,
+    ):
+        resize(browser, 1280)
+        page = Page(browser)
+        start = time.perf_counter()
+        browser.get("about:blank")
+        browser.get(f"{served.url}#head=decoder.0.0")
+        page.until(
+            lambda: page.script("return typeof sources !== 'undefined' && sources?.[1].data.image.length > 0"), 0.1
+        )
+        add("first picture after opening the address", 1e3 * (time.perf_counter() - start))
+        page.until(lambda: page.script("return sources[1].data.exact[0] === true"), 0.5)
+        add("overview done", 1e3 * (time.perf_counter() - start))
+        page.settle()
+        page.script(WATCH)
+        middle = arguments.tokens * 0.7
+        taken: list[tuple[float, float, list[int]]] = []
+        direction = 1
+        for _ in range(arguments.steps):
+            page.wheel(middle - 3, middle, direction)
+            page.until(lambda known=taken: page.script("return taken.length") > len(known))
+            taken = [tuple(own) for own in page.script("return taken")]
+            row, row_end, _, _ = taken[-1][2]
+            direction = 1 if row_end - row >= arguments.tokens else -1 if row_end - row < 64 else direction
+        for low, high in ((0, 512), (512, 2048), (2048, 8193), (8193, arguments.tokens + 1)):
+            own = [step for step in taken if low <= step[2][1] - step[2][0] < high]
+            if own:
+                name = f"wheel to a window of {low:,} to {high - 1:,} rows ({len(own)} steps)"
+                shown, arrived = [step[0] for step in own], [step[1] for step in own]
+                add(f"{name}: something", statistics.median(shown), max(shown))
+                add(f"{name}: last picture", statistics.median(arrived), max(arrived))
+    title = f"The viewer in Chromium, {arguments.tokens:,} tokens, CPU; milliseconds, medians"
+    write(f"viewer-browser-{arguments.tokens}", title, rows, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What the viewer computes of one head of a long text: small maps, the overview, windows. No browser, no server.
+
+`python benchmarks/viewer_maps.py --tokens 32768`; on a GPU `--device cuda --tokens 1048576`. Random queries and keys,
+causal. Each row is the median of some runs; the overview is made once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from clearhead import Causal, Recording, attention
+from clearhead.recording import Stack, Tokens
+from clearhead.viewer.gallery import Gallery
+from clearhead.viewer.maps import EXACT, SCREEN, Overview, Picture, Reduce, Window, is_exact
+from measuring import RESULTS, write
+
+RUNS = 5
+Row = dict[str, object]
+
+
+def synthetic(tokens: int, heads: int, device: str, dtype: torch.dtype) -> Recording:
+    """A causal layer of random queries and keys over tokens named by their number."""
+    query, key = (torch.randn(1, heads, tokens, 64, device=device, dtype=dtype) for _ in range(2))
+    _, weights = attention(query, key, key, mask=Causal(), return_weights=True)
+    own = Tokens(tuple(map(str, range(tokens))), (False,) * tokens, tuple(range(tokens)))
+    return Recording("random", {"decoder": Stack((weights.without_values(),), own, own)})
+
+
+def seconds(job: Callable[[], object]) -> float:
+    """The median of some runs, the first of which does not count."""
+    taken = []
+    for _ in range(RUNS + 1):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        job()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
+
+
+def filled(picture: Picture | Overview) -> float:
+    """Compute all of it; the longest step."""
+    longest = 0.0
+    while not picture.finished:
+        start = time.perf_counter()
+        picture.advance()
+        longest = max(longest, time.perf_counter() - start)
+    return longest
+
+
+def row(what: str, taken: float, step: float | None = None) -> Row:
+    return {"what": what, "ms": f"{1e3 * taken:.1f}", "longest step, ms": "" if step is None else f"{1e3 * step:.1f}"}
+
+
+def measured(recording: Recording) -> Iterator[Row]:
+    stack = recording["decoder"]
+    tokens, heads = len(stack.keys), stack.layers[0].shape[1]
+    weights = recording.weights(("decoder", 0, 0))
+    taken = seconds(lambda: Gallery(recording).thumbnails("decoder", 0))
+    yield row(f"small maps of {heads} heads, from 128 rows each", taken)
+    warm = Overview(weights)
+    warm.advance()
+    overview = Overview(weights)
+    start = time.perf_counter()
+    step = filled(overview)
+    yield row("overview: 2,048² mean and max, entropy, received", time.perf_counter() - start, step)
+    sides = [side for side in (65_536, 32_768, 16_384, 8192, 4096, 1024, 512, 128) if side < tokens]
+    for side in sides:
+        window = Window(tokens - side, tokens, tokens - side, tokens)  # across the diagonal
+        if side > 8192 and side**2 > EXACT[weights.device.type]:
+            continue
+        for reduce in ("max", "mean"):
+            steps: list[float] = []
+
+            def job(window: Window = window, reduce: Reduce = reduce, steps: list[float] = steps) -> None:
+                picture = Picture(weights, window, SCREEN, (reduce,))
+                steps.append(filled(picture))
+                picture.plate(reduce)
+
+            taken = seconds(job)
+            yield row(f"window of {side:,}², {reduce}, exact", taken, max(steps[1:]))
+    whole = Window(0, tokens, 0, tokens)
+    if not is_exact(weights, whole):
+        plate = overview.picture.plate("max")
+        half = Window(0, tokens // 2, 0, tokens // 2)
+        taken = seconds(lambda: plate.crop(half).coarser("max", SCREEN))
+        yield row(f"window of {tokens // 2:,}², from the overview", taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    made = synthetic(arguments.tokens, arguments.heads, arguments.device, getattr(torch, arguments.dtype))
+    title = (
+        f"The viewer's maps, {arguments.tokens:,} tokens, {arguments.device}, {arguments.dtype}, causal, key width 64"
+    )
+    rows = list(measured(made))
+    if arguments.device == "cuda":
+        rows.append(row(f"peak memory: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", 0.0))
+    write(f"viewer-maps-{arguments.device}-{arguments.tokens}", title, rows, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
