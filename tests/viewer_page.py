@@ -15,7 +15,7 @@ class Page:
     """What can be read and done on it. Whatever takes a moment is waited for."""
 
     def __init__(self, browser: Chrome) -> None:
-        self.browser = browser
+        self.browser, self.patience = browser, PATIENCE
 
     def open(self, url: str, fragment: str = "") -> "Page":
         self.browser.get("about:blank")  # an address that differs in its fragment only would not load again
@@ -25,7 +25,7 @@ class Page:
         return self
 
     def until(self, condition, every: float = 0.02):
-        return WebDriverWait(self.browser, PATIENCE, poll_frequency=every).until(lambda _: condition())
+        return WebDriverWait(self.browser, self.patience, poll_frequency=every).until(lambda _: condition())
 
     def script(self, code: str, *arguments):
         return self.browser.execute_script(code, *arguments)
@@ -42,7 +42,7 @@ class Page:
             seen.append(self.script(state))
             return len(seen) >= 4 and all(own == seen[-1] for own in seen[-4:]) and not seen[-1][3]
 
-        WebDriverWait(self.browser, PATIENCE, poll_frequency=0.08).until(lambda _: still())
+        WebDriverWait(self.browser, self.patience, poll_frequency=0.08).until(lambda _: still())
 
     def find(self, selector: str):
         return self.browser.find_element(By.CSS_SELECTOR, selector)

@@ -15,7 +15,7 @@ Reduce = Literal["mean", "max"]
 SCREEN = 512  # bins each way of what a page is sent, at most
 OVERVIEW = 2048  # bins each way that are kept of a whole matrix, at most
 EXACT = {"cpu": 8192**2, "cuda": 65_536**2}  # cells of a window that is computed when it is looked at
-BAND = {"cpu": 2**22, "cuda": 2**33}  # cells computed at a time: some 20 ms
+BAND = {"cpu": 2**22, "cuda": 2**36}  # cells computed at a time: 20 ms here; there as many as keep all of it busy
 
 
 class Window(NamedTuple):

