@@ -11,12 +11,13 @@ from pathlib import Path
 from PIL import Image
 from selenium.webdriver import Chrome
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from browser import launched, resize
 from clearhead import view
 from viewer_page import Page
+
+ROOT = Path(__file__).parent.parent
 
 
 def keep(browser: Chrome, name: str) -> None:
