@@ -33,6 +33,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/attention_cpu.py
 	$(BIN)/python benchmarks/layer_cpu.py
 	$(BIN)/python benchmarks/translation.py
+	$(BIN)/python benchmarks/viewer_maps.py
+	$(BIN)/python benchmarks/viewer_browser.py
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/pretrained.py smollm2)
 
 $(READY): pyproject.toml constraints.txt Makefile

@@ -73,6 +73,7 @@ LAYERS = [
     "syntax",
     "head_statistics",
     "roles",
+    "watched",
     "huggingface.mask_functions",
     "huggingface.masking",
     "huggingface.forward",

@@ -7,8 +7,9 @@ from selenium.webdriver.common.keys import Keys
 
 from browser import browser, complaints, emulate, requested, resize
 from clearhead import view
+from clearhead.models import SENTENCE
 from clearhead.viewer import explorer, maps, thumbnails
-from clearhead.viewer.texts import SENTENCE, Texts
+from clearhead.viewer.texts import Texts
 from pretrained import axe
 from recordings import decoder, translation
 from viewer_page import Page, number

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from clearhead.cli import app
 from clearhead.cli_viewing import what_to_show
+from clearhead.models import SENTENCE
 from clearhead.transformer import Translator
-from clearhead.viewer.texts import SENTENCE, Texts, typed
+from clearhead.viewer.texts import Texts, typed
 from recordings import decoder
 
 

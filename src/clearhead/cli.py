@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import clearhead
-from clearhead.cli_models import chosen_layers, load_model, progress_bar, texts_to_read, tracked, usable_device
+from clearhead.cli_models import chosen_layers, load_what_is_read, name_of, progress_bar, tracked, usable_device
 from clearhead.files import write_text
 from clearhead.worked import BUILT_IN
 
@@ -160,10 +160,16 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
-Text = Annotated[str | None, typer.Argument(help="A text to read; ordinary English prose where none is given.")]
+Text = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TEXT|RECORDING",
+        help="A text to read, ordinary English prose where none is given; or a .safetensors file made by `record`.",
+    ),
+]
 File = Annotated[list[Path] | None, typer.Option("--file", help="A text file to read, as one text. Repeatable.")]
 Model = Annotated[
-    str,
+    str | None,
     typer.Option("--model", help="A folder of Hugging Face files or of a run, a .gguf file, a hub id, or en-ja."),
 ]
 Layers = Annotated[str | None, typer.Option(help="Only these layers, from 0, such as 0,3-5.")]
@@ -176,9 +182,9 @@ Output = Annotated[Path | None, typer.Option(help="A file to write JSON to, inst
 
 @app.command()
 def stats(
-    model: Model,
     text: Text = None,
     file: File = None,
+    model: Model = None,
     layers: Layers = None,
     device: Device = None,
     dtype: InDtype = Dtype.float32,
@@ -188,8 +194,7 @@ def stats(
 ) -> None:
     """Run a model on texts; show how broadly, how far and how strongly each head attends."""
     with _one_line_errors():
-        texts = texts_to_read(text, file)
-        loaded = load_model(model, device, dtype.value, download)
+        loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead.surveys import statistics
         from clearhead.tables import print_statistics
         from clearhead.worked.terminal import console_for_output
@@ -199,16 +204,16 @@ def stats(
         rows = [place for place, layer in enumerate(table["layer"]) if layer in chosen]
         table = {name: [values[row] for row in rows] for name, values in table.items()}
         if as_json or output is not None:
-            _write(json.dumps({"model": loaded.name, "heads": table}, indent=1) + "\n", output)
+            _write(json.dumps({"model": name_of(loaded), "heads": table}, indent=1) + "\n", output)
         else:
-            print_statistics(console_for_output(), table, f"{loaded.name}: means over queries")
+            print_statistics(console_for_output(), table, f"{name_of(loaded)}: means over queries")
 
 
 @app.command()
 def roles(
-    model: Model,
     text: Text = None,
     file: File = None,
+    model: Model = None,
     treebank: Annotated[
         list[Path] | None, typer.Option(help="Sentences with dependency trees (CoNLL-U, .gz too). Repeatable.")
     ] = None,
@@ -223,9 +228,8 @@ def roles(
     with _one_line_errors():
         from clearhead.treebank import read_conllu
 
-        texts = texts_to_read(text, file)
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
-        loaded = load_model(model, device, dtype.value, download)
+        loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead import surveys
         from clearhead.tables import print_roles
         from clearhead.worked.terminal import console_for_output
@@ -320,6 +324,28 @@ def translate(
             show_alignment(translator, lines, found)
         elif output is not None:
             _write("".join(f"{line}\n" for line in found), output)
+
+
+@app.command()
+def record(
+    output: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
+    text: Annotated[str | None, typer.Argument(help="A text to read; one of our own where none is given.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file to read.")] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="As in `stats`; the bundled translator, en-ja, where none is named.")
+    ] = "en-ja",
+    values: Annotated[
+        bool, typer.Option("--values/--no-values", help="Keep what contributions to the output are computed from.")
+    ] = True,
+    device: Device = None,
+    dtype: InDtype = Dtype.float32,
+    download: Download = False,
+) -> None:
+    """Record a model's attention on a text, to look at here or elsewhere: `view`, `stats` and `roles` read the file."""
+    with _one_line_errors():
+        from clearhead.cli_viewing import write_recording
+
+        write_recording(output, text, file, model, values, device, dtype.value, download)
 
 
 @app.command()

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     import torch
 
     from clearhead.models import Loaded
+    from clearhead.recording import Recording
     from clearhead.transformer.translate import Translator
+
+
+SUFFIX = ".safetensors"  # by which a recording is told from a text
 
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
@@ -57,7 +61,39 @@ def usable_device(device: str | None) -> torch.device:
     return place
 
 
-def chosen_layers(layers: str | None, model: Loaded | Translator) -> Container[int]:
+def is_recording(text: str | None) -> bool:
+    """Whether what stands in place of a text is the name of a recording."""
+    return text is not None and text.endswith(SUFFIX)
+
+
+def load_recording(path: str, files: list[Path] | None, model: str | None, device: str | None) -> Recording:
+    """A recording, which has its own text and its own model."""
+    from clearhead.recording import Recording
+
+    if files or model is not None:
+        raise ValueError(f"{path} is a recording, which --file and --model do not go with")
+    return Recording.load(path, device=usable_device(device))
+
+
+def load_what_is_read(
+    text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
+) -> tuple[Loaded | Translator | Recording, list[str]]:
+    """A model and the texts it is to read; or a recording, and none."""
+    if text is not None and is_recording(text):
+        return load_recording(text, files, model, device), []
+    if model is None:
+        raise ValueError(f"--model is missing; expected a model to run, or a recording ({SUFFIX}) in place of TEXT")
+    texts = texts_to_read(text, files)
+    return load_model(model, device, dtype, download), texts
+
+
+def name_of(model: Loaded | Translator | Recording) -> str:
+    from clearhead.recording import Recording
+
+    return model.model if isinstance(model, Recording) else model.name
+
+
+def chosen_layers(layers: str | None, model: Loaded | Translator | Recording) -> Container[int]:
     """The numbers that "0,3-5" means."""
     from clearhead.models import layer_count
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from clearhead.cli_models import load_model, texts_to_read, usable_device
+from clearhead.cli_models import SUFFIX, is_recording, load_model, load_recording, texts_to_read
 
 if TYPE_CHECKING:
     from clearhead.models import Loaded
@@ -21,12 +22,36 @@ def what_to_show(
     text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
 ) -> tuple[Callable[[], Recording | Loaded | Translator], list[str] | None]:
     """What loads a recording; or a model and its texts, of which the first is shown first."""
-    if text is not None and text.endswith(".safetensors"):
-        if files or model is not None:
-            raise ValueError(f"{text} is a recording, which --file and --model do not go with")
-        return lambda: _read_recording(text, device), None
+    if text is not None and is_recording(text):
+        return lambda: load_recording(text, files, model, device), None
     texts = texts_to_read(text, files) if text is not None or files else None
     return lambda: load_model("en-ja" if model is None else model, device, dtype, download), texts
+
+
+def write_recording(
+    output: Path,
+    text: str | None,
+    file: Path | None,
+    model: str,
+    values: bool,
+    device: str | None,
+    dtype: str,
+    download: bool,
+) -> None:
+    """Run a model on one text and keep its attention; says how large the file is."""
+    if output.suffix != SUFFIX:
+        raise ValueError(f"--output is {output}; expected a name that ends in {SUFFIX}")
+    if text is not None and file is not None:
+        raise ValueError("TEXT and --file are both given; a recording is of one text")
+    given = texts_to_read(text, [file] if file else None) if text is not None or file else None
+    with Console(stderr=True).status("loading and running the model …"):
+        from clearhead.models import default_text, record
+
+        loaded = load_model(model, device, dtype, download)
+        recording = record(loaded, given[0] if given else default_text(loaded), values=values)
+        recording.save(output)
+    size = output.stat().st_size / 2**20
+    print(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}")
 
 
 def serve(
@@ -48,12 +73,6 @@ def serve(
     print(f"From another machine first:  {viewer.forwarding}")
     print("Ctrl-C stops it.", flush=True)
     viewer.wait()
-
-
-def _read_recording(path: str, device: str | None) -> Recording:
-    from clearhead.recording import Recording
-
-    return Recording.load(path, device=usable_device(device))
 
 
 def _read_roles(path: Path) -> Roles:

@@ -26,7 +26,9 @@ from clearhead.transformer.translate import BUNDLED, Translator
 from clearhead.weights import AttentionWeights
 
 NEW_TOKENS = 128  # that an encoder–decoder writes at most, where no target is given
-# What a model reads where no text is given: ordinary prose, longer than any fixed offset.
+# What a model reads where no text is given: a sentence that is reordered when it is translated, and
+# ordinary prose, longer than any fixed offset.
+SENTENCE = "My mother was cooking dinner in the kitchen when I came home from school yesterday."
 PASSAGE = (
     "When the ferry left the harbour, the rain had already stopped, and the old woman at the window folded her coat. "
     "She had promised her brother that she would not wait for him, but she was still looking back at the lighthouse. "
@@ -98,8 +100,15 @@ def load(
     return Loaded(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
 
 
-def layer_count(model: Loaded | Translator) -> int:
+def default_text(model: Loaded | Translator) -> str:
+    """What is shown of a model where no text is given."""
+    return SENTENCE if isinstance(model, Translator) else PASSAGE[0]
+
+
+def layer_count(model: Loaded | Translator | Recording) -> int:
     """Of the stack that has most."""
+    if isinstance(model, Recording):
+        return max(len(stack.layers) for stack in model.stacks.values())
     if isinstance(model, Translator):
         return max(len(model.model.encoder), len(model.model.decoder))
     from clearhead.huggingface import attention_modules

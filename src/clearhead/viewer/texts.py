@@ -9,13 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from clearhead.models import PASSAGE, Loaded, load, record
+from clearhead.models import Loaded, default_text, load, record
 from clearhead.recording import Recording
 from clearhead.roles import Roles
 from clearhead.transformer.translate import Translator
 from clearhead.viewer.gallery import Gallery
 
-SENTENCE = "My mother was cooking dinner in the kitchen when I came home from school yesterday."
 TYPED = 20_000  # letters that may be typed, at most
 KEPT = 4  # recordings of typed texts; those used last stay
 Shown = Recording | Loaded | Translator | str | os.PathLike[str]
@@ -86,7 +85,7 @@ class Texts:
             return [""]
         self._model = load(shown) if isinstance(shown, str | os.PathLike) else shown
         if text is None:
-            text = SENTENCE if isinstance(self._model, Translator) else PASSAGE[0]
+            text = default_text(self._model)
         given = [text] if isinstance(text, str) else list(text)
         if not given:
             raise ValueError("text is an empty list; expected at least one text")
