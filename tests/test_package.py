@@ -128,6 +128,7 @@ LAYERS = [
     "viewer.calculation",
     "viewer.gallery",
     "viewer.facts",
+    "viewer.figures",
     "viewer.texts",
     "viewer.charts",
     "viewer.jobs",
