@@ -1,5 +1,7 @@
 """The viewer in a real browser: every part of the page, used as a reader uses it."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from selenium.webdriver.common.by import By
@@ -21,6 +23,14 @@ PLAIN = [f"t{place}" for place in range(12)]
 
 def served(shown, **options):
     return view(shown, browser=False, wait=False, **options)
+
+
+@contextmanager
+def showing(page, shown, **options):
+    """A viewer that is left before it ends: a page would go on trying to connect."""
+    with served(shown, **options) as found:
+        yield found
+        page.browser.get("about:blank")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +219,7 @@ def test_a_text_that_cannot_be_run_is_said_and_nothing_is_lost(page, translator)
 
 
 def test_several_texts_can_be_chosen_from(page):
-    with served("en-ja", text=["She plays.", "He reads a long book."]) as found:
+    with showing(page, "en-ja", text=["She plays.", "He reads a long book."]) as found:
         page.open(found.url)
         assert page.find("#given").is_displayed()
         assert [option.text for option in page.all("#given option")] == ["1: She plays.", "2: He reads a long book."]
@@ -332,7 +342,7 @@ def test_where_a_token_looks_and_who_looks_at_it(page, small):
 
 
 def test_in_cross_attention_the_two_sides_are_different_tokens(page):
-    with served(translation("abcde", "xyz")) as found:
+    with showing(page, translation("abcde", "xyz")) as found:
         page.open(found.url, "#head=cross.0.1&cell=1-3")
         assert page.text("from-heading") == "y looks at"
         assert page.text("to-heading") == "d is looked at by"
@@ -364,7 +374,7 @@ def test_the_calculation_is_worked_out(page, small):
 
 
 def test_tokens_are_shown_as_they_are(page, browser):
-    with served(decoder(AWKWARD)) as found:
+    with showing(page, decoder(AWKWARD)) as found:
         page.open(found.url, "#head=decoder.0.0")
         expected = ["\\n" if token == "\n" else token for token in AWKWARD]
         expected[7] = "x" * 79 + "…"
@@ -390,7 +400,7 @@ def test_tokens_are_shown_as_they_are(page, browser):
 
 class TestLongInputs:
     @pytest.fixture
-    def long(self, monkeypatch):
+    def long(self, page, monkeypatch):
         """Limits so low that a few hundred tokens are many."""
         monkeypatch.setattr(thumbnails, "EXACT", 200)
         monkeypatch.setattr(thumbnails, "SIDE", 32)
@@ -400,7 +410,7 @@ class TestLongInputs:
         monkeypatch.setitem(maps.EXACT, "cpu", 128**2)
         monkeypatch.setitem(maps.BAND, "cpu", 2**14)
         recording = decoder([f"t{place}" for place in range(512)])
-        with served(recording) as found:
+        with showing(page, recording) as found:
             yield recording, found.url
 
     def plate(self, page, place):
@@ -485,7 +495,7 @@ def test_labels_of_a_file_are_shown(page):
     from clearhead.roles import Roles
 
     roles = Roles("a model", {("decoder", 1, 3): HeadStatistics(9, induction=0.8)})
-    with served(decoder(PLAIN), roles=roles) as found:
+    with showing(page, decoder(PLAIN), roles=roles) as found:
         page.open(found.url)
         page.choose("filter", "label:induction")
         assert [own.get_attribute("data-head") for own in page.all(".thumb")] == ["decoder.1.3"]
@@ -538,10 +548,18 @@ def test_japanese_is_drawn_as_japanese(page, small):
     assert len(set(drawn)) == 3
 
 
+def test_a_server_that_has_stopped_is_said(page, browser):
+    with served(decoder(PLAIN)) as found:
+        page.open(found.url)
+    page.until(lambda: page.text("status") == "clearhead view has stopped: start it again and reload this page")
+    browser.get("about:blank")
+    complaints(browser)  # it said that it could not connect, too
+
+
 def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
     texts = Texts(decoder(PLAIN))
     monkeypatch.setattr(texts.first.gallery, "overview", lambda *a, **k: 1 / 0)
     monkeypatch.setattr("clearhead.viewer.serving.Texts", lambda *a: texts)
-    with served(decoder(PLAIN)) as found:
+    with showing(page, decoder(PLAIN)) as found:
         page.open(found.url)
         page.until(lambda: page.text("status") == "division by zero")

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from bokeh.server.auth_provider import AuthProvider
 from tornado.httputil import HTTPServerRequest
@@ -14,6 +15,7 @@ from tornado.web import HTTPError, RequestHandler
 from tornado.websocket import WebSocketHandler
 
 ENTRANCE = "/enter"
+GOING_AWAY = 1001  # as RFC 6455 numbers the reasons for closing a socket
 LOCAL = frozenset({"127.0.0.1", "localhost"})
 _REFUSED = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead: not this address</title>"
@@ -32,6 +34,7 @@ class Access(AuthProvider):
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(24)
         self._secret = secrets.token_urlsafe(32)
+        self._sockets: WeakSet[WebSocketHandler] = WeakSet()
         super().__init__()
 
     @property
@@ -59,6 +62,11 @@ class Access(AuthProvider):
 
         return Entrance
 
+    def close_sockets(self) -> None:
+        """Tell all pages that it ends."""
+        for socket in list(self._sockets):
+            socket.close(GOING_AWAY)
+
     async def _user(self, handler: RequestHandler) -> str | None:
         """Called before every page and every WebSocket."""
         request = handler.request
@@ -68,6 +76,8 @@ class Access(AuthProvider):
             raise HTTPError(403, reason="Origin is not this page")
         own = handler.get_cookie(_cookie_name(request), "") or ""
         if hmac.compare_digest(own.encode(), self._secret.encode()):
+            if isinstance(handler, WebSocketHandler):
+                self._sockets.add(handler)
             return "reader"
         if socket:
             raise HTTPError(403, reason="No cookie of this viewer")

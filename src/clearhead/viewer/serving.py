@@ -28,19 +28,19 @@ from clearhead.viewer.texts import Shown, Texts
 
 PORT = 5006
 TRIED = 100  # ports after the one that was asked for
+PARTING = 0.1  # seconds in which pages hear that it ends
 MESSAGE = 2**20  # bytes of the largest message that a page may send
 
 
 class Viewer:
     """A page being served, in a thread of its own until `close` is called."""
 
-    def __init__(self, show: Callable[[Document], None], port: int) -> None:
+    def __init__(self, texts: Texts, bound: socket.socket) -> None:
         logging.getLogger("tornado.access").setLevel(logging.ERROR)  # what was refused is told to whoever asked
-        self._access = Access()
-        bound = _bind(port)
+        self._texts, self._access = texts, Access()
         self.port = bound.getsockname()[1]
         self._loop: Future[IOLoop] = Future()
-        self._thread = threading.Thread(target=self._serve, args=(show, bound), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(bound,), daemon=True)
         self._thread.start()
         self._loop.result()  # what goes wrong at the start goes wrong here
 
@@ -67,6 +67,7 @@ class Viewer:
         if self._thread.is_alive():
             loop.add_callback(loop.stop)
             self._thread.join()
+        self._texts.worker.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Viewer:
         return self
@@ -74,11 +75,14 @@ class Viewer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _serve(self, show: Callable[[Document], None], bound: socket.socket) -> None:
+    def _show(self, document: Document) -> None:
+        Explorer(document, self._texts)
+
+    def _serve(self, bound: socket.socket) -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())
         loop = IOLoop.current()
         try:
-            server, http = _server(Application(FunctionHandler(show)), self._access, bound)
+            server, http = _server(Application(FunctionHandler(self._show)), self._access, bound)
             server.start()
         except BaseException as error:
             bound.close()
@@ -88,7 +92,13 @@ class Viewer:
         self._loop.set_result(loop)
         loop.start()
         server.stop()
-        loop.run_sync(http.close_all_connections)  # or a browser would go on waiting for an answer
+
+        async def part() -> None:  # or browsers would go on waiting for an answer
+            self._access.close_sockets()
+            await asyncio.sleep(PARTING)
+            await http.close_all_connections()
+
+        loop.run_sync(part)
         loop.close()
 
 
@@ -112,12 +122,12 @@ def view(
         browser: open the page in a browser.
         wait: until Ctrl-C. Otherwise it is served until `close` is called on what comes back.
     """
-    texts = Texts(shown, text, roles)
-
-    def show(document: Document) -> None:
-        Explorer(document, texts)
-
-    viewer = Viewer(show, whole_number("port", port))
+    bound = _bind(whole_number("port", port))  # first, for a model may take its time to load
+    try:
+        viewer = Viewer(Texts(shown, text, roles), bound)
+    except BaseException:
+        bound.close()
+        raise
     if browser:
         webbrowser.open(viewer.url)
     if wait:

@@ -119,6 +119,9 @@ function start(found) {
   }
   chart.renderers[0].glyph.properties.color_mapper.change.connect(showLegend);
   for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
+  found.on_event("connection_lost", () => {
+    Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and reload this page" });
+  });
   chart.on_event("mousemove", ({ x, y }) => wire.head && readOut(binAt(x, y)));
   chart.on_event("mouseleave", () => wire.cell && sayCell());
   chart.on_event("tap", ({ x, y }) => {
