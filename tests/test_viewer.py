@@ -160,6 +160,12 @@ def test_heads_are_chosen_and_back_reload_and_bookmarks_work(page, small, browse
     page.until(lambda: page.text("head-heading") == "Decoder, layer 1, head 3")
     page.settle()
     assert page.place == zoomed
+    browser.back()  # from the window to all of it
+    page.until(lambda: "rows" not in page.place)
+    page.settle()
+    assert page.window() == [0, 12, 0, 12]
+    browser.forward()
+    page.until(lambda: page.place == zoomed)
     browser.refresh()
     page.until(lambda: page.text("head-heading") == "Decoder, layer 1, head 3")
     page.settle()
@@ -288,13 +294,18 @@ def test_bins_palettes_and_colours(page, small):
 def test_the_sink_can_be_hidden(page, small):
     recording, url = small
     page.open(url, "#head=decoder.0.1")
-    assert page.find("#hide-label").get_attribute("title") == "Leave out what goes to t0"
+    assert page.text("hide-label") == "hide the sink t0"
     page.click("#hide")
     sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
     expected = recording.weights(("decoder", 0, 1)).dense()[0, 0].clone()
     expected[:, 0] = 0
     torch.testing.assert_close(torch.tensor(sent).view(12, 12), expected, rtol=0, atol=1e-6)
-    assert "weight 0" in page.point(0.5, 5.5)
+    assert page.point(0.5, 5.5).endswith(": hidden")
+    bars = page.script(
+        "return [...Bokeh.documents[0].get_model_by_name('received').renderers[0].data_source.data.value]"
+    )
+    assert bars[0] == 0
+    assert min(bars[1:]) > 0
 
 
 def test_heads_are_sorted_and_filtered(page, translator):
@@ -339,6 +350,13 @@ def test_where_a_token_looks_and_who_looks_at_it(page, small):
     page.click("#to tr:nth-child(3) button")
     assert page.place["head"] in {f"decoder.{layer}.{head}" for layer in range(2) for head in range(4)}
     assert page.place["cell"] == "9-9"
+
+
+def test_the_lines_stay_whole_while_one_zooms(page, small):
+    page.open(small[1], "#head=decoder.1.0&rows=2-8&keys=2-8&cell=3-2")
+    assert len(page.all("#lines text")) == 24
+    page.keys(Keys.ARROW_DOWN)
+    assert [own.text for own in page.all("#lines text.chosen")] == ["t4", "t2"]
 
 
 def test_in_cross_attention_the_two_sides_are_different_tokens(page):
@@ -450,6 +468,33 @@ class TestLongInputs:
         assert (across, down, key, row) == (1, 1, 200, 300)
         assert page.script("return wire.tokens.rows") == [f"t{place}" for place in range(300, 330)]
 
+    def test_the_table_holds_nothing_from_beyond_its_ranges(self, page, long):
+        recording, url = long
+        page.open(url, "#head=decoder.1.0&rows=5-505&keys=3-509")
+        page.click("#window-table summary")
+        dense = recording.weights(("decoder", 1, 0)).dense()[0, 0]
+        rows = [
+            [cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in page.all("#window-table tr")
+        ]
+
+        def ends(text):
+            start, _, last = text.partition(" to ")
+            return int(start), int(last) + 1
+
+        columns = [ends(text) for text in rows[0][1:]]
+        assert 8 <= len(columns) <= 17
+        for heading, *cells in rows[1:]:
+            row, row_end = ends(heading)
+            expected = [float(dense[row:row_end, key:key_end].max()) for key, key_end in columns]
+            assert [number(cell) for cell in cells] == pytest.approx(expected, rel=1e-2, abs=1e-6)
+
+    def test_linear_colours_are_those_of_the_window(self, page, long):
+        recording, url = long
+        page.open(url, "#head=decoder.1.0&rows=300-330&keys=200-225")
+        page.click("[name=scale][value=linear]")
+        most = float(recording.weights(("decoder", 1, 0)).dense()[0, 0, 300:330, 200:225].max())
+        assert number(page.text("high")) == pytest.approx(most, rel=0.05)
+
     def test_only_what_is_looked_at_goes_to_the_page(self, page, long):
         page.open(long[1], "#head=decoder.1.0&rows=300-330&keys=200-225")
         known = page.script(
@@ -499,6 +544,26 @@ def test_labels_of_a_file_are_shown(page):
         page.open(found.url)
         page.choose("filter", "label:induction")
         assert [own.get_attribute("data-head") for own in page.all(".thumb")] == ["decoder.1.3"]
+
+
+def test_whoever_goes_elsewhere_is_not_taken_back(page, translator, browser):
+    """A head is clicked and another text run at once, over and over: nothing of the one is applied to the other."""
+    page.open(translator.url)
+    for number_of in range(4):
+        page.script("document.querySelector(arguments[0]).click()", f"[data-head='encoder.{number_of}.3']")
+        page.script("ask('go', {text: arguments[0]})", f"She has {number_of} books.")
+        page.script("document.querySelector(arguments[0]).click()", f"[data-head='decoder.{number_of}.1']")
+    page.settle()
+    assert page.text("head-heading") == "Decoder, layer 3, head 1"
+    assert page.script("return wire.model.text") == page.find("#text").get_attribute("value")
+    assert page.text("status") == ""
+
+
+def test_a_text_that_is_too_long_is_refused_by_the_page(page, translator):
+    page.open(translator.url)
+    page.script("document.getElementById('text').value = 'x'.repeat(2000000)")
+    page.click("#run button")
+    assert page.text("status") == "the text has 2,000,000 letters, and 20,000 can be typed here"
 
 
 def test_a_recording_has_no_text_to_type(page, small):

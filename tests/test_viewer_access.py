@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from bokeh.util.token import get_token_payload
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClosedError, websocket_connect
 
@@ -58,12 +59,32 @@ def test_the_first_address_becomes_a_cookie_and_an_address_without_the_token(vie
     assert "<main>" in text
 
 
-@pytest.mark.parametrize("path", ["", "enter", "enter?token=", "enter?token=wrong", "?token=wrong", "metadata"])
+@pytest.mark.parametrize("path", ["", "enter", "enter?token=", "enter?token=wrong", "?token=wrong"])
 def test_others_are_refused_and_told_what_to_do(viewer, path):
     status, headers, text = fetch(home(viewer) + path)
     assert status == 403
     assert "Set-Cookie" not in headers
     assert "clearhead view" in text
+
+
+def test_the_secret_is_nowhere_in_the_page_and_other_addresses_are_for_nobody(viewer):
+    own = cookie(viewer)
+    _, headers, text = fetch(home(viewer), Cookie=own, X_Private="something")
+    payload = get_token_payload(_token(text))
+    assert payload["cookies"] == payload["headers"] == {}
+    assert own.partition("=")[2] not in text + str(payload)
+    assert headers["X-Frame-Options"] == "DENY"
+    for path in ("autoload.js?bokeh-autoload-element=x", "metadata"):
+        assert fetch(home(viewer) + path, Cookie=own, Origin="http://127.0.0.1:1")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("mode", "destination", "status"),
+    [("navigate", "document", 200), ("cors", "empty", 403), ("no-cors", "script", 403), ("navigate", "iframe", 403)],
+)
+def test_other_pages_of_this_machine_cannot_read_or_frame_it(viewer, mode, destination, status):
+    headers = {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": destination}
+    assert fetch(home(viewer), Cookie=cookie(viewer), **headers)[0] == status
 
 
 def test_a_cookie_of_another_viewer_is_of_no_use(viewer):

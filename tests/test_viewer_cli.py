@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from clearhead.cli import app
 from clearhead.cli_viewing import what_to_show
+from clearhead.head_statistics import HeadStatistics
 from clearhead.models import SENTENCE
+from clearhead.roles import Roles
 from clearhead.transformer import Translator
 from clearhead.viewer.texts import Texts, typed
 from recordings import decoder
@@ -89,10 +91,20 @@ def test_what_cannot_be_typed_or_run():
     ):
         typed("x" * 20_001)
     assert typed("x" * 20_000)
+    with pytest.raises(ValueError, match="the text has 401 tokens, and 256 can be typed here; start clearhead view"):
+        Texts("en-ja").recorded("a " * 400)
     with pytest.raises(ValueError, match="this is a recording: there is no model to run on another text"):
         Texts(decoder("abc")).recorded("abc")
     with pytest.raises(ValueError, match="text is an empty list; expected at least one text"):
         Texts("en-ja", [])
+
+
+def test_roles_have_to_be_of_the_same_model():
+    roles = Roles("another", {("decoder", 0, 0): HeadStatistics(9)})
+    with pytest.raises(ValueError, match="roles is of 'another' with 1 heads, but what is shown is 'a model' with 8"):
+        Texts(decoder("abc"), roles=roles)
+    with pytest.raises(ValueError, match="expected roles of the same model"):
+        Texts("en-ja", roles=Roles("en-ja", {("decoder", 0, 99): HeadStatistics(9)}))
 
 
 def test_what_a_model_never_met_is_said():
@@ -113,10 +125,12 @@ def test_what_a_model_never_met_is_said():
         (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text was not written by Roles"),
         (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
         (["--file", "{folder}/none.txt"], "none.txt: no such file or directory"),
+        (["{folder}/broken.txt"], "broken.txt', which is a file; expected --file"),
     ],
 )
 def test_bad_input_is_one_line(recorded, arguments, message):
-    (recorded.parent / "broken.safetensors").write_text("nothing")
+    for name in ("broken.safetensors", "broken.txt"):
+        (recorded.parent / name).write_text("nothing")
     filled = [argument.format(recorded=recorded, folder=recorded.parent) for argument in arguments]
     result = CliRunner().invoke(app, ["view", "--no-browser", *filled])
     assert result.exit_code == 2

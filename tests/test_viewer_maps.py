@@ -1,5 +1,6 @@
 """What the viewer computes: windows in bins, overviews, small maps, where tokens look, the calculation of a row."""
 
+import itertools
 import math
 
 import numpy as np
@@ -149,7 +150,7 @@ class TestThumbnails:
         monkeypatch.setattr(thumbnails, "ROWS", 20)
         monkeypatch.setattr(thumbnails, "SIDE", 16)
         stack = decoder([str(place) for place in range(210)])["decoder"]
-        rows = slice(5, 200, 10)
+        rows = torch.cat([torch.arange(210)[part] for part in thumbnails.spread(210, 20)])
         for head, own in enumerate(thumbnails.thumbnails("decoder", stack, 0)):
             dense = stack.layers[0].dense()[0, head, rows]
             assert own.sampled
@@ -158,9 +159,20 @@ class TestThumbnails:
             np.testing.assert_allclose(own.values, pooled, atol=1e-6)
             assert own.statistics.entropy == pytest.approx(float(torch.special.entr(dense).sum(-1).mean()), abs=1e-4)
             assert own.statistics.sink == pytest.approx(float(dense[:, 0].mean()), abs=1e-6)
-            diagonal = torch.stack([dense[i, row] for i, row in enumerate(range(5, 200, 10))])
+            diagonal = torch.stack([dense[i, row] for i, row in enumerate(rows)])
             assert own.statistics.self == pytest.approx(float(diagonal.mean()), abs=1e-6)
-            assert own.statistics.keys == pytest.approx(sum(range(6, 201, 10)) / 20)
+            assert own.statistics.keys == pytest.approx(float((rows + 1).float().mean()))
+
+    @given(length=st.integers(1, 20_000), count=st.integers(1, 200))
+    def test_rows_are_spread_evenly_to_the_end(self, length, count):
+        places = [place for part in thumbnails.spread(length, count) for place in range(length)[part]]
+        assert len(places) == min(length, count)
+        assert places == sorted(set(places))
+        edges = [-1, *places, length]
+        gaps = {later - earlier for earlier, later in itertools.pairwise(places)}
+        assert max(gaps, default=0) - min(gaps, default=0) <= 1
+        assert edges[1] - edges[0] <= length / count + 1
+        assert edges[-1] - edges[-2] <= length / count + 1.5
 
     def test_a_clear_role_is_found_in_either_way(self, monkeypatch):
         """Queries that are the key before them: previous-token heads."""

@@ -23,6 +23,8 @@ SUFFIX = ".safetensors"  # by which a recording is told from a text
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     """What to read: what is given, or a passage of our own."""
+    if text is not None and _is_file(text):
+        raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
     given = [] if text is None else [("TEXT", text)]
     for path in files or ():
         try:
@@ -37,6 +39,13 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     from clearhead.models import PASSAGE
 
     return list(PASSAGE)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a letter that no name has
+        return False
 
 
 def load_model(model: str, device: str | None, dtype: str, download: bool) -> Loaded | Translator:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,16 +66,23 @@ def serve(
 ) -> None:
     """Until Ctrl-C. Says where the page is, and how to reach it from another machine."""
     found = None if roles is None else _read_roles(roles)
-    with Console(stderr=True).status("loading and running the model …"):
-        from clearhead.viewer.serving import view
+    try:
+        with Console(stderr=True).status("loading and running the model …"):
+            from clearhead.viewer.serving import view
 
-        viewer = view(shown, texts, roles=found, port=port, browser=browser, wait=False)
-    if viewer.port != port:
-        print(f"Port {port} is in use; this is the next free one.")
-    print(f"Open  {viewer.url}")
-    print(f"From another machine first:  {viewer.forwarding}")
-    print("Ctrl-C stops it.", flush=True)
-    viewer.wait()
+            viewer = view(shown, texts, roles=found, port=port, browser=False, wait=False)
+        if viewer.port != port:
+            print(f"Port {port} is in use; this is the next free one.")
+        print(f"Open  {viewer.url}")
+        print(f"From another machine first:  {viewer.forwarding}")
+        print("Ctrl-C stops it.", flush=True)
+        if browser:
+            webbrowser.open(viewer.url)
+        viewer.wait()
+    except KeyboardInterrupt:
+        pass
+    sys.stdout.flush()
+    os._exit(0)  # a model that is still running would be waited for, and nothing of it is kept
 
 
 def _read_roles(path: Path) -> Roles:

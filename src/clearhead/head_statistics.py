@@ -73,21 +73,22 @@ def measure(recordings: Iterable[Recording], *, find_repeats: bool = True) -> tu
 
 @torch.no_grad()
 def measure_rows(
-    name: str, stack: Stack, weights: AttentionWeights, rows: slice, cells: Float[Tensor, "rows kv_len"]
+    name: str, stack: Stack, weights: AttentionWeights, rows: Int[Tensor, " rows"], cells: Float[Tensor, "rows kv_len"]
 ) -> HeadStatistics:
     """One head in numbers from some of its queries: of long texts, where all of them would take too long.
 
     Args:
         weights: the head's matrix, [1, 1, q_len, kv_len].
-        cells: its rows `rows`.
+        rows: which of its queries.
+        cells: what they give to every key.
     """
-    visible = _visible_keys(weights)[rows].double()
+    there = rows.to(cells.device)
+    visible = _visible_keys(weights)[there].double()
     entropy = torch.special.entr(cells.double()).sum(dim=-1).mean()
     largest = float(visible.clamp(min=1).log().mean())
     found: dict[str, float] = {"keys": float(visible.mean()), "entropy": float(entropy)}
     found |= {"spread": float(entropy) / largest} if largest else {}
-    asking = torch.arange(weights.shape[2])[rows]
-    best = cells.argmax(dim=-1).cpu() - asking
+    best = cells.argmax(dim=-1).cpu() - rows
     offset = int(best.mode().values)
     found["positional"] = float((best == offset).double().mean())
     if any(stack.keys.special):
@@ -96,9 +97,9 @@ def measure_rows(
         found["delimiter"] = float(cells[plain][:, special].sum(dim=-1).mean()) if plain.any() else 0.0
     if attends_to_itself(name, stack):
         for neighbour, away in NEIGHBOURS.items():
-            found[neighbour] = float(weights.diagonal(away)[0, 0, rows].mean())
+            found[neighbour] = float(weights.diagonal(away)[0, 0, there].mean())
         found["sink"] = float(cells[:, 0].mean())
-    return HeadStatistics(len(asking), offset=offset, **found)
+    return HeadStatistics(len(rows), offset=offset, **found)
 
 
 @dataclass(frozen=True)

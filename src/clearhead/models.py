@@ -105,6 +105,13 @@ def default_text(model: Loaded | Translator) -> str:
     return SENTENCE if isinstance(model, Translator) else PASSAGE[0]
 
 
+def token_count(model: Loaded | Translator, text: str) -> int:
+    """How many tokens a model would read."""
+    if isinstance(model, Translator):
+        return len(model.vocabulary.encode(model.config.text.source(text)))
+    return len(model.tokenizer(text)["input_ids"])
+
+
 def layer_count(model: Loaded | Translator | Recording) -> int:
     """Of the stack that has most."""
     if isinstance(model, Recording):

@@ -68,10 +68,12 @@ class Access(AuthProvider):
             socket.close(GOING_AWAY)
 
     async def _user(self, handler: RequestHandler) -> str | None:
-        """Called before every page and every WebSocket."""
+        """Called before the page and every WebSocket."""
         request = handler.request
         _check_host(request)
         socket = isinstance(handler, WebSocketHandler)
+        if not socket:
+            _check_whole_page(handler)
         if socket and urlsplit(request.headers.get("Origin", "")).netloc.lower() != request.host.lower():
             raise HTTPError(403, reason="Origin is not this page")
         own = handler.get_cookie(_cookie_name(request), "") or ""
@@ -88,6 +90,22 @@ class Access(AuthProvider):
 def _check_host(request: HTTPServerRequest) -> None:
     if request.host.lower() not in {f"{host}:{_port(request)}" for host in LOCAL}:
         raise HTTPError(403, reason="Host is not this machine")
+
+
+def _check_whole_page(handler: RequestHandler) -> None:
+    """Bokeh's other addresses (scripts to embed, metadata) are for nobody, and the page is not for frames or scripts.
+
+    Other ports of this machine are the same site to a browser, so that the cookie alone does not keep their pages out.
+    """
+    handler.set_header("X-Frame-Options", "DENY")
+    headers = handler.request.headers
+    if handler.request.path != "/":
+        raise HTTPError(404)
+    if (
+        headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
+        or headers.get("Sec-Fetch-Dest", "document") != "document"
+    ):
+        raise HTTPError(403, reason="The page can only be opened as a page")
 
 
 def _refuse(handler: RequestHandler) -> None:

@@ -50,6 +50,10 @@ class HeadChart:
         self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0)
         self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0)
         self._shape, self.window = (1, 1), Window(0, 1, 0, 1)
+        self._most: dict[bool, float | None] = {
+            True: None,
+            False: None,
+        }  # the largest weight of the whole, of the window
         self.map = self._map()
         self.entropy, self.received = self._entropy(), self._received()
 
@@ -89,9 +93,12 @@ class HeadChart:
         """A picture of the whole matrix, or over it of a window; None takes it away."""
         source = self.whole if whole else self.detail
         source.data = _NO_IMAGE if plate is None else _image(plate, exact)
-        if whole and plate is not None:
-            high = float(plate.values.max(initial=0.0))
-            self._linear.update(low=0.0, high=max(high, 1e-6))
+        self._most[whole] = None if plate is None else float(plate.values.max(initial=0.0))
+        most = (
+            self._most[False] if self._most[False] is not None else self._most[True]
+        )  # of the window, if there is one
+        if most is not None:
+            self._linear.high = max(most, 1e-6)
 
     def mark(self, query: int, key: int) -> None:
         """Draw the cursor around a cell."""
@@ -117,10 +124,12 @@ class HeadChart:
         for name in ("whole", "detail"):
             self.map.select_one({"name": name}).glyph.color_mapper = mapper
 
-    def ink(self, text: str, line: str, nothing: str) -> None:
+    def ink(self, text: str, line: str, paper: str, nothing: str) -> None:
         """Colours of a light or a dark page; `nothing` is that of cells without any weight."""
         for mapper in (self._linear, self._log):
             mapper.nan_color = nothing
+        for chart in (self.map, self.entropy, self.received):  # what is clear would keep what was drawn there before
+            chart.update(background_fill_color=paper, border_fill_color=paper)
         for chart in (self.map, self.entropy, self.received):
             chart.outline_line_color = line
             for axis in (*chart.xaxis, *chart.yaxis):
@@ -171,20 +180,22 @@ def _image_source() -> ColumnDataSource:
 
 def _image(plate: Plate, exact: bool) -> dict[str, Any]:
     """A picture as Bokeh draws it: from a corner, the first query's and key's."""
-    row, _, key, _ = plate.window
+    row, row_end, key, key_end = plate.window
     down, across = plate.values.shape
     # the last bins may hold fewer cells, but all are drawn alike: the picture is as large as if they were whole
-    height, width = down * plate.steps.rows, across * plate.steps.keys
+    rows, keys = plate.steps
+    if not exact:  # rows from here and there stand for all
+        rows, keys = (row_end - row) / down, (key_end - key) / across
     values = np.where(plate.values > 0, plate.values, np.nan).astype(np.float32)
     return {
         "image": [values],
         "scores": [np.zeros((0, 0), np.float32) if plate.scores is None else plate.scores],
         "x": [key],
         "y": [row],
-        "dw": [width],
-        "dh": [height],
-        "rows": [plate.steps.rows],
-        "keys": [plate.steps.keys],
+        "dw": [across * keys],
+        "dh": [down * rows],
+        "rows": [rows],
+        "keys": [keys],
         "exact": [exact],
     }
 
@@ -223,8 +234,6 @@ def _figure(name: str, *, x_range: Range1d, y_range: Range1d, **sides: Any) -> A
         tools="",
         toolbar_location=None,
         sizing_mode="stretch_both",
-        background_fill_color=None,
-        border_fill_color=None,
         **{f"min_border_{side}": size for side, size in borders.items()},
         **sides,
     )

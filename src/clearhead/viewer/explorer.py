@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.core.properties import Any as AnyValue
@@ -17,10 +17,19 @@ from clearhead.viewer.charts import PALETTES, HeadChart
 from clearhead.viewer.gallery import Gallery
 from clearhead.viewer.jobs import Jobs, Steps
 from clearhead.viewer.maps import SCREEN, Picture, Plate, Window
-from clearhead.viewer.texts import Recorded, Texts, typed
+from clearhead.viewer.texts import TYPED, Recorded, Texts, typed
 from clearhead.viewer.thumbnails import floor_of
 
 _PAGES = Environment(loader=PackageLoader("clearhead.viewer"), autoescape=True, undefined=StrictUndefined)
+
+
+class Drawing(NamedTuple):
+    """What of a head is drawn. A job keeps the one it was started with."""
+
+    gallery: Gallery
+    address: Address
+    reduce: maps.Reduce
+    hide: bool
 
 
 class Wire(DataModel):
@@ -58,6 +67,7 @@ class Explorer:
         document.title = f"clearhead: {name}"
         document.template = _PAGES.get_template("viewer.html")
         document.template_variables.update(palettes=PALETTES, model=name)
+        document.config.notify_connection_status = False  # the page says it itself
         document.on_session_destroyed(lambda context: self._closed())
 
     # -- what a page can ask for ---------------------------------------------------------------------------------
@@ -80,6 +90,7 @@ class Explorer:
         given = self._texts.given
         text = str(ask["text"]) if "text" in ask else given[int(ask.get("given", 0)) % len(given)]
         kept = self._texts.kept(text)
+        self._jobs.cancel("text")  # whoever goes elsewhere meanwhile does not want to be taken there
         if text == self._text and self._wire.model is not None:
             self._open(ask)
         elif kept is not None:
@@ -109,11 +120,12 @@ class Explorer:
             self._draw()
 
     def _paint(self, ask: dict[str, Any]) -> None:
-        self._chart.ink(str(ask["text"]), str(ask["line"]), str(ask["nothing"]))
+        self._chart.ink(*(str(ask[name]) for name in ("text", "line", "paper", "nothing")))
 
     # -- a text --------------------------------------------------------------------------------------------------
 
     def _show_text(self, text: str, found: Recorded, ask: dict[str, Any]) -> None:
+        self._jobs.cancel_all()
         self._text, self._cursor = text, None
         self._gallery = gallery = found.gallery
         given = self._texts.given
@@ -124,6 +136,7 @@ class Explorer:
             "given": [facts.shown(own) for own in given],
             "chosen": given.index(text) if text in given else None,
             "runs": self._texts.runs,
+            "longest": TYPED,
             "notes": found.notes,
         }
         self._say("")
@@ -160,10 +173,9 @@ class Explorer:
         before = self._wire.head
         if "head" in ask:
             self._address = self._read_address(str(ask["head"]))
-        stack, layer, head = self._address
-        now = {"stack": stack, "layer": layer, "head": head}
+        now = facts.head_facts(self._gallery, self._address)
         if now != before:
-            if before is not None and before["stack"] != stack:
+            if before is not None and before["stack"] != now["stack"]:
                 self._cursor = None
             self._chart.open(*self._shape, floor_of(self._shape[1]))
             self._wire.head = now
@@ -175,24 +187,29 @@ class Explorer:
         else:
             self._select(*self._fitted(*cursor))
 
+    @property
+    def _drawing(self) -> Drawing:
+        return Drawing(self._gallery, self._address, self._reduce, self._hide)
+
     def _draw(self) -> None:
         """The whole matrix, then the window."""
-        self._jobs.start("overview", self._overview(), behind=True)
+        self._say("")
+        self._jobs.start("overview", self._overview(self._drawing), behind=True)
         self._moved()
 
-    def _overview(self) -> Steps:
-        gallery, address, reduce = self._gallery, self._address, self._reduce
-        overview = gallery.overview(address, hide=self._hide)
+    def _overview(self, drawing: Drawing) -> Steps:
+        gallery, address, reduce, hide = drawing
+        overview = gallery.overview(address, hide=hide)
         whole = overview.picture.window
-        if not overview.finished and not maps.is_exact(gallery.recording.weights(address), whole):
+        if not overview.finished and whole.cells > maps.band_cells(gallery.recording.weights(address)):
             sample = gallery.thumbnails(address[0], address[1])[address[2]].values
-            plate = Plate(whole, maps.Steps.over(whole, max(sample.shape)), sample)
+            plate = Plate(whole, maps.BinSize.over(whole, max(sample.shape)), sample)
             yield lambda: self._chart.draw(plate, whole=True, exact=False)
         said = 0
         while not overview.finished:
             overview.advance()
             percent = int(100 * overview.progress)
-            yield (lambda percent=percent: self._say(f"overview {percent} %", busy=True)) if percent > said else None
+            yield (lambda percent=percent: self._say("overview", percent=percent)) if percent > said else None
             said = percent
         yield lambda: self._finish_overview(overview.picture.plate(reduce).coarser(reduce, SCREEN))
 
@@ -217,14 +234,17 @@ class Explorer:
         window = self._chart.window
         self._chart.label(self._stack.queries, self._stack.keys)
         self._wire.tokens = facts.window_facts(self._gallery, self._address[0], window)
-        self._jobs.start("window", self._window_steps(window))
+        self._jobs.start("window", self._window_steps(self._drawing, window))
 
-    def _window_steps(self, window: Window) -> Steps:
-        gallery, address, reduce, hide = self._gallery, self._address, self._reduce, self._hide
+    def _window_steps(self, drawing: Drawing, window: Window) -> Steps:
+        gallery, address, reduce, hide = drawing
         overview = gallery.overview(address, hide=hide)
         if overview.finished:
-            yield lambda: self._chart.profile(overview.entropy, overview.received, reduce)
-            if overview.picture.steps == (1, 1) and max(self._shape) <= SCREEN:  # every cell is there already
+            received = overview.received.copy()
+            received[gallery.hidden_keys(address[0]) if hide else []] = 0
+            yield lambda: self._chart.profile(overview.entropy, received, reduce)
+            _, _, *lengths = gallery.recording[address[0]].layers[0].shape
+            if max(lengths) <= SCREEN:  # every cell is there already
                 yield lambda: self._chart.draw(None, whole=False)
                 return
         weights = gallery.weights(address, hide=hide)
@@ -245,15 +265,15 @@ class Explorer:
         """Put the cursor on a cell; what is said of it follows, the quickest first."""
         self._cursor = (query, key)
         self._chart.mark(query, key)
-        self._jobs.start("cell", self._cell(query, key, self._chart.window))
-        self._jobs.start("looks", self._looks(query, key), behind=True)
+        place = (self._gallery, self._address)
+        self._jobs.start("cell", self._cell(*place, query, key, self._chart.window))
+        self._jobs.start("looks", self._looks(*place, query, key), behind=True)
 
     def _strongest(self, gallery: Gallery, address: Address) -> Steps:
         query, key = gallery.strongest(address)
         yield lambda: self._select(query, key)
 
-    def _cell(self, query: int, key: int, window: Window) -> Steps:
-        gallery, address = self._gallery, self._address
+    def _cell(self, gallery: Gallery, address: Address, query: int, key: int, window: Window) -> Steps:
         found = facts.cell_facts(gallery, address, query, key)
         yield lambda: self._wire.update(cell=found)
         row = facts.row_facts(gallery, address, query, window)
@@ -261,8 +281,8 @@ class Explorer:
         worked = facts.calculation_facts(gallery, address, query, key)
         yield lambda: self._wire.update(calculation=worked)
 
-    def _looks(self, query: int, key: int) -> Steps:
-        for found in facts.looks_facts(self._gallery, self._address[0], query, key):
+    def _looks(self, gallery: Gallery, address: Address, query: int, key: int) -> Steps:
+        for found in facts.looks_facts(gallery, address[0], query, key):
             yield None if found is None else lambda found=found: self._wire.update(looks=found)
 
     # -- reading, saying -----------------------------------------------------------------------------------------
@@ -285,8 +305,8 @@ class Explorer:
         q_len, kv_len = self._shape
         return int(np.clip(int(query), 0, q_len - 1)), int(np.clip(int(key), 0, kv_len - 1))
 
-    def _say(self, text: str, *, busy: bool = False, error: bool = False) -> None:
-        self._wire.status = {"text": text, "busy": busy, "error": error}
+    def _say(self, text: str, *, busy: bool = False, percent: int | None = None, error: bool = False) -> None:
+        self._wire.status = {"text": text, "busy": busy or percent is not None, "percent": percent, "error": error}
 
     def _failed(self, error: Exception) -> None:
         self._say(" ".join(str(error).split())[:500] or type(error).__name__, error=True)

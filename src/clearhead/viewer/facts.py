@@ -17,6 +17,7 @@ from clearhead.viewer.thumbnails import is_sampled
 from clearhead.worked.wording import visible
 
 SHOWN = 80  # columns of a token in the text of a page
+FEW = 48  # tokens on a side that lines are drawn between, at most
 LISTED = 400  # heads in a list of where a token looks
 Facts = dict[str, Any]
 
@@ -42,10 +43,11 @@ def model_facts(gallery: Gallery) -> Facts:
                 "queries": len(stack.queries),
                 "keys": len(stack.keys),
                 "sampled": is_sampled(stack),
-                "hides": [shown(stack.keys.texts[key]) for key in hidden[:3]],
+                "hides": [shown(stack.keys.texts[key], 14) for key in hidden[:3]],
+                "hidden": hidden[:SCREEN],
             }
         )
-    return {"name": gallery.recording.model, "stacks": stacks}
+    return {"name": gallery.recording.model, "stacks": stacks, "labelled": gallery.labelled_by_roles}
 
 
 def layer_facts(gallery: Gallery, stack: str, layer: int) -> Facts:
@@ -64,6 +66,20 @@ def layer_facts(gallery: Gallery, stack: str, layer: int) -> Facts:
             }
         )
     return {"stack": stack, "layer": layer, "heads": heads}
+
+
+def head_facts(gallery: Gallery, address: Address) -> Facts:
+    """Which head it is, and all tokens of a text that is short enough for lines between them."""
+    name, layer, head = address
+    stack = gallery.recording[name]
+    few = max(len(stack.queries), len(stack.keys)) <= FEW
+    sides = {"queries": stack.queries, "keys": stack.keys} if few else {}
+    return {
+        "stack": name,
+        "layer": layer,
+        "head": head,
+        **{side: [shown(text) for text in tokens.texts] for side, tokens in sides.items()},
+    }
 
 
 def window_facts(gallery: Gallery, stack: str, window: Window) -> Facts:

@@ -35,6 +35,11 @@ class Gallery:
             self._thumbnails[place] = thumbnails(stack, self.recording[stack], layer)
         return self._thumbnails[place]
 
+    @property
+    def labelled_by_roles(self) -> bool:
+        """Whether labels come from a file, not from this text."""
+        return self._roles is not None
+
     def labels(self, address: Address) -> tuple[str, ...]:
         """What the head clearly does, strongest first."""
         roles = self._roles

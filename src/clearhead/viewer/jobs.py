@@ -42,7 +42,7 @@ class Jobs:
                     if update is _DONE:
                         return
                     if update is not None and self._is_current(kind, number):
-                        self._document.add_next_tick_callback(update)
+                        self._document.add_next_tick_callback(lambda update=update: self._apply(update, kind, number))
             except Exception as error:
                 if not self._closed:
                     self._document.add_next_tick_callback(lambda error=error: self._failed(error))
@@ -57,8 +57,20 @@ class Jobs:
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         self._running.discard(kind)
 
+    def cancel_all(self) -> None:
+        for kind in self._numbers:
+            self.cancel(kind)
+
     def close(self) -> None:
         self._closed = True
+
+    def _apply(self, update: Update, kind: str, number: int) -> None:
+        """What a step gave, unless something newer was asked for while it waited for its turn."""
+        if self._is_current(kind, number):
+            try:
+                update()
+            except Exception as error:
+                self._failed(error)
 
     def _is_current(self, kind: str, number: int) -> bool:
         return not self._closed and self._numbers[kind] == number

@@ -31,14 +31,14 @@ class Window(NamedTuple):
         return (self.row_end - self.row) * (self.key_end - self.key)
 
 
-class Steps(NamedTuple):
+class BinSize(NamedTuple):
     """How many queries and keys a bin holds; the last one of an axis may hold fewer."""
 
     rows: int
     keys: int
 
     @classmethod
-    def over(cls, window: Window, side: int) -> Steps:
+    def over(cls, window: Window, side: int) -> BinSize:
         """The smallest bins of which at most `side` cover the window each way."""
         return cls(-(-(window.row_end - window.row) // side), -(-(window.key_end - window.key) // side))
 
@@ -48,17 +48,17 @@ class Plate:
     """A picture of a window: what stands for the weights in each bin; with single cells, their scores as well."""
 
     window: Window
-    steps: Steps
+    steps: BinSize
     values: Float[np.ndarray, "rows keys"]
     scores: Float[np.ndarray, "rows keys"] | None = None
 
     def coarser(self, reduce: Reduce, side: int) -> Plate:
         """The same in at most `side` bins each way."""
-        ratio = Steps(*(-(-count // side) for count in self.values.shape))
+        ratio = BinSize(*(-(-count // side) for count in self.values.shape))
         if ratio == (1, 1):
             return self
         starts = [np.arange(0, count, every) for count, every in zip(self.values.shape, ratio, strict=True)]
-        steps = Steps(self.steps.rows * ratio.rows, self.steps.keys * ratio.keys)
+        steps = BinSize(self.steps.rows * ratio.rows, self.steps.keys * ratio.keys)
         if reduce == "max":
             values = np.maximum.reduceat(np.maximum.reduceat(self.values, starts[0], axis=0), starts[1], axis=1)
             return Plate(self.window, steps, values)
@@ -89,7 +89,7 @@ class Picture:
 
     def __init__(self, weights: AttentionWeights, window: Window, side: int, reductions: Sequence[Reduce]) -> None:
         _, _, q_len, kv_len = weights.shape
-        self.steps = steps = Steps.over(window, side)
+        self.steps = steps = BinSize.over(window, side)
         self.window = Window(
             window.row // steps.rows * steps.rows,
             min(q_len, -(-window.row_end // steps.rows) * steps.rows),
@@ -109,7 +109,7 @@ class Picture:
     def advance(self) -> None:
         """Compute one more band."""
         row, _, key, key_end = self.window
-        bins = max(1, BAND[self._weights.device.type] // max(1, (key_end - key) * self.steps.rows))
+        bins = max(1, band_cells(self._weights) // max(1, (key_end - key) * self.steps.rows))
         end = min(self.window.row_end, self.rows_done + bins * self.steps.rows)
         band = Window(self.rows_done, end, key, key_end)
         start = (self.rows_done - row) // self.steps.rows
@@ -172,17 +172,24 @@ class Overview:
 
 def is_exact(weights: AttentionWeights, window: Window) -> bool:
     """Whether a window is small enough to be computed when it is looked at."""
-    return window.cells <= EXACT[weights.device.type]
+    return window.cells <= EXACT.get(weights.device.type, EXACT["cpu"])
 
 
-def _edges(window: Window, steps: Steps) -> tuple[np.ndarray, np.ndarray]:
+def band_cells(weights: AttentionWeights) -> int:
+    """How many cells are computed at a time."""
+    return BAND.get(weights.device.type, BAND["cpu"])
+
+
+def _edges(window: Window, steps: BinSize) -> tuple[np.ndarray, np.ndarray]:
     """Where bins begin, and where the last ends: of rows, and of keys."""
     row, row_end, key, key_end = window
     rows, keys = np.arange(row, row_end, steps.rows), np.arange(key, key_end, steps.keys)
     return np.append(rows, row_end), np.append(keys, key_end)
 
 
-def _binned(weights: AttentionWeights, window: Window, steps: Steps, reduce: Reduce) -> Float[np.ndarray, "rows keys"]:
+def _binned(
+    weights: AttentionWeights, window: Window, steps: BinSize, reduce: Reduce
+) -> Float[np.ndarray, "rows keys"]:
     """Bins of `steps` cells. `pool` draws bins of one size where they divide the window, so the last ones are apart."""
     row, row_end, key, key_end = window
     if steps == (1, 1):  # the very numbers that indexing gives

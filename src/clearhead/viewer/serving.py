@@ -67,7 +67,7 @@ class Viewer:
         if self._thread.is_alive():
             loop.add_callback(loop.stop)
             self._thread.join()
-        self._texts.worker.shutdown(cancel_futures=True)
+        self._texts.worker.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Viewer:
         return self
@@ -142,6 +142,8 @@ def _server(application: Application, access: Access, bound: socket.socket) -> t
         auth_provider=access,
         extra_websocket_origins=[f"{host}:{port}" for host in LOCAL],
         use_index=False,
+        include_cookies=[],  # which Bokeh would write into the page's own text
+        include_headers=[],
         websocket_max_message_size_bytes=MESSAGE,
     )
     http = HTTPServer(tornado)

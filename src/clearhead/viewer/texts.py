@@ -9,15 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from clearhead.models import Loaded, default_text, load, record
+from clearhead.models import Loaded, default_text, load, record, token_count
 from clearhead.recording import Recording
 from clearhead.roles import Roles
 from clearhead.transformer.translate import Translator
 from clearhead.viewer.gallery import Gallery
 
 TYPED = 20_000  # letters that may be typed, at most
-KEPT = 4  # recordings of typed texts; those used last stay
+READ = {"translator": 256, "other": 8192}  # tokens of a typed text, at most: some seconds of a model's time
+KEPT = 4  # recordings of typed texts, the latest
 Shown = Recording | Loaded | Translator | str | os.PathLike[str]
+
+
+_ELSEWHERE = "start clearhead view --file for longer ones"
 
 
 class Recorded(NamedTuple):
@@ -65,11 +69,10 @@ class Texts:
         """A text's recording, made now if there is none. For the worker only."""
         if text in self._given:
             return self._given[text]
-        found = self._typed.pop(text, None) or self._record(text)
         if text in self.given:
-            self._given[text] = found
+            self._given[text] = found = self._record(text)
         else:
-            self._typed[text] = found
+            self._typed[text] = found = self._typed.pop(text, None) or self._record_typed(text)
             while len(self._typed) > KEPT:
                 self._typed.popitem(last=False)
         return found
@@ -81,6 +84,7 @@ class Texts:
         if isinstance(shown, Recording):
             if text is not None:
                 raise ValueError("text is given, but a recording is of its own text; expected one of them")
+            _check_roles(self._roles, shown)
             self._given[""] = Recorded(Gallery(shown, self._roles), [])
             return [""]
         self._model = load(shown) if isinstance(shown, str | os.PathLike) else shown
@@ -89,8 +93,18 @@ class Texts:
         given = [text] if isinstance(text, str) else list(text)
         if not given:
             raise ValueError("text is an empty list; expected at least one text")
-        self._given[given[0]] = self._record(given[0])
+        self._given[given[0]] = first = self._record(given[0])
+        _check_roles(self._roles, first.gallery.recording)
         return given
+
+    def _record_typed(self, text: str) -> Recorded:
+        """What is typed is bounded: all pages wait while it is read."""
+        if self._model is not None:
+            most = READ["translator" if isinstance(self._model, Translator) else "other"]
+            count = token_count(self._model, text)
+            if count > most:
+                raise ValueError(f"the text has {count:,} tokens, and {most:,} can be typed here; {_ELSEWHERE}")
+        return self._record(text)
 
     def _record(self, text: str) -> Recorded:
         if self._model is None:
@@ -106,7 +120,15 @@ class Texts:
 def typed(text: str) -> str:
     """A text as it was typed, if it is not too long: what a page asks for is bounded."""
     if len(text) > TYPED:
-        raise ValueError(
-            f"the text has {len(text):,} letters, and {TYPED:,} can be typed here; start clearhead view --file"
-        )
+        raise ValueError(f"the text has {len(text):,} letters, and {TYPED:,} can be typed here; {_ELSEWHERE}")
     return text
+
+
+def _check_roles(roles: Roles | None, recording: Recording) -> None:
+    if roles is None:
+        return
+    if roles.model != recording.model or not set(roles.heads) <= set(recording.heads()):
+        raise ValueError(
+            f"roles is of {roles.model!r} with {len(roles.heads)} heads, but what is shown is {recording.model!r} with"
+            f" {len(list(recording.heads()))}; expected roles of the same model"
+        )

@@ -42,18 +42,28 @@ def is_sampled(stack: Stack) -> bool:
     return max(len(stack.queries), len(stack.keys)) > EXACT
 
 
+def spread(length: int, count: int) -> list[slice]:
+    """`count` places spread evenly over a length, as slices: steps of one size, then of one more, to its end."""
+    if length <= count:
+        return [slice(0, length)]
+    step, longer = divmod(length, count)
+    middle = (count - longer) * step
+    parts = [slice(step // 2, middle, step), slice(middle + (step + 1) // 2, length, step + 1)]
+    return [part for part in parts if len(range(length)[part])]
+
+
 @torch.no_grad()
 def thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
     """One for each head of a layer."""
     weights = stack.layers[layer]
     _, heads, q_len, kv_len = weights.shape
     if is_sampled(stack):
-        step = max(1, q_len // ROWS)
-        rows = slice(step // 2, step * ROWS, step)
+        parts = spread(q_len, ROWS)
+        rows = torch.cat([torch.arange(q_len)[part] for part in parts])
         found = []
         for head in range(heads):
             own = weights.part(heads=head)
-            cells = own[0, 0, rows]  # [rows, kv_len]
+            cells = torch.cat([own[0, 0, part] for part in parts])  # [rows, kv_len]
             pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(SIDE, kv_len))
             found.append(Thumbnail(pooled.cpu().numpy(), measure_rows(name, stack, own, rows, cells), True))
         return found

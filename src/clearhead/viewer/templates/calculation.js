@@ -4,25 +4,24 @@ function showCalculation() {
   const found = wire.calculation;
   const { terms, query, scale, softcap, lse, others, output } = found;
   const steps = [
-    ["q · k", (term) => term.product],
-    [`× ${number(scale)}`, (term) => term.scaled],
+    query === null ? undefined : ["q · k", (term) => term.product],
+    query === null ? undefined : [`× ${number(scale)}`, (term) => term.scaled],
     softcap === null ? undefined : [`softcap ${number(softcap)}`, (term) => term.capped],
     terms.some((term) => term.capped !== null && term.score !== term.capped && Math.abs(term.score - term.capped) > 1e-4) ? ["+ bias, mask", (term) => term.score] : undefined,
     query === null ? ["score", (term) => term.score] : undefined,
-    [`− ${number(lse)}, exp`, (term) => term.weight],
+    [`− ${number(lse)}, exp`, (term) => term.weight, others],
     output === null ? undefined : ["‖weight · v‖", (term) => Math.hypot(...term.contribution)],
   ].filter((step) => step !== undefined);
   const about = element("calculation-note");
   about.replaceChildren(
-    "Query ", literal(found.token), `: each key's product with q is scaled, and weight = exp(score − ${number(lse)}), where ${number(lse)} is the log-sum-exp of the row.`,
-    query === null ? " Only scores were recorded." : "",
+    "Query ", literal(found.token), `: ${query === null ? "only scores were recorded;" : "each key's product with q is scaled, and"} weight = exp(score − ${number(lse)}), where ${number(lse)} is the log-sum-exp of the row.`,
   );
   const head = make("tr", {}, make("th", { scope: "col", textContent: "key" }), ...steps.map(([name]) => make("th", { scope: "col", className: "number", textContent: name })));
   const rows = terms.map((term) =>
     make("tr", { className: term.key === wire.cell?.key ? "chosen" : "" }, make("th", { scope: "row" }, `${term.key} `, literal(term.token)), ...steps.map(([, value]) => make("td", { className: "number", textContent: number(value(term)) }))),
   );
-  const rest = make("tr", {}, make("th", { scope: "row", textContent: "all other keys" }), ...steps.map(([name]) => make("td", { className: "number", textContent: name.endsWith("exp") ? number(others, 3) : "" })));
-  element("terms").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows, rest));
+  const remaining = make("tr", {}, make("th", { scope: "row", textContent: "all other keys" }), ...steps.map(([, , rest]) => make("td", { className: "number", textContent: number(rest) })));
+  element("terms").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows, remaining));
   showVectors(found);
 }
 

@@ -17,13 +17,13 @@ function binAt(x, y) {
     const at = row * wide + column;
     const scores = data.scores[0];
     return {
-      query: data.y[0] + row * down,
-      queryEnd: Math.min(queries, data.y[0] + (row + 1) * down),
-      key: data.x[0] + column * across,
-      keyEnd: Math.min(keys, data.x[0] + (column + 1) * across),
+      query: Math.floor(data.y[0] + row * down), // a preview's bins need not hold whole cells
+      queryEnd: Math.min(queries, Math.ceil(data.y[0] + (row + 1) * down)),
+      key: Math.floor(data.x[0] + column * across),
+      keyEnd: Math.min(keys, Math.ceil(data.x[0] + (column + 1) * across)),
       value: Number.isNaN(data.image[0][at]) ? 0 : data.image[0][at],
       score: scores.length ? scores[at] : undefined,
-      sampled: !data.exact[0],
+      preview: !data.exact[0],
     };
   }
   return undefined;
@@ -44,9 +44,9 @@ function readOut(bin) {
     const word = { query: ["query", "queries"], key: ["key", "keys"] }[side][end - start === 1 ? 0 : 1];
     return token === undefined ? [`${word} ${span(start, end)}`] : [`${word} ${start} `, literal(token)];
   };
-  const value = isCell(bin)
-    ? `weight ${number(bin.value)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`
-    : `${settings.reduce === "max" ? "largest" : "mean"} weight ${number(bin.value)}${bin.sampled ? " (sampled)" : ""}`;
+  const cell = `weight ${number(bin.value)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`;
+  const pooledOver = `${settings.reduce === "max" ? "largest" : "mean"} weight ${number(bin.value)}${bin.preview ? " (preview)" : ""}`;
+  const value = !isCell(bin) ? pooledOver : settings.hide && !bin.said && stackShown().hidden.includes(bin.key) ? "hidden" : cell;
   line.replaceChildren(
     make("span", {}, ...named("query", bin.query, bin.queryEnd), " → ", ...named("key", bin.key, bin.keyEnd), ": "),
     make("strong", { textContent: value }),
@@ -57,7 +57,7 @@ function sayCell() {
   const { query, key, query_token, key_token, weight, score } = wire.cell;
   if (cursor?.query === query && cursor?.key === key) cursor = undefined;
   element("live").textContent = `query ${query_token}, key ${key_token}, weight ${number(weight)}`;
-  readOut({ query, queryEnd: query + 1, query_token, key, keyEnd: key + 1, key_token, value: weight, score });
+  readOut({ query, queryEnd: query + 1, query_token, key, keyEnd: key + 1, key_token, value: weight, score, said: true });
 }
 
 function settingsChanged() {
@@ -69,11 +69,17 @@ function settingsChanged() {
   ask("settings", settings);
 }
 
+// its ends change with the text and the window
+const followed = new Set();
 function showLegend() {
   const shades = PALETTES[settings.palette];
   const picked = Array.from({ length: 9 }, (_, place) => shades[Math.round((place * 255) / 8)]);
   element("ramp").style.background = `linear-gradient(to right, ${picked.join(", ")})`;
   const mapper = chart.renderers[0].glyph.color_mapper;
+  if (!followed.has(mapper)) {
+    followed.add(mapper);
+    for (const end of [mapper.properties.low, mapper.properties.high]) end.change.connect(showLegend);
+  }
   element("low").textContent = number(mapper.low ?? 0, 2);
   element("high").textContent = number(mapper.high ?? 1, 2);
 }
@@ -85,14 +91,14 @@ const windowShown = () => wire.tokens?.window ?? [0, 1, 0, 1];
 function scaleWindow(factor) {
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
-  const cursor = wire.cell ?? { query: (row + rowEnd) / 2, key: (key + keyEnd) / 2 };
+  const center = wire.cell ?? { query: (row + rowEnd) / 2, key: (key + keyEnd) / 2 };
   const scaled = (start, end, length, middle) => {
     const size = Math.min(length, Math.max(Math.min(4, length), Math.round((end - start) * factor)));
     const inside = middle >= start && middle < end ? middle : (start + end) / 2;
     const first = Math.min(length - size, Math.max(0, Math.round(inside - size / 2)));
     return [first, first + size];
   };
-  ask("window", { rows: scaled(row, rowEnd, queries, cursor.query), keys: scaled(key, keyEnd, keys, cursor.key) });
+  ask("window", { rows: scaled(row, rowEnd, queries, center.query), keys: scaled(key, keyEnd, keys, center.key) });
 }
 
 const showAll = () => ask("window", { rows: [0, stackShown().queries], keys: [0, stackShown().keys] });
@@ -143,8 +149,10 @@ const TABLE = 16; // rows and columns, at most
 function fillTable() {
   if (!element("window-table").open || !wire.tokens) return;
   const [row, rowEnd, key, keyEnd] = windowShown();
-  const rows = groups(row, rowEnd);
-  const columns = groups(key, keyEnd);
+  const corner = binAt(key + 0.5, row + 0.5);
+  if (!corner || corner.preview) return;
+  const rows = groups(corner.query, rowEnd, corner.queryEnd - corner.query, stackShown().queries);
+  const columns = groups(corner.key, keyEnd, corner.keyEnd - corner.key, stackShown().keys);
   const single = rows.every(([start, end]) => end - start === 1) && columns.every(([start, end]) => end - start === 1);
   element("window-caption").textContent = single
     ? "The weight of each query (row) and key (column)."
@@ -160,25 +168,32 @@ function fillTable() {
   document.querySelector("#window-table table").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
 }
 
-function groups(start, end) {
-  const size = Math.ceil((end - start) / TABLE);
+// ranges of whole bins, so that no weight of another range is counted
+function groups(start, end, bin, length) {
+  const size = bin * Math.ceil((end - start) / bin / TABLE);
   const found = [];
-  for (let first = start; first < end; first += size) found.push([first, Math.min(end, first + size)]);
+  for (let first = start; first < end; first += size) {
+    const last = Math.min(length, first + Math.min(size, bin * Math.ceil((end - first) / bin)));
+    found.push([first, last]);
+  }
   return found;
 }
 
 function pooled([row, rowEnd], [key, keyEnd]) {
-  const values = [];
+  let [most, sum, cells] = [0, 0, 0];
   for (let y = row; y < rowEnd; ) {
     let bin;
     for (let x = key; x < keyEnd; x = bin.keyEnd) {
       bin = binAt(x + 0.5, y + 0.5);
       if (!bin) return null;
-      values.push(bin.value);
+      const size = (bin.queryEnd - bin.query) * (bin.keyEnd - bin.key);
+      most = Math.max(most, bin.value);
+      sum += size * bin.value;
+      cells += size;
     }
     y = bin.queryEnd;
   }
-  return settings.reduce === "max" ? Math.max(...values) : values.reduce((sum, value) => sum + value, 0) / values.length;
+  return settings.reduce === "max" ? most : sum / cells;
 }
 
 for (const input of document.querySelectorAll(".controls input, #palette")) input.addEventListener("change", settingsChanged);

@@ -18,7 +18,7 @@ function number(value, digits = 4) {
   const text = size < 1e-3 || size >= 1e5 ? value.toExponential(digits - 1) : value.toPrecision(digits);
   return text.replaceAll("-", "−");
 }
-const fixed = (value, digits = 2) => value.toFixed(digits).replace("-", "−");
+const fixed = (value, digits = 2) => value.toFixed(digits).replace(/^-(?=0\.0*$)/, "").replace("-", "−");
 
 let wire; // set once the page is connected
 let asked = 0;

@@ -54,7 +54,7 @@ function buildGrid() {
   const sampled = wire.model.stacks.some((stack) => stack.sampled);
   element("heads-note").textContent =
     "Each small map is one head: queries down, keys across, brighter for more attention. Under it its mean entropy in nats" +
-    ` and what it clearly does on this text.${sampled ? " Sampled: from 128 evenly spaced queries, each of them exact." : ""}`;
+    ` and what it clearly does ${wire.model.labelled ? "by the roles that were given" : "on this text"}.${sampled ? " Sampled: from 128 evenly spaced queries, each of them exact." : ""}`;
   fillFilter();
   arrange();
 }
@@ -135,8 +135,11 @@ function byLayer(shown) {
 
 function markHead(place) {
   for (const thumb of thumbs.values()) thumb.button.toggleAttribute("aria-current", false);
-  const thumb = thumbs.get(place);
-  thumb?.button.setAttribute("aria-current", "true");
+  const button = thumbs.get(place)?.button;
+  button?.setAttribute("aria-current", "true");
+  const [pane, own] = [element("heads"), button?.getBoundingClientRect()];
+  const { top, bottom } = pane.getBoundingClientRect();
+  if (own?.height && (own.top < top + 40 || own.bottom > bottom)) pane.scrollTop += own.top - top - (bottom - top) / 2;
 }
 
 element("sort").addEventListener("change", arrange);

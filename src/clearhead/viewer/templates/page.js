@@ -5,9 +5,9 @@ const stackShown = () => wire.model.stacks.find((stack) => stack.name === wire.h
 // -- the address: text, head, window and cell stand in its fragment --------------------------------------------------------
 
 function fromAddress() {
-  const written = new URLSearchParams(location.hash.slice(1));
-  const pair = (name) => (/^\d+-\d+$/.test(written.get(name) ?? "") ? written.get(name).split("-").map(Number) : undefined);
-  const found = { head: written.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: written.get("text"), given: written.get("given") };
+  const said = new URLSearchParams(location.hash.slice(1));
+  const pair = (name) => (/^\d+-\d+$/.test(said.get(name) ?? "") ? said.get(name).split("-").map(Number) : undefined);
+  const found = { head: said.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: said.get("text"), given: said.get("given") };
   return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== null && value !== undefined));
 }
 
@@ -31,19 +31,22 @@ function textAsked() {
 
 let going = true; // to where an address says: that is no step of its own
 let written; // a timer, while what is shown differs from the address
-function writeAddress(step) {
+// once things have settled: another text, head or window is a step that one can go back from, another cell is not
+function writeAddress() {
   clearTimeout(written);
-  const write = () => {
+  written = setTimeout(() => {
     written = undefined;
     const place = toAddress();
-    if (place !== location.hash) history[step && !going ? "pushState" : "replaceState"](null, "", place);
+    const withoutCell = (hash) => hash.replace(/&cell=[^&]*/, "");
+    const step = withoutCell(place) !== withoutCell(location.hash) && !going;
+    if (place !== location.hash) history[step ? "pushState" : "replaceState"](null, "", place);
     going = false;
-  };
-  if (step) write();
-  else written = setTimeout(write, 300);
+  }, 300);
 }
 
 window.addEventListener("popstate", () => {
+  clearTimeout(written);
+  written = undefined;
   going = true;
   ask("go", fromAddress());
 });
@@ -69,13 +72,12 @@ function headArrived() {
   const { stack, layer, head } = wire.head;
   const { queries, keys, hides } = stackShown();
   element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
-  element("hide-label").title = hides.length ? `Leave out what goes to ${hides.join(" ")}` : "There is no such token here";
+  element("hide-label").title = "Leave out what goes to the first token and to those that are no part of the text";
+  element("hidden").replaceChildren(...hides.flatMap((token) => [" ", literal(token)]));
   element("hide").disabled = !hides.length;
   describeHead();
   markHead(`${stack}.${layer}.${head}`);
-  element("readout").replaceChildren();
   element("chart").setAttribute("aria-label", `Attention map of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move from cell to cell, with Shift ten at a time; plus and minus zoom, 0 shows everything.`);
-  writeAddress(true);
 }
 
 function describeHead() {
@@ -88,9 +90,11 @@ function describeHead() {
 }
 
 function statusArrived() {
-  const { text, busy, error } = wire.status;
-  element("status").textContent = text;
+  const { text, busy, percent, error } = wire.status;
+  if (element("status").textContent !== text) element("status").textContent = text; // it is read out
+  element("progress").textContent = percent === null ? "" : `${percent} %`;
   element("status").className = error ? "error" : busy ? "busy" : "";
+  if (error) element("notes").textContent = "";
   element("run").setAttribute("aria-busy", String(busy));
 }
 
@@ -108,18 +112,20 @@ function start(found) {
     model: modelArrived,
     thumbnails: () => wire.thumbnails && (fillGrid(wire.thumbnails), wire.head && describeHead()),
     head: headArrived,
-    tokens: () => (showTokens(), fillTable(), writeAddress(false)),
-    cell: () => (sayCell(), showTokens(), writeAddress(false)),
+    tokens: () => (showTokens(), fillTable(), writeAddress()),
+    cell: () => (sayCell(), showTokens(), writeAddress()),
     looks: showLooks,
     calculation: showCalculation,
     status: statusArrived,
   };
   for (const [name, arrived] of Object.entries(arrivals)) {
-    wire.properties[name].change.connect(() => wire[name] !== null && arrived());
+    const early = ["model", "thumbnails", "head", "status"].includes(name);
+    wire.properties[name].change.connect(() => wire[name] !== null && (early || wire.head) && arrived());
   }
   chart.renderers[0].glyph.properties.color_mapper.change.connect(showLegend);
   for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
   found.on_event("connection_lost", () => {
+    element("progress").textContent = "";
     Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and reload this page" });
   });
   chart.on_event("mousemove", ({ x, y }) => wire.head && readOut(binAt(x, y)));
@@ -142,13 +148,17 @@ function paintTheme() {
     probe.remove();
     return found;
   };
-  ask("theme", { text: colour("ink"), line: colour("line"), nothing: colour("panel") });
+  ask("theme", { text: colour("ink"), line: colour("line"), paper: colour("paper"), nothing: colour("panel") });
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => wire && paintTheme());
 
 element("run").addEventListener("submit", (event) => {
   event.preventDefault();
-  ask("go", { text: element("text").value });
+  const text = element("text").value;
+  if (text.length > wire.model.longest) {
+    const message = `the text has ${text.length.toLocaleString("en")} letters, and ${wire.model.longest.toLocaleString("en")} can be typed here`;
+    Object.assign(element("status"), { className: "error", textContent: message });
+  } else ask("go", { text });
 });
 element("text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey) {

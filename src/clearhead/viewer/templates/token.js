@@ -1,6 +1,5 @@
 // -- one token: where it looks, and who looks at it --------------------------------------------------------------------
 
-const FEW = 48; // tokens on a side that lines are drawn between, at most
 const STEP = 22; // pixels from one to the next
 
 function choose(side, place) {
@@ -17,16 +16,14 @@ const draw = (name, attributes, ...children) => {
 };
 
 function showTokens() {
-  const { queries, keys } = stackShown();
-  const short = queries <= FEW && keys <= FEW && wire.tokens?.window[1] - wire.tokens?.window[0] === queries;
-  if (short && sources[1].data.image.length) return showLines();
-  if (queries > FEW || keys > FEW) showStrip();
+  if (!wire.head) return;
+  if (!wire.head.queries) showStrip();
+  else if (sources[1].data.image.length) showLines();
 }
 
 // text on both sides, a line for each weight
 function showLines() {
-  const { rows, keys } = wire.tokens;
-  if (rows.length !== stackShown().queries || keys.length !== stackShown().keys) return;
+  const { queries: rows, keys } = wire.head;
   const [left, right] = [210, 430];
   const height = STEP * Math.max(rows.length, keys.length) + 10;
   const y = (place) => STEP * place + STEP / 2 + 5;
