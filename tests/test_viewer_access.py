@@ -126,6 +126,13 @@ def connect(viewer, token, headers):
     return websocket_connect(request, subprotocols=["bokeh", token])
 
 
+async def close(socket):
+    """And wait for the other side to close it too."""
+    socket.close()
+    while await socket.read_message() is not None:
+        pass
+
+
 def _token_of_page(viewer):
     return _token(fetch(home(viewer), Cookie=cookie(viewer))[2])
 
@@ -163,7 +170,7 @@ def test_fifty_at_once(viewer):
         await socket.write_message("{}")
         await socket.write_message("{}")
         pulled = [await socket.read_message() for _ in range(3)]
-        socket.close()
+        await close(socket)
         return first, pulled
 
     async def all_of_them():
@@ -183,9 +190,7 @@ def test_a_message_that_is_too_long_ends_only_its_own_socket(viewer):
         await socket.read_message()
         with contextlib.suppress(WebSocketClosedError):
             await socket.write_message("x" * 2 * MESSAGE)
-        while await socket.read_message() is not None:
-            pass
-        socket.close()
+        await close(socket)
 
     asyncio.run(attempt())
     assert fetch(home(viewer), Cookie=cookie(viewer))[0] == 200
