@@ -33,6 +33,7 @@ def main() -> None:
         with view(browser=False, wait=False) as served:
             page.open(served.url)
             page.point(3.5, 9.5)
+            page.script("scrollTo(0, 0)")
             keep(browser, "viewer.png")
             page.script("document.getElementById('token').scrollIntoView()")
             keep(browser, "viewer-token.png")

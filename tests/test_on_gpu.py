@@ -277,3 +277,19 @@ def test_rows_sum_to_one_in_float32(precision):
         torch.set_float32_matmul_precision(before)
     for sums in (rows, columns):
         torch.testing.assert_close(sums, torch.ones_like(sums), rtol=1e-5 if precision == "highest" else 1e-3, atol=0)
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), UNION], ids=repr)
+def test_what_the_viewer_takes_of_a_matrix(mask):
+    """Some of the queries, and hidden keys: cell by cell what indexing gives."""
+    query, key, value = (tensor.detach() for tensor in Setting().tensors())
+    _, weights = attention(query, key, value, mask=mask, return_weights=True)
+    part = weights.part(heads=[1, 4], queries=slice(100, 300))
+    expected = weights[:, :, 100:300][:, [1, 4]]
+    torch.testing.assert_close(part.pool(200, KEYS), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(part.received(), expected.sum(dim=2), rtol=0, atol=1e-3)
+    hidden = weights.hiding([0, KEYS - 1])
+    seen = weights.dense().clone()
+    seen[..., [0, KEYS - 1]] = 0
+    for reduce, pooled in (("max", torch.nn.functional.adaptive_max_pool2d), ("mean", adaptive_avg_pool2d)):
+        torch.testing.assert_close(hidden.pool(64, 64, reduce=reduce), pooled(seen, (64, 64)), rtol=0, atol=1e-5)

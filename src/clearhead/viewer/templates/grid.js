@@ -133,13 +133,16 @@ function byLayer(shown) {
   return parts;
 }
 
+// brings it into view, but for the first: whoever comes reads from the top
+let marked = false;
 function markHead(place) {
   for (const thumb of thumbs.values()) thumb.button.toggleAttribute("aria-current", false);
   const button = thumbs.get(place)?.button;
   button?.setAttribute("aria-current", "true");
   const [pane, own] = [element("heads"), button?.getBoundingClientRect()];
   const { top, bottom } = pane.getBoundingClientRect();
-  if (own?.height && (own.top < top + 40 || own.bottom > bottom)) pane.scrollTop += own.top - top - (bottom - top) / 2;
+  if (marked && own?.height && (own.top < top + 40 || own.bottom > bottom)) pane.scrollTop += own.top - top - (bottom - top) / 2;
+  marked = true;
 }
 
 element("sort").addEventListener("change", arrange);
