@@ -293,3 +293,27 @@ def test_what_the_viewer_takes_of_a_matrix(mask):
     seen[..., [0, KEYS - 1]] = 0
     for reduce, pooled in (("max", torch.nn.functional.adaptive_max_pool2d), ("mean", adaptive_avg_pool2d)):
         torch.testing.assert_close(hidden.pool(64, 64, reduce=reduce), pooled(seen, (64, 64)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(48, 45), (33, 512), (512, 7)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_texts_with_hidden_keys_take_torchs_own_kernel(queries, keys, dtype):
+    """As batches of sentences are: outputs, gradients and log-sum-exp, empty rows included."""
+    tensors = [normal(5, 6, length, 32, seed=i, dtype=dtype) for i, length in enumerate((queries, keys, keys))]
+    mask = Padding([keys, 0, 1, keys // 2, keys])
+    assert kernels.choose(pose(*tensors, mask=mask))[0] == "sdpa"
+    found = {}
+    for name, backend, cast in (
+        ("got", "sdpa", dtype),
+        ("naive", "reference", dtype),
+        ("exact", "reference", torch.float64),
+    ):
+        own = [tensor.detach().clone().to(cast).requires_grad_() for tensor in tensors]
+        output, weights = attention(*own, mask=mask, return_weights=True, backend=backend)
+        output.backward(normal(*output.shape, seed=7).to(cast))
+        found[name] = [output.detach(), *(tensor.grad for tensor in own)], weights.lse
+    for got, exact, naive in zip(found["got"][0], found["exact"][0], found["naive"][0], strict=True):
+        assert_matches(got, exact, naive)
+    got, naive, exact = (found[name][1].cpu() for name in ("got", "naive", "exact"))
+    assert_lse_matches(got, exact.numpy(), naive, scale=10.0)
+    assert found["got"][0][0][1].abs().max() == 0

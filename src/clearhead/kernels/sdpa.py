@@ -1,7 +1,8 @@
 """Backend `sdpa`: torch's own fused kernels with their log-sum-exp, for the masks they know.
 
 CPU: flash attention with no mask, causal from the first key, hidden keys (the same for every query), a dense mask or
-a tensor bias. CUDA: half precision, plain or causal, by cuDNN where it is the faster one, else flash attention.
+a tensor bias. CUDA: half precision, plain or causal, by cuDNN where it is the faster one, else flash attention; and
+short texts with hidden keys, as in batches of sentences, by torch's memory-efficient kernel.
 """
 
 from weakref import WeakKeyDictionary
@@ -9,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from clearhead.biases import ALiBi
 from clearhead.kernels import streaming
@@ -20,6 +21,7 @@ from clearhead.problem import Problem, may_be_kept
 HALF = (torch.float16, torch.bfloat16)
 DECODING = 16  # this many queries or fewer
 SHORT = 128  # queries; with fewer, planning costs more than it brings
+HIDING = 512  # queries and keys; up to here one kernel with a bias is the faster one, beyond our own that skips
 _CAPABILITIES: dict[torch.device, int] = {}
 _HIDDEN: WeakKeyDictionary[Mask, tuple[tuple, Tensor]] = WeakKeyDictionary()
 
@@ -58,6 +60,8 @@ def attend(
     query, key, value = _readable(problem.query), _readable(problem.key), _readable(problem.value)
     causal, rest = _split(problem)
     if query.device.type == "cuda":
+        if rest is not None:
+            return _attend_hiding(problem, query, key, value, rest, with_lse)
         return _attend_cuda(query, key, value, causal, problem.scale, with_lse)
     if not with_lse and rest is None and problem.bias is None:
         # torch's own front door gives no log-sum-exp, but costs half the time of the kernel's Python binding
@@ -90,6 +94,20 @@ def _attend_cuda(
         query, key, value, attn_bias=None, compute_log_sumexp=True, is_causal=causal, scale=scale
     )[:2]
     return output, lse.squeeze(-1) if with_lse else None
+
+
+def _attend_hiding(
+    problem: Problem, query: Tensor, key: Tensor, value: Tensor, rest: Mask, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    added = _hidden_keys(rest, query, key.shape[2])
+    bias = added.expand(*query.shape[:3], key.shape[2])
+    # gradients are computed from log-sum-exp, so that it is always asked for; it comes in rows of 32 queries
+    output, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, 0.0, False, scale=problem.scale
+    )[:2]
+    if not with_lse:
+        return output, None
+    return output, torch.where(_has_key(problem, added, False), lse[..., : query.shape[2]], -torch.inf)
 
 
 def _suits_cudnn(query: Tensor) -> bool:
@@ -147,8 +165,22 @@ def _refuse_cuda(problem: Problem) -> list[str]:
         reasons.append(f"dtype {problem.query.dtype} is not float16 or bfloat16")
     if problem.query.shape[3] > 256 or problem.query.shape[3] % 8:
         reasons.append(f"key_dim {problem.query.shape[3]} is over 256 or not a multiple of 8")
-    if rest is not None or problem.bias is not None:
-        reasons.append("on CUDA it takes no mask but causal from the first key, and no bias")
+    if problem.bias is not None:
+        reasons.append("on CUDA it takes no bias")
+    if rest is not None:
+        reasons += _refuse_hiding(problem, causal, rest)
+    return reasons
+
+
+def _refuse_hiding(problem: Problem, causal: bool, rest: Mask) -> list[str]:
+    _, heads, q_len, kv_len = problem.shape
+    if causal or not _hides_keys_only(rest):
+        return [f"on CUDA mask {problem.mask} is not one of: none, causal from the first key, hidden keys"]
+    reasons = []
+    if torch.compiler.is_compiling() or max(q_len, kv_len) > HIDING:
+        reasons.append(f"on CUDA hidden keys are for texts of at most {HIDING} tokens, and not for compiled graphs")
+    if heads != problem.key.shape[1]:
+        reasons.append("on CUDA it does not know hidden keys with grouped heads")
     return reasons
 
 
@@ -203,7 +235,10 @@ def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batc
 
 def _hide(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
     lowered = mask.lower(positions(1, kv_len, 0, query.device), kv_len)  # of one query
-    return _as_bias(lowered.allowed(1, torch.arange(kv_len, device=query.device)), query.dtype)
+    bias = _as_bias(lowered.allowed(1, torch.arange(kv_len, device=query.device)), query.dtype)
+    if query.device.type == "cuda":  # whose kernel reads rows that begin at multiples of 16 bytes
+        bias = pad(bias, (0, -kv_len % 8))[..., :kv_len]
+    return bias
 
 
 def _as_bias(allowed: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
