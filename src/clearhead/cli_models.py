@@ -70,9 +70,9 @@ def usable_device(device: str | None) -> torch.device:
     return place
 
 
-def is_recording(text: str | None) -> bool:
+def is_recording(text: str) -> bool:
     """Whether what stands in place of a text is the name of a recording."""
-    return text is not None and text.endswith(SUFFIX)
+    return text.endswith(SUFFIX)
 
 
 def load_recording(path: str, files: list[Path] | None, model: str | None, device: str | None) -> Recording:

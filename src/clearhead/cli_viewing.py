@@ -1,9 +1,10 @@
-"""What `clearhead view` shows, and what it says while it serves."""
+"""What `clearhead record` writes; what `clearhead view` shows, and what it says while it serves."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -66,6 +67,7 @@ def serve(
 ) -> None:
     """Until Ctrl-C. Says where the page is, and how to reach it from another machine."""
     found = None if roles is None else _read_roles(roles)
+    status = 0
     try:
         with Console(stderr=True).status("loading and running the model …"):
             from clearhead.viewer.serving import view
@@ -79,10 +81,10 @@ def serve(
         if browser:
             webbrowser.open(viewer.url)
         viewer.wait()
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt:  # before there was anything to serve
+        status = 128 + signal.SIGINT
     sys.stdout.flush()
-    os._exit(0)  # a model that is still running would be waited for, and nothing of it is kept
+    os._exit(status)  # a model that is still running would be waited for, and nothing of it is kept
 
 
 def _read_roles(path: Path) -> Roles:

@@ -50,10 +50,7 @@ class HeadChart:
         self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0)
         self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0)
         self._shape, self.window = (1, 1), Window(0, 1, 0, 1)
-        self._most: dict[bool, float | None] = {
-            True: None,
-            False: None,
-        }  # the largest weight of the whole, of the window
+        self._most: dict[str, float] = {}  # the largest weight of what is drawn: "whole", "window"
         self.map = self._map()
         self.entropy, self.received = self._entropy(), self._received()
 
@@ -61,7 +58,7 @@ class HeadChart:
 
     def open(self, q_len: int, kv_len: int, floor: float) -> None:
         """Another matrix: nothing is shown of it yet. Weights up to `floor` are as dark as none."""
-        self._shape = (q_len, kv_len)
+        self._shape, self._most = (q_len, kv_len), {}
         self._log.update(low=floor, high=1.0)
         for axis in (self.queries, self.keys):
             axis.update(bounds=None, min_interval=None)  # a page would hold the new window within the old bounds
@@ -93,12 +90,10 @@ class HeadChart:
         """A picture of the whole matrix, or over it of a window; None takes it away."""
         source = self.whole if whole else self.detail
         source.data = _NO_IMAGE if plate is None else _image(plate, exact)
-        self._most[whole] = None if plate is None else float(plate.values.max(initial=0.0))
-        most = (
-            self._most[False] if self._most[False] is not None else self._most[True]
-        )  # of the window, if there is one
-        if most is not None:
-            self._linear.high = max(most, 1e-6)
+        self._most.pop("whole" if whole else "window", None)
+        if plate is not None:
+            self._most["whole" if whole else "window"] = float(plate.values.max(initial=0.0))
+        self._linear.high = max(self._most.get("window", self._most.get("whole", 1.0)), 1e-6)
 
     def mark(self, query: int, key: int) -> None:
         """Draw the cursor around a cell."""
@@ -128,10 +123,9 @@ class HeadChart:
         """Colours of a light or a dark page; `nothing` is that of cells without any weight."""
         for mapper in (self._linear, self._log):
             mapper.nan_color = nothing
-        for chart in (self.map, self.entropy, self.received):  # what is clear would keep what was drawn there before
-            chart.update(background_fill_color=paper, border_fill_color=paper)
         for chart in (self.map, self.entropy, self.received):
-            chart.outline_line_color = line
+            # a fill that is clear would keep what was drawn there before
+            chart.update(background_fill_color=paper, border_fill_color=paper, outline_line_color=line)
             for axis in (*chart.xaxis, *chart.yaxis):
                 axis.update(
                     major_label_text_color=text,

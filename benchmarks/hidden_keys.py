@@ -1,0 +1,64 @@
+"""Padded batches on a GPU, both passes: torch's memory-efficient kernel with a bias against ours, which skip hidden keys.
+
+What `HIDING` in clearhead/kernels/sdpa.py follows from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from clearhead import Padding, attention
+from measuring import RESULTS, write
+
+TOKENS, HEADS, DIM = 2**15, 8, 32
+ROUNDS, STEPS = 7, 20
+
+
+def microseconds(step: Callable[[], object]) -> float:
+    """The median of some rounds of several steps."""
+    taken = []
+    for _ in range(ROUNDS + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+        taken.append(1e6 * (time.perf_counter() - start) / STEPS)
+    return statistics.median(taken[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    rows: list[dict[str, object]] = []
+    for n in (32, 64, 128, 256, 512):
+        batch = TOKENS // n
+        shape = (batch, HEADS, n, DIM)
+        query, key, value = (
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        mask = Padding(torch.randint(n // 2, n + 1, (batch,)))
+        times = {}
+        for backend in ("sdpa", "triton"):
+
+            def step(backend: str = backend) -> None:
+                output = attention(query, key, value, mask=mask, backend=backend)
+                output.backward(output.detach())
+
+            times[backend] = microseconds(step)
+        faster = f"{times['triton'] / times['sdpa']:.2f}"
+        rows.append({"n": n, **{name: f"{own:.0f} µs" for name, own in times.items()}, "sdpa is faster by": faster})
+    title = f"Padded batches of {TOKENS:,} tokens, {HEADS} heads of {DIM}, bf16, forward and backward"
+    write("gpu-hidden", title, rows, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
