@@ -21,7 +21,7 @@ from clearhead.problem import Problem, may_be_kept
 HALF = (torch.float16, torch.bfloat16)
 DECODING = 16  # this many queries or fewer
 SHORT = 128  # queries; with fewer, planning costs more than it brings
-HIDING = 512  # queries and keys; up to here one kernel with a bias is the faster one, beyond our own that skips
+HIDING = 512  # queries and keys; beyond, our own kernels are the faster ones (benchmarks/hidden_keys.py)
 _CAPABILITIES: dict[torch.device, int] = {}
 _HIDDEN: WeakKeyDictionary[Mask, tuple[tuple, Tensor]] = WeakKeyDictionary()
 
