@@ -131,6 +131,10 @@ LAYERS = [
     "viewer.figures",
     "viewer.texts",
     "viewer.charts",
+    "viewer.pages",
+    "viewer.digest",
+    "viewer.report_page",
+    "viewer.report",
     "viewer.jobs",
     "viewer.explorer",
     "viewer.access",
@@ -168,6 +172,7 @@ def test_public_names():
         "Recording",
         "record",
         "view",
+        "report",
     }
     for name in clearhead.__all__:
         value = getattr(clearhead, name)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from clearhead import AttentionWeights, Causal, Recording, attention
@@ -78,11 +79,54 @@ def test_foreign_and_broken_files(tmp_path):
         Recording.load(path)
     facts = {"format": "clearhead.Recording", "version": 1, "model": "m", "stacks": {"encoder": {"layers": [{}]}}}
     save_file({"x": torch.zeros(1)}, path, {"clearhead": json.dumps(facts)})
-    with pytest.raises(ValueError, match="saved by Recording.save, but incomplete"):
+    with pytest.raises(ValueError, match="saved by Recording.save, but damaged"):
         Recording.load(path)
     save_file({"x": torch.zeros(1)}, path, {"clearhead": json.dumps({**facts, "version": 9})})
-    with pytest.raises(ValueError, match="format version 9, but this clearhead reads up to 1"):
+    with pytest.raises(ValueError, match="format version 9, but this clearhead reads 1 to 1"):
         Recording.load(path)
+
+
+def changed(path, tensors=lambda own: own, facts=lambda own: own):
+    """A recording's file, with queries and keys, and with something in it that `save` never writes."""
+    own = tokens(*"abcdefghi")
+    Recording("a model", {"decoder": Stack((weights(9, 9, mask=Causal()),), own, own)}).save(path)
+    with safe_open(str(path), framework="pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(file.metadata()["clearhead"])
+    save_file(tensors(kept), path, {"clearhead": json.dumps(facts(about))})
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"facts": lambda own: [own]}, "not saved by Recording.save"),
+        ({"facts": lambda own: {**own, "version": "2"}}, "format version '2', but this clearhead reads 1 to 1"),
+        ({"facts": lambda own: {**own, "version": None}}, "format version None"),
+        ({"facts": lambda own: {**own, "stacks": 3}}, "damaged"),
+        ({"tensors": lambda own: without(own, "lse")}, "damaged .'lse'"),
+        ({"tensors": lambda own: without(own, "ranges")}, "damaged .'ranges, dense'"),
+        ({"tensors": lambda own: cut(own, "lse")}, "damaged .lse is .*; expected"),
+        ({"tensors": lambda own: cut(own, "key")}, "damaged .key is .*; expected"),
+        ({"tensors": lambda own: cut(own, "query")}, "damaged .key is .*; expected"),
+        ({"tensors": lambda own: cut(own, "ranges")}, "damaged .ranges is .*; expected"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
+    path = tmp_path / "file.safetensors"
+    changed(path, **damage)
+    with pytest.raises(ValueError, match=says) as caught:
+        Recording.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def without(tensors, part):
+    return {name: own for name, own in tensors.items() if not name.endswith(f".{part}")}
+
+
+def cut(tensors, part):
+    """The last axis of some tensors one shorter."""
+    return {name: own[..., :-1].contiguous() if name.endswith(f".{part}") else own for name, own in tensors.items()}
 
 
 def test_shapes_are_checked():

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead import Causal, Dense, attention
+from clearhead import Causal, Dense, attention, pictures
 from clearhead.functional import keeping_vectors
+from clearhead.indexing import spread
 from clearhead.recording import Stack
 from clearhead.roles import Roles
 from clearhead.viewer import gallery as gallery_module
@@ -150,7 +151,7 @@ class TestThumbnails:
         monkeypatch.setattr(thumbnails, "ROWS", 20)
         monkeypatch.setattr(thumbnails, "SIDE", 16)
         stack = decoder([str(place) for place in range(210)])["decoder"]
-        rows = torch.cat([torch.arange(210)[part] for part in thumbnails.spread(210, 20)])
+        rows = torch.cat([torch.arange(210)[part] for part in spread(210, 20)])
         for head, own in enumerate(thumbnails.thumbnails("decoder", stack, 0)):
             dense = stack.layers[0].dense()[0, head, rows]
             assert own.sampled
@@ -165,7 +166,7 @@ class TestThumbnails:
 
     @given(length=st.integers(1, 20_000), count=st.integers(1, 200))
     def test_rows_are_spread_evenly_to_the_end(self, length, count):
-        places = [place for part in thumbnails.spread(length, count) for place in range(length)[part]]
+        places = [place for part in spread(length, count) for place in range(length)[part]]
         assert len(places) == min(length, count)
         assert places == sorted(set(places))
         edges = [-1, *places, length]
@@ -190,7 +191,7 @@ class TestThumbnails:
 
     def test_shades_are_logarithmic(self):
         values = np.array([[1.0, 0.1 / 100, 0.0], [10**-1.5, 0.5, 1e-9]], np.float32)
-        levels = thumbnails.Thumbnail(values, None, False).levels(100)
+        levels = pictures.levels(values, 100)
         assert levels.dtype == np.uint8
         assert levels.tolist() == [[255, 0, 0], [128, levels[1, 1], 0]]
         assert 200 < levels[1, 1] < 255

@@ -1,12 +1,16 @@
-"""The viewer's page in a real browser, as a reader uses it."""
+"""The viewer's page, or a report, in a real browser, as a reader uses it."""
 
 import re
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
+
+from browser import complaints, emulate, requested, resize
+from pretrained import axe
 
 PATIENCE = 30  # seconds; the machine may be busy
 
@@ -117,8 +121,42 @@ class Page:
         self.settle()
         return self.text("live")
 
+    def colour(self, query: int, key: int) -> list[int]:
+        """Of a cell of the whole matrix, as it is drawn."""
+        code = """
+            const picture = pictures().find((own) => own.name === "whole" && own.visible);
+            const view = [...Bokeh.index.find_one(chart).renderer_views.values()].find((own) => own.model === picture);
+            return [...view.glyph.image_data[0].getContext("2d").getImageData(arguments[1], arguments[0], 1, 1).data];
+        """
+        return self.script(code, query, key)[:3]
+
     def window(self) -> list[int]:
         return self.script("return windowShown()")
+
+
+@pytest.fixture
+def page(browser):
+    """Nothing may have been said in the console when a test is over."""
+    resize(browser, 1280)
+    emulate(browser)
+    browser.get("about:blank")
+    complaints(browser)
+    requested(browser)
+    yield Page(browser)
+    assert complaints(browser) == []
+
+
+def violations(browser: Chrome) -> list[tuple]:
+    """What axe-core finds on the page that keeps some people from using it."""
+    browser.execute_script(axe())
+    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    assert len(found["passes"]) > 20
+    return [
+        (rule["id"], node["target"], node["failureSummary"])
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
 
 
 def number(text: str) -> float:

@@ -26,6 +26,7 @@ __all__ = [  # noqa: RUF022, in the order one meets them
     "record",
     "Recording",
     "view",
+    "report",
 ]
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
     from clearhead.models import record
     from clearhead.recording import Recording
+    from clearhead.viewer.report import report
     from clearhead.viewer.serving import view
     from clearhead.weights import AttentionWeights
     from clearhead.worked.check import check
@@ -58,6 +60,7 @@ _HOMES = {
     "record": "models",
     "Recording": "recording",
     "view": "viewer.serving",
+    "report": "viewer.report",
 }
 
 

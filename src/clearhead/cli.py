@@ -367,15 +367,22 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option(help="The port to serve on; if it is in use, the next free one.", min=1)] = 5006,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    output: Annotated[
+        Path | None, typer.Option(help="Write a report to keep, one HTML file, instead of serving the page.")
+    ] = None,
     device: Device = None,
     dtype: InDtype = Dtype.float32,
     download: Download = False,
 ) -> None:
     """See every head in the browser, from the whole matrix to one cell. Served on this machine only."""
     with _one_line_errors():
-        from clearhead.cli_viewing import serve, what_to_show
+        from clearhead.cli_viewing import serve, what_to_show, write_report
 
-        serve(*what_to_show(text, file, model, device, dtype.value, download), roles, port, browser)
+        shown = what_to_show(text, file, model, device, dtype.value, download)
+        if output is None:
+            serve(*shown, roles, port, browser)
+        else:
+            write_report(output, *shown, roles)
 
 
 @app.command()

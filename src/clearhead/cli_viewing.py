@@ -1,4 +1,4 @@
-"""What `clearhead record` writes; what `clearhead view` shows, and what it says while it serves."""
+"""What `clearhead record` writes; what `clearhead view` shows or writes, and what it says while it serves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from clearhead.cli_models import SUFFIX, is_recording, load_model, load_recording, texts_to_read
+from clearhead.cli_models import SUFFIX, is_recording, load_model, load_recording, progress_bar, texts_to_read
 
 if TYPE_CHECKING:
     from clearhead.models import Loaded
@@ -56,6 +56,33 @@ def write_recording(
         recording.save(output)
     size = output.stat().st_size / 2**20
     print(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}")
+
+
+def write_report(
+    output: Path,
+    shown: Callable[[], Recording | Loaded | Translator],
+    texts: list[str] | None,
+    roles: Path | None,
+) -> None:
+    """One page of one text; says how large it is, and what was left out."""
+    if texts is not None and len(texts) > 1:
+        raise ValueError(f"{len(texts)} texts are given; a report is of one")
+    found = None if roles is None else _read_roles(roles)
+    with Console(stderr=True).status("loading and running the model …"):
+        from clearhead.models import default_text, record
+        from clearhead.recording import Recording
+        from clearhead.viewer.report import report
+
+        loaded = shown()
+        if isinstance(loaded, Recording):
+            recording = loaded
+        else:
+            recording = record(loaded, texts[0] if texts else default_text(loaded))
+    with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
+        written = report(recording, output, roles=found, progress=advance)
+    print(f"wrote {output}: {recording!r}, {output.stat().st_size / 1e6:.1f} MB")
+    for note in written.notes:
+        print(note)
 
 
 def serve(

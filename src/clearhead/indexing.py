@@ -76,6 +76,16 @@ def neighbours(choice: slice, length: int, axis: int) -> slice:
     return slice(start, max(start, stop))
 
 
+def spread(length: int, count: int) -> list[slice]:
+    """`count` places spread evenly over a length, as slices: steps of one size, then of one more, to its end."""
+    if length <= count:
+        return [slice(0, length)]
+    step, longer = divmod(length, count)
+    middle = (count - longer) * step
+    parts = [slice(step // 2, middle, step), slice(middle + (step + 1) // 2, length, step + 1)]
+    return [part for part in parts if len(range(length)[part])]
+
+
 def _number(part: object, axis: int, length: int) -> int:
     try:
         number = operator.index(part)  # pyright: ignore[reportArgumentType]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 SHADES = " ░▒▓█"
 
@@ -32,3 +33,16 @@ def labelled(weights: Float[np.ndarray, "rows cols"], rows: Sequence[str]) -> st
     """`shade` with a token before each row."""
     width = max((len(token) for token in rows), default=0)
     return "\n".join(f"{token:>{width}} {line}" for token, line in zip(rows, shade(weights), strict=True))
+
+
+def floor_of(keys: int) -> float:
+    """The weight that is shown as nothing: a tenth of what each key would have if all were alike."""
+    return 0.1 / max(1, keys)
+
+
+def levels(weights: Float[np.ndarray, "*cells"], keys: int) -> UInt8[np.ndarray, "*cells"]:
+    """Weights as shades from 0 to 255, on a logarithmic scale over `keys` keys."""
+    low = math.log(floor_of(keys))
+    with np.errstate(divide="ignore"):
+        shades = (np.log(weights) - low) / -low
+    return (shades.clip(0, 1) * 255).round().astype(np.uint8)

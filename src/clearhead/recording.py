@@ -125,8 +125,8 @@ class Recording:
                     layers.append(AttentionWeights(*storage.unpack(mine, own)))
                 stacks[name] = Stack(tuple(layers), _tokens(about["queries"]), _tokens(about["keys"]))
             return cls(facts["model"], stacks)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: saved by Recording.save, but incomplete ({error})") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
 
 
 def of_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:

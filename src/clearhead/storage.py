@@ -34,6 +34,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
         return unpack(tensors, facts)
     except KeyError as error:
         raise ValueError(f"{path}: saved by AttentionWeights.save, but without {error.args[0]}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({error})") from None
 
 
 def pack(problem: Problem, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
@@ -60,10 +62,13 @@ def pack(problem: Problem, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
 
 
 def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
-    """What was packed; a KeyError names what is not there."""
+    """What was packed; a KeyError names what is not there, a ValueError what does not fit."""
     missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
     if missing:
         raise KeyError(", ".join(sorted(missing)))
+    if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
+        raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
+    _check_shapes(tensors)
     start, slopes = tensors["query_start"], tensors.get("slopes")
     lowered = Lowered(tensors.get("ranges"), tensors.get("dense"))
     problem = Problem(
@@ -80,6 +85,36 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
         seed=None,
     )
     return problem, tensors["lse"]
+
+
+def _check_shapes(tensors: dict[str, Tensor]) -> None:
+    """That they are parts of one matrix: what a file says is not believed."""
+    query, key = tensors["query"], tensors["key"]
+    if query.ndim != 4 or key.ndim != 4 or not query.is_floating_point():
+        raise ValueError(
+            f"query is {tuple(query.shape)} of {query.dtype}, key {tuple(key.shape)}; expected 4 axes each"
+        )
+    (batch, heads, q_len, width), (_, kv_heads, kv_len, _) = query.shape, key.shape
+    matrix = (batch, heads, q_len, kv_len)
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{heads} heads share {kv_heads} key heads; expected a multiple")
+    expected = {
+        "key": (batch, kv_heads, kv_len, width),
+        "lse": (batch, heads, q_len),
+        "value": (batch, kv_heads, kv_len, *tensors["value"].shape[3:]) if "value" in tensors else (),
+        "slopes": (heads,),
+        "sinks": (heads,),
+    }
+    for name, shape in expected.items():
+        if name in tensors and tensors[name].shape != shape:
+            raise ValueError(f"{name} is {tuple(tensors[name].shape)}; expected {shape}")
+    for name in {"bias", "dense"} & {*tensors}:
+        own = tensors[name].shape
+        if len(own) > 4 or any(size not in (1, whole) for size, whole in zip(own[::-1], matrix[::-1], strict=False)):
+            raise ValueError(f"{name} is {tuple(own)}; expected what spreads to {matrix}")
+    ranges = tensors.get("ranges")
+    if ranges is not None and (ranges.ndim != 4 or ranges.shape[1] != 2 or ranges.shape[3] != q_len):
+        raise ValueError(f"ranges is {tuple(ranges.shape)}; expected (ranges, 2, batch or 1, {q_len})")
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts) -> None:
@@ -104,8 +139,9 @@ def read(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
-    if facts.get("format") != expected:
+    if not isinstance(facts, dict) or facts.get("format") != expected:
         raise ValueError(f"{path}: a safetensors file, but not saved by {expected.removeprefix('clearhead.')}.save")
-    if facts.get("version", 0) > version:
-        raise ValueError(f"{path}: format version {facts['version']}, but this clearhead reads up to {version}")
+    found = facts.get("version")
+    if not isinstance(found, int) or not 0 < found <= version:
+        raise ValueError(f"{path}: format version {found!r}, but this clearhead reads 1 to {version}")
     return tensors, facts

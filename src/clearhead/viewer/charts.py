@@ -10,6 +10,7 @@ from bokeh.models import (
     BasicTicker,
     ColumnDataSource,
     FixedTicker,
+    GlyphRenderer,
     LinearColorMapper,
     LogColorMapper,
     NumeralTickFormatter,
@@ -114,10 +115,10 @@ class HeadChart:
         _label(self.map.xaxis[0], keys, window.key, window.key_end, across=True)
 
     def colour(self, palette: str, logarithmic: bool) -> None:
-        mapper = self._log if logarithmic else self._linear
-        mapper.palette = list(PALETTES[palette])
-        for name in ("whole", "detail"):
-            self.map.select_one({"name": name}).glyph.color_mapper = mapper
+        for mapper in (self._linear, self._log):
+            mapper.palette = list(PALETTES[palette])
+        for picture in self.map.select({"type": GlyphRenderer, "tags": "picture"}):
+            picture.visible = (picture.glyph.color_mapper is self._log) == logarithmic
 
     def ink(self, text: str, line: str, paper: str, nothing: str) -> None:
         """Colours of a light or a dark page; `nothing` is that of cells without any weight."""
@@ -142,9 +143,12 @@ class HeadChart:
         chart.add_tools(wheel, PanTool())
         chart.toolbar.active_scroll = wheel
         chart.lod_timeout = 60  # milliseconds after the last turn of the wheel that its window is asked for
+        # each once in either scale: where a glyph gets another mapper, Bokeh still draws some with the one it had first
         for name, source in (("whole", self.whole), ("detail", self.detail)):
-            chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=self._log, name=name)
-        chart.rect("x", "y", 1, 1, source=self.cursor, fill_color=None, line_color=_CURSOR, line_width=2)
+            for mapper in (self._log, self._linear):
+                drawn = chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=mapper, name=name)
+                drawn.update(visible=mapper is self._log, tags=["picture"])
+        chart.rect("x", "y", 1, 1, source=self.cursor, name="cursor", fill_color=None, line_color=_CURSOR, line_width=2)
         chart.xaxis.axis_label, chart.yaxis.axis_label = "keys", "queries"
         return chart
 
@@ -228,6 +232,8 @@ def _figure(name: str, *, x_range: Range1d, y_range: Range1d, **sides: Any) -> A
         tools="",
         toolbar_location=None,
         sizing_mode="stretch_both",
+        background_fill_color=None,  # until the page has said which colours it has; white would shine through at edges
+        border_fill_color=None,
         **{f"min_border_{side}": size for side, size in borders.items()},
         **sides,
     )

@@ -9,18 +9,16 @@ from bokeh.core.properties import Any as AnyValue
 from bokeh.document import Document
 from bokeh.events import RangesUpdate
 from bokeh.model import DataModel
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from clearhead.pictures import floor_of
 from clearhead.recording import Address, Stack
 from clearhead.viewer import facts, maps
 from clearhead.viewer.charts import PALETTES, HeadChart
 from clearhead.viewer.gallery import Gallery
 from clearhead.viewer.jobs import Jobs, Steps
 from clearhead.viewer.maps import SCREEN, Picture, Plate, Window
+from clearhead.viewer.pages import PAGES
 from clearhead.viewer.texts import TYPED, Recorded, Texts, typed
-from clearhead.viewer.thumbnails import floor_of
-
-_PAGES = Environment(loader=PackageLoader("clearhead.viewer"), autoescape=True, undefined=StrictUndefined)
 
 
 class Drawing(NamedTuple):
@@ -65,8 +63,8 @@ class Explorer:
             document.add_root(root)
         name = self._gallery.recording.model
         document.title = f"clearhead: {name}"
-        document.template = _PAGES.get_template("viewer.html")
-        document.template_variables.update(palettes=PALETTES, model=name)
+        document.template = PAGES.get_template("viewer.html")
+        document.template_variables.update(palettes=PALETTES, model=name, live=True)
         document.config.notify_connection_status = False  # the page says it itself
         document.on_session_destroyed(lambda context: self._closed())
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from clearhead.pictures import levels
 from clearhead.recording import Address, Tokens, attends_to_itself
 from clearhead.viewer.calculation import calculate
 from clearhead.viewer.gallery import Gallery
 from clearhead.viewer.looking import Direction, looks
 from clearhead.viewer.maps import SCREEN, Window
-from clearhead.viewer.thumbnails import is_sampled
+from clearhead.viewer.thumbnails import ROWS, is_sampled
 from clearhead.worked.wording import visible
 
 SHOWN = 80  # columns of a token in the text of a page
@@ -42,7 +43,7 @@ def model_facts(gallery: Gallery) -> Facts:
                 "groups": [weights.key_heads for weights in stack.layers],
                 "queries": len(stack.queries),
                 "keys": len(stack.keys),
-                "sampled": is_sampled(stack),
+                "sampled": ROWS if is_sampled(stack) else 0,
                 "hides": [shown(stack.keys.texts[key], 14) for key in hidden[:3]],
                 "hidden": hidden[:SCREEN],
             }
@@ -62,7 +63,7 @@ def layer_facts(gallery: Gallery, stack: str, layer: int) -> Facts:
                 "labels": list(gallery.labels((stack, layer, head))),
                 "rows": rows,
                 "keys": columns,
-                "levels": own.levels(keys).tobytes(),
+                "levels": levels(own.values, keys).tobytes(),
             }
         )
     return {"stack": stack, "layer": layer, "heads": heads}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from clearhead.pictures import floor_of
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.viewer.facts import shown
 from clearhead.viewer.maps import Reduce
-from clearhead.viewer.thumbnails import floor_of
 from clearhead.weights import AttentionWeights
 
 if TYPE_CHECKING:

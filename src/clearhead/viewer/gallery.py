@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import torch
 
+from clearhead.head_statistics import HeadStatistics
 from clearhead.recording import Address, Recording, attends_to_itself
 from clearhead.roles import Roles
 from clearhead.viewer.maps import Overview
@@ -23,6 +24,8 @@ class Gallery:
     """
 
     def __init__(self, recording: Recording, roles: Roles | None = None) -> None:
+        if roles is not None:
+            _check_roles(roles, recording)
         self.recording = recording
         self._roles = roles
         self._thumbnails: dict[tuple[str, int], list[Thumbnail]] = {}
@@ -46,8 +49,7 @@ class Gallery:
         if roles is None:
             stack, layer, head = address
             roles = Roles(self.recording.model, {address: self.thumbnails(stack, layer)[head].statistics})
-        labels = roles.labels(address) if address in roles.heads else ()
-        return tuple("first token" if label == "sink" else label for label in labels)
+        return labels_of(roles, address)
 
     def hidden_keys(self, stack: str) -> list[int]:
         """Where attention goes that has nowhere to go: tokens that are no part of the text, and the first one."""
@@ -83,13 +85,8 @@ class Gallery:
         if len(stack.queries) * len(stack.keys) > FEW:
             layers = layers[len(layers) // 2 :][:1]
 
-        def clarity(address: Address) -> float:
-            own = self.thumbnails(address[0], address[1])[address[2]].statistics
-            nowhere = max(own.sink or 0.0, own.delimiter or 0.0)
-            return (1 - (1.0 if own.spread is None else own.spread)) * (1 - nowhere)
-
         heads = (address for address in self.recording.heads() if address[0] == name and address[1] in layers)
-        return max(heads, key=clarity)
+        return max(heads, key=lambda place: clarity(self.thumbnails(place[0], place[1])[place[2]].statistics))
 
     def strongest(self, address: Address) -> tuple[int, int]:
         """The cell with the largest weight, but for tokens that say nothing; of a long text, of its middle row."""
@@ -103,3 +100,23 @@ class Gallery:
         cells[:, self.hidden_keys(address[0])] *= 0.01
         query, key = divmod(int(cells.argmax()), kv_len)
         return query, key
+
+
+def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:
+    """What a head clearly does, as readers are told; nothing where it was not measured."""
+    labels = roles.labels(address) if address in roles.heads else ()
+    return tuple("first token" if label == "sink" else label for label in labels)
+
+
+def clarity(own: HeadStatistics) -> float:
+    """How much there is to see of a head: it is sharp, and not on tokens that say nothing."""
+    nowhere = max(own.sink or 0.0, own.delimiter or 0.0)
+    return (1 - (1.0 if own.spread is None else own.spread)) * (1 - nowhere)
+
+
+def _check_roles(roles: Roles, recording: Recording) -> None:
+    if roles.model != recording.model or not set(roles.heads) <= set(recording.heads()):
+        raise ValueError(
+            f"roles is of {roles.model!r} with {len(roles.heads)} heads, but what is shown is {recording.model!r} with"
+            f" {len(list(recording.heads()))}; expected roles of the same model"
+        )

@@ -114,7 +114,7 @@ class Picture:
         band = Window(self.rows_done, end, key, key_end)
         start = (self.rows_done - row) // self.steps.rows
         for reduce, values in self._values.items():
-            found = _binned(self._weights, band, self.steps, reduce)
+            found = binned(self._weights, band, self.steps, reduce)[0]
             values[start : start + len(found)] = found
         if self._scores is not None:
             found = self._weights.scores[0, 0, band.row : band.row_end, key:key_end].float().cpu().numpy()
@@ -187,13 +187,13 @@ def _edges(window: Window, steps: BinSize) -> tuple[np.ndarray, np.ndarray]:
     return np.append(rows, row_end), np.append(keys, key_end)
 
 
-def _binned(
+def binned(
     weights: AttentionWeights, window: Window, steps: BinSize, reduce: Reduce
-) -> Float[np.ndarray, "rows keys"]:
+) -> Float[np.ndarray, "heads rows keys"]:
     """Bins of `steps` cells. `pool` draws bins of one size where they divide the window, so the last ones are apart."""
     row, row_end, key, key_end = window
     if steps == (1, 1):  # the very numbers that indexing gives
-        return weights[0, 0, row:row_end, key:key_end].float().cpu().numpy()
+        return weights[0, :, row:row_end, key:key_end].float().cpu().numpy()
 
     def spans(start: int, end: int, step: int) -> list[tuple[int, int]]:
         even = start + (end - start) // step * step
@@ -204,6 +204,6 @@ def _binned(
         line = []
         for keys in spans(key, key_end, steps.keys):
             down, across = -(-(rows[1] - rows[0]) // steps.rows), -(-(keys[1] - keys[0]) // steps.keys)
-            line.append(weights.pool(down, across, reduce=reduce, window=(rows, keys))[0, 0].float().cpu().numpy())
+            line.append(weights.pool(down, across, reduce=reduce, window=(rows, keys))[0].float().cpu().numpy())
         blocks.append(line)
     return np.block(blocks)

@@ -84,7 +84,6 @@ class Texts:
         if isinstance(shown, Recording):
             if text is not None:
                 raise ValueError("text is given, but a recording is of its own text; expected one of them")
-            _check_roles(self._roles, shown)
             self._given[""] = Recorded(Gallery(shown, self._roles), [])
             return [""]
         self._model = load(shown) if isinstance(shown, str | os.PathLike) else shown
@@ -93,8 +92,7 @@ class Texts:
         given = [text] if isinstance(text, str) else list(text)
         if not given:
             raise ValueError("text is an empty list; expected at least one text")
-        self._given[given[0]] = first = self._record(given[0])
-        _check_roles(self._roles, first.gallery.recording)
+        self._given[given[0]] = self._record(given[0])
         return given
 
     def _record_typed(self, text: str) -> Recorded:
@@ -122,13 +120,3 @@ def typed(text: str) -> str:
     if len(text) > TYPED:
         raise ValueError(f"the text has {len(text):,} letters, and {TYPED:,} can be typed here; {_ELSEWHERE}")
     return text
-
-
-def _check_roles(roles: Roles | None, recording: Recording) -> None:
-    if roles is None:
-        return
-    if roles.model != recording.model or not set(roles.heads) <= set(recording.heads()):
-        raise ValueError(
-            f"roles is of {roles.model!r} with {len(roles.heads)} heads, but what is shown is {recording.model!r} with"
-            f" {len(list(recording.heads()))}; expected roles of the same model"
-        )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from clearhead.head_statistics import HeadStatistics, measure, measure_rows
+from clearhead.indexing import spread
 from clearhead.recording import Recording, Stack
 
 SIDE = 128  # bins each way, at most
@@ -25,31 +25,9 @@ class Thumbnail:
     statistics: HeadStatistics
     sampled: bool  # from evenly spaced queries, each of them exact
 
-    def levels(self, keys: int) -> UInt8[np.ndarray, "rows keys"]:
-        """Values as shades from 0 to 255, on a logarithmic scale over `keys` keys."""
-        low = math.log(floor_of(keys))
-        with np.errstate(divide="ignore"):
-            shades = (np.log(self.values) - low) / -low
-        return (shades.clip(0, 1) * 255).round().astype(np.uint8)
-
-
-def floor_of(keys: int) -> float:
-    """The weight that is shown as nothing: a tenth of what each key would have if all were alike."""
-    return 0.1 / max(1, keys)
-
 
 def is_sampled(stack: Stack) -> bool:
     return max(len(stack.queries), len(stack.keys)) > EXACT
-
-
-def spread(length: int, count: int) -> list[slice]:
-    """`count` places spread evenly over a length, as slices: steps of one size, then of one more, to its end."""
-    if length <= count:
-        return [slice(0, length)]
-    step, longer = divmod(length, count)
-    middle = (count - longer) * step
-    parts = [slice(step // 2, middle, step), slice(middle + (step + 1) // 2, length, step + 1)]
-    return [part for part in parts if len(range(length)[part])]
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ function binAt(x, y) {
       value: Number.isNaN(data.image[0][at]) ? 0 : data.image[0][at],
       score: scores.length ? scores[at] : undefined,
       preview: !data.exact[0],
+      shades: data.shades?.[0], // of a report's map: digits that can be trusted, and the weight below which there are none
     };
   }
   return undefined;
@@ -36,6 +37,11 @@ const tokenAt = (side, place) => {
   return tokens && (side === "query" ? tokens.rows[place - tokens.row] : tokens.keys[place - tokens.key]);
 };
 
+function amount({ value, shades }) {
+  if (!shades) return number(value);
+  return value > 0 && value <= shades.least ? `less than ${number(shades.least, shades.digits)}` : number(value, shades.digits);
+}
+
 function readOut(bin) {
   const line = element("readout");
   if (!bin) return line.replaceChildren();
@@ -44,8 +50,8 @@ function readOut(bin) {
     const word = { query: ["query", "queries"], key: ["key", "keys"] }[side][end - start === 1 ? 0 : 1];
     return token === undefined ? [`${word} ${span(start, end)}`] : [`${word} ${start} `, literal(token)];
   };
-  const cell = `weight ${number(bin.value)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`;
-  const pooledOver = `${settings.reduce === "max" ? "largest" : "mean"} weight ${number(bin.value)}${bin.preview ? " (preview)" : ""}`;
+  const cell = `weight ${amount(bin)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`;
+  const pooledOver = `${settings.reduce === "max" ? "largest" : "mean"} weight ${amount(bin)}${bin.preview ? " (preview)" : ""}`;
   const value = !isCell(bin) ? pooledOver : settings.hide && !bin.said && stackShown().hidden.includes(bin.key) ? "hidden" : cell;
   line.replaceChildren(
     make("span", {}, ...named("query", bin.query, bin.queryEnd), " → ", ...named("key", bin.key, bin.keyEnd), ": "),
@@ -56,6 +62,11 @@ function readOut(bin) {
 function sayCell() {
   const { query, key, query_token, key_token, weight, score } = wire.cell;
   if (cursor?.query === query && cursor?.key === key) cursor = undefined;
+  if (weight === undefined) {
+    readOut(binAt(key + 0.5, query + 0.5));
+    element("live").textContent = element("readout").textContent;
+    return;
+  }
   element("live").textContent = `query ${query_token}, key ${key_token}, weight ${number(weight)}`;
   readOut({ query, queryEnd: query + 1, query_token, key, keyEnd: key + 1, key_token, value: weight, score, said: true });
 }
@@ -63,11 +74,15 @@ function sayCell() {
 function settingsChanged() {
   settings.reduce = document.querySelector("[name=reduce]:checked").value;
   settings.log = document.querySelector("[name=scale]:checked").value === "log";
-  settings.hide = element("hide").checked;
+  settings.hide = element("hide")?.checked ?? false;
   const palette = element("palette").value;
   if (palette !== settings.palette) setColours((settings.palette = palette));
   ask("settings", settings);
 }
+
+// each picture is there in either scale, and one of them is shown
+const pictures = () => chart.renderers.filter((renderer) => renderer.tags.includes("picture"));
+const mapperShown = () => pictures().find((renderer) => renderer.visible).glyph.color_mapper;
 
 // its ends change with the text and the window
 const followed = new Set();
@@ -75,7 +90,7 @@ function showLegend() {
   const shades = PALETTES[settings.palette];
   const picked = Array.from({ length: 9 }, (_, place) => shades[Math.round((place * 255) / 8)]);
   element("ramp").style.background = `linear-gradient(to right, ${picked.join(", ")})`;
-  const mapper = chart.renderers[0].glyph.color_mapper;
+  const mapper = mapperShown();
   if (!followed.has(mapper)) {
     followed.add(mapper);
     for (const end of [mapper.properties.low, mapper.properties.high]) end.change.connect(showLegend);
@@ -163,7 +178,7 @@ function fillTable() {
   };
   const head = make("tr", {}, make("td"), ...columns.map((group) => heading("key", group, "col")));
   const body = rows.map((group) =>
-    make("tr", {}, heading("query", group, "row"), ...columns.map((other) => make("td", { className: "number", textContent: number(pooled(group, other), 3) }))),
+    make("tr", {}, heading("query", group, "row"), ...columns.map((other) => make("td", { className: "number", textContent: number(pooled(group, other), corner.shades?.digits ?? 3) }))),
   );
   document.querySelector("#window-table table").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
 }

@@ -20,8 +20,6 @@ function number(value, digits = 4) {
 }
 const fixed = (value, digits = 2) => value.toFixed(digits).replace(/^-(?=0\.0*$)/, "").replace("-", "−");
 
-let wire; // set once the page is connected
-let asked = 0;
-const ask = (kind, facts = {}) => (wire.ask = { kind, asked: ++asked, ...facts });
+let wire; // what is shown; set once the page is connected
 
 const nameOf = (stack) => ({ encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" })[stack] ?? stack;

@@ -51,10 +51,10 @@ function buildGrid() {
       for (let head = 0; head < count; head++) makeThumb(name, layer, head);
     });
   }
-  const sampled = wire.model.stacks.some((stack) => stack.sampled);
+  const sampled = Math.max(...wire.model.stacks.map((stack) => stack.sampled));
   element("heads-note").textContent =
     "Each small map is one head: queries down, keys across, brighter for more attention. Under it its mean entropy in nats" +
-    ` and what it clearly does ${wire.model.labelled ? "by the roles that were given" : "on this text"}.${sampled ? " Sampled: from 128 evenly spaced queries, each of them exact." : ""}`;
+    ` and what it clearly does ${wire.model.labelled ? "by the roles that were given" : "on this text"}.${sampled ? ` Sampled: from ${sampled} evenly spaced queries, each of them exact.` : ""}`;
   fillFilter();
   arrange();
 }

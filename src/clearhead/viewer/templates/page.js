@@ -1,57 +1,7 @@
-// -- connecting the parts: what arrives, where the page is ---------------------------------------------------------------
+// -- the viewer's page: what it asks for, and what arrives ---------------------------------------------------------------
 
-const stackShown = () => wire.model.stacks.find((stack) => stack.name === wire.head.stack);
-
-// -- the address: text, head, window and cell stand in its fragment --------------------------------------------------------
-
-function fromAddress() {
-  const said = new URLSearchParams(location.hash.slice(1));
-  const pair = (name) => (/^\d+-\d+$/.test(said.get(name) ?? "") ? said.get(name).split("-").map(Number) : undefined);
-  const found = { head: said.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: said.get("text"), given: said.get("given") };
-  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== null && value !== undefined));
-}
-
-function toAddress() {
-  const { stack, layer, head } = wire.head;
-  const { queries, keys } = stackShown();
-  const [row, rowEnd, key, keyEnd] = windowShown();
-  const parts = new URLSearchParams({ head: `${stack}.${layer}.${head}` });
-  if (rowEnd - row < queries) parts.set("rows", `${row}-${rowEnd}`);
-  if (keyEnd - key < keys) parts.set("keys", `${key}-${keyEnd}`);
-  if (wire.cell) parts.set("cell", `${wire.cell.query}-${wire.cell.key}`);
-  for (const [name, value] of Object.entries(textAsked())) parts.set(name, value);
-  return `#${parts}`;
-}
-
-// which text is shown, as a request or an address says it; the first that was given goes without saying
-function textAsked() {
-  const { text, chosen } = wire.model;
-  return chosen === null ? { text } : chosen ? { given: chosen } : {};
-}
-
-let going = true; // to where an address says: that is no step of its own
-let written; // a timer, while what is shown differs from the address
-// once things have settled: another text, head or window is a step that one can go back from, another cell is not
-function writeAddress() {
-  clearTimeout(written);
-  written = setTimeout(() => {
-    written = undefined;
-    const place = toAddress();
-    const withoutCell = (hash) => hash.replace(/&cell=[^&]*/, "");
-    const step = withoutCell(place) !== withoutCell(location.hash) && !going;
-    if (place !== location.hash) history[step ? "pushState" : "replaceState"](null, "", place);
-    going = false;
-  }, 300);
-}
-
-window.addEventListener("popstate", () => {
-  clearTimeout(written);
-  written = undefined;
-  going = true;
-  ask("go", fromAddress());
-});
-
-// -- what arrives ------------------------------------------------------------------------------------------------------
+let asked = 0;
+const ask = (kind, facts = {}) => (wire.ask = { kind, asked: ++asked, ...facts });
 
 function modelArrived() {
   const { name, text, given, chosen, runs, notes } = wire.model;
@@ -67,28 +17,6 @@ function modelArrived() {
   buildGrid();
 }
 
-function headArrived() {
-  cursor = undefined;
-  const { stack, layer, head } = wire.head;
-  const { queries, keys, hides } = stackShown();
-  element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
-  element("hide-label").title = "Leave out what goes to the first token and to those that are no part of the text";
-  element("hidden").replaceChildren(...hides.flatMap((token) => [" ", literal(token)]));
-  element("hide").disabled = !hides.length;
-  describeHead();
-  markHead(`${stack}.${layer}.${head}`);
-  element("chart").setAttribute("aria-label", `Attention map of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move from cell to cell, with Shift ten at a time; plus and minus zoom, 0 shows everything.`);
-}
-
-function describeHead() {
-  const { stack, layer, head } = wire.head;
-  const { queries, keys, sampled } = stackShown();
-  element("head-note").textContent = stack === "cross" ? "Each query is the token read last: its row is what the next token follows from." : "";
-  const facts = thumbs.get(`${stack}.${layer}.${head}`)?.facts;
-  const entropy = facts && facts.entropy !== null ? `entropy ${fixed(facts.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
-  element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(facts?.labels ?? [])].filter(Boolean).join(" · ");
-}
-
 function statusArrived() {
   const { text, busy, percent, error } = wire.status;
   if (element("status").textContent !== text) element("status").textContent = text; // it is read out
@@ -98,16 +26,14 @@ function statusArrived() {
   element("run").setAttribute("aria-busy", String(busy));
 }
 
-function drawn() {
-  showLegend();
-  showTokens();
-  fillTable();
+function showTokens() {
+  if (!wire.head) return;
+  if (!wire.head.queries) showStrip();
+  else if (sources[1].data.image.length) showLines();
 }
 
 function start(found) {
   wire = found.get_model_by_name("wire");
-  chart = found.get_model_by_name("map");
-  sources = ["detail", "whole"].map((name) => chart.renderers.find((renderer) => renderer.name === name).data_source);
   const arrivals = {
     model: modelArrived,
     thumbnails: () => wire.thumbnails && (fillGrid(wire.thumbnails), wire.head && describeHead()),
@@ -122,35 +48,18 @@ function start(found) {
     const early = ["model", "thumbnails", "head", "status"].includes(name);
     wire.properties[name].change.connect(() => wire[name] !== null && (early || wire.head) && arrived());
   }
-  chart.renderers[0].glyph.properties.color_mapper.change.connect(showLegend);
+  pictures()[0].properties.visible.change.connect(showLegend);
   for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
   found.on_event("connection_lost", () => {
     element("progress").textContent = "";
     Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and reload this page" });
   });
-  chart.on_event("mousemove", ({ x, y }) => wire.head && readOut(binAt(x, y)));
-  chart.on_event("mouseleave", () => wire.cell && sayCell());
-  chart.on_event("tap", ({ x, y }) => {
-    const bin = binAt(x, y);
-    if (bin) pointAt(Math.floor(y), Math.floor(x));
-  });
+  listen();
   setColours(settings.palette);
   paintTheme();
   ask("settings", settings);
   ask("go", fromAddress());
 }
-
-function paintTheme() {
-  const colour = (name) => {
-    const probe = make("span", { style: `color: var(--${name})` });
-    document.body.append(probe);
-    const found = getComputedStyle(probe).color;
-    probe.remove();
-    return found;
-  };
-  ask("theme", { text: colour("ink"), line: colour("line"), paper: colour("paper"), nothing: colour("panel") });
-}
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => wire && paintTheme());
 
 element("run").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -168,10 +77,4 @@ element("text").addEventListener("keydown", (event) => {
 });
 element("given").addEventListener("change", () => ask("go", { given: Number(element("given").value) }));
 
-// Bokeh says nothing to scripts of the page when its document has come
-const waiting = setInterval(() => {
-  const [found] = window.Bokeh?.documents ?? [];
-  if (!found?.get_model_by_name("wire")) return;
-  clearInterval(waiting);
-  start(found);
-}, 20);
+whenThere(start);

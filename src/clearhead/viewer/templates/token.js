@@ -15,12 +15,6 @@ const draw = (name, attributes, ...children) => {
   return made;
 };
 
-function showTokens() {
-  if (!wire.head) return;
-  if (!wire.head.queries) showStrip();
-  else if (sources[1].data.image.length) showLines();
-}
-
 // text on both sides, a line for each weight
 function showLines() {
   const { queries: rows, keys } = wire.head;
@@ -97,9 +91,10 @@ function showLooks() {
       const chosen = layer === wire.head.layer && head === wire.head.head;
       return make("tr", { className: chosen ? "chosen" : "" }, make("th", { scope: "row" }, button), tokens(tops, side));
     });
-    const all = make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), tokens(found.everywhere, side));
-    element(id).replaceChildren(make("tbody", {}, all, ...rows));
+    const all = found.everywhere && make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), tokens(found.everywhere, side));
+    element(id).replaceChildren(make("tbody", {}, ...[all, ...rows].filter(Boolean)));
   };
   list("from", from, "key");
-  list("to", to, "query");
+  element("to").closest("div").parentElement.hidden = !to; // a report of a longer text does not know it
+  if (to) list("to", to, "query");
 }

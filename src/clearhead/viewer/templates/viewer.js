@@ -4,4 +4,6 @@
 {% include "chart.js" %}
 {% include "token.js" %}
 {% include "calculation.js" %}
+{% include "head.js" %}
+{% include "address.js" %}
 {% include "page.js" %}

@@ -1,0 +1,169 @@
+"""A report's page: what its template is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass
+from functools import cache
+
+from bokeh.embed import file_html
+from bokeh.resources import INLINE
+
+import clearhead
+from clearhead.head_statistics import HeadStatistics
+from clearhead.pictures import floor_of
+from clearhead.recording import Address, Recording, Tokens, attends_to_itself
+from clearhead.roles import Roles
+from clearhead.syntax import RelationScore
+from clearhead.viewer import facts
+from clearhead.viewer.charts import PALETTES, HeadChart
+from clearhead.viewer.digest import Digest, Outline
+from clearhead.viewer.gallery import Gallery, clarity, labels_of
+from clearhead.viewer.pages import PAGES
+
+# statistic, its heading, what it means
+_COLUMNS = (
+    ("entropy", "entropy", "of a query's weights, in nats"),
+    ("spread", "spread", "entropy as a share of the largest there could be: 0 one key, 1 all alike"),
+    ("distance", "distance", "between a query and what it attends to, in tokens"),
+    ("self", "self", "weight on the query's own position"),
+    ("previous", "previous", "weight on the position before"),
+    ("next", "next", "weight on the position after"),
+    ("sink", "first token", "weight on the first key"),
+    ("offset", "offset", "where the most attended key lies most often: key − query"),
+    ("positional", "positional", "how often it lies there"),
+    ("delimiter", "delimiter", "weight on special tokens, of queries that are none"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """What is kept of every stack and layer, and the layers' arrays as text."""
+
+    outlines: dict[str, Outline]
+    digests: dict[tuple[str, int], Digest]
+    packed: dict[tuple[str, int], str]
+
+
+def squeezed(data: bytes) -> str:
+    """As text, for a page to unpack."""
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def page_of(gallery: Gallery, layers: Layers, roles: Roles | None, notes: tuple[str, ...]) -> str:
+    """The whole file."""
+    recording = gallery.recording
+    measured = {
+        (name, layer, head): own
+        for (name, layer), found in layers.digests.items()
+        for head, own in enumerate(found.statistics)
+    }
+    by = Roles(recording.model, measured) if roles is None else roles
+    labels = {address: labels_of(by, address) for address in measured}
+    last = list(recording.stacks)[-1]
+    first = max((own for own in measured if own[0] == last), key=lambda own: clarity(measured[own]))
+    tokens, stacks = _stacks(gallery, layers, labels)
+    columns = [own for own in _COLUMNS if any(getattr(head, own[0]) is not None for head in measured.values())]
+    chart = HeadChart()
+    return file_html(
+        (chart.map, chart.entropy, chart.received),
+        INLINE,
+        f"clearhead: {recording.model}",
+        template=PAGES.get_template("report.html"),
+        template_variables={
+            "model": recording.model,
+            "notes": notes,
+            "facts": {**facts.model_facts(gallery), "stacks": stacks, "first": _place(first), "chosen": 0},
+            "palettes": PALETTES,
+            "live": False,
+            "tokens": squeezed(json.dumps([_shown(side) for side in tokens]).encode()),
+            "layers": [{"stack": name, "number": layer, "data": text} for (name, layer), text in layers.packed.items()],
+            "sampled": any(own.sampled for own in layers.outlines.values()),
+            "columns": [own[1:] for own in columns],
+            "statistics": [_row(address, own, labels[address], columns) for address, own in measured.items()],
+            "relations": [] if roles is None else [_relation(score) for score in roles.relations],
+            "version": clearhead.__version__,
+        },
+    )
+
+
+def _stacks(
+    gallery: Gallery, layers: Layers, labels: dict[Address, tuple[str, ...]]
+) -> tuple[list[Tokens], list[facts.Facts]]:
+    """The different lists of tokens; and each stack with what is kept of it."""
+    recording: Recording = gallery.recording
+    tokens: list[Tokens] = []
+    stacks = facts.model_facts(gallery)["stacks"]
+    for stack in stacks:
+        name = stack["name"]
+        own, kept = recording[name], layers.outlines[name]
+        tokens += [
+            side for number, side in enumerate((own.queries, own.keys)) if side not in (tokens + [own.queries] * number)
+        ]
+        heads = [
+            [
+                {"entropy": found.entropy, "labels": labels[name, layer, head], "received": float(digest.most[head])}
+                for head, found in enumerate(digest.statistics)
+            ]
+            for (stack_name, layer), digest in layers.digests.items()
+            if stack_name == name
+        ]
+        stack |= {
+            "tokens": [tokens.index(own.queries), tokens.index(own.keys)],
+            "same": attends_to_itself(name, own),
+            "layers": heads,
+            "sampled": len(kept.places) if kept.sampled else 0,
+            "bins": list(kept.bins),
+            "kept": len(kept.places),
+            "places": kept.places.tolist() if len(kept.places) < len(own.queries) else None,
+            "bar": kept.bar,
+            "cells": kept.cells,
+            "top": layers.digests[name, 0].top_keys.shape[2],
+            "floor": floor_of(len(own.keys)),
+        }
+    return tokens, stacks
+
+
+def _row(
+    address: Address, own: HeadStatistics, labels: tuple[str, ...], columns: list[tuple[str, str, str]]
+) -> facts.Facts:
+    stack, layer, head = address
+    numbers = []
+    for name, _, _ in columns:
+        value = getattr(own, name)
+        written = "" if value is None else f"{value:+d}" if isinstance(value, int) else f"{value:.3f}"
+        numbers.append("0" if value == 0 else written.replace("-", "−"))
+    return {
+        "place": _place(address),
+        "head": f"{stack} {layer}.{head}",
+        "labels": ", ".join(labels),
+        "numbers": numbers,
+    }
+
+
+def _relation(score: RelationScore) -> facts.Facts:
+    return {
+        "relation": score.relation,
+        "direction": score.direction,
+        "head": _read(score.address),
+        "right": f"{score.accuracy:.2f}",
+        "interval": f"{score.low:.2f}–{score.high:.2f}",
+        "fixed": f"{score.baseline:.2f} at {score.offset:+d}",
+        "pairs": str(score.count),
+    }
+
+
+def _place(address: Address) -> str:
+    return ".".join(map(str, address))
+
+
+def _read(address: Address) -> str:
+    stack, layer, head = address
+    return f"{stack} {layer}.{head}"
+
+
+def _shown(tokens: Tokens) -> list[str]:
+    shown = cache(facts.shown)  # a long text has few different tokens
+    return [shown(text) for text in tokens.texts]

@@ -1,0 +1,265 @@
+// -- the report's page: what the viewer asks a server for, it answers from what is kept --------------------------------------
+
+const LINES = 48; // tokens on a side that lines are drawn between, at most
+const NAMED = 40; // tokens on an axis, at most
+const READ = 512; // tokens of a window that can be read, at most
+let entropy, received; // figures beside the map
+let shown; // what is kept of the head
+let cell; // the cursor, while a text's stack is shown
+
+const answers = { go, window: zoom, cursor: select, settings: colour, theme: ink };
+const ask = (kind, facts = {}) => answers[kind](facts);
+
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+let opening = 0;
+async function go({ head, rows, keys, cursor: wanted }) {
+  const place = thumbs.has(head) ? head : wire.head ? `${wire.head.stack}.${wire.head.layer}.${wire.head.head}` : FACTS.first;
+  const { stack: name, layer, head: number } = thumbs.get(place);
+  const turn = ++opening;
+  const found = (await layerKept(name, layer))[number];
+  if (turn !== opening) return; // another head has been chosen meanwhile
+  shown = found;
+  const stack = stackNamed(name);
+  if (wire.head?.stack !== name) cell = undefined;
+  const few = Math.max(stack.queries, stack.keys) <= LINES;
+  wire.head = { stack: name, layer, head: number, ...(few ? { queries: texts[stack.tokens[0]], keys: texts[stack.tokens[1]] } : {}) };
+  headArrived();
+  for (const [range, length] of [[chart.y_range, stack.queries], [chart.x_range, stack.keys]]) range.setv({ bounds: null, min_interval: null }), range.setv({ start: 0, end: length });
+  drawMap();
+  zoom({ rows, keys });
+  for (const [range, length] of [[chart.y_range, stack.queries], [chart.x_range, stack.keys]]) range.setv({ bounds: [0, length], min_interval: Math.min(4, length) });
+  const [query, key] = wanted ?? (cell ? [cell.query, cell.key] : strongest(stack));
+  select({ query, key });
+}
+
+// the largest weight that is kept, but for keys that say nothing
+function strongest(stack) {
+  const hidden = new Set(stack.hidden);
+  let best = [0, 0, -1];
+  for (let at = 0; at < shown.topWeights.length; at++) {
+    const key = shown.topKeys[at];
+    const weight = HALVES[shown.topWeights[at]] * (hidden.has(key) ? 0.01 : 1);
+    const row = Math.floor(at / stack.top);
+    if (weight > best[2]) best = [stack.places ? stack.places[row] : row, key, weight];
+  }
+  return best;
+}
+
+// -- the map and its profiles ------------------------------------------------------------------------------------------------
+
+function drawMap() {
+  const stack = stackShown();
+  const values = shown.values(settings.reduce);
+  const most = values.reduce((one, other) => Math.max(one, other), 0);
+  const ends = { LogColorMapper: { low: stack.floor, high: 1 }, LinearColorMapper: { low: 0, high: Math.max(most, 1e-6) } };
+  for (const mapper of mappers()) mapper.setv(ends[mapper.type]);
+  const [rows, keys] = stack.bins;
+  const { ndarray } = Bokeh.require("core/util/ndarray");
+  const image = ndarray(values.map((weight) => weight || NaN), { dtype: "float32", shape: [shown.rows, shown.keys] });
+  // a shade covers a range of weights: 3 % with 500 keys, 5 % with a million
+  const shades = stack.cells ? undefined : { digits: 2, least: stack.floor ** (254 / 255) };
+  sources[1].data = {
+    image: [image], scores: [[]], x: [0], y: [0], dw: [shown.keys * keys], dh: [shown.rows * rows], rows: [rows], keys: [keys], exact: [true], shades: [shades],
+  };
+  const bars = (figure, range, starts, ends, value) => {
+    figure.renderers[0].data_source.data = { start: starts, end: ends, value };
+    range.setv({ start: 0, end: Math.max(1e-6, 1.05 * value.reduce((one, other) => Math.max(one, other), 0)) });
+  };
+  const edges = (count, length, each) => Array.from({ length: count + 1 }, (_, at) => Math.min(length, each * at));
+  const across = edges(Math.ceil(stack.keys / stack.bar), stack.keys, stack.bar);
+  bars(received, received.y_range, across.slice(0, -1), across.slice(1), shown.receipts());
+  const down = edges(stack.kept, stack.queries, stack.queries / stack.kept);
+  bars(entropy, entropy.x_range, down.slice(0, -1), down.slice(1), shown.entropies());
+  drawn();
+}
+
+function zoom({ rows, keys }) {
+  const stack = stackShown();
+  const fitted = (wanted, length) => {
+    const [low, high] = [...(wanted ?? [0, length])].sort((one, other) => one - other);
+    const start = clamp(Math.floor(low), 0, length - 1);
+    return [start, clamp(Math.ceil(high), start + 1, length)];
+  };
+  const [row, rowEnd] = fitted(rows, stack.queries);
+  const [key, keyEnd] = fitted(keys, stack.keys);
+  chart.y_range.setv({ start: rowEnd, end: row });
+  chart.x_range.setv({ start: key, end: keyEnd });
+  moved([row, rowEnd, key, keyEnd]);
+}
+
+function panned() {
+  const { queries, keys } = stackShown();
+  const inside = (low, high, length) => [clamp(Math.floor(low + 1e-6), 0, length - 1), clamp(Math.ceil(high - 1e-6), 1, length)];
+  moved([...inside(chart.y_range.end, chart.y_range.start, queries), ...inside(chart.x_range.start, chart.x_range.end, keys)]);
+}
+
+function moved([row, rowEnd, key, keyEnd]) {
+  const stack = stackShown();
+  const inside = (side, start, end) => (end - start <= READ ? texts[stack.tokens[side]].slice(start, end) : []);
+  wire.tokens = { window: [row, rowEnd, key, keyEnd], row, rows: inside(0, row, rowEnd), key, keys: inside(1, key, keyEnd) };
+  nameTicks(chart.left[0], row, rowEnd, wire.tokens.rows, 0);
+  nameTicks(chart.above[0], key, keyEnd, wire.tokens.keys, Math.PI / 2);
+  rowOfCell();
+  showTokens();
+  fillTable();
+  writeAddress();
+}
+
+// as plain text: what looks like a formula is a token all the same; isolated, so that its direction stays its own
+function nameTicks(axis, start, end, tokens, upright) {
+  const { BasicTicker, FixedTicker, NumeralTickFormatter, PlainText } = Bokeh.Models;
+  if (end - start > NAMED) {
+    axis.setv({ ticker: new BasicTicker(), major_label_overrides: new Map(), formatter: new NumeralTickFormatter({ format: "0,0" }), major_label_orientation: 0 });
+    return;
+  }
+  const clipped = (text) => ([...text].length > 14 ? `${[...text].slice(0, 13).join("")}…` : text);
+  const labels = tokens.map((text, at) => [start + at + 0.5, new PlainText({ text: `\u2068${clipped(text)}\u2069` })]);
+  axis.setv({ ticker: new FixedTicker({ ticks: labels.map(([place]) => place) }), major_label_overrides: new Map(labels), major_label_orientation: upright });
+}
+
+// -- a cell ------------------------------------------------------------------------------------------------------------------
+
+function select({ query, key }) {
+  const stack = stackShown();
+  cell = { query: clamp(query, 0, stack.queries - 1), key: clamp(key, 0, stack.keys - 1) };
+  chart.renderers.find((renderer) => renderer.name === "cursor").data_source.data = { x: [cell.key + 0.5], y: [cell.query + 0.5] };
+  wire.cell = { ...cell, query_token: textOf(stack, "query", cell.query), key_token: textOf(stack, "key", cell.key), weight: weightAt(stack) };
+  rowOfCell();
+  sayCell();
+  showTokens();
+  writeAddress();
+  showWhereItLooks(stack);
+}
+
+// what is known of the cell itself: not only of the bin it is in
+function weightAt(stack) {
+  if (stack.cells) return binAt(cell.key + 0.5, cell.query + 0.5).value;
+  const { query, tops } = largestOf(shown, stack, cell.query);
+  return query === cell.query ? tops.find(([key]) => key === cell.key)?.[2] : undefined;
+}
+
+// the weights of the cursor's query over the keys of the window
+function rowOfCell() {
+  if (!wire.cell || !stackShown().cells) return;
+  const [, , key, keyEnd] = windowShown();
+  wire.cell.start = key;
+  wire.cell.row = Array.from({ length: keyEnd - key }, (_, at) => binAt(key + at + 0.5, wire.cell.query + 0.5).value);
+}
+
+async function showWhereItLooks(stack) {
+  const { query, key } = cell;
+  const kept = await Promise.all(stack.heads.map((_, layer) => layerKept(stack.name, layer)));
+  if (cell?.query !== query || cell?.key !== key || stack !== stackShown()) return;
+  const heads = kept.flatMap((layer, number) => layer.map((own, head) => [number, head, own]));
+  const from = heads.map(([layer, head, own]) => [layer, head, largestOf(own, stack, query).tops.slice(0, 5)]);
+  wire.looks = { query: textOf(stack, "query", query), key: textOf(stack, "key", key), same: stack.same, from: { heads: strongestFirst(from) } };
+  if (stack.cells) {
+    const [size, rows] = [stack.keys, Array.from({ length: stack.queries })];
+    const maps = heads.map(([layer, head, own]) => [layer, head, own.values("max")]);
+    const column = (values) => rows.map((_, row) => values[row * size + key]);
+    const best = (values, side) => [...values].map((weight, place) => [place, textOf(stack, side, place), weight]).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
+    const mean = (lines) => lines[0].map((_, at) => lines.reduce((sum, line) => sum + line[at], 0) / lines.length);
+    wire.looks.from.everywhere = best(mean(maps.map(([, , values]) => Array.from(values.subarray(query * size, (query + 1) * size)))), "key");
+    wire.looks.to = {
+      everywhere: best(mean(maps.map(([, , values]) => column(values))), "query"),
+      heads: strongestFirst(maps.map(([layer, head, values]) => [layer, head, best(column(values), "query")])),
+    };
+  }
+  showLooks();
+}
+
+const strongestFirst = (heads) => heads.sort((one, other) => (other[2][0]?.[2] ?? 0) - (one[2][0]?.[2] ?? 0));
+
+function showTokens() {
+  if (!wire.head || !wire.cell) return;
+  const stack = stackShown();
+  if (wire.head.queries) return showLines();
+  if (stack.cells) return showStrip();
+  const { query, tops } = largestOf(shown, stack, wire.cell.query);
+  const chosen = query === wire.cell.query ? "" : `, the nearest to ${wire.cell.query.toLocaleString("en")} that is kept`;
+  const items = tops.map(([key, text, weight]) => {
+    const button = make("button", { type: "button", className: key === wire.cell.key ? "tok chosen" : "tok", title: `key ${key}` }, literal(text), ` ${number(weight, 3)}`);
+    button.style.setProperty("--share", clamp(weight, 0, 1).toFixed(3));
+    button.addEventListener("click", () => pointAt(query, key));
+    return make("li", {}, button);
+  });
+  const said = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, literal(textOf(stack, "query", query)), `${chosen}: the keys it attends to most in this head.`);
+  element("lines").replaceChildren(said, make("ol", { className: "kept" }, ...items));
+}
+
+// -- colours -----------------------------------------------------------------------------------------------------------------
+
+const mappers = () => new Set(pictures().map((picture) => picture.glyph.color_mapper));
+
+function colour({ log, palette }) {
+  for (const mapper of mappers()) mapper.palette = PALETTES[palette];
+  for (const picture of pictures()) picture.visible = (picture.glyph.color_mapper.type === "LogColorMapper") === log;
+  if (wire.head) drawMap();
+}
+
+function ink({ text, line, paper, nothing }) {
+  for (const mapper of mappers()) mapper.nan_color = nothing;
+  for (const figure of [chart, entropy, received]) {
+    figure.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: line });
+    for (const axis of [...figure.left, ...figure.above, ...figure.below]) {
+      axis.setv({ major_label_text_color: text, axis_label_text_color: text, axis_line_color: line, major_tick_line_color: line });
+    }
+  }
+}
+
+// on paper the figures keep the size they have on the screen, and are made to fit as they are; drawn now, not with the next frame
+window.addEventListener("beforeprint", () => {
+  element("chart").style.setProperty("--wide", element("chart").offsetWidth);
+  element("chart").style.setProperty("--tall", `${document.querySelector(".map").offsetHeight}px`);
+  inkFor("light");
+});
+window.addEventListener("afterprint", () => inkFor(""));
+
+function inkFor(scheme) {
+  document.documentElement.style.colorScheme = scheme;
+  paintTheme();
+  for (const figure of [chart, entropy, received]) Bokeh.index.find_one(figure).paint();
+}
+
+// -- the table of all heads ----------------------------------------------------------------------------------------------------
+
+const table = document.querySelector("#statistics table");
+table.tBodies[0].addEventListener("click", ({ target }) => {
+  if (!target.dataset.head) return;
+  ask("go", { head: target.dataset.head });
+  element("head").scrollIntoView();
+});
+
+table.tHead.addEventListener("click", ({ target }) => {
+  const heading = target.closest("th");
+  if (!heading) return;
+  const column = [...heading.parentElement.cells].indexOf(heading);
+  const down = heading.getAttribute("aria-sort") === "descending";
+  for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", down ? "ascending" : "descending");
+  const read = (row) => row.cells[column].textContent.trim();
+  const compare = (one, other) => Number(read(one).replace("−", "-")) - Number(read(other).replace("−", "-")) || read(one).localeCompare(read(other), "en", { numeric: true });
+  const missing = (row) => read(row) === ""; // stays at the end
+  const rows = [...table.tBodies[0].rows].sort((one, other) => missing(one) - missing(other) || (down ? compare(one, other) : compare(other, one)));
+  table.tBodies[0].append(...rows);
+});
+
+// ------------------------------------------------------------------------------------------------------------------------------
+
+whenThere(async (found) => {
+  [entropy, received] = ["entropy", "received"].map((name) => found.get_model_by_name(name));
+  wire = { model: FACTS };
+  buildGrid();
+  setColours(settings.palette);
+  paintTheme();
+  colour(settings);
+  listen();
+  chart.on_event("rangesupdate", () => wire.head && panned());
+  texts = JSON.parse(new TextDecoder().decode(await unpacked("tokens")));
+  ask("go", fromAddress());
+  for (const { name, heads } of FACTS.stacks) {
+    for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await layerKept(name, layer) });
+  }
+  describeHead();
+});

@@ -1,0 +1,12 @@
+"""docs/api.md is what docs/api.py writes."""
+
+import runpy
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent.parent / "docs" / "api.py"
+
+
+def test_the_page_is_up_to_date():
+    made = runpy.run_path(str(SCRIPT))["page"]()
+    written = SCRIPT.with_suffix(".md").read_text(encoding="utf-8")
+    assert made == written, "docs/api.md is not what the code says; write it anew: python docs/api.py"
