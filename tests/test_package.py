@@ -55,6 +55,7 @@ LAYERS = [
     "kernels",
     "pictures",
     "indexing",
+    "stills",
     "fingerprints",
     "storage",
     "weights",

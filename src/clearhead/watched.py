@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead import stills
 from clearhead.kernels.sweep import Observation
 
 
@@ -65,6 +66,18 @@ class Watched:
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers.values())
+
+    def __repr__(self) -> str:
+        parts = []
+        for stack in self.stacks:
+            own = [layer for (name, _), layer in self.layers.items() if name == stack]
+            parts.append(
+                f"{stack} {len(own)} layers, {', '.join(own[0].sums) or 'no means'} of {own[0].queries} queries"
+            )
+        return f"Watched({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return stills.of_watched(self)
 
     def to_dict(self) -> dict[str, list]:
         """A tidy table, one row per head, as columns: stack, layer, head, queries, and a mean of each statistic."""

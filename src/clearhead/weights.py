@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from clearhead import storage
+from clearhead import stills, storage
 from clearhead.checks import whole_number
 from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, neighbours, numbers, select
@@ -117,6 +117,9 @@ class AttentionWeights:
             f"AttentionWeights({batch} × {heads} heads × {q_len} queries × {kv_len} keys, {self.dtype}, {self.device}"
             f"{', ' if options else ''}{', '.join(options)}; holds {form}, {_bytes(held)}; dense {_bytes(dense)})"
         )
+
+    def _repr_html_(self) -> str:
+        return stills.of_weights(self)
 
     # -- exact weights -------------------------------------------------------------------------------------------
 

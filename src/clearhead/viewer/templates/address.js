@@ -25,6 +25,7 @@ function textAsked() {
   return chosen === null ? { text } : chosen ? { given: chosen } : {};
 }
 
+const inNotebook = location.protocol === "about:"; // where a page has no address of its own
 let going = true; // to where an address says: that is no step of its own
 let written; // a timer, while what is shown differs from the address
 // once things have settled: another text, head or window is a step that one can go back from, another cell is not
@@ -35,7 +36,7 @@ function writeAddress() {
     const place = toAddress();
     const withoutCell = (hash) => hash.replace(/&cell=[^&]*/, "");
     const step = withoutCell(place) !== withoutCell(location.hash) && !going;
-    if (place !== location.hash) history[step ? "pushState" : "replaceState"](null, "", place);
+    if (place !== location.hash && !inNotebook) history[step ? "pushState" : "replaceState"](null, "", place);
     going = false;
   }, 300);
 }

@@ -1,0 +1,132 @@
+"""What notebooks show: tried in a real one, its outputs looked at in a real browser."""
+
+import base64
+import html
+import io
+import re
+
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+import torch
+from bokeh.palettes import Viridis256
+from PIL import Image
+
+from browser import browser
+from clearhead import Causal, attention, report, stills
+from clearhead.kernels.sweep import Observation
+from clearhead.pictures import levels
+from clearhead.watched import Watched
+from recordings import decoder, layer
+from viewer_page import page
+
+__all__ = ["browser", "page"]
+CELLS = [
+    "import torch\nfrom clearhead import Causal, attention, record, report\nfrom clearhead.surveys import statistics",
+    "query = torch.randn(2, 3, 50, 8)\nattention(query, query, query, mask=Causal(), return_weights=True)[1]",
+    "recording = record('en-ja', 'The old dog barked.')\nreport(recording)",
+    "statistics(recording)",
+]
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """The HTML of each cell's result, of a notebook that was run."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    nbformat.validate(notebook)
+    results = [output for cell in notebook.cells for output in cell.outputs if output.output_type == "execute_result"]
+    assert len(results) == 3
+    assert all(output.data["text/plain"] for output in results)
+    return [output.data["text/html"] for output in results]
+
+
+def pictures(text):
+    """The inline PNGs, as arrays of colours."""
+    found = re.findall(r'src="data:image/png;base64,([^"]*)"', text)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(own))).convert("RGB")) for own in found]
+
+
+def test_a_notebook_shows_pictures_without_scripts(shown):
+    weights, _, watched = shown
+    assert len(pictures(weights)) == 3
+    assert len(pictures(watched)) == 3 * 3  # entropy, distance and largest weight of three kinds of attention
+    for text in (weights, watched):
+        assert not re.search(r"<script|<iframe|javascript:|\son\w+=", text)
+    assert "AttentionWeights(2 × 3 heads × 50 queries × 50 keys" in html.unescape(weights)
+    assert "the first of 2 sequences" in weights
+
+
+def test_a_report_in_a_notebook_works(shown, page, tmp_path):
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset='utf-8'>{shown[1]}")
+    page.browser.get((tmp_path / "notebook.html").as_uri())
+    page.browser.switch_to.frame(page.find("iframe"))
+    page.until(lambda: page.text("readout"))
+    page.settle()
+    assert len(page.all(".thumb")) == 96
+    page.click("[data-head='encoder.1.2'].thumb")
+    assert page.text("head-heading") == "Encoder, layer 1, head 2"
+    page.browser.switch_to.default_content()
+
+
+def test_a_report_stays_inside_its_frame():
+    page = report(decoder(['"><script>alert(1)</script>', "a"]))._repr_html_()
+    assert page.startswith('<iframe srcdoc="')
+    assert page.count("<") == 2
+    assert len(re.findall('"', page)) == 6  # srcdoc, title and style
+
+
+def test_maps_are_those_of_the_weights():
+    weights = layer(20, 30, heads=4)
+    found = pictures(weights._repr_html_())
+    expected = levels(weights.dense()[0].numpy(), 30)
+    for own, shades in zip(found, expected, strict=True):
+        colours = np.array([[int(Viridis256[shade][at : at + 2], 16) for at in (1, 3, 5)] for shade in shades.ravel()])
+        assert np.abs(own.reshape(-1, 3).astype(int) - colours).max() <= 6  # a shade away, at the most
+
+
+def test_large_matrices_are_sampled(monkeypatch):
+    monkeypatch.setattr(stills, "CELLS", 1000)
+    weights = layer(200, 70, heads=2, mask=None)
+    text = weights._repr_html_()
+    assert "from 64 evenly spaced queries, each of them exact" in text
+    assert [own.shape for own in pictures(text)] == [(64, 70, 3)] * 2
+
+
+def test_many_heads_and_none():
+    query = torch.randn(1, 20, 5, 4)
+    text = attention(query, query, query, return_weights=True)[1]._repr_html_()
+    assert "the first 16 of 20 heads" in text
+    assert len(pictures(text)) == 16
+    nothing = attention(query[:, :, :0], query, query, return_weights=True)[1]._repr_html_()
+    assert pictures(nothing) == []
+    assert "20 heads × 0 queries" in nothing
+
+
+def test_gradients_do_not_matter():
+    query = torch.randn(1, 2, 5, 4, requires_grad=True)
+    weights = attention(query, query, query, mask=Causal(), return_weights=True)[1]
+    assert len(pictures(weights._repr_html_())) == 2
+
+
+def test_what_was_watched():
+    seen = Watched([("decoder", 0), ("decoder", 1)])
+    real = torch.ones(1, 6, dtype=torch.bool)
+    for number, own in enumerate(seen):
+        weights = layer(6, 6, heads=3 - number, kv_heads=1)  # layers need not have the same number of heads
+        own.add(weights.observe(entropy=True, pool=(3, 3)), real, keep=True)
+    text = seen._repr_html_()
+    assert repr(seen) == "Watched(decoder 2 layers, entropy of 6 queries)"
+    assert [own.shape for own in pictures(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
+    mean = seen[1].means["entropy"][1]
+    assert f"<td>{float(mean):.3f}</td>" in text
+    assert 'alt="decoder entropy by layer and head"' in text
+
+
+def test_nothing_was_watched():
+    assert pictures(Watched()._repr_html_()) == []
+    unused = Watched([("decoder", 0)])
+    assert "no means" in unused._repr_html_()
+    unused[0].add(Observation(None, None, None, None, None), torch.ones(1, 2, dtype=torch.bool), keep=False)
+    assert pictures(unused._repr_html_()) == []
