@@ -16,10 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	$(BIN)/clearhead explain two-heads
-	@mkdir -p demo
-	@$(BIN)/clearhead explain two-heads --format html --output demo/two-heads.html
-	@echo "The same as a page: open file://$(CURDIR)/demo/two-heads.html in a browser"
+	@$(BIN)/python examples/demo.py demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -q
@@ -35,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/viewer_maps.py
 	$(BIN)/python benchmarks/viewer_browser.py
+	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/pretrained.py smollm2)
 
 $(READY): pyproject.toml constraints.txt Makefile

@@ -19,7 +19,7 @@ BEST_HEADS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("roles", type=Path, help="written by clearhead roles --output")
-    parser.add_argument("name", help="of the results: roles-NAME.json, heads-NAME.json")
+    parser.add_argument("name", help="of the results: relations-NAME.json, heads-NAME.json")
     arguments = parser.parse_args()
     roles = Roles.from_json(arguments.roles.read_text())
     best = []

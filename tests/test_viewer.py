@@ -1,7 +1,6 @@
 """The viewer in a real browser: every part of the page, used as a reader uses it."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,27 +9,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from browser import browser, complaints, emulate, requested, resize
-from clearhead import view
 from clearhead.models import SENTENCE
-from clearhead.viewer import explorer, maps, thumbnails
 from clearhead.viewer.texts import Texts
 from recordings import AWKWARD, decoder, translation
-from viewer_page import number, page, violations
+from viewer_page import number, page, served, showing, violations
 
 __all__ = ["browser", "page"]
 PLAIN = [f"t{place}" for place in range(12)]
-
-
-def served(shown, **options):
-    return view(shown, browser=False, wait=False, **options)
-
-
-@contextmanager
-def showing(page, shown, **options):
-    """A viewer that is left before it ends: a page would go on trying to connect."""
-    with served(shown, **options) as found:
-        yield found
-        page.browser.get("about:blank")
 
 
 @pytest.fixture(scope="module")
@@ -413,125 +398,6 @@ def test_tokens_are_shown_as_they_are(page, browser):
             assert expected[place][:20] in page.point(place + 0.5, 11.5)
         assert page.script("return document.documentElement.scrollWidth") <= 1280
         assert browser.title == "clearhead: a model"
-
-
-class TestLongInputs:
-    @pytest.fixture
-    def long(self, page, monkeypatch):
-        """Limits so low that a few hundred tokens are many."""
-        monkeypatch.setattr(thumbnails, "EXACT", 200)
-        monkeypatch.setattr(thumbnails, "SIDE", 32)
-        monkeypatch.setattr(maps, "OVERVIEW", 64)
-        monkeypatch.setattr(maps, "SCREEN", 32)
-        monkeypatch.setattr(explorer, "SCREEN", 32)
-        monkeypatch.setitem(maps.EXACT, "cpu", 128**2)
-        monkeypatch.setitem(maps.BAND, "cpu", 2**14)
-        recording = decoder([f"t{place}" for place in range(512)])
-        with showing(page, recording) as found:
-            yield recording, found.url
-
-    def plate(self, page, place):
-        """What the page was sent: of the window (0) or of the whole (1)."""
-        code = """
-            const { image, x, y, keys, rows } = sources[arguments[0]].data;
-            const values = [...image[0]].map((value) => (Number.isNaN(value) ? 0 : value));
-            return [values, image[0].shape, x[0], y[0], keys[0], rows[0]];
-        """
-        values, shape, key, row, across, down = page.script(code, place)
-        return torch.tensor(values).view(*shape), key, row, across, down
-
-    def test_whole_window_and_cells(self, page, long):
-        recording, url = long
-        page.open(url, "#head=decoder.1.0")
-        dense = recording.weights(("decoder", 1, 0)).dense()[0, 0]
-        assert "Sampled: from 128 evenly spaced queries" in page.text("heads-note")
-        assert "(sampled)" in page.text("head-facts")
-        for number_of in (0, 1):  # too large to be computed at once: both from the overview
-            values, key, row, across, down = self.plate(page, number_of)
-            assert (tuple(values.shape), key, row) == ((32, 32), 0, 0)
-            pooled = torch.nn.functional.max_pool2d(dense[None, None], (down, across))[0, 0]
-            torch.testing.assert_close(values, pooled, rtol=0, atol=1e-5)
-        said = page.point(104, 408)
-        assert said.startswith("queries 400 to 415 → keys 96 to 111: largest weight ")
-        assert number(said.rpartition(" ")[2]) == pytest.approx(float(dense[400:416, 96:112].max()), rel=1e-3)
-        page.open(url, "#head=decoder.1.0&rows=300-420&keys=200-310")
-        values, key, row, across, down = self.plate(page, 0)
-        assert (across, down) == (4, 4)
-        exact = torch.nn.functional.max_pool2d(
-            dense[None, None, row : row + 4 * values.shape[0], key : key + 4 * values.shape[1]], 4
-        )
-        torch.testing.assert_close(values, exact[0, 0], rtol=0, atol=1e-5)
-        page.open(url, "#head=decoder.1.0&rows=300-330&keys=200-225")
-        values, key, row, across, down = self.plate(page, 0)
-        assert torch.equal(values, dense[300:330, 200:225])
-        assert (across, down, key, row) == (1, 1, 200, 300)
-        assert page.script("return wire.tokens.rows") == [f"t{place}" for place in range(300, 330)]
-
-    def test_the_table_holds_nothing_from_beyond_its_ranges(self, page, long):
-        recording, url = long
-        page.open(url, "#head=decoder.1.0&rows=5-505&keys=3-509")
-        page.click("#window-table summary")
-        dense = recording.weights(("decoder", 1, 0)).dense()[0, 0]
-        rows = [
-            [cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in page.all("#window-table tr")
-        ]
-
-        def ends(text):
-            start, _, last = text.partition(" to ")
-            return int(start), int(last) + 1
-
-        columns = [ends(text) for text in rows[0][1:]]
-        assert 8 <= len(columns) <= 17
-        for heading, *cells in rows[1:]:
-            row, row_end = ends(heading)
-            expected = [float(dense[row:row_end, key:key_end].max()) for key, key_end in columns]
-            assert [number(cell) for cell in cells] == pytest.approx(expected, rel=1e-2, abs=1e-6)
-
-    def test_linear_colours_are_those_of_the_window(self, page, long):
-        recording, url = long
-        page.open(url, "#head=decoder.1.0&rows=300-330&keys=200-225")
-        page.click("[name=scale][value=linear]")
-        most = float(recording.weights(("decoder", 1, 0)).dense()[0, 0, 300:330, 200:225].max())
-        assert number(page.text("high")) == pytest.approx(most, rel=0.05)
-
-    def test_only_what_is_looked_at_goes_to_the_page(self, page, long):
-        page.open(long[1], "#head=decoder.1.0&rows=300-330&keys=200-225")
-        known = page.script(
-            """
-            const texts = [...Bokeh.documents[0]._all_models.values()].filter((model) => model.type === "PlainText");
-            return [...wire.tokens.rows, ...wire.tokens.keys, ...texts.map((model) => model.text)];
-            """
-        )
-        places = {int(text.strip("\u2068\u2069")[1:]) for text in known}
-        assert places <= {*range(300, 330), *range(200, 225)}
-
-    def test_mean_and_profiles(self, page, long):
-        recording, url = long
-        page.open(url, "#head=decoder.0.2")
-        page.click("[name=reduce][value=mean]")
-        weights = recording.weights(("decoder", 0, 2))
-        values, *_, down = self.plate(page, 1)
-        pooled = torch.nn.functional.avg_pool2d(weights.dense()[0, 0][None, None], down)[0, 0]
-        torch.testing.assert_close(values, pooled, rtol=0, atol=1e-5)
-        bars = page.script(
-            """
-            const profile = (name) => Bokeh.documents[0].get_model_by_name(name).renderers[0].data_source.data;
-            return ["entropy", "received"].map((name) => [...profile(name).value]);
-            """
-        )
-        assert bars[0] == pytest.approx(weights.entropy()[0, 0].tolist(), abs=1e-4)
-        assert bars[1] == pytest.approx(weights.received()[0, 0].tolist(), abs=1e-4)
-
-    def test_the_text_is_read_where_it_is_looked_at(self, page, long):
-        recording, url = long
-        page.open(url, "#head=decoder.0.2&rows=300-330&keys=290-320&cell=310-300")
-        words = page.all("#lines .tok")
-        assert [word.text for word in words] == [f"t{place}" for place in range(290, 320)]
-        weight = number(words[5].get_attribute("title").partition("weight")[2])
-        assert weight == pytest.approx(float(recording.weights(("decoder", 0, 2))[0, 0, 310, 295]), rel=1e-2)
-        words[7].click()
-        page.settle()
-        assert page.place["cell"] == "297-297"
 
 
 def test_labels_of_a_file_are_shown(page):

@@ -1,6 +1,7 @@
 """The viewer's page, or a report, in a real browser, as a reader uses it."""
 
 import re
+from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -10,6 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from browser import complaints, emulate, requested, resize
+from clearhead import view
 from pretrained import axe
 
 PATIENCE = 30  # seconds; the machine may be busy
@@ -132,6 +134,18 @@ class Page:
 
     def window(self) -> list[int]:
         return self.script("return windowShown()")
+
+
+def served(shown, **options):
+    return view(shown, browser=False, wait=False, **options)
+
+
+@contextmanager
+def showing(page, shown, **options):
+    """A viewer that is left before it ends: a page would go on trying to connect."""
+    with served(shown, **options) as found:
+        yield found
+        page.browser.get("about:blank")
 
 
 @pytest.fixture

@@ -73,7 +73,12 @@ def measure(recordings: Iterable[Recording], *, find_repeats: bool = True) -> tu
 
 @torch.no_grad()
 def measure_rows(
-    name: str, stack: Stack, weights: AttentionWeights, rows: Int[Tensor, " rows"], cells: Float[Tensor, "rows kv_len"]
+    name: str,
+    stack: Stack,
+    weights: AttentionWeights,
+    rows: Int[Tensor, " rows"],
+    cells: Float[Tensor, "rows kv_len"],
+    entropies: Float[Tensor, " rows"],
 ) -> HeadStatistics:
     """One head in numbers from some of its queries: of long texts, where all of them would take too long.
 
@@ -81,10 +86,11 @@ def measure_rows(
         weights: the head's matrix, [1, 1, q_len, kv_len].
         rows: which of its queries.
         cells: what they give to every key.
+        entropies: of each of them.
     """
     there = rows.to(cells.device)
     visible = _visible_keys(weights)[there].double()
-    entropy = torch.special.entr(cells.double()).sum(dim=-1).mean()
+    entropy = entropies.double().mean()
     largest = float(visible.clamp(min=1).log().mean())
     found: dict[str, float] = {"keys": float(visible.mean()), "entropy": float(entropy)}
     found |= {"spread": float(entropy) / largest} if largest else {}

@@ -134,12 +134,13 @@ def _sampled(name: str, stack: Stack, own: AttentionWeights, kept: Outline) -> D
     # every bin has queries of its own but for the last, which may be short of one and then takes its neighbour's
     starts = np.searchsorted(kept.places, np.arange(0, queries, kept.bins.rows)).clip(max=len(rows) - 1)
     counts = np.diff(np.append(starts, len(rows))).clip(min=1)[:, None]
-    received = cells.double().sum(dim=0, keepdim=True) * (queries / len(rows))
+    received = cells.sum(dim=0, keepdim=True) * (queries / len(rows))
+    entropy = torch.special.entr(cells).sum(dim=-1)
     return Digest(
-        [measure_rows(name, stack, own, rows, cells)],
+        [measure_rows(name, stack, own, rows, cells, entropy)],
         np.maximum.reduceat(across["max"], starts, axis=0)[None],
         (np.add.reduceat(across["mean"], starts, axis=0) / counts)[None],
-        _half(torch.special.entr(cells).sum(dim=-1)[None]),
+        _half(entropy[None]),
         _bars(received, kept.bar),
         top.indices[None].cpu().numpy(),
         _half(top.values[None]),
@@ -171,7 +172,8 @@ def _pooled_keys(values: Float[Tensor, "rows keys"], width: int, reduce: str) ->
     """Bins of `width` columns; the last may have fewer."""
     keys = values.shape[1]
     bins = -(-keys // width)
-    whole = torch.nn.functional.pad(values, (0, bins * width - keys)).unflatten(1, (bins, width))
+    short = bins * width - keys
+    whole = (torch.nn.functional.pad(values, (0, short)) if short else values).unflatten(1, (bins, width))
     if reduce == "max":
         return whole.amax(dim=-1).cpu().numpy()  # weights are 0 or more
     counts = torch.full((bins,), width, dtype=values.dtype, device=values.device)

@@ -43,7 +43,8 @@ def thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
             own = weights.part(heads=head)
             cells = torch.cat([own[0, 0, part] for part in parts])  # [rows, kv_len]
             pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(SIDE, kv_len))
-            found.append(Thumbnail(pooled.cpu().numpy(), measure_rows(name, stack, own, rows, cells), True))
+            statistics = measure_rows(name, stack, own, rows, cells, torch.special.entr(cells).sum(dim=-1))
+            found.append(Thumbnail(pooled.cpu().numpy(), statistics, True))
         return found
     pooled = weights.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0].cpu().numpy()
     alone = Recording("", {name: Stack((weights,), stack.queries, stack.keys)})

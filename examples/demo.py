@@ -1,0 +1,38 @@
+"""What `make demo` runs: writes two pages to keep, then serves the viewer if there is somebody to look at it."""
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+
+from clearhead import record, report
+from clearhead.files import write_text
+from clearhead.models import SENTENCE
+from clearhead.worked.reading import load
+from clearhead.worked.render import render
+
+
+def opens_windows() -> bool:
+    """Whether there is a browser that does not take the terminal for itself."""
+    try:
+        found = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return type(found) is not webbrowser.GenericBrowser or "BROWSER" in os.environ
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    example = load("two-heads")
+    calculation, heads = folder / "two-heads.html", folder / "report.html"
+    write_text(calculation, render(example.trace(), "html", title=example.title))
+    report(record("en-ja", SENTENCE), heads)
+    print(f"{calculation.resolve()}\n  two heads worked out number by number, from eight words to the layer's output")
+    print(f"{heads.resolve()}\n  every head of the bundled translator on one sentence: its map, where each token looks")
+    if sys.stdout.isatty() and opens_windows():
+        print("And now the viewer, `clearhead view`:", flush=True)
+        os.execv(sys.executable, [sys.executable, "-m", "clearhead", "view"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo"))
