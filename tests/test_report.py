@@ -74,18 +74,17 @@ class TestWhatIsKept:
     def test_of_long_texts_exact_rows(self, monkeypatch):
         monkeypatch.setattr(thumbnails, "EXACT", 100)
         monkeypatch.setattr(digest, "SAMPLED", 40)
-        monkeypatch.setattr(digest, "KEPT", 70)
         recording = decoder([str(place) for place in range(210)], mask=Causal())
         own, found = kept(recording, side=16)
         dense = recording["decoder"].layers[0].dense()[0]
         rows = dense[:, own.places]
         assert own.sampled
         assert len(own.places) == 40
-        assert own.bar == 3
+        assert own.bar == 6
         np.testing.assert_allclose(found.entropy, torch.special.entr(rows).sum(-1), atol=3e-3)
         np.testing.assert_allclose(found.top_weights, rows.topk(8).values, atol=1e-3)
         received = rows.sum(1) * 210 / 40
-        np.testing.assert_allclose(found.received, received.view(4, 70, 3).mean(-1), rtol=1e-4)
+        np.testing.assert_allclose(found.received, received.view(4, 35, 6).mean(-1), rtol=1e-4)
         bins = own.places // own.bins.rows
         for row in range(15):
             inside = rows[:, bins == row]

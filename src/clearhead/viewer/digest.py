@@ -89,7 +89,9 @@ def outline(stack: Stack, side: int) -> Outline:
     sampled = is_sampled(stack)
     places = _places(queries, min(SAMPLED, max(1, CELLS // keys)) if sampled else KEPT)
     bins = BinSize(-(-queries // min(side, len(places))), -(-keys // side))
-    return Outline(bins, places, -(-keys // KEPT), sampled)
+    # keys between those that sampled queries look at would seem to receive nothing
+    bars = len(places) if sampled else KEPT
+    return Outline(bins, places, -(-keys // bars), sampled)
 
 
 @torch.no_grad()
