@@ -1,0 +1,73 @@
+"""Several processes that talk by gloo, started once for many tests."""
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+PATIENCE = 120  # seconds; the machine may be busy
+
+
+class Ranks:
+    """`run(count, function, *arguments)`: the first `count` of them call `function(mesh, *arguments)`."""
+
+    def __init__(self, world: int) -> None:
+        context = get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._pipes, self._processes = [], []
+        for rank in range(world):
+            here, there = context.Pipe()
+            process = context.Process(target=_work, args=(rank, world, port, there), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, count: int, function: Callable, *arguments: object) -> list:
+        """What each rank returned; what went wrong in any of them goes wrong here."""
+        for pipe in self._pipes[:count]:
+            pipe.send((count, function, arguments))
+        answers = []
+        for rank, pipe in enumerate(self._pipes[:count]):
+            assert pipe.poll(PATIENCE), f"rank {rank} does not answer"
+            answers.append(pipe.recv())
+        wrong = [f"rank {rank}:\n{text}" for rank, (fine, text) in enumerate(answers) if not fine]
+        assert not wrong, "\n".join(wrong)
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+
+
+@contextmanager
+def started(world: int) -> Iterator[Ranks]:
+    found = Ranks(world)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _work(rank: int, world: int, port: int, pipe) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo", rank=rank, world_size=world)
+    groups = {count: distributed.new_group(list(range(count))) for count in range(1, world + 1)}
+    while (job := pipe.recv()) is not None:
+        count, function, arguments = job
+        mesh = DeviceMesh.from_group(groups[count], "cpu")
+        try:
+            pipe.send((True, function(mesh, *arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+    distributed.destroy_process_group()
