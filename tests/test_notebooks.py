@@ -90,8 +90,8 @@ def test_large_matrices_are_sampled(monkeypatch):
     monkeypatch.setattr(stills, "CELLS", 1000)
     weights = layer(200, 70, heads=2, mask=None)
     text = weights._repr_html_()
-    assert "from 64 evenly spaced queries, each of them exact" in text
-    assert [own.shape for own in pictures(text)] == [(64, 70, 3)] * 2
+    assert "from 14 evenly spaced queries, each of them exact" in text
+    assert [own.shape for own in pictures(text)] == [(14, 70, 3)] * 2
 
 
 def test_many_heads_and_none():

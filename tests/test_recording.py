@@ -109,6 +109,20 @@ def changed(path, tensors=lambda own: own, facts=lambda own: own):
         ({"tensors": lambda own: cut(own, "key")}, "damaged .key is .*; expected"),
         ({"tensors": lambda own: cut(own, "query")}, "damaged .key is .*; expected"),
         ({"tensors": lambda own: cut(own, "ranges")}, "damaged .ranges is .*; expected"),
+        (
+            {"tensors": lambda own: put(own, "ranges", lambda old: old + 1000)},
+            "damaged .ranges has keys outside 0 to 9",
+        ),
+        ({"tensors": lambda own: put(own, "ranges", lambda old: old.float())}, "damaged .ranges is of torch.float32"),
+        ({"tensors": lambda own: put(own, "ranges", lambda old: old.repeat(1, 1, 3, 1))}, "damaged .ranges is .*3, 9"),
+        ({"tensors": lambda own: put(own, "lse", lambda old: old.int())}, "damaged .lse is of torch.int32"),
+        ({"tensors": lambda own: put(own, "key", lambda old: old.double())}, "damaged .key is of torch.float64"),
+        ({"tensors": lambda own: put(own, "query_start", lambda old: old.expand(5))}, "damaged .query_start is .5,."),
+        ({"facts": lambda own: in_layer(own, scale="x")}, "damaged .scale is 'x'"),
+        ({"facts": lambda own: in_layer(own, softcap="x")}, "damaged .softcap is 'x'"),
+        ({"facts": lambda own: {**own, "version": True}}, "format version True"),
+        ({"facts": lambda own: {**own, "model": 5}}, "damaged .model is 5"),
+        ({"facts": lambda own: numbered(own)}, "damaged .tokens are no texts"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
@@ -122,6 +136,20 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
 
 def without(tensors, part):
     return {name: own for name, own in tensors.items() if not name.endswith(f".{part}")}
+
+
+def put(tensors, part, change):
+    return {name: change(own).contiguous() if name.endswith(f".{part}") else own for name, own in tensors.items()}
+
+
+def in_layer(facts, **changes):
+    facts["stacks"]["decoder"]["layers"][0] |= changes
+    return facts
+
+
+def numbered(facts):
+    facts["stacks"]["decoder"]["queries"]["texts"] = list(range(9))
+    return facts
 
 
 def cut(tensors, part):

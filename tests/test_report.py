@@ -1,6 +1,7 @@
 """Reports: what they keep, how large they are, and the page in a real browser."""
 
 import base64
+import itertools
 import json
 import re
 import zlib
@@ -12,8 +13,9 @@ from selenium.webdriver.common.by import By
 from typer.testing import CliRunner
 
 from browser import browser, emulate, requested, resize
-from clearhead import Causal, report
+from clearhead import Causal, Recording, report
 from clearhead.cli import app
+from clearhead.recording import Stack
 from clearhead.roles import Roles, head_roles
 from clearhead.viewer import digest, thumbnails
 from clearhead.viewer import report as report_module
@@ -137,6 +139,44 @@ class TestWhatIsKept:
         monkeypatch.setattr(report_module, "HEADS", 2)
         stack = facts_of(report(decoder([str(place) for place in range(200)])))["stacks"][0]
         assert stack["bins"] == [4, 4]  # of 8 heads, with 64 bins each way
+        assert stack["bar"] == 1
+
+    def test_however_many_heads_there_are_the_file_stays_small(self):
+        recording = decoder([str(place) for place in range(600)], layers=1, heads=16, mask=None)
+        [weights], own = recording["decoder"].layers, recording["decoder"].queries
+        many = Recording("many", {"decoder": Stack((weights,) * 80, own, own)})
+        written = report(many)
+        assert len(written.html) < 20e6
+        stack = facts_of(written)["stacks"][0]
+        assert stack["bins"] == [10, 10]  # 60 bins each way
+        assert stack["kept"] >= 128
+
+    def test_few_queries_on_many_keys_are_not_sampled(self, monkeypatch):
+        monkeypatch.setattr(thumbnails, "EXACT", 100)
+        monkeypatch.setattr(digest, "SAMPLED", 50)
+        written = report(translation([str(place) for place in range(150)], ["a", "b", "c"]))
+        cross = facts_of(written)["stacks"][2]
+        assert cross["sampled"] == 0
+        assert cross["bar"] == 1
+        assert [note.split(":")[0] for note in written.notes] == ["encoder"]
+
+    def test_what_is_sampled_and_what_is_thinned_are_told_apart(self, monkeypatch):
+        monkeypatch.setattr(thumbnails, "EXACT", 100)
+        monkeypatch.setattr(digest, "SAMPLED", 64)
+        recording = decoder([str(place) for place in range(300)])
+        monkeypatch.setattr(report_module, "LIMIT", arrays_in(report(recording)) - 1)
+        written = report(recording)
+        assert written.notes == (
+            "decoder: sampled, all that is shown is from 64 evenly spaced queries of 300, each of them exact",
+            "decoder: thinned, largest weights and entropy are those of 32 evenly spaced queries of 300",
+        )
+        assert facts_of(written)["stacks"][0]["sampled"] == 64
+
+    def test_a_tiny_weight_is_not_none(self):
+        tiny = digest._cells(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
+        assert tiny[0, 0, 0] == 0
+        assert 0 < tiny[0, 0, 1] < 1e-7
+        assert tiny[0, 0, 2] == 0.5
 
     def test_labels_are_those_of_this_text_or_of_roles(self):
         recording = decoder(PLAIN)
@@ -186,6 +226,13 @@ class TestCommand:
         )
         assert done.exit_code == 0, done.output
         assert "clearhead: a model" in (tmp_path / "r.html").read_text()
+
+    @pytest.mark.parametrize("name", ["missing/r.html", "own.safetensors", "."])
+    def test_where_it_cannot_be_written_is_said_before_the_model_runs(self, tmp_path, name, monkeypatch):
+        monkeypatch.setattr("clearhead.cli_viewing.load_model", lambda *given: pytest.fail("it was loaded"))
+        done = CliRunner().invoke(app, ["view", "One.", "--output", str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert str(tmp_path) in done.output
 
     def test_is_of_one_text(self, tmp_path):
         (tmp_path / "a.txt").write_text("One.")
@@ -348,6 +395,31 @@ def test_the_table_sorts_and_opens(page, written):
     assert min(values) == pytest.approx(entropy, abs=1e-3)
 
 
+def test_entropies_stand_where_their_queries_do(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(digest, "KEPT", 200)
+    recording = decoder([f"w{place}" for place in range(300)])
+    report(recording, tmp_path / "thinned.html")
+    page.open((tmp_path / "thinned.html").as_uri(), "#head=decoder.0.1")
+    code = "const { start, end, value } = entropy.renderers[0].data_source.data; return [start, end, [...value]]"
+    starts, ends, values = page.script(code)
+    assert starts[0] == 0
+    assert ends[-1] == 300
+    assert starts[1:] == ends[:-1]
+    entropies = recording.weights(("decoder", 0, 1)).entropy()[0, 0]
+    places = page.script("return stackShown().places")
+    assert all(start <= place and place + 1 <= end + 1 for start, place, end in zip(starts, places, ends, strict=True))
+    assert {later - earlier for earlier, later in itertools.pairwise(places)} == {1, 2}
+    assert values == pytest.approx(entropies[places].tolist(), abs=3e-3)
+
+
+def test_those_who_do_not_see_hear_of_the_cell(page, written):
+    _, url = written["binned"]
+    page.open(url, "#head=decoder.0.3&cell=121-31")
+    said = page.keys("\ue015")  # down
+    assert said.startswith("query 122 w122, key 31 w31, in the bin of queries 120 to 122")
+    assert page.keys("\ue015") != said
+
+
 def test_says_what_was_left_out(page, tmp_path, monkeypatch):
     monkeypatch.setattr(thumbnails, "EXACT", 100)
     monkeypatch.setattr(digest, "SAMPLED", 50)
@@ -357,6 +429,7 @@ def test_says_what_was_left_out(page, tmp_path, monkeypatch):
     assert "50 evenly spaced queries of 210" in page.text("notes")
     assert "Sampled: from 50 evenly spaced queries" in page.text("heads-note")
     assert "(sampled)" in page.text("head-facts")
+    assert "(sampled)" in page.point(3.5, 100.5)
     told = page.find("#lines p").text
     nearest = int(re.match(r"Query (\d+) w\1, the nearest to 100 that is kept", told)[1])
     assert abs(nearest - 100) <= 3
@@ -368,7 +441,7 @@ def test_says_what_was_left_out(page, tmp_path, monkeypatch):
 def test_everyone_can_use_it(page, written, browser, theme, width):
     resize(browser, width)
     emulate(browser, theme=theme)
-    page.open(written["short"][1])
+    page.open(written["short" if theme == "light" else "binned"][1])
     page.click("#window-table summary")
     assert violations(browser) == []
 

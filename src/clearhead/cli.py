@@ -20,7 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 import clearhead
-from clearhead.cli_models import chosen_layers, load_what_is_read, name_of, progress_bar, tracked, usable_device
+from clearhead.cli_models import (
+    chosen_layers,
+    joined,
+    kept_beside,
+    load_what_is_read,
+    name_of,
+    progress_bar,
+    usable_device,
+)
 from clearhead.files import write_text
 from clearhead.worked import BUILT_IN
 
@@ -72,7 +80,8 @@ def _one_line_errors() -> Iterator[None]:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:  # without its number
             said = f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-        typer.echo(f"clearhead: {' '.join(said.split())}", err=True)
+        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+        typer.echo(f"clearhead{rank}: {' '.join(said.split())}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -192,21 +201,24 @@ def stats(
     as_json: AsJson = False,
     output: Output = None,
 ) -> None:
-    """Run a model on texts; show how broadly, how far and how strongly each head attends."""
-    with _one_line_errors():
+    """Run a model on texts; show how broadly, how far and how strongly each head attends. torchrun shares them out."""
+    with _one_line_errors(), joined(device) as together:
         loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead.surveys import statistics
         from clearhead.tables import print_statistics
         from clearhead.worked.terminal import console_for_output
 
         chosen = chosen_layers(layers, loaded)
-        table = statistics(loaded, tracked(texts, "texts")).to_dict()
-        rows = [place for place, layer in enumerate(table["layer"]) if layer in chosen]
-        table = {name: [values[row] for row in rows] for name, values in table.items()}
-        if as_json or output is not None:
-            _write(json.dumps({"model": name_of(loaded), "heads": table}, indent=1) + "\n", output)
-        else:
-            print_statistics(console_for_output(), table, f"{name_of(loaded)}: means over queries")
+        with progress_bar("texts", len(texts)) as advance, kept_beside(output) as keep:
+            table = statistics(loaded, texts, together=together, keep=keep, progress=advance).to_dict()
+            rows = [place for place, layer in enumerate(table["layer"]) if layer in chosen]
+            table = {name: [values[row] for row in rows] for name, values in table.items()}
+            if not together.first:
+                return
+            if as_json or output is not None:
+                _write(json.dumps({"model": name_of(loaded), "heads": table}, indent=1) + "\n", output)
+            else:
+                print_statistics(console_for_output(), table, f"{name_of(loaded)}: means over queries")
 
 
 @app.command()
@@ -224,8 +236,8 @@ def roles(
     as_json: AsJson = False,
     output: Output = None,
 ) -> None:
-    """Find out what kind of head each is: previous token, sink, induction, syntactic …"""
-    with _one_line_errors():
+    """Find out what kind of head each is: previous token, sink, induction, syntactic … torchrun shares texts out."""
+    with _one_line_errors(), joined(device) as together:
         from clearhead.treebank import read_conllu
 
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
@@ -235,13 +247,16 @@ def roles(
         from clearhead.worked.terminal import console_for_output
 
         chosen = chosen_layers(layers, loaded)
-        with progress_bar("sentences", len(sentences)) as advance:
-            found = surveys.roles(loaded, texts, sentences=sentences, progress=advance)
-        found = found.part(lambda address: address[1] in chosen)
-        if as_json or output is not None:
-            _write(found.to_json() + "\n", output)
-        else:
-            print_roles(console_for_output(), found)
+        what, count = ("sentences", len(sentences)) if sentences else ("texts", len(texts))
+        with progress_bar(what, count) as advance, kept_beside(output) as keep:
+            options = {"sentences": sentences, "together": together, "keep": keep, "progress": advance}
+            found = surveys.roles(loaded, texts, **options).part(lambda address: address[1] in chosen)
+            if not together.first:
+                return
+            if as_json or output is not None:
+                _write(found.to_json() + "\n", output)
+            else:
+                print_roles(console_for_output(), found)
 
 
 @app.command()
@@ -270,7 +285,7 @@ def train(
         import torch
 
         from clearhead.cli_training import configured, data_for, show_run, training_report
-        from clearhead.transformer.processes import is_first
+        from clearhead.processes import is_first
         from clearhead.transformer.runs import Run
         from clearhead.transformer.train import train as run_training
 

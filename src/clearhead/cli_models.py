@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from clearhead.models import Loaded
+    from clearhead.processes import Processes
     from clearhead.recording import Recording
     from clearhead.transformer.translate import Translator
 
@@ -125,13 +126,33 @@ def progress_bar(what: str, count: int) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal's stderr; a function that moves it."""
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not (count and sys.stderr.isatty())) as bar:
+    from clearhead.processes import is_first
+
+    silent = not (count and sys.stderr.isatty() and is_first())
+    with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
         task = bar.add_task(what, total=count)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def tracked(texts: list[str], what: str) -> Iterator[str]:
-    with progress_bar(what, len(texts)) as advance:
-        for number, text in enumerate(texts):
-            yield text
-            advance(number + 1, len(texts))
+@contextmanager
+def joined(device: str | None) -> Iterator[Processes]:
+    """This process alone, or with the others that torchrun has started."""
+    from clearhead.processes import processes
+
+    with processes(usable_device(device)) as together:
+        yield together
+
+
+@contextmanager
+def kept_beside(output: Path | None) -> Iterator[Path | None]:
+    """A folder for what is done so far, beside the file that is to be written; taken away once it is."""
+    if output is None:
+        yield None
+        return
+    keep = output.with_name(f".{output.name}.parts")
+    yield keep
+    from clearhead.corpora import forget
+    from clearhead.processes import is_first
+
+    if is_first():
+        forget(keep)

@@ -51,7 +51,7 @@ def training_report(config: Config) -> Iterator[Report]:
     """A bar on a terminal's stderr with loss, speed and time left; a line for each validation anywhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from clearhead.transformer.processes import is_first
+    from clearhead.processes import is_first
     from clearhead.transformer.train import Report
 
     if not is_first():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from clearhead.cli_models import SUFFIX, is_recording, load_model, load_recording, progress_bar, texts_to_read
+from clearhead.files import place_of
 
 if TYPE_CHECKING:
     from clearhead.models import Loaded
@@ -45,6 +46,7 @@ def write_recording(
     """Run a model on one text and keep its attention; says how large the file is."""
     if output.suffix != SUFFIX:
         raise ValueError(f"--output is {output}; expected a name that ends in {SUFFIX}")
+    place_of(output)
     if text is not None and file is not None:
         raise ValueError("TEXT and --file are both given; a recording is of one text")
     given = texts_to_read(text, [file] if file else None) if text is not None or file else None
@@ -65,6 +67,9 @@ def write_report(
     roles: Path | None,
 ) -> None:
     """One page of one text; says how large it is, and what was left out."""
+    if output.suffix == SUFFIX:
+        raise ValueError(f"--output is {output}; expected the name of an HTML file, such as report.html")
+    place_of(output)
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; a report is of one")
     found = None if roles is None else _read_roles(roles)

@@ -11,12 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary name to write to, which takes the place of `path` at the end; on an error `path` stays as it was.
-
-    A link's target is replaced, not the link. What is no plain file (a pipe, a terminal) is written to as it is.
-    """
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Where a file is to be written; refused if that cannot be, which is better known before the work than after it."""
     try:
         place = Path(path).resolve()
     except RuntimeError:  # before Python 3.13 no OSError
@@ -25,6 +21,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(f"{path}: there is no folder {place.parent}")
     if place.is_dir():
         raise IsADirectoryError(f"{path}: a folder; expected the name of a file")
+    return place
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary name to write to, which takes the place of `path` at the end; on an error `path` stays as it was.
+
+    A link's target is replaced, not the link. What is no plain file (a pipe, a terminal) is written to as it is.
+    """
+    place = place_of(path)
     if place.exists() and not place.is_file():
         yield place
         return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.recording import Address, Recording, Stack, attends_to_itself, of_one_model
+from clearhead.tallies import Tally, nothing
 from clearhead.weights import AttentionWeights
 
 REACH = 128  # offsets either way in which a positional head is looked for, so that memory does not grow with the text
@@ -51,24 +51,54 @@ def measure(recordings: Iterable[Recording], *, find_repeats: bool = True) -> tu
     Args:
         find_repeats: read a text that is a sequence and the same again as one that was made to find induction heads.
     """
-    totals: dict[str, _Totals] = {}
-    model = ""
+    total = nothing()
     for recording in of_one_model(recordings):
-        model = recording.model
-        own = {name: stack for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
-        repeats = {name: _repeat(stack) for name, stack in own.items()} if find_repeats else {}
-        for name, stack in recording.stacks.items():
-            if name not in totals:
-                totals[name] = _Totals(stack)
-            if not any(repeats.values()):
-                totals[name].add(_counts(name, stack), [_sums(name, stack, weights) for weights in stack.layers])
-            elif repeat := repeats.get(name):
-                counts = dict.fromkeys(ON_REPEATS, repeat.length)
-                totals[name].add(counts, [_repeat_sums(repeat, weights) for weights in stack.layers])
-    heads = {}
-    for name, own in totals.items():
-        heads |= {(name, layer, head): found for (layer, head), found in own.statistics().items()}
-    return model, heads
+        total += tally(recording, find_repeats=find_repeats)
+    return total.model, from_tally(total)
+
+
+def tally(recording: Recording, *, find_repeats: bool = True) -> Tally:
+    """What one text gives: sums over queries for every head, and how many queries each is over."""
+    own = {name: stack for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
+    repeats = {name: _repeat(stack) for name, stack in own.items()} if find_repeats else {}
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str, counts: Mapping[str, int | Tensor], layers: list[dict[str, Tensor]]) -> None:
+        for what, count in counts.items():
+            sums[f"{name}.sums.{what}"] = torch.cat([found[what] for found in layers]).double()
+            sums[f"{name}.counts.{what}"] = torch.as_tensor(count).double()
+
+    for name, stack in recording.stacks.items():
+        if not any(repeats.values()):
+            add(name, _counts(name, stack), [_sums(name, stack, weights) for weights in stack.layers])
+        elif repeat := repeats.get(name):
+            counts = dict.fromkeys(ON_REPEATS, repeat.length)
+            add(name, counts, [_repeat_sums(repeat, weights) for weights in stack.layers])
+    heads = {name: [weights.shape[1] for weights in stack.layers] for name, stack in recording.stacks.items()}
+    return Tally(recording.model, heads, sums)
+
+
+def from_tally(total: Tally) -> dict[Address, HeadStatistics]:
+    """The statistics that sums over texts amount to."""
+    found: dict[Address, HeadStatistics] = {}
+    for name, layers in total.heads.items():
+        sums, counts = (
+            {full.removeprefix(start): own for full, own in total.sums.items() if full.startswith(start)}
+            for start in (f"{name}.sums.", f"{name}.counts.")
+        )
+        places = [(layer, head) for layer, heads in enumerate(layers) for head in range(heads)]
+        for number, (layer, head) in enumerate(places):
+            found[name, layer, head] = _statistics({what: own[number] for what, own in sums.items()}, counts)
+    return found
+
+
+def _statistics(sums: dict[str, Tensor], counts: dict[str, Tensor]) -> HeadStatistics:
+    means = {name: float(own / counts[name]) for name, own in sums.items() if name != "hits" and counts[name]}
+    largest = means.pop("largest_entropy", 0.0)
+    if largest:
+        means["spread"] = means["entropy"] / largest
+    offset, positional = _best_offset(sums["hits"], counts["hits"]) if "hits" in sums else (None, None)
+    return HeadStatistics(int(counts.get("entropy", 0)), offset=offset, positional=positional, **means)
 
 
 @torch.no_grad()
@@ -217,36 +247,8 @@ def _to_special(stack: Stack, weights: AttentionWeights) -> Float[Tensor, " head
     return total
 
 
-class _Totals:
-    """Sums over all texts for the heads of one stack, layer by layer. Their size does not depend on the texts."""
-
-    def __init__(self, stack: Stack) -> None:
-        self.places = [(layer, head) for layer, own in enumerate(stack.layers) for head in range(own.shape[1])]
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Any] = {}
-
-    def add(self, counts: Mapping[str, int | Tensor], layers: list[dict[str, Tensor]]) -> None:
-        """What one text gives: the number of queries each sum is over, and the sums of each layer's heads."""
-        for name, count in counts.items():
-            summed = torch.cat([sums[name] for sums in layers])
-            self.sums[name] = self.sums[name] + summed if name in self.sums else summed
-            self.counts[name] = self.counts.get(name, 0) + count
-
-    def statistics(self) -> dict[tuple[int, int], HeadStatistics]:
-        return {place: self._of(number) for number, place in enumerate(self.places)}
-
-    def _of(self, number: int) -> HeadStatistics:
-        sums = {name: own[number] for name, own in self.sums.items()}
-        means = {name: float(sums[name]) / self.counts[name] for name in sums if name != "hits" and self.counts[name]}
-        largest = means.pop("largest_entropy", 0.0)
-        if largest:
-            means["spread"] = means["entropy"] / largest
-        offset, positional = _best_offset(sums["hits"], self.counts["hits"]) if "hits" in sums else (None, None)
-        return HeadStatistics(self.counts.get("entropy", 0), offset=offset, positional=positional, **means)
-
-
 def _best_offset(
-    hits: Int[Tensor, " offsets"], rows: Int[Tensor, " offsets"]
+    hits: Float[Tensor, " offsets"], rows: Float[Tensor, " offsets"]
 ) -> tuple[int, float] | tuple[None, float | None]:
     """Where most hits are, and their share of the queries that have a key there.
 

@@ -124,6 +124,8 @@ class Recording:
                     mine = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
                     layers.append(AttentionWeights(*storage.unpack(mine, own)))
                 stacks[name] = Stack(tuple(layers), _tokens(about["queries"]), _tokens(about["keys"]))
+            if not isinstance(facts["model"], str):
+                raise TypeError(f"model is {facts['model']!r}")
             return cls(facts["model"], stacks)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
@@ -156,4 +158,6 @@ def attends_to_itself(name: str, stack: Stack) -> bool:
 
 
 def _tokens(facts: dict[str, list]) -> Tokens:
+    if not all(isinstance(text, str) for text in facts["texts"]):
+        raise TypeError("tokens are no texts")
     return Tokens(tuple(facts["texts"]), tuple(facts["special"]), tuple(facts["words"]))

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clearhead.checks import whole_number
-from clearhead.head_statistics import NEIGHBOURS, ON_REPEATS, HeadStatistics, measure
+from clearhead.head_statistics import NEIGHBOURS, ON_REPEATS, HeadStatistics, from_tally, measure
 from clearhead.recording import Address, Recording
 from clearhead.syntax import RelationScore
+from clearhead.tallies import Tally
 
 # A label is given where the evidence is clear: above these, and on texts where a query sees KEYS keys on average.
 KEYS = 8  # with fewer, attending to all alike looks like a role: of 9 causal tokens the first then receives 0.31
@@ -130,6 +131,12 @@ def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationS
     """
     model, heads = measure(recordings)
     return Roles(model, heads, _checked(relations, heads))
+
+
+def roles_of(total: Tally, *, relations: Iterable[RelationScore] | None = None) -> Roles:
+    """The same from what recordings came to, as `head_statistics.tally` counts it."""
+    heads = from_tally(total)
+    return Roles(total.model, heads, _checked(relations, heads))
 
 
 def _checked(

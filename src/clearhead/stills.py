@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
 from clearhead.indexing import spread
 from clearhead.pictures import levels
-
-if TYPE_CHECKING:
-    from clearhead.watched import Watched
-    from clearhead.weights import AttentionWeights
 
 SIDE = 96  # bins of a map each way, at most
 SHOWN = 16  # heads, or layers, at most
@@ -27,50 +24,66 @@ WIDTH = 96  # pixels of a map
 CELL = 14  # pixels of a head in a table of means
 
 
+class Matrix(Protocol):
+    """What is read of an `AttentionWeights`."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    def __getitem__(self, index: object) -> Tensor: ...
+    def part(self, *, batch: Any = ..., heads: Any = ...) -> Matrix: ...
+    def pool(self, rows: int, cols: int, *, reduce: Any = ...) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
+
+
 @torch.no_grad()
-def of_weights(weights: AttentionWeights) -> str:
+def of_weights(weights: Matrix) -> str:
     """A small map of each head of the first sequence, with its mean entropy."""
     batch, heads, q_len, kv_len = weights.shape
     said = html.escape(repr(weights))
     if 0 in weights.shape:
         return f"<p>{said}</p>"
     count = min(SHOWN, heads)
-    own = weights.part(batch=0, heads=slice(0, count))
     sampled = count * q_len * kv_len > CELLS
-    if sampled:
-        rows = torch.cat([own[0, :, part] for part in spread(q_len, ROWS)], dim=1).float()  # [heads, rows, kv_len]
-        pooled = torch.nn.functional.adaptive_max_pool2d(rows[None], (min(SIDE, rows.shape[1]), min(SIDE, kv_len)))
-        entropy = torch.special.entr(rows).sum(dim=-1).mean(dim=-1)
-    else:
-        pooled = own.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")
-        entropy = own.entropy()[0].float().mean(dim=-1)
-    maps = levels(pooled[0].float().cpu().numpy(), kv_len)
-    captions = [f"head {head} · {nats:.2f} nats" for head, nats in enumerate(entropy.tolist())]
+    rows = min(ROWS, max(1, CELLS // kv_len))
+    figures = []
+    for head in range(count):
+        own = weights.part(batch=0, heads=head)
+        if sampled:
+            cells = torch.cat([own[0, 0, part] for part in spread(q_len, rows)]).float()  # [rows, kv_len]
+            size = (min(SIDE, len(cells)), min(SIDE, kv_len))
+            pooled = torch.nn.functional.adaptive_max_pool2d(cells[None], size)[0]
+            entropy = torch.special.entr(cells).sum(dim=-1)
+        else:
+            pooled = own.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0, 0].float()
+            entropy = own.entropy()
+        shades = levels(pooled.cpu().numpy(), kv_len)
+        figures.append(_map(shades, f"head {head} · {float(entropy.mean()):.2f} nats"))
     notes = [
         f"the first {count} of {heads} heads" if count < heads else "",
         f"the first of {batch} sequences" if batch > 1 else "",
-        f"from {ROWS} evenly spaced queries, each of them exact" if sampled else "",
+        f"from {min(rows, q_len)} evenly spaced queries, each of them exact" if sampled else "",
     ]
     note = "; ".join(filter(None, notes))
-    return f"<p>{said}{f'<br>{note}' if note else ''}</p>{_row(_map(*one) for one in zip(maps, captions, strict=True))}"
+    return f"<p>{said}{f'<br>{note}' if note else ''}</p>{_row(figures)}"
 
 
-def of_watched(watched: Watched) -> str:
-    """Means of each statistic in shades, a row a layer; and maps of the last call, if such were watched."""
-    parts = [f"<p>{html.escape(repr(watched))}<br>means over queries: layers down, heads across</p>"]
-    for stack in watched.stacks:
-        layers = {number: layer for (name, number), layer in watched.layers.items() if name == stack}
-        means = {number: layer.means for number, layer in layers.items()}
-        names = dict.fromkeys(name for own in means.values() for name in own)
-        rows = {name: {number: own[name].tolist() for number, own in means.items() if name in own} for name in names}
+def of_means(said: str, means: Mapping[str, Mapping[int, Mapping[str, list[float]]]]) -> str:
+    """Means by stack, layer and name, one for each head: each name in shades, a row a layer."""
+    parts = [f"<p>{html.escape(said)}<br>means over queries: layers down, heads across</p>"]
+    for stack, layers in means.items():
+        names = dict.fromkeys(name for own in layers.values() for name in own)
+        rows = {name: {number: own[name] for number, own in layers.items() if name in own} for name in names}
         parts.append(_row(_shades(own, f"{stack} {name}") for name, own in rows.items()))
-        for number, layer in list(layers.items())[:SHOWN]:
-            pooled = layer.calls[-1].pooled if layer.calls else None
-            if pooled is not None:
-                maps = pooled[0, :SHOWN].float().cpu().numpy()
-                most = maps.max(axis=(1, 2), keepdims=True, initial=0.0)
-                shades = levels(maps / np.where(most > 0, most, 1.0), maps.shape[2])  # by the largest of each head
-                parts.append(_row(_map(own, f"{stack} {number}.{head}") for head, own in enumerate(shades)))
+    return "".join(parts)
+
+
+def of_maps(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]) -> str:
+    """Maps by stack and layer, each head's in shades of its own largest weight."""
+    parts = []
+    for (stack, number), own in list(maps.items())[:SHOWN]:
+        most = own.max(axis=(1, 2), keepdims=True, initial=0.0)
+        shades = levels(own / np.where(most > 0, most, 1.0), own.shape[2])[:SHOWN]
+        parts.append(_row(_map(one, f"{stack} {number}.{head}") for head, one in enumerate(shades)))
     return "".join(parts)
 
 

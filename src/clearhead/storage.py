@@ -19,6 +19,7 @@ from clearhead.problem import Problem
 
 FORMAT, VERSION = "clearhead.AttentionWeights", 1
 Facts = dict[str, Any]
+_PARTS = ("query", "key", "value", "lse", "bias", "slopes", "sinks", "ranges", "dense", "query_start")
 
 
 def save(path: str | os.PathLike[str], problem: Problem, lse: Tensor) -> None:
@@ -68,6 +69,8 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
         raise KeyError(", ".join(sorted(missing)))
     if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
         raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
+    _check_facts(facts)
+    _check_dtypes(tensors)
     _check_shapes(tensors)
     start, slopes = tensors["query_start"], tensors.get("slopes")
     lowered = Lowered(tensors.get("ranges"), tensors.get("dense"))
@@ -87,8 +90,25 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
     return problem, tensors["lse"]
 
 
+def _check_facts(facts: Facts) -> None:
+    """What a file says is not believed."""
+    for name, kinds in (("scale", (int, float)), ("softcap", (int, float, type(None))), ("mask", (str, type(None)))):
+        if not isinstance(facts[name], kinds) or isinstance(facts[name], bool):
+            raise ValueError(f"{name} is {facts[name]!r}")
+
+
+def _check_dtypes(tensors: dict[str, Tensor]) -> None:
+    whole = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}
+    for name, tensor in tensors.items():
+        expected = whole.get(name)
+        if name in _PARTS and (tensor.dtype != expected if expected else not tensor.is_floating_point()):
+            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or 'floating point'}")
+    if tensors["key"].dtype != tensors["query"].dtype:
+        raise ValueError(f"key is of {tensors['key'].dtype}; expected that of query, {tensors['query'].dtype}")
+
+
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
-    """That they are parts of one matrix: what a file says is not believed."""
+    """That they are parts of one matrix."""
     query, key = tensors["query"], tensors["key"]
     if query.ndim != 4 or key.ndim != 4 or not query.is_floating_point():
         raise ValueError(
@@ -112,9 +132,16 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
         own = tensors[name].shape
         if len(own) > 4 or any(size not in (1, whole) for size, whole in zip(own[::-1], matrix[::-1], strict=False)):
             raise ValueError(f"{name} is {tuple(own)}; expected what spreads to {matrix}")
-    ranges = tensors.get("ranges")
-    if ranges is not None and (ranges.ndim != 4 or ranges.shape[1] != 2 or ranges.shape[3] != q_len):
-        raise ValueError(f"ranges is {tuple(ranges.shape)}; expected (ranges, 2, batch or 1, {q_len})")
+    start, ranges = tensors["query_start"], tensors.get("ranges")
+    if start.shape not in ((), (batch,)):
+        raise ValueError(f"query_start is {tuple(start.shape)}; expected one number, or one for each of {batch}")
+    if ranges is None:
+        return
+    if ranges.ndim != 4 or ranges.shape[1:] not in ((2, 1, q_len), (2, batch, q_len)):
+        raise ValueError(f"ranges is {tuple(ranges.shape)}; expected (ranges, 2, {batch} or 1, {q_len})")
+    first, last = ranges.unbind(dim=1)
+    if bool((first < 0).any() or (last > kv_len).any() or (first > last).any()):
+        raise ValueError(f"ranges has keys outside 0 to {kv_len}, or ends before it begins")
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts) -> None:
@@ -142,6 +169,6 @@ def read(
     if not isinstance(facts, dict) or facts.get("format") != expected:
         raise ValueError(f"{path}: a safetensors file, but not saved by {expected.removeprefix('clearhead.')}.save")
     found = facts.get("version")
-    if not isinstance(found, int) or not 0 < found <= version:
+    if type(found) is not int or not 0 < found <= version:  # True would count as 1
         raise ValueError(f"{path}: format version {found!r}, but this clearhead reads 1 to {version}")
     return tensors, facts

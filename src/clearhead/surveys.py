@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from clearhead.corpora import Job, Progress, added_up
+from clearhead.head_statistics import tally
 from clearhead.models import Loaded, prepare, record, record_repeated
+from clearhead.processes import Processes
 from clearhead.recording import Recording
-from clearhead.roles import Roles, head_roles
+from clearhead.roles import Roles, head_roles, roles_of
 from clearhead.syntax import relation_scores
 from clearhead.transformer.translate import Translator
 from clearhead.treebank import Sentence
@@ -17,49 +22,70 @@ from clearhead.watched import Layer, Watched
 REPEATS, REPEATED = 4, 64  # texts of random tokens, and how many tokens each repeats
 
 
-def statistics(model: Loaded | Translator | Recording, texts: Iterable[str] = ()) -> Watched:
+def statistics(
+    model: Loaded | Translator | Recording,
+    texts: Sequence[str] = (),
+    *,
+    together: Processes = Processes(),  # noqa: B008, never changed
+    keep: Path | None = None,
+    progress: Progress = lambda done, of: None,
+) -> Watched:
     """Entropy, distance and largest weight of every head, over all queries of all texts; nothing else is kept.
 
     Of a recording: over the text that was recorded.
+
+    Args:
+        together, keep, progress: as `corpora.added_up` takes them, a job for each text.
     """
     if isinstance(model, Recording):
-        return _recorded([model])
-    if isinstance(model, Translator):
-        return _recorded(model.record(text) for text in texts)
-    from clearhead.huggingface import watch  # isort: skip, it says what to install where it is missing
+        return _seen(model)
+    if isinstance(model, Loaded):
+        from clearhead.huggingface import watch  # noqa: F401, it says what to install before anything is read
 
-    prepared = [prepare(model, text) for text in texts]  # an encoder–decoder writes here, which is not to be counted
+    def job(text: str) -> Job:
+        return Job(f"stats {model.name} {text}", lambda: _watched(model, text).tally(model.name))
+
+    jobs = [job(text) for text in texts]
+    return Watched.from_tally(added_up(jobs, together=together, keep=keep, progress=progress))
+
+
+def _watched(model: Loaded | Translator, text: str) -> Watched:
+    if isinstance(model, Translator):
+        return _seen(model.record(text))
+    from clearhead.huggingface import watch
+
+    prepared = prepare(model, text)  # an encoder–decoder writes here, which is not to be counted
     with torch.no_grad(), watch(model.model, entropy=True, distance=True, top=1, keep_calls=False) as seen:
-        for text in prepared:
-            model.model(**text.inputs, use_cache=False)
+        model.model(**prepared.inputs, use_cache=False)
     return seen
 
 
-def _recorded(recordings: Iterable[Recording]) -> Watched:
+def _seen(recording: Recording) -> Watched:
     seen = Watched()
-    for recording in recordings:
-        for name, stack in recording.stacks.items():
-            real = torch.ones(1, len(stack.queries), dtype=torch.bool)
-            for number, weights in enumerate(stack.layers):
-                layer = seen.layers.setdefault((name, number), Layer())
-                found = weights.observe(entropy=True, distance=True, top=1)
-                layer.add(found, real.to(weights.device), keep=False)
+    for name, stack in recording.stacks.items():
+        real = torch.ones(1, len(stack.queries), dtype=torch.bool)
+        for number, weights in enumerate(stack.layers):
+            layer = seen.layers.setdefault((name, number), Layer())
+            layer.add(weights.observe(entropy=True, distance=True, top=1), real.to(weights.device), keep=False)
     return seen
 
 
 def roles(
     model: Loaded | Translator | Recording,
-    texts: Iterable[str] = (),
+    texts: Sequence[str] = (),
     *,
     sentences: Sequence[Sentence] = (),
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    together: Processes = Processes(),  # noqa: B008, never changed
+    keep: Path | None = None,
+    progress: Progress = lambda done, of: None,
 ) -> Roles:
     """What kind of head each is: on ordinary texts, on random tokens repeated, and on sentences with their trees.
 
     Of a recording: what the text that was recorded shows.
 
     Args:
-        progress: called with the number of sentences done and the number of all.
+        together, keep: as `corpora.added_up` takes them, a job for each text; sentences are read by every process.
+        progress: called with the number of sentences, or without any of texts, that are done, and the number of all.
     """
     if isinstance(model, Recording):
         if sentences:
@@ -71,10 +97,16 @@ def roles(
             yield record(model, sentence.words)
             progress(number + 1, len(sentences))
 
-    def ordinary() -> Iterator[Recording]:
-        yield from (record(model, text) for text in texts)
-        if isinstance(model, Loaded):  # a translator reads no random tokens
-            yield from (record_repeated(model, REPEATED, seed=seed) for seed in range(REPEATS))
+    def job(name: str, recorded: Callable[[], Recording]) -> Job:
+        return Job(f"roles {model.name} {name}", lambda: tally(recorded()))
 
+    jobs = [job(text, partial(record, model, text)) for text in texts]
+    if isinstance(model, Loaded):  # a translator reads no random tokens
+        jobs += [
+            job(f"random tokens {seed}", partial(record_repeated, model, REPEATED, seed=seed))
+            for seed in range(REPEATS)
+        ]
     relations = relation_scores(read(), sentences) if sentences else None
-    return head_roles(ordinary(), relations=relations)
+    of_texts: Progress = (lambda done, of: None) if sentences else progress
+    total = added_up(jobs, together=together, keep=keep, progress=of_texts)
+    return roles_of(total, relations=relations)

@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead import stills
 from clearhead.kernels.sweep import Observation
+from clearhead.tallies import Tally
+
+STATISTICS = ("entropy", "distance", "largest")  # those there are means of
 
 
 @dataclass(eq=False)
@@ -37,7 +41,7 @@ class Layer:
             self.calls.append(seen)
         self.counted = self.counted + real.sum()
         largest = None if seen.top is None else seen.top.weights[..., 0]
-        for name, values in (("entropy", seen.entropy), ("distance", seen.distance), ("largest", largest)):
+        for name, values in zip(STATISTICS, (seen.entropy, seen.distance, largest), strict=True):
             if values is not None:
                 total = values.double().mul(real[:, None]).sum(dim=(0, 2))
                 self.sums[name] = self.sums[name] + total if name in self.sums else total
@@ -77,7 +81,32 @@ class Watched:
         return f"Watched({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        return stills.of_watched(self)
+        means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
+        for (stack, number), layer in self.layers.items():
+            means[stack][number] = {name: own.tolist() for name, own in layer.means.items()}
+        last = {place: layer.calls[-1].pooled for place, layer in self.layers.items() if layer.calls}
+        maps = {place: own[0].float().cpu().numpy() for place, own in last.items() if own is not None}
+        return stills.of_means(repr(self), means) + stills.of_maps(maps)
+
+    def tally(self, model: str = "") -> Tally:
+        """Its sums, to be added to those of other texts."""
+        heads: dict[str, list[int]] = {}
+        sums: dict[str, Tensor] = {}
+        for (stack, number), layer in self.layers.items():
+            heads.setdefault(stack, []).append(max((len(own) for own in layer.sums.values()), default=0))
+            sums[f"{stack}.{number}.queries"] = torch.as_tensor(layer.counted).cpu().double()
+            sums |= {f"{stack}.{number}.{name}": own.cpu() for name, own in layer.sums.items()}
+        return Tally(model, heads, sums)
+
+    @classmethod
+    def from_tally(cls, total: Tally) -> Watched:
+        """What was seen of all texts that were added up."""
+        seen = cls((stack, number) for stack, layers in total.heads.items() for number in range(len(layers)))
+        for (stack, number), layer in seen.layers.items():
+            own = {name: total.sums.get(f"{stack}.{number}.{name}") for name in STATISTICS}
+            layer.sums = {name: values for name, values in own.items() if values is not None}
+            layer.counted = int(total.sums[f"{stack}.{number}.queries"])
+        return seen
 
     def to_dict(self) -> dict[str, list]:
         """A tidy table, one row per head, as columns: stack, layer, head, queries, and a mean of each statistic."""

@@ -35,6 +35,13 @@ class Batch(NamedTuple):
         lengths = None if self.lengths is None else change(self.lengths)
         return Batch(change(self.source), lengths, change(self.target), change(self.expected))
 
+    def share(self, rank: int, world: int) -> Batch:
+        """Every `world`-th sentence, for one of so many processes; one that does not count where there are too few."""
+        if rank < self.source.shape[0]:
+            return self.map(lambda tensor: tensor[rank::world])
+        first = self.map(lambda tensor: tensor[:1])
+        return first._replace(expected=first.expected.new_full(first.expected.shape, PAD))
+
 
 def in_batches(pairs: Sequence[Ids], tokens: int, seed: object | None = None) -> list[list[int]]:
     """Numbers of pairs, batch by batch, each of about so many tokens with padding; shuffled unless seed is None.

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.head_statistics import measure
+from clearhead.processes import Processes, processes
 from clearhead.transformer.batching import Batch, Ids, collate, in_batches
 from clearhead.transformer.config import Config, TrainingConfig
 from clearhead.transformer.data import Data
 from clearhead.transformer.model import Transformer
 from clearhead.transformer.probing import accuracies
-from clearhead.transformer.processes import Processes, processes
 from clearhead.transformer.runs import Progress, Run
 from clearhead.transformer.tokens import PAD
 from clearhead.transformer.translate import Translator
@@ -177,7 +177,7 @@ class _Training:
     def step(self, batch: Batch, number: int) -> Tensor:
         """Learn from a batch; its loss, the mean over its tokens."""
         settings, together = self.settings, self.together
-        own = together.share(batch).to(self.device)
+        own = batch.share(together.rank, together.world).to(self.device)
         # what dropout draws follows from the step, so that it is the same after a restart
         torch.manual_seed(random.Random(repr((settings.seed, number, together.rank))).getrandbits(63))
         for group in self.optimizer.param_groups:

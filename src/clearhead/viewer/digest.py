@@ -30,7 +30,7 @@ class Outline(NamedTuple):
     bins: BinSize
     places: Int[np.ndarray, " queries"]  # whose largest weights and entropy are kept
     bar: int  # keys that share a bar of what is received
-    sampled: bool  # everything is of these queries alone, each of them exact
+    sampled: int  # how many queries, each of them exact, everything is from; 0 where it is from all
 
     @property
     def cells(self) -> bool:
@@ -39,8 +39,7 @@ class Outline(NamedTuple):
 
     def thinned(self, queries: int) -> Outline:
         """The same with the data of fewer queries."""
-        kept = _places(len(self.places), queries)
-        return self._replace(places=self.places[kept])
+        return self._replace(places=self.places[_even(len(self.places), queries)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,7 @@ class Digest:
 
     def thinned(self, queries: int) -> Digest:
         """The same with the data of fewer queries, as `Outline.thinned` chooses them."""
-        kept = _places(self.entropy.shape[1], queries)
+        kept = _even(self.entropy.shape[1], queries)
         own = {name: getattr(self, name)[:, kept] for name in ("entropy", "top_keys", "top_weights")}
         return replace(self, **own)
 
@@ -74,24 +73,21 @@ class Digest:
         """
         unit = np.where(self.most > 0, self.most, 1.0)[:, None]
         numbers = self.top_keys.astype(np.uint16 if keys < 2**16 else np.uint32)
-        maps = (
-            (self.largest.astype(np.float16),)
-            if outline.cells
-            else (_shades(self.largest, keys), _shades(self.mean, keys))
-        )
+        maps = (_cells(self.largest),) if outline.cells else (_shades(self.largest, keys), _shades(self.mean, keys))
         parts = (numbers, self.top_weights, self.entropy, (self.received / unit).astype(np.float16), *maps)
         return b"".join(part.tobytes() for part in parts)
 
 
-def outline(stack: Stack, side: int) -> Outline:
-    """What to keep of a stack, in maps of at most `side` bins each way."""
+def outline(stack: Stack, side: int, bars: int = KEPT) -> Outline:
+    """What to keep of a stack, in maps of at most `side` bins each way and so many bars of what keys receive."""
     queries, keys = len(stack.queries), len(stack.keys)
-    sampled = is_sampled(stack)
-    places = _places(queries, min(SAMPLED, max(1, CELLS // keys)) if sampled else KEPT)
-    bins = BinSize(-(-queries // min(side, len(places))), -(-keys // side))
-    # keys between those that sampled queries look at would seem to receive nothing
-    bars = len(places) if sampled else KEPT
-    return Outline(bins, places, -(-keys // bars), sampled)
+    most = min(SAMPLED, max(1, CELLS // keys))
+    if is_sampled(stack) and queries > most:
+        places = np.concatenate([np.arange(queries)[part] for part in spread(queries, most)])
+        bins = BinSize(-(-queries // min(side, most)), -(-keys // side))
+        # keys between those that sampled queries look at would seem to receive nothing
+        return Outline(bins, places, -(-keys // min(bars, most)), most)
+    return Outline(BinSize.over(_all(stack), side), _even(queries, KEPT), -(-keys // bars), 0)
 
 
 @torch.no_grad()
@@ -149,6 +145,12 @@ def _sampled(name: str, stack: Stack, own: AttentionWeights, kept: Outline) -> D
     )
 
 
+def _cells(weights: Float[np.ndarray, "heads rows keys"]) -> Float16[np.ndarray, "heads rows keys"]:
+    """A weight that is too small for a float16 becomes the smallest one, for 0 is where a mask hides a key."""
+    half = weights.astype(np.float16)
+    return np.where((weights > 0) & (half == 0), np.finfo(np.float16).smallest_subnormal, half).astype(np.float16)
+
+
 def _shades(weights: Float[np.ndarray, "heads rows keys"], keys: int) -> UInt8[np.ndarray, "heads rows keys"]:
     """From 1 to 255 on a logarithmic scale; 0 for a weight of 0, as where a mask hides a key."""
     return np.where(weights > 0, np.maximum(levels(weights, keys), 1), 0).astype(np.uint8)
@@ -158,8 +160,9 @@ def _all(stack: Stack) -> Window:
     return Window(0, len(stack.queries), 0, len(stack.keys))
 
 
-def _places(length: int, count: int) -> Int[np.ndarray, " kept"]:
-    return np.concatenate([np.arange(length)[part] for part in spread(length, count)])
+def _even(length: int, count: int) -> Int[np.ndarray, " kept"]:
+    """`count` places, spread evenly; all of them where there are no more."""
+    return np.arange(length) if length <= count else ((np.arange(count) + 0.5) * length / count).astype(np.int64)
 
 
 def _half(values: Float[Tensor, "*shape"]) -> Float16[np.ndarray, "*shape"]:

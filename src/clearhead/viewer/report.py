@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +18,9 @@ from clearhead.viewer.gallery import Gallery
 from clearhead.viewer.report_page import Layers, page_of, squeezed
 
 SIDE = 128  # bins of a map each way, at most
-HEADS = 512  # that have maps so large; of more heads they are smaller
+BARS = 2048  # of what keys receive, at most
+HEADS = 288  # that have so large maps and so many bars; of more heads there is less
+FEWEST_BINS, FEWEST_BARS = 8, 64
 LIMIT = 18_000_000  # bytes of all layers' arrays, as they stand in the file; its scripts are another 1.4 million
 FEWEST = 32  # queries that are kept even if it gets larger
 
@@ -73,10 +76,10 @@ def report(
 
 
 def _digested(recording: Recording, progress: Callable[[int, int], None]) -> Layers:
-    side, heads = SIDE, len(list(recording.heads()))
-    while heads * side**2 > HEADS * SIDE**2 and side > 1:
-        side //= 2
-    outlines = {name: outline(stack, side) for name, stack in recording.stacks.items()}
+    heads = len(list(recording.heads()))
+    side = max(FEWEST_BINS, int(SIDE * math.sqrt(min(1.0, HEADS / heads))))
+    bars = max(FEWEST_BARS, BARS * HEADS // max(HEADS, heads))
+    outlines = {name: outline(stack, side, bars) for name, stack in recording.stacks.items()}
     places = [(name, layer) for name, stack in recording.stacks.items() for layer in range(len(stack.layers))]
     digests = {}
     for number, (name, layer) in enumerate(places):
@@ -103,9 +106,10 @@ def _notes(recording: Recording, outlines: dict[str, Outline]) -> tuple[str, ...
     notes = []
     for name, own in outlines.items():
         queries, kept = len(recording[name].queries), len(own.places)
-        some = f"{kept:,} evenly spaced queries of {queries:,}"
         if own.sampled:
+            some = f"{own.sampled:,} evenly spaced queries of {queries:,}"
             notes.append(f"{name}: sampled, all that is shown is from {some}, each of them exact")
-        elif kept < queries:
+        if kept < (own.sampled or queries):
+            some = f"{kept:,} evenly spaced queries of {queries:,}"
             notes.append(f"{name}: thinned, largest weights and entropy are those of {some}")
     return tuple(notes)

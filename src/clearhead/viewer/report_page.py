@@ -114,7 +114,7 @@ def _stacks(
             "tokens": [tokens.index(own.queries), tokens.index(own.keys)],
             "same": attends_to_itself(name, own),
             "layers": heads,
-            "sampled": len(kept.places) if kept.sampled else 0,
+            "sampled": kept.sampled,
             "bins": list(kept.bins),
             "kept": len(kept.places),
             "places": kept.places.tolist() if len(kept.places) < len(own.queries) else None,
@@ -134,7 +134,7 @@ def _row(
     for name, _, _ in columns:
         value = getattr(own, name)
         written = "" if value is None else f"{value:+d}" if isinstance(value, int) else f"{value:.3f}"
-        numbers.append("0" if value == 0 else written.replace("-", "−"))
+        numbers.append("0" if written and not float(written) else written.replace("-", "−"))
     return {
         "place": _place(address),
         "head": f"{stack} {layer}.{head}",

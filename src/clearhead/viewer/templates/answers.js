@@ -57,21 +57,26 @@ function drawMap() {
   const [rows, keys] = stack.bins;
   const { ndarray } = Bokeh.require("core/util/ndarray");
   const image = ndarray(values.map((weight) => weight || NaN), { dtype: "float32", shape: [shown.rows, shown.keys] });
-  // a shade covers a range of weights: 3 % with 500 keys, 5 % with a million
+  // a shade covers a range of weights: 3 % with 500 keys, 6 % with a million
   const shades = stack.cells ? undefined : { digits: 2, least: stack.floor ** (254 / 255) };
   sources[1].data = {
-    image: [image], scores: [[]], x: [0], y: [0], dw: [shown.keys * keys], dh: [shown.rows * rows], rows: [rows], keys: [keys], exact: [true], shades: [shades],
+    image: [image], scores: [[]], x: [0], y: [0], dw: [shown.keys * keys], dh: [shown.rows * rows], rows: [rows], keys: [keys], exact: [true], shades: [shades], sampled: [Boolean(stack.sampled)],
   };
   const bars = (figure, range, starts, ends, value) => {
     figure.renderers[0].data_source.data = { start: starts, end: ends, value };
-    range.setv({ start: 0, end: Math.max(1e-6, 1.05 * value.reduce((one, other) => Math.max(one, other), 0)) });
+    range.setv({ start: 0, end: 1.05 * value.reduce((one, other) => Math.max(one, other), 0) || 1 });
   };
-  const edges = (count, length, each) => Array.from({ length: count + 1 }, (_, at) => Math.min(length, each * at));
-  const across = edges(Math.ceil(stack.keys / stack.bar), stack.keys, stack.bar);
+  const across = Array.from({ length: Math.ceil(stack.keys / stack.bar) + 1 }, (_, at) => Math.min(stack.keys, stack.bar * at));
   bars(received, received.y_range, across.slice(0, -1), across.slice(1), shown.receipts());
-  const down = edges(stack.kept, stack.queries, stack.queries / stack.kept);
+  const down = edgesBetween(stack);
   bars(entropy, entropy.x_range, down.slice(0, -1), down.slice(1), shown.entropies());
   drawn();
+}
+
+// a query that is kept stands for those nearest to it
+function edgesBetween({ places, queries }) {
+  if (!places) return Array.from({ length: queries + 1 }, (_, at) => at);
+  return [0, ...places.slice(1).map((place, at) => (places[at] + 1 + place) / 2), queries];
 }
 
 function zoom({ rows, keys }) {

@@ -24,6 +24,7 @@ function binAt(x, y) {
       value: Number.isNaN(data.image[0][at]) ? 0 : data.image[0][at],
       score: scores.length ? scores[at] : undefined,
       preview: !data.exact[0],
+      sampled: data.sampled?.[0], // of a report of a long text: of some queries only
       shades: data.shades?.[0], // of a report's map: digits that can be trusted, and the weight below which there are none
     };
   }
@@ -51,7 +52,7 @@ function readOut(bin) {
     return token === undefined ? [`${word} ${span(start, end)}`] : [`${word} ${start} `, literal(token)];
   };
   const cell = `weight ${amount(bin)}${bin.score === undefined ? "" : `, score ${number(bin.score)}`}`;
-  const pooledOver = `${settings.reduce === "max" ? "largest" : "mean"} weight ${amount(bin)}${bin.preview ? " (preview)" : ""}`;
+  const pooledOver = `${settings.reduce === "max" ? "largest" : "mean"} weight ${amount(bin)}${bin.preview ? " (preview)" : bin.sampled ? " (sampled)" : ""}`;
   const value = !isCell(bin) ? pooledOver : settings.hide && !bin.said && stackShown().hidden.includes(bin.key) ? "hidden" : cell;
   line.replaceChildren(
     make("span", {}, ...named("query", bin.query, bin.queryEnd), " → ", ...named("key", bin.key, bin.keyEnd), ": "),
@@ -64,7 +65,7 @@ function sayCell() {
   if (cursor?.query === query && cursor?.key === key) cursor = undefined;
   if (weight === undefined) {
     readOut(binAt(key + 0.5, query + 0.5));
-    element("live").textContent = element("readout").textContent;
+    element("live").textContent = `query ${query} ${query_token}, key ${key} ${key_token}, in the bin of ${element("readout").textContent}`;
     return;
   }
   element("live").textContent = `query ${query_token}, key ${key_token}, weight ${number(weight)}`;
@@ -171,7 +172,7 @@ function fillTable() {
   const single = rows.every(([start, end]) => end - start === 1) && columns.every(([start, end]) => end - start === 1);
   element("window-caption").textContent = single
     ? "The weight of each query (row) and key (column)."
-    : `The ${settings.reduce === "max" ? "largest" : "mean"} weight of each range of queries (rows) and keys (columns).`;
+    : `The ${settings.reduce === "max" ? "largest" : "mean"} weight of each range of queries (rows) and keys (columns)${corner.sampled ? ", of the queries that were sampled" : ""}.`;
   const heading = (side, [start, end], scope) => {
     const token = end - start === 1 ? tokenAt(side, start) : undefined;
     return make("th", { scope }, token === undefined ? span(start, end) : literal(token));

@@ -1,4 +1,4 @@
-"""Several processes that train one model together, as torchrun starts them: each takes its share of every batch."""
+"""Several processes that work together, as torchrun starts them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from clearhead.transformer.batching import Batch
-from clearhead.transformer.tokens import PAD
+from clearhead import __version__
 
 T = TypeVar("T")
 
@@ -32,13 +31,6 @@ class Processes:
     @property
     def first(self) -> bool:
         return self.rank == 0
-
-    def share(self, batch: Batch) -> Batch:
-        """Every `world`-th sentence; one that does not count where there are not enough."""
-        if self.rank < batch.source.shape[0]:
-            return batch.map(lambda tensor: tensor[self.rank :: self.world])
-        first = batch.map(lambda tensor: tensor[:1])
-        return first._replace(expected=first.expected.new_full(first.expected.shape, PAD))
 
     def summed(self, tensor: Tensor) -> Tensor:
         """Over all processes."""
@@ -60,6 +52,14 @@ class Processes:
         distributed.broadcast_object_list(box)
         return box[0]
 
+    def each(self, value: T) -> list[T]:
+        """What every process has, in the order of their numbers."""
+        if self.world == 1:
+            return [value]
+        found: list[T] = [value] * self.world
+        distributed.all_gather_object(found, value)
+        return found
+
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
@@ -72,6 +72,17 @@ def processes(device: torch.device) -> Iterator[Processes]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Processes(distributed.get_rank(), world)
+        together = Processes(distributed.get_rank(), world)
+        _check_versions(together)
+        yield together
     finally:
         distributed.destroy_process_group()
+
+
+def _check_versions(together: Processes) -> None:
+    """Processes of different versions would not do the same, and wait for each other in vain."""
+    versions = together.each(f"clearhead {__version__}, torch {torch.__version__}")
+    others = [(rank, version) for rank, version in enumerate(versions) if version != versions[0]]
+    if others:
+        rank, version = others[0]
+        raise ValueError(f"rank {rank} has {version}, but rank 0 has {versions[0]}; expected the same everywhere")
