@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -534,52 +533,6 @@ class TestData:
             for number, count in enumerate((40, 40, 41))
         )
         assert first.fingerprint == same.fingerprint != more.fingerprint
-
-
-def test_two_processes_are_one(tmp_path):
-    """As torchrun starts them, on batches of which one has a single sentence."""
-    columns = tmp_path / "copies.tsv"
-    written_columns(columns)
-    long = " ".join(WORDS * 3)
-    columns.write_text(f"{columns.read_text()}{long}\t{long.upper()}\n")
-    (tmp_path / "tiny.toml").write_text(TOML.replace("[training]", "dropout = 0.0\n\n[training]"))
-    config = Config.read(tmp_path / "tiny.toml")
-    valid = written_columns(tmp_path / "valid.tsv", 7)
-    data = of_files([str(columns)], [valid], config)
-    sizes = list(map(len, in_batches(data.epoch(0), config.training.batch_tokens, (0, 0))))
-    assert 1 in sizes
-    assert len(sizes) <= config.training.steps
-    one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
-    train(data, config, one)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "clearhead", "train", "--data", str(columns), "--valid", valid]
-    command += ["--config", str(tmp_path / "tiny.toml"), "--output", str(two.folder), "--device", "cpu"]
-    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **places, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert outputs[1][0] == ""  # one speaks for both
-    for alone, shared in zip(one.metrics(), two.metrics(), strict=True):
-        assert shared["step"] == alone["step"]
-        assert shared.get("loss") == pytest.approx(alone.get("loss"), abs=1e-4)
-        assert shared["validation"] == pytest.approx(alone["validation"], abs=1e-4)
-    alone = weights(one.folder)["best"]
-    for name, tensor in weights(two.folder)["best"].items():
-        if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which AdamW makes a step of
-            torch.testing.assert_close(
-                tensor, alone[name], rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-            )
 
 
 @pytest.mark.slow

@@ -1,0 +1,145 @@
+"""What ranks really send each other, beside what `clearhead.parallel.cost` says: `python benchmarks/scaling.py`.
+
+2 and 4 local processes talk by gloo over the loopback device, whose counter of bytes is read before and after. Times
+are not compared: all processes share this machine's cores. What 8 GPUs would give is written by the model alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing.spawn import spawn
+
+from clearhead import Causal, MultiHeadAttention
+from clearhead.parallel import Layout, sequence_attention, shard_heads
+from clearhead.parallel.cost import Cost, Shape, over_heads, over_sequence
+from measuring import write
+
+SHAPE = Shape(tokens=2048, d_model=512, heads=8, kv_heads=4, key_dim=64, itemsize=4)
+REPEATS = 3
+FLOPS = 480e12  # one causal head of 1,048,576 tokens takes 0.59 s on an H200: results/gpu-million.md
+BANDWIDTH = 450e9  # NVLink 4, one way
+
+
+def loopback() -> int:
+    """Bytes that the loopback device has carried."""
+    [line] = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
+    return int(line.split(":")[1].split()[0])
+
+
+def sent(job: Callable[[], object]) -> float:
+    """Bytes of all ranks together, the least of some runs: others may use the device too."""
+    found = []
+    for _ in range(REPEATS):
+        distributed.barrier()
+        time.sleep(0.2)
+        before = loopback()
+        job()
+        distributed.barrier()
+        time.sleep(0.2)
+        found.append(loopback() - before)
+    return min(found)
+
+
+def heads() -> tuple[float, float]:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(SHAPE.d_model, SHAPE.heads, kv_heads=SHAPE.kv_heads, bias=False)
+    shard_heads(layer, init_device_mesh("cpu", (distributed.get_world_size(),)))
+    x = torch.randn(1, SHAPE.tokens, SHAPE.d_model, requires_grad=True)
+    output = layer(x, mask=Causal())
+    wanted = torch.randn_like(output)
+    forward = sent(lambda: layer(x, mask=Causal()))
+    both = sent(lambda: layer(x, mask=Causal()).backward(wanted))
+    return forward, both - forward
+
+
+def sequence() -> tuple[float, float]:
+    layout = Layout(SHAPE.tokens, distributed.get_world_size())
+    own = layout.count(distributed.get_rank())
+    counts = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
+    query, key, value = (torch.randn(1, count, own, SHAPE.key_dim, requires_grad=True) for count in counts)
+
+    def attend() -> torch.Tensor:
+        return sequence_attention(query, key, value, layout, mask=Causal())
+
+    wanted = torch.randn_like(attend())
+    forward = sent(attend)
+    both = sent(lambda: attend().backward(wanted))
+    return forward, both - forward
+
+
+def work(rank: int, ranks: int, port: int, found: dict) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    measured = {"heads": heads(), "sequence": sequence()}
+    if rank == 0:
+        found.update(measured)
+    distributed.destroy_process_group()
+
+
+def projected() -> None:
+    """One layer and a million tokens on H200s, by the model: speed from one GPU, links from their data sheet."""
+    shape = Shape(tokens=2**20, d_model=4096, heads=32, kv_heads=8, key_dim=128)
+    rows: list[dict[str, object]] = []
+    for name, model in (("heads", over_heads), ("sequence", over_sequence)):
+        for ranks in (1, 2, 4, 8):
+            passes = [model(shape, ranks, backward=way) for way in (False, True)]
+            taken = [cost.seconds(FLOPS, BANDWIDTH) for cost in passes]
+            alone = [model(shape, 1, backward=way).seconds(FLOPS, BANDWIDTH) for way in (False, True)]
+            rows.append(
+                {
+                    "over": name,
+                    "GPUs": ranks,
+                    "forward: PFLOP": f"{passes[0].flops / 1e15:.1f}",
+                    "GB sent": f"{passes[0].sent / 1e9:.1f}",
+                    "s": f"{taken[0]:.2f}",
+                    "backward: GB sent": f"{passes[1].sent / 1e9:.1f}",
+                    "s, backward": f"{taken[1]:.2f}",
+                    "speed of both": f"{sum(alone) / sum(taken):.2f} ×",
+                }
+            )
+    about = f"{FLOPS / 1e12:.0f} TFLOP/s and {BANDWIDTH / 1e9:.0f} GB/s out of each GPU, nothing overlapped"
+    title = f"By the model: one causal layer, 1,048,576 tokens, 32 heads of 128, 8 key heads, bf16; {about}"
+    write("scaling-model", title, rows)
+
+
+def main() -> None:
+    projected()
+    rows: list[dict[str, object]] = []
+    for ranks in (2, 4):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        found = multiprocessing.get_context("spawn").Manager().dict()
+        spawn(work, (ranks, port, found), ranks)
+        for name, model in (("heads", over_heads), ("sequence", over_sequence)):
+            for way, measured in zip(("forward", "backward"), found[name], strict=True):
+                cost: Cost = model(SHAPE, ranks, backward=way == "backward")
+                modelled = ranks * cost.sent
+                rows.append(
+                    {
+                        "over": name,
+                        "ranks": ranks,
+                        "pass": way,
+                        "modelled, MB": f"{modelled / 1e6:.2f}",
+                        "measured, MB": f"{measured / 1e6:.2f}",
+                        "measured / modelled": f"{measured / modelled:.3f}",
+                    }
+                )
+    size = f"{SHAPE.tokens:,} tokens, {SHAPE.heads} heads of {SHAPE.key_dim}, {SHAPE.kv_heads} key heads"
+    write(
+        "scaling-traffic", f"Bytes that all ranks together send: {size}, d_model {SHAPE.d_model}, float32, gloo", rows
+    )
+
+
+if __name__ == "__main__":
+    main()

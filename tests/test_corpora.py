@@ -1,0 +1,142 @@
+"""Many texts over many processes: one result, the same as of one process, whatever dies on the way."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from clearhead.cli import app
+from clearhead.corpora import Job, added_up, forget
+from clearhead.head_statistics import from_tally, measure, tally
+from clearhead.processes import Processes
+from clearhead.surveys import statistics
+from clearhead.tallies import Tally, nothing
+from clearhead.watched import Watched
+from ranks import started
+from recordings import decoder, translation
+
+HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+SENTENCES = ["I read a book.", "She plays the piano.", "The old dog barked.", "Why?", "He went home yesterday."]
+
+
+def recordings(count):
+    return [decoder([f"{text}.{place}" for place in range(7 + text)], special=(0,)) for text in range(count)]
+
+
+def torchrun(count, *arguments):
+    return subprocess.run([*TORCHRUN, str(count), *map(str, arguments)], capture_output=True, text=True, timeout=200)
+
+
+def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
+    own = recordings(4)
+    total = nothing()
+    for number, recording in enumerate(own):
+        tally(recording).save(tmp_path / f"{number}.safetensors")
+        total += Tally.load(tmp_path / f"{number}.safetensors")
+    assert from_tally(total) == measure(own)[1]
+    assert total.model == "a model"
+
+
+def test_what_was_watched_adds_up():
+    own = [statistics(recording) for recording in recordings(3)]
+    total = own[0].tally("m") + own[1].tally("m") + own[2].tally("m")
+    found = Watched.from_tally(total)
+    layers = [seen[1] for seen in own]
+    queries = sum(layer.queries for layer in layers)
+    expected = sum(layer.sums["entropy"] for layer in layers) / queries
+    assert found[1].queries == queries
+    torch.testing.assert_close(found[1].means["entropy"], expected)
+
+
+def jobs_of(count):
+    return [Job(f"text {number}", lambda own=own: tally(own)) for number, own in enumerate(recordings(count))]
+
+
+def added_over(mesh, count):
+    together = Processes(mesh.get_local_rank(), mesh.size())
+    total = added_up(jobs_of(count), together=together)
+    return total.model, from_tally(total)
+
+
+@pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # of four ranks two have nothing to read
+def test_every_number_of_processes_gives_the_same(count, texts):
+    expected = measure(recordings(texts))
+    with started(count) as ranks:
+        for model, found in ranks.run(count, added_over, texts):
+            assert model == expected[0]
+            assert found.keys() == expected[1].keys()
+            for address, own in found.items():
+                for name, value in vars(expected[1][address]).items():
+                    same = value if value is None else pytest.approx(value, rel=1e-12)
+                    assert getattr(own, name) == same, name
+
+
+def test_different_kinds_of_attention_are_kept_apart():
+    own = translation(["a", "b", "c"], ["d", "e"])
+    assert from_tally(tally(own)) == measure([own])[1]
+
+
+def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
+    done = []
+
+    def job(number):
+        def count():
+            done.append(number)
+            if number == 2 and done.count(2) == 1:
+                raise KeyboardInterrupt
+            return Tally("m", {"encoder": [1]}, {"x": torch.tensor([1.0 * number]).double()})
+
+        return Job(f"job {number}", count)
+
+    keep = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        added_up([job(number) for number in range(4)], keep=keep)
+    total = added_up([job(number) for number in range(4)], keep=keep)
+    assert done == [0, 1, 2, 2, 3]
+    assert total.sums["x"].item() == 6
+    forget(keep)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):
+    first = torchrun(2, HERE / "dying.py", tmp_path)
+    assert first.returncode != 0
+    assert "rank      : 1 (local_rank: 1)" in first.stderr
+    assert "SIGKILL" in first.stderr
+    assert not (tmp_path / "result").exists()
+    kept = len(list((tmp_path / "parts").glob("*.safetensors")))
+    assert kept == 4  # three of the one that lives, one of the other
+    before = {path.name for path in tmp_path.glob("done-*")}
+    second = torchrun(2, HERE / "dying.py", tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert (tmp_path / "result").read_text() == "15.0"
+    again = {path.name.split("-")[1] for path in tmp_path.glob("done-*")} - {name.split("-")[1] for name in before}
+    assert again == {"3", "5"}
+    assert len(list(tmp_path.glob("done-*"))) == 6
+    assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.parametrize("command", ["stats", "roles"])
+def test_commands_under_torchrun(tmp_path, command):
+    files = []
+    for number, sentence in enumerate(SENTENCES):
+        (tmp_path / f"{number}.txt").write_text(sentence)
+        files += ["--file", str(tmp_path / f"{number}.txt")]
+    given = [command, "--model", "en-ja", *files, "--output"]
+    assert CliRunner().invoke(app, [*given, str(tmp_path / "alone.json")]).exit_code == 0
+    done = torchrun(3, "-m", "clearhead", *given, tmp_path / "together.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("wrote") == 1
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".txt"} == {"alone.json", "together.json"}
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text())["heads"] for name in ("alone", "together"))
+    if command == "stats":  # columns, not rows
+        one, other = [one], [other]
+    for row, same in zip(one, other, strict=True):
+        for name, value in row.items():
+            exact = value is None or name in ("stack", "labels")
+            assert same[name] == (value if exact else pytest.approx(value, rel=1e-9, abs=1e-12)), name
