@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import adaptive_avg_pool2d
 
-from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention, kernels
+from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention, kernels
+from clearhead.parallel import Layout, attend_to_shards, gather, sequence_attention, shard_heads
 from clearhead.posing import pose
 from harness import assert_lse_matches, assert_matches, poisoned
 
@@ -317,3 +321,43 @@ def test_short_texts_with_hidden_keys_take_torchs_own_kernel(queries, keys, dtyp
     got, naive, exact = (found[name][1] for name in ("got", "naive", "exact"))
     assert_lse_matches(got, exact.numpy(), naive, scale=10.0)
     assert found["got"][0][0][1].abs().max() == 0
+
+
+def test_one_rank_over_nccl():
+    """The collectives run and give what one process gives; a machine with more GPUs is not at hand."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.cuda.set_device(0)
+    distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    try:
+        whole = MultiHeadAttention(256, 8, kv_heads=2, qk_norm=True, sinks=True, device="cuda")
+        sharded = copy.deepcopy(whole)
+        mesh = init_device_mesh("cuda", (1,))
+        shard_heads(sharded, mesh)
+        x = normal(2, 200, 256)
+        (expected, weights), (found, own) = (layer(x, mask=Causal(), return_weights=True) for layer in (whole, sharded))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(gather(own.entropy(), mesh), weights.entropy(), atol=1e-5, rtol=1e-5)
+        query, key, value = (normal(1, heads, 500, 64, dtype=torch.bfloat16) for heads in (8, 2, 2))
+        mask = Causal() & Documents([200, 300])
+        for tensor in (query, key, value):
+            tensor.requires_grad_()
+        output, rows = sequence_attention(query, key, value, Layout(500, 1), mask=mask, return_weights=True)
+        wanted = torch.randn_like(output)
+        output.backward(wanted)
+        found = [tensor.grad.clone() for tensor in (query, key, value)]
+        query.grad = key.grad = value.grad = None
+        expected, weights = attention(query, key, value, mask=mask, return_weights=True)
+        expected.backward(wanted)
+        torch.testing.assert_close(output, expected)
+        for one, other in zip(found, (query.grad, key.grad, value.grad), strict=True):
+            torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(rows.received(), weights.received(), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(rows.pool(16, 16), weights.pool(16, 16), atol=1e-4, rtol=1e-3)
+        merged, lse = attend_to_shards(query[:, :, -2:].detach(), key.detach(), value.detach(), Layout(500, 1))
+        expected, weights = attention(query[:, :, -2:].detach(), key.detach(), value.detach(), return_weights=True)
+        torch.testing.assert_close(merged, expected, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(lse, weights.lse, atol=1e-3, rtol=1e-3)
+    finally:
+        distributed.destroy_process_group()

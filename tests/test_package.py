@@ -76,6 +76,7 @@ LAYERS = [
     "parallel.layout",
     "parallel.sequence_weights",
     "parallel.sequence",
+    "parallel.cost",
     "parallel",
     "recording",
     "tallies",

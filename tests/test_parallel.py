@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention
+from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention, processes
 from clearhead.parallel import Layout, attend_to_shards, gather, head_plan, sequence_attention, shard_heads
+from clearhead.parallel.cost import Cost, Shape, over_heads, over_sequence
 from clearhead.transformer.config import ModelConfig
 from clearhead.transformer.model import Transformer
 from clearhead.transformer.sharding import shard_model
@@ -302,3 +303,41 @@ def test_what_does_not_fit_is_said_with_its_numbers(ranks):
     assert "layout is for 3 ranks, but the group has 2" in ranks.run(2, refused_sequence, 20, 9, 3)[0]
     with pytest.raises(ValueError, match="whole has 5 tokens on axis -2; expected the layout's 6"):
         Layout(6, 2).shard(torch.zeros(1, 5, 2), 0)
+
+
+def of_another_version(mesh):
+    together = processes.Processes(mesh.get_local_rank(), mesh.size())
+    processes.__version__ = "9.9" if together.rank == 3 else "1.0"
+    try:
+        processes._check_versions(together)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_a_rank_of_another_version_is_named(ranks):
+    [said, *others] = ranks.run(4, of_another_version)
+    assert said.startswith("rank 3 has clearhead 9.9, torch")
+    assert "but rank 0 has clearhead 1.0" in said
+    assert others == [said] * 3
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def test_costs():
+    """By hand: 1,000 tokens, 4 heads of 8 that share 2 key heads, d_model 32, numbers of 4 bytes, no mask."""
+    shape = Shape(1000, 32, 4, 2, 8, itemsize=4, causal=False)
+    attention_flops = 4 * 4 * 8 * 1000**2
+    projections = 2 * 1000 * 32 * (32 + 16 + 16 + 32)
+    assert over_heads(shape, 1) == Cost(attention_flops + projections, 0)
+    assert over_sequence(shape, 1) == Cost(attention_flops + projections, 0)
+    halves = over_heads(shape, 2)
+    assert halves == Cost((attention_flops + projections) / 2, 1000 * 32 * 4)  # half of it sent, half sent back
+    shared = over_heads(shape, 4)  # two ranks each compute a key head
+    assert shared.flops == attention_flops / 4 + 2 * 1000 * 32 * (8 + 8 + 8 + 8)
+    assert over_sequence(shape, 4).sent == 0.75 * 1000 * (16 + 16) * 4
+    assert over_heads(shape, 2, backward=True).sent == 3 * halves.sent
+    assert over_sequence(shape, 2, backward=True).flops == 2.5 * attention_flops / 2 + projections
+    assert Shape(10, 1, 1, 1, 1).cells == 55
+    assert Cost(6.0, 10.0).seconds(2.0, 5.0) == 5.0
