@@ -323,6 +323,18 @@ def test_short_texts_with_hidden_keys_take_torchs_own_kernel(queries, keys, dtyp
     assert found["got"][0][0][1].abs().max() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (2, 8), (16, 4)], ids=str)
+def test_bins_of_any_size(size, dtype):
+    """Each is a kernel of its own, and Triton has got some of them wrong."""
+    query, key = (normal(1, 2, 256, 64, seed=seed, dtype=dtype) for seed in range(2))
+    weights = attention(query, key, key, return_weights=True)[1]
+    rows, keys = (256 // own for own in size)
+    cells = weights.dense().double().view(1, 2, rows, size[0], keys, size[1])
+    torch.testing.assert_close(weights.pool(rows, keys, reduce="max").double(), cells.amax((3, 5)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights.pool(rows, keys).double(), cells.mean((3, 5)), rtol=0, atol=1e-6)
+
+
 def test_one_rank_over_nccl():
     """The collectives run and give what one process gives; a machine with more GPUs is not at hand."""
     with socket.socket() as free:

@@ -139,14 +139,15 @@ def _pool(
                 weights = weights_of(
                     tile, keys_tile, own, scores, batch, head, rows, keys, first, last, PRECISION, True
                 )[0]
-                parts = weights.reshape(DOWN, HIGH, ACROSS, WIDE).permute(0, 2, 1, 3)
-                parts = parts.reshape(DOWN, ACROSS, HIGH * WIDE)
                 across = group * ACROSS + tl.arange(0, ACROSS)
                 places = cells + place[:, None] + across[None, :]
                 inside = (down < row_bins.count)[:, None] & (across < key_bins.count)[None, :]
                 # nobody else writes there: an atomic orders what this program adds
+                # keys first, then rows: with both axes side by side and reduced at once, Triton 3.6 gets bins of 4 wrong
                 if MEAN:
-                    share = tl.sum(parts, 2) / (tall[:, None] * _sizes(key_bins, across)[None, :])
+                    lines = tl.reshape(tl.sum(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
+                    share = tl.sum(lines, 1) / (tall[:, None] * _sizes(key_bins, across)[None, :])
                     tl.atomic_add(places, share, inside, sem="relaxed")
                 else:
-                    tl.atomic_max(places, tl.max(parts, 2), inside, sem="relaxed")
+                    lines = tl.reshape(tl.max(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
+                    tl.atomic_max(places, tl.max(lines, 1), inside, sem="relaxed")
