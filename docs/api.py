@@ -15,10 +15,12 @@ PAGE = Path(__file__).parent / "api.md"
 WIDTH = 110
 MODULES = """
 functional weights masks biases layer projections heads positions context cache windowed_cache torch_compat
-recording models roles head_statistics treebank watched huggingface huggingface.watching huggingface.ablation
-huggingface.modules huggingface.masking transformer transformer.config transformer.translate transformer.train
-transformer.data transformer.runs transformer.model transformer.grammar worked.trace worked.steps worked.example
-worked.reading worked.check worked.audit worked.render viewer.serving viewer.figures kernels kernels.sweep
+parallel parallel.heads parallel.gather parallel.layout parallel.sequence parallel.sequence_weights parallel.cost
+recording models roles head_statistics treebank surveys corpora tallies processes watched huggingface
+huggingface.watching huggingface.ablation huggingface.modules huggingface.masking transformer transformer.config
+transformer.translate transformer.train transformer.data transformer.runs transformer.model transformer.sharding
+transformer.grammar worked.trace worked.steps worked.example worked.reading worked.check worked.audit worked.render
+viewer.serving viewer.report viewer.figures kernels kernels.sweep
 """
 ONLY = {"heads": "Head", "projections": "Projections", "kernels": "choose explain", "kernels.sweep": "Observation TopK"}
 SHAPE = re.compile(r"""(?:jaxtyping\.)?(Float|Int|Bool)\[(?:torch\.)?Tensor, ["'] ?([^"']*)["']\]""")

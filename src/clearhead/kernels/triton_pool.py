@@ -143,7 +143,7 @@ def _pool(
                 places = cells + place[:, None] + across[None, :]
                 inside = (down < row_bins.count)[:, None] & (across < key_bins.count)[None, :]
                 # nobody else writes there: an atomic orders what this program adds
-                # keys first, then rows: with both axes side by side and reduced at once, Triton 3.6 gets bins of 4 wrong
+                # keys first, then rows: reduced both at once, Triton 3.6 gets bins of 4 wrong
                 if MEAN:
                     lines = tl.reshape(tl.sum(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
                     share = tl.sum(lines, 1) / (tall[:, None] * _sizes(key_bins, across)[None, :])
