@@ -15,6 +15,7 @@ from clearhead.head_statistics import from_tally, measure, tally
 from clearhead.processes import Processes
 from clearhead.surveys import statistics
 from clearhead.tallies import Tally, nothing
+from clearhead.transformer import Translator
 from clearhead.watched import Watched
 from ranks import started
 from recordings import decoder, translation
@@ -101,6 +102,16 @@ def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
     assert total.sums["x"].item() == 6
     forget(keep)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_model_gave_is_not_taken(tmp_path):
+    translator = Translator.load()
+    first = statistics(translator, SENTENCES[:1], keep=tmp_path / "parts")
+    with torch.no_grad():
+        translator.model.embedding.weight.mul_(1.5)
+    second = statistics(translator, SENTENCES[:1], keep=tmp_path / "parts")
+    assert len(list((tmp_path / "parts").iterdir())) == 2
+    assert not torch.equal(first["encoder", 0].means["entropy"], second["encoder", 0].means["entropy"])
 
 
 def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead import __version__
 from clearhead.corpora import Job, Progress, added_up
 from clearhead.head_statistics import tally
 from clearhead.models import Loaded, prepare, record, record_repeated
@@ -43,7 +44,7 @@ def statistics(
         from clearhead.huggingface import watch  # noqa: F401, it says what to install before anything is read
 
     def job(text: str) -> Job:
-        return Job(f"stats {model.name} {text}", lambda: _watched(model, text).tally(model.name))
+        return Job(f"stats {_identity(model)} {text}", lambda: _watched(model, text).tally(model.name))
 
     jobs = [job(text) for text in texts]
     return Watched.from_tally(added_up(jobs, together=together, keep=keep, progress=progress))
@@ -68,6 +69,13 @@ def _seen(recording: Recording) -> Watched:
             layer = seen.layers.setdefault((name, number), Layer())
             layer.add(weights.observe(entropy=True, distance=True, top=1), real.to(weights.device), keep=False)
     return seen
+
+
+def _identity(model: Loaded | Translator) -> str:
+    """What a kept result must have come from: weights are told apart by a few sums, not by a name alone."""
+    parameters = list(model.model.parameters())
+    sums = [float(own.detach().double().sum()) for own in (parameters[0], parameters[len(parameters) // 2])]
+    return f"{__version__} {model.name} {parameters[0].dtype} {sums}"
 
 
 def roles(
@@ -98,7 +106,7 @@ def roles(
             progress(number + 1, len(sentences))
 
     def job(name: str, recorded: Callable[[], Recording]) -> Job:
-        return Job(f"roles {model.name} {name}", lambda: tally(recorded()))
+        return Job(f"roles {_identity(model)} {name}", lambda: tally(recorded()))
 
     jobs = [job(text, partial(record, model, text)) for text in texts]
     if isinstance(model, Loaded):  # a translator reads no random tokens
