@@ -43,8 +43,10 @@ def statistics(
     if isinstance(model, Loaded):
         from clearhead.huggingface import watch  # noqa: F401, it says what to install before anything is read
 
+    who = _identity(model)
+
     def job(text: str) -> Job:
-        return Job(f"stats {_identity(model)} {text}", lambda: _watched(model, text).tally(model.name))
+        return Job(f"stats {who} {text}", lambda: _watched(model, text).tally(model.name))
 
     jobs = [job(text) for text in texts]
     return Watched.from_tally(added_up(jobs, together=together, keep=keep, progress=progress))
@@ -105,8 +107,10 @@ def roles(
             yield record(model, sentence.words)
             progress(number + 1, len(sentences))
 
+    who = _identity(model)
+
     def job(name: str, recorded: Callable[[], Recording]) -> Job:
-        return Job(f"roles {_identity(model)} {name}", lambda: tally(recorded()))
+        return Job(f"roles {who} {name}", lambda: tally(recorded()))
 
     jobs = [job(text, partial(record, model, text)) for text in texts]
     if isinstance(model, Loaded):  # a translator reads no random tokens
