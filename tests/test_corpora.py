@@ -108,10 +108,28 @@ def test_what_another_model_gave_is_not_taken(tmp_path):
     translator = Translator.load()
     first = statistics(translator, SENTENCES[:1], keep=tmp_path / "parts")
     with torch.no_grad():
-        translator.model.embedding.weight.mul_(1.5)
+        translator.model.encoder[0].attention.query.weight.mul_(3)
     second = statistics(translator, SENTENCES[:1], keep=tmp_path / "parts")
     assert len(list((tmp_path / "parts").iterdir())) == 2
     assert not torch.equal(first["encoder", 0].means["entropy"], second["encoder", 0].means["entropy"])
+
+
+def test_a_damaged_part_is_made_again(tmp_path):
+    keep = tmp_path / "parts"
+    first = added_up(jobs_of(2), keep=keep)
+    for path in keep.iterdir():
+        path.write_bytes(b"")
+    assert from_tally(added_up(jobs_of(2), keep=keep)) == from_tally(first)
+
+
+@pytest.mark.parametrize("name", ["missing/deep/x.json", "."])
+def test_where_a_result_cannot_be_written_is_said_first(tmp_path, name, monkeypatch):
+    monkeypatch.setattr("clearhead.cli.load_what_is_read", lambda *given: pytest.fail("it was loaded"))
+    for command in ("stats", "roles"):
+        done = CliRunner().invoke(app, [command, "--model", "en-ja", "Why?", "--output", str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert str(tmp_path) in done.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):

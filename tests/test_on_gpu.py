@@ -341,8 +341,12 @@ def test_one_rank_over_nccl():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.cuda.set_device(0)
-    distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    distributed.init_process_group("cpu:gloo,cuda:nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     try:
+        for device in ("cpu", "cuda"):  # as `Processes.summed` is called, of sums and of gradients
+            added = torch.ones(3, dtype=torch.float64, device=device)
+            distributed.all_reduce(added)
+            assert added.tolist() == [1, 1, 1]
         whole = MultiHeadAttention(256, 8, kv_heads=2, qk_norm=True, sinks=True, device="cuda")
         sharded = copy.deepcopy(whole)
         mesh = init_device_mesh("cuda", (1,))

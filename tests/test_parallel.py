@@ -75,11 +75,8 @@ def compare_heads(mesh, options, mask, memory):
     named = dict(sharded.named_parameters())
     for name, parameter in whole.named_parameters():
         gradient = named[name].grad
-        if hasattr(gradient, "full_tensor"):
-            gradient = gradient.full_tensor()
-        elif gradient.shape != parameter.shape:  # sinks
-            gradient = gather(gradient[None], mesh)[0]
-        near(gradient, parameter.grad, 10)
+        near(gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient, parameter.grad, 10)
+    assert sharded.state_dict().keys() == whole.state_dict().keys()
 
 
 @pytest.mark.parametrize(
@@ -99,6 +96,57 @@ def test_sharded_heads_are_the_whole_layer(ranks, count, options):
 
 def test_cross_attention_over_heads(ranks):
     ranks.run(2, compare_heads, {"heads": 4}, None, True)
+
+
+def compare_options(mesh):
+    """What a call gives head by head is cut to a rank's heads, and what is learned of it gets its whole gradient."""
+    torch.manual_seed(0)
+    whole = MultiHeadAttention(24, heads=4, kv_heads=2)
+    sharded = shard_heads(copy.deepcopy(whole), mesh)
+    x = torch.randn(2, 11, 24)
+    dense = torch.rand(1, 4, 11, 11) > 0.3
+    for shape, mask in (((11, 11), None), ((1, 4, 11, 11), Causal() & Dense(dense)), ((4, 1, 11), dense)):
+        ours, theirs = torch.randn(shape).requires_grad_(), None
+        theirs = ours.detach().clone().requires_grad_()
+        expected, found = whole(x, mask=mask, bias=ours), sharded(x, mask=mask, bias=theirs)
+        near(found, expected)
+        for output in (expected, found):
+            output.square().sum().backward()
+        near(theirs.grad, ours.grad, 10)
+    slopes = ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.0]))
+    near(sharded(x, bias=slopes), whole(x, bias=slopes))
+
+
+def test_options_of_single_heads(ranks):
+    ranks.run(2, compare_options)
+
+
+def compare_steps(mesh):
+    """Clipping and AdamW, on the layer and on a copy of the sharded one."""
+    torch.manual_seed(0)
+    whole = MultiHeadAttention(24, heads=4, kv_heads=2, bias=False, qk_norm=True, sinks=True)
+    for parameter in whole.parameters():
+        parameter.requires_grad_(False)
+    first = shard_heads(copy.deepcopy(whole), mesh)
+    sharded = copy.deepcopy(first)
+    for layer in (whole, sharded):
+        layer.requires_grad_(True)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+        for step in range(3):
+            x = torch.randn(2, 11, 24, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            layer(x, mask=Causal()).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimizer.step()
+    named = dict(sharded.named_parameters())
+    for name, parameter in whole.named_parameters():
+        near(named[name].full_tensor(), parameter.detach(), 30)
+    assert not torch.equal(first.query.weight.full_tensor(), whole.query.weight)  # the original stays as it was
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_sharded_layers_learn_as_whole_ones(ranks, count):
+    ranks.run(count, compare_steps)
 
 
 def refused_heads(mesh, options):
@@ -303,6 +351,59 @@ def test_what_does_not_fit_is_said_with_its_numbers(ranks):
     assert "layout is for 3 ranks, but the group has 2" in ranks.run(2, refused_sequence, 20, 9, 3)[0]
     with pytest.raises(ValueError, match="whole has 5 tokens on axis -2; expected the layout's 6"):
         Layout(6, 2).shard(torch.zeros(1, 5, 2), 0)
+
+
+def refused_options(mesh):
+    """Each on every rank, so that none waits for another."""
+    layout, rank = Layout(LENGTH, mesh.size()), mesh.get_local_rank()
+    query, key, value = (layout.shard(tensor, rank) for tensor in inputs(2))
+    rows = sequence_attention(query, key, value, layout, group=mesh.get_group(), return_weights=True)[1]
+    group = {"group": mesh.get_group()}
+    said = []
+    for call in (
+        lambda: sequence_attention(query, key, value, layout, bias=torch.zeros(LENGTH + 5, LENGTH), **group),
+        lambda: sequence_attention(query, key, value, layout, bias=torch.zeros(LENGTH - 1, LENGTH), **group),
+        lambda: sequence_attention(query, key, value.double(), layout, **group),
+        lambda: attend_to_shards(query, key, value, layout, sinks=torch.zeros(3), **group),
+        lambda: attend_to_shards(query[0], key, value, layout, **group),
+        lambda: rows.pool(0, 2),
+        lambda: rows.pool(2, 2, reduce="sum"),
+        lambda: sequence_attention(query, key, value, 7, **group),
+        lambda: gather(torch.zeros(3), mesh),
+        lambda: gather(torch.zeros(3, 3), None),
+        lambda: shard_heads(torch.nn.Linear(2, 2), mesh),
+        lambda: shard_heads(MultiHeadAttention(8, 2), "cpu"),
+        lambda: layout.pieces(9),
+    ):
+        try:
+            call()
+            said.append("nothing")
+        except (ValueError, TypeError) as error:
+            said.append(str(error))
+    return said
+
+
+def test_every_rank_says_what_is_wrong(ranks):
+    one, other = ranks.run(2, refused_options)
+    expected = (
+        "bias is (42, 37); expected what broadcasts to (2, 4, 37, 37)",
+        "bias is (36, 37); expected",
+        "value is (2, 2, 19, 5) in torch.float64, but key",
+        "sinks is (3,); expected one for each of 4 heads",
+        "query is (4, 19, 8); expected [batch, heads, q_len, width]",
+        "rows is 0",
+        "reduce is 'sum'; expected 'mean' or 'max'",
+        "layout is 7; expected a Layout",
+        "seen is a tensor (3,); expected a statistic",
+        "mesh is None; expected the DeviceMesh",
+        "layer is a Linear; expected a clearhead.MultiHeadAttention",
+        "mesh is a str; expected a DeviceMesh",
+        "rank is 9; expected one of 0 to 1",
+    )
+    for found, part in zip(one, expected, strict=True):
+        assert part in found
+    assert len(other) == len(one)
+    assert "nothing" not in other
 
 
 def of_another_version(mesh):

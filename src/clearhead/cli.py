@@ -29,7 +29,7 @@ from clearhead.cli_models import (
     progress_bar,
     usable_device,
 )
-from clearhead.files import write_text
+from clearhead.files import place_of, write_text
 from clearhead.worked import BUILT_IN
 
 app = typer.Typer(
@@ -203,6 +203,8 @@ def stats(
 ) -> None:
     """Run a model on texts; show how broadly, how far and how strongly each head attends. torchrun shares them out."""
     with _one_line_errors(), joined(device) as together:
+        if output is not None:
+            place_of(output)
         loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead.surveys import statistics
         from clearhead.tables import print_statistics
@@ -238,6 +240,8 @@ def roles(
 ) -> None:
     """Find out what kind of head each is: previous token, sink, induction, syntactic … torchrun shares texts out."""
     with _one_line_errors(), joined(device) as together:
+        if output is not None:
+            place_of(output)
         from clearhead.treebank import read_conllu
 
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from clearhead.files import place_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -146,10 +148,11 @@ def joined(device: str | None) -> Iterator[Processes]:
 @contextmanager
 def kept_beside(output: Path | None) -> Iterator[Path | None]:
     """A folder for what is done so far, beside the file that is to be written; taken away once it is."""
-    if output is None:
+    place = None if output is None else place_of(output)
+    if output is None or (place is not None and place.exists() and not place.is_file()):  # a terminal, a pipe
         yield None
         return
-    keep = output.with_name(f".{output.name}.parts")
+    keep = output.with_name(f".{output.name}.parts")  # names the file, not what a link leads to
     yield keep
     from clearhead.corpora import forget
     from clearhead.processes import is_first

@@ -38,7 +38,7 @@ def added_up(
     """
     own = jobs[together.rank :: together.world]
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
+        keep.mkdir(exist_ok=True)
     total = nothing()
     for number, job in enumerate(own):
         total += job.tally() if keep is None else _kept(job, keep)
@@ -53,8 +53,10 @@ def forget(keep: Path) -> None:
 
 def _kept(job: Job, folder: Path) -> Tally:
     path = folder / f"{hashlib.sha256(job.name.encode()).hexdigest()[:24]}.safetensors"
-    if path.exists():
+    try:
         return Tally.load(path)
+    except (OSError, ValueError):  # not there, or damaged: then it is done again
+        pass
     found = job.tally()
     found.save(path)
     return found

@@ -140,7 +140,7 @@ class MultiHeadAttention(Projections):
             "bias": bias,
             "scale": self.scale,
             "softcap": self.softcap,
-            "sinks": self.sinks,
+            "sinks": _local(self.sinks),
             "dropout": self.dropout if self.training else 0.0,
             "query_start": query_start,
         }
@@ -203,6 +203,12 @@ class MultiHeadAttention(Projections):
         projected = self.to_projected() if self.split == "slice" else self
         options, state = torch_weights.written(projected)
         return filled(nn.MultiheadAttention(**options, device="meta"), state, self.training)
+
+
+def _local(sinks: Tensor | None) -> Tensor | None:
+    """Of a layer shared out over ranks, those of this rank's heads."""
+    to_local = getattr(sinks, "to_local", None)
+    return sinks if to_local is None else to_local()
 
 
 def _without(output: Float[Tensor, "batch heads q_len dim"], numbers: list[int]) -> Tensor:

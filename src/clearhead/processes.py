@@ -70,7 +70,8 @@ def processes(device: torch.device) -> Iterator[Processes]:
         return
     if device.type == "cuda" and device.index is None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # numbers that are written down are added up on the CPU, wherever the model is
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         together = Processes(distributed.get_rank(), world)
         _check_versions(together)

@@ -74,10 +74,9 @@ def _seen(recording: Recording) -> Watched:
 
 
 def _identity(model: Loaded | Translator) -> str:
-    """What a kept result must have come from: weights are told apart by a few sums, not by a name alone."""
-    parameters = list(model.model.parameters())
-    sums = [float(own.detach().double().sum()) for own in (parameters[0], parameters[len(parameters) // 2])]
-    return f"{__version__} {model.name} {parameters[0].dtype} {sums}"
+    """What a kept result must have come from: weights are told apart by their sums, not by a name alone."""
+    sums = [f"{own.dtype} {float(own.detach().double().sum())!r}" for own in model.model.parameters()]
+    return f"{__version__} {model.name} {' '.join(sums)}"
 
 
 def roles(

@@ -39,7 +39,7 @@ def over_heads(shape: Shape, ranks: int, *, backward: bool = False) -> Cost:
     """`shard_heads`: each rank has some of the heads; what W_O gives is added up over all ranks.
 
     Backward: the same again and 1.5 times the attention, twice the projections, and the gradient of the input is added
-    up after each of the three projections.
+    up after each of the three projections. Gradients of key projections that ranks share are left out.
     """
     narrow = max(1 / ranks, 1 / shape.kv_heads)  # of the key heads: ranks that share one all compute it
     projections = _projections(shape, shape.tokens, narrow, 1 / ranks)

@@ -32,6 +32,8 @@ class Layout:
 
     def pieces(self, rank: int) -> list[slice]:
         """The tokens of a rank, in the order in which it holds them."""
+        if not 0 <= whole_number("rank", rank, least=0) < self.ranks:
+            raise ValueError(f"rank is {rank}; expected one of 0 to {self.ranks - 1}")
         last = 2 * self.ranks
         return [slice(self._edge(piece), self._edge(piece + 1)) for piece in (rank, last - 1 - rank)]
 

@@ -74,10 +74,12 @@ def sequence_attention(
         group: the ranks; all of them by default.
         return_weights: also return the matrix, whose statistics are computed where its rows are.
     """
-    rank = layout.own_rank(group)
+    rank = _own_rank(layout, group)
     _check_own("query", query, layout, rank)
-    _check_own("key", key, layout, rank)
-    _check_own("value", value, layout, rank)
+    _check_keys(key, value, layout, rank)
+    whole = (*query.shape[:2], layout.length, layout.length)
+    _check_spread("bias", bias, whole)
+    _check_sinks(sinks, query.shape[1])
     both = _AllTokens.apply(torch.cat([key, value], dim=-1), layout, rank, group)
     assert isinstance(both, Tensor)
     keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
@@ -119,10 +121,13 @@ def attend_to_shards(
         layout: of the keys and values, which are as `layout.shard` gives them.
         query_start: as for `attention()`; by default the last query meets the last key.
     """
-    rank = layout.own_rank(group)
-    _check_own("key", key, layout, rank)
-    _check_own("value", value, layout, rank)
+    rank = _own_rank(layout, group)
+    if not isinstance(query, Tensor) or query.ndim != 4:
+        raise ValueError(f"query is {_seen(query)}; expected [batch, heads, q_len, width]")
+    _check_keys(key, value, layout, rank)
     batch, heads, q_len, _ = query.shape
+    _check_spread("bias", bias, (batch, heads, q_len, layout.length))
+    _check_sinks(sinks, heads)
     start = layout.length - q_len if query_start is None else query_start
     lowered = None
     if mask is not None:
@@ -142,7 +147,7 @@ def attend_to_shards(
             own_keys,
             own_values,
             mask=None if lowered is None else Fixed(_columns(lowered, piece), repr(mask)),
-            bias=bias[..., piece] if isinstance(bias, Tensor) and bias.shape[-1] > 1 else bias,
+            bias=bias[..., piece] if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1 else bias,
             scale=scale,
             softcap=softcap,
             query_start=start - piece.start,  # distances stay what they are
@@ -226,10 +231,45 @@ def _check_fit(mask: Mask, shape: tuple[int, int, int, int]) -> None:
         raise ValueError(f"mask: {why}")
 
 
+def _own_rank(layout: Layout, group: ProcessGroup | None) -> int:
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout is {layout!r}; expected a Layout, such as Layout(length, ranks)")
+    return layout.own_rank(group)
+
+
+def _seen(tensor: object) -> str:
+    return f"{tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+
+
+# what is wrong is said before anything is exchanged: a rank that raises alone leaves the others waiting
+
+
+def _check_keys(key: Tensor, value: Tensor, layout: Layout, rank: int) -> None:
+    _check_own("key", key, layout, rank)
+    _check_own("value", value, layout, rank)
+    if key.shape[:2] != value.shape[:2] or key.dtype != value.dtype:
+        raise ValueError(
+            f"value is {_seen(value)} in {value.dtype}, but key {_seen(key)} in {key.dtype}; expected the same batch,"
+            " heads and dtype"
+        )
+
+
+def _check_spread(name: str, tensor: object, shape: tuple[int, ...]) -> None:
+    if not isinstance(tensor, Tensor):
+        return
+    sizes = zip(tensor.shape[::-1], shape[::-1], strict=False)
+    if tensor.ndim > 4 or any(size not in (1, wanted) for size, wanted in sizes):
+        raise ValueError(f"{name} is {_seen(tensor)}; expected what broadcasts to {shape}, of the whole text")
+
+
+def _check_sinks(sinks: Tensor | None, heads: int) -> None:
+    if sinks is not None and (not isinstance(sinks, Tensor) or sinks.shape != (heads,)):
+        raise ValueError(f"sinks is {_seen(sinks)}; expected one for each of {heads} heads")
+
+
 def _check_own(name: str, tensor: Tensor, layout: Layout, rank: int) -> None:
     if not isinstance(tensor, Tensor) or tensor.ndim != 4:
-        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(f"{name} is {shape}; expected [batch, heads, own tokens, width]")
+        raise ValueError(f"{name} is {_seen(tensor)}; expected [batch, heads, own tokens, width]")
     if tensor.shape[2] != layout.count(rank):
         raise ValueError(
             f"{name} has {tensor.shape[2]} tokens, but of {layout.length} tokens over {layout.ranks} ranks rank {rank}"

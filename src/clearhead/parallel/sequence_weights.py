@@ -82,6 +82,9 @@ class SequenceWeights:
     @torch.no_grad()
     def pool(self, rows: int, cols: int, *, reduce: Reduce = "mean") -> Float[Tensor, "batch heads rows cols"]:
         """The whole matrix in `rows` × `cols` bins, as `AttentionWeights.pool` draws them."""
+        rows, cols = whole_number("rows", rows), whole_number("cols", cols)
+        if reduce not in ("mean", "max"):
+            raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
         batch, heads, q_len, kv_len = self.shape
         first = self.parts[0][1]
         found = torch.zeros(batch, heads, rows, cols, dtype=torch.float64, device=first.device)

@@ -14,7 +14,7 @@ def shard_model(model: Transformer, mesh: DeviceMesh) -> Transformer:
     """Share a model out over the ranks of a mesh, in place; all ranks must have the same one.
 
     Outputs and gradients are those of the whole model. Embeddings and norms stay whole on every rank. In training
-    dropout has to be drawn alike: give all ranks the same seed; inside the feed-forward each rank then draws its own.
+    dropout of what is whole has to be drawn alike: give all ranks the same seed.
     """
     return parallelize_module(model, mesh, model_plan(model, mesh))  # pyright: ignore[reportReturnType]
 
@@ -27,7 +27,7 @@ def model_plan(model: Transformer, mesh: DeviceMesh) -> dict[str, ParallelStyle]
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
-            plan |= {f"{name}.{part}": style for part, style in head_plan(module, mesh).items()}
+            plan |= {f"{name}.{part}".rstrip("."): style for part, style in head_plan(module, mesh).items()}
         elif isinstance(module, FeedForward):
             plan |= {f"{name}.0": ColwiseParallel(), f"{name}.3": RowwiseParallel()}
     return plan
