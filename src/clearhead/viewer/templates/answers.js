@@ -199,7 +199,7 @@ const mappers = () => new Set(pictures().map((picture) => picture.glyph.color_ma
 
 function colour({ log, palette }) {
   for (const mapper of mappers()) mapper.palette = PALETTES[palette];
-  for (const picture of pictures()) picture.visible = (picture.glyph.color_mapper.type === "LogColorMapper") === log;
+  for (const picture of pictures()) picture.visible = isLog(picture) === log;
   if (wire.head) drawMap();
 }
 

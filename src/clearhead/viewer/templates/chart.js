@@ -79,11 +79,13 @@ function settingsChanged() {
   const palette = element("palette").value;
   if (palette !== settings.palette) setColours((settings.palette = palette));
   ask("settings", settings);
+  showLegend();
 }
 
-// each picture is there in either scale, and one of them is shown
+// each picture is there in either scale, and that of the settings is shown
 const pictures = () => chart.renderers.filter((renderer) => renderer.tags.includes("picture"));
-const mapperShown = () => pictures().find((renderer) => renderer.visible).glyph.color_mapper;
+const isLog = (picture) => picture.glyph.color_mapper.type === "LogColorMapper";
+const mapperShown = () => pictures().find((picture) => isLog(picture) === settings.log).glyph.color_mapper;
 
 // its ends change with the text and the window
 const followed = new Set();

@@ -48,7 +48,6 @@ function start(found) {
     const early = ["model", "thumbnails", "head", "status"].includes(name);
     wire.properties[name].change.connect(() => wire[name] !== null && (early || wire.head) && arrived());
   }
-  pictures()[0].properties.visible.change.connect(showLegend);
   for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
   found.on_event("connection_lost", () => {
     element("progress").textContent = "";
