@@ -156,8 +156,8 @@ def attend_to_shards(
         )
         output, lse = _merged(torch.stack([output, own.to(precise)]), torch.stack([lse, weights.lse]))
     if sinks is not None and rank == 0:  # in the softmax once, and with no value
-        lse_with = torch.logaddexp(lse, sinks.to(precise)[None, :, None].expand_as(lse))
-        output, lse = output * torch.exp(_finite(lse) - lse_with)[..., None] * (lse > -torch.inf)[..., None], lse_with
+        sink = sinks.to(precise)[None, :, None].expand_as(lse)
+        output, lse = _merged(torch.stack([output, torch.zeros_like(output)]), torch.stack([lse, sink]))
     every = torch.stack(gathered(lse, group))
     whole = torch.logsumexp(every, dim=0)
     share = torch.where(lse > -torch.inf, torch.exp(_finite(lse) - _finite(whole)), 0.0)

@@ -14,7 +14,7 @@ from bokeh.resources import INLINE
 import clearhead
 from clearhead.head_statistics import HeadStatistics
 from clearhead.pictures import floor_of
-from clearhead.recording import Address, Recording, Tokens, attends_to_itself
+from clearhead.recording import Address, Tokens, attends_to_itself
 from clearhead.roles import Roles
 from clearhead.syntax import RelationScore
 from clearhead.viewer import facts
@@ -93,15 +93,15 @@ def _stacks(
     gallery: Gallery, layers: Layers, labels: dict[Address, tuple[str, ...]]
 ) -> tuple[list[Tokens], list[facts.Facts]]:
     """The different lists of tokens; and each stack with what is kept of it."""
-    recording: Recording = gallery.recording
+    recording = gallery.recording
     tokens: list[Tokens] = []
     stacks = facts.model_facts(gallery)["stacks"]
     for stack in stacks:
         name = stack["name"]
         own, kept = recording[name], layers.outlines[name]
-        tokens += [
-            side for number, side in enumerate((own.queries, own.keys)) if side not in (tokens + [own.queries] * number)
-        ]
+        for side in (own.queries, own.keys):
+            if side not in tokens:
+                tokens.append(side)
         heads = [
             [
                 {"entropy": found.entropy, "labels": labels[name, layer, head], "received": float(digest.most[head])}
@@ -129,7 +129,6 @@ def _stacks(
 def _row(
     address: Address, own: HeadStatistics, labels: tuple[str, ...], columns: list[tuple[str, str, str]]
 ) -> facts.Facts:
-    stack, layer, head = address
     numbers = []
     for name, _, _ in columns:
         value = getattr(own, name)
@@ -137,7 +136,7 @@ def _row(
         numbers.append("0" if written and not float(written) else written.replace("-", "−"))
     return {
         "place": _place(address),
-        "head": f"{stack} {layer}.{head}",
+        "head": _read(address),
         "labels": ", ".join(labels),
         "numbers": numbers,
     }
