@@ -123,18 +123,39 @@ class TestLazyMask:
     def lazy(self):
         return make_mask(2, 4, 6, 2, 0, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6]).bool())
 
-    def test_turns_dense_under_any_other_operation(self):
-        lazy = self.lazy()
-        dense = lazy.dense()
-        assert type(~lazy) is torch.Tensor
-        assert torch.equal(~lazy, ~dense)
-        assert torch.equal(lazy[:, :, 1:3, :4], dense[:, :, 1:3, :4])
-        assert torch.equal(lazy.expand(2, 3, 4, 6), dense.expand(2, 3, 4, 6))
-        assert torch.equal(torch.where(lazy, 1.0, 0.0), dense.float())
-        assert torch.equal(torch.cat([lazy, lazy], dim=1), torch.cat([dense, dense], dim=1))
-        assert lazy.sum() == dense.sum()
-        assert lazy.dtype == torch.bool
+    def eager(self):
+        mask = torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6]).bool()
+        return theirs.eager_mask(2, 4, 6, 2, 0, attention_mask=mask)
+
+    def test_computes_as_the_mask_of_eager(self):
+        lazy, eager = self.lazy(), self.eager()
+        assert lazy.dtype == eager.dtype == torch.float32
+        scores = torch.randn(2, 3, 4, 6)
+        assert torch.equal(scores + lazy, scores + eager)
+        assert torch.equal(lazy.to(torch.bool), eager.to(torch.bool))
+        assert torch.equal(torch.where(lazy == 0, 1.0, 2.0), torch.where(eager == 0, 1.0, 2.0))
+        assert torch.equal(torch.cat([lazy, lazy], dim=1), torch.cat([eager, eager], dim=1))
+        assert torch.equal(lazy[:, 0, 0], eager[:, 0, 0])
+        assert torch.equal(scores.masked_fill(lazy.bool(), -1.0), scores.masked_fill(eager.bool(), -1.0))
         assert "Causal() & Padding.left" in repr(lazy)
+
+    def test_stays_a_mask_when_cells_are_rearranged(self):
+        lazy, eager = self.lazy(), self.eager()
+        for change in (
+            lambda mask: mask[:, :, 1:3, :4],
+            lambda mask: mask.expand(2, 3, 4, 6),
+            lambda mask: mask[1:],
+            lambda mask: mask.repeat_interleave(2, dim=0),
+            lambda mask: mask[:, 0].unsqueeze(1),
+        ):
+            changed = change(lazy)
+            assert torch.equal(changed + 0, change(eager))
+        assert isinstance(lazy[:, :, 1:3, :4], LazyMask)
+        assert isinstance(lazy.to("cpu", copy=True), LazyMask)
+
+    def test_compiled_code_gets_the_mask_of_eager(self, monkeypatch):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert torch.equal(self.lazy(), self.eager())
 
     def test_stays_as_it_is_where_nothing_changes(self):
         lazy = self.lazy()
@@ -142,11 +163,6 @@ class TestLazyMask:
             assert isinstance(same, LazyMask)
             assert same.mask is lazy.mask
             assert torch.equal(same.dense(), lazy.dense())
-
-    def test_is_not_added_to_scores(self):
-        """A part of a model that computes attention itself would take True and False for 1 and 0."""
-        with pytest.raises(RuntimeError, match="attention code of its own"):
-            torch.randn(2, 1, 4, 6) + self.lazy()
 
     def test_is_not_changed_in_place(self):
         with pytest.raises(RuntimeError, match="in place"):

@@ -91,6 +91,16 @@ def test_random_tokens_twice(folder):
     assert axis != record_repeated(model, 5, seed=4)["encoder"].queries
 
 
+def test_random_tokens_of_a_model_with_its_tokenizer(folder):
+    loaded = load(folder)
+    made = record_repeated(loaded.model, 5, tokenizer=loaded.tokenizer, seed=3)
+    assert made["encoder"].queries == record_repeated(loaded, 5, seed=3)["encoder"].queries
+    with pytest.raises(ValueError, match="tokenizer is None"):
+        record_repeated(loaded.model, 5)
+    with pytest.raises(TypeError, match="model is 'en-ja'; expected a model from load"):
+        record_repeated("en-ja", 5)
+
+
 def test_dropout_is_no_part_of_a_recording(folder):
     model = make("bert").train()
     first, second = (record(model, TEXT, tokenizer=tokenizer())["encoder"].layers[1].dense() for _ in range(2))

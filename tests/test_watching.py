@@ -1,20 +1,28 @@
 """`watch` sees what the attentions of the same call say, and keeps no queries or keys."""
 
 import gc
+import threading
 
 import pytest
 import torch
 import transformers
 from transformers import GPTJConfig, GPTJModel
 
-from clearhead.huggingface import watch
-from clearhead.huggingface.forward import Taps
+from clearhead.huggingface import ablate, watch
+from clearhead.huggingface.taps import TAPPINGS
 from tiny_models import LENGTH, SIZES, inputs_for, make
 
 
 def attentions(name, inputs):
     with torch.no_grad():
         return make(name)(**inputs, output_attentions=True)
+
+
+def close_at(real, got, expected):
+    """Whether [batch, heads, q_len, ...] statistics agree at queries that are not padding."""
+    got, expected = (tensor.transpose(1, 2)[real] for tensor in (got, expected))
+    torch.testing.assert_close(got, expected)
+    return True
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "vit"])
@@ -29,11 +37,14 @@ def test_statistics_of_each_layer(name):
     assert len(seen) == 2
     for layer, weights in enumerate(outputs.attentions):
         (call,) = seen[layer].calls
-        torch.testing.assert_close(call.entropy, weights.entropy())
-        torch.testing.assert_close(call.received, weights.received())
-        torch.testing.assert_close(call.distance, weights.distance())
-        torch.testing.assert_close(call.top.weights, weights.topk(3).weights)
-        torch.testing.assert_close(call.pooled, weights.pool(2, 2))
+        real = inputs.get("attention_mask", torch.ones(weights.shape[0], weights.shape[2])).bool()
+        assert call.entropy.transpose(1, 2)[~real].abs().sum() == 0
+        assert close_at(real, call.entropy, weights.entropy())
+        assert close_at(real, call.distance, weights.distance())
+        assert close_at(real, call.top.weights, weights.topk(3).weights)
+        visible = weights.dense() * real[:, None, :, None]
+        torch.testing.assert_close(call.received, visible.sum(dim=-2))
+        torch.testing.assert_close(call.pooled, torch.nn.functional.adaptive_avg_pool2d(visible, (2, 2)))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -59,6 +70,42 @@ def test_means_leave_padding_out_and_merge_calls(name, side):
         ]
     ).mean(dim=0)
     torch.testing.assert_close(layer.means["largest"].float(), largest)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [("llama", "left"), ("llama", "right"), ("gpt-oss", "left"), ("gpt-oss", "right"), ("bert", "right")],
+)
+def test_a_padded_text_receives_what_it_receives_alone(name, side):
+    padded = inputs_for(name, side)
+    real = padded["attention_mask"][0].bool()
+    model = make(name)
+    with torch.no_grad(), watch(model, received=True, pool=(1, 1), reduce="max") as seen:
+        model(**padded)
+    ids = padded["input_ids"][:1, real]
+    with torch.no_grad(), watch(model, received=True, pool=(1, 1), reduce="max") as alone:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    for layer in range(2):
+        both, one = seen[layer].calls[0], alone[layer].calls[0]
+        assert both.received[0, :, ~real].abs().sum() == 0
+        torch.testing.assert_close(both.received[0, :, real], one.received[0])
+        torch.testing.assert_close(both.pooled[0], one.pooled[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "gemma2"])
+def test_padding_is_left_out_with_a_static_cache(name):
+    """`generate` hands the model masks of four axes there, and sinks make the log-sum-exp of an empty row finite."""
+    inputs = inputs_for(name, "left")
+    found = []
+    for options in ({}, {"cache_implementation": "static"}):
+        model = make(name)
+        with watch(model, entropy=True) as seen:
+            model.generate(**inputs, max_new_tokens=3, do_sample=False, **options)
+        found.append(seen)
+    dynamic, static = found
+    for layer in range(2):
+        assert static[layer].queries == dynamic[layer].queries == 8 + LENGTH + 2 * 2
+        torch.testing.assert_close(static[layer].means["entropy"], dynamic[layer].means["entropy"])
 
 
 def test_the_table():
@@ -113,7 +160,7 @@ def test_restored_after_an_error_and_inside_another():
     with pytest.raises(ValueError, match="input_ids"), watch(model, entropy=True):
         model()
     assert model.config._attn_implementation == "eager"
-    assert not any(getattr(module, "_clearhead_taps", Taps()).taps for module in model.modules())
+    assert not any(getattr(module, TAPPINGS, ()) for module in model.modules())
 
 
 def shared_layers():
@@ -194,3 +241,81 @@ def test_in_inference_mode_nothing_is_hashed(monkeypatch):
     with torch.inference_mode(), watch(model, entropy=True) as seen:
         model(**inputs_for("llama"))
     assert seen[0].calls[0].entropy.isfinite().all()
+
+
+def test_each_thread_sees_its_own_calls():
+    """Two threads watch one model at a time; layers that share a module are counted in each."""
+    for model in (make("llama", "sdpa"), shared_layers()):
+        lengths = {0: 5, 1: 9}
+        found, errors = {}, []
+        together = threading.Barrier(2)
+
+        def run(thread, model=model, lengths=lengths, found=found, errors=errors, together=together):
+            try:
+                with torch.no_grad(), watch(model, entropy=True) as seen:
+                    for _ in range(8):
+                        together.wait()
+                        model(input_ids=torch.full((1, lengths[thread]), 7 + thread))
+                    together.wait()
+                found[thread] = seen
+            except BaseException as error:
+                errors.append(error)
+                together.abort()
+                raise
+
+        threads = [threading.Thread(target=run, args=(thread,)) for thread in lengths]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        for thread, seen in found.items():
+            assert len(seen) == 2
+            assert [[call.entropy.shape[-1] for call in layer.calls] for layer in seen] == [[lengths[thread]] * 8] * 2
+        assert model.config._attn_implementation == "sdpa"
+
+
+def test_calls_of_threads_without_a_watch_are_seen_by_all():
+    model = make("llama", "sdpa")
+    with watch(model, entropy=True) as seen:
+        threads = [
+            threading.Thread(target=model, kwargs={"input_ids": torch.full((1, length), 7)}) for length in (4, 6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(call.entropy.shape[-1] for call in seen[1].calls) == [4, 6]
+    assert seen[1].queries == 10
+
+
+def test_a_module_that_runs_once_for_each_image():
+    """Qwen2.5-VL runs the attention of a vision layer once for each window, which is no layer of its own."""
+    model, inputs = image_model()
+    with torch.no_grad():
+        plain = model(**inputs).last_hidden_state
+        with watch(model, entropy=True) as seen:
+            watched = model(**inputs).last_hidden_state
+        with ablate(model, {("encoder", 0, 1)}):
+            assert not torch.allclose(model(**inputs).last_hidden_state, plain)
+    assert torch.isfinite(watched).all()
+    assert [len(layer.calls) for (stack, _), layer in seen.layers.items() if stack == "encoder"] == [4, 2]
+    assert seen["decoder", 1].queries == inputs["input_ids"].shape[1]
+
+
+def image_model():
+    """A tiny Qwen2.5-VL whose first vision layer attends in windows, with two images in its text."""
+    text = {**SIZES, "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}
+    vision = {
+        "depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "out_hidden_size": 32,
+        "patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1], "spatial_merge_size": 2,
+    }  # fmt: skip
+    tokens = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    torch.manual_seed(0)
+    model = transformers.Qwen2_5_VLModel(config).eval()
+    grid = torch.tensor([[1, 4, 8], [1, 4, 8]])
+    image = [7, *[5] * 8, 8]
+    ids = torch.tensor([[10, *image, 11, *image, 12]])
+    images = {"pixel_values": torch.randn(64, 3 * 2 * 4 * 4), "image_grid_thw": grid}
+    return model, {"input_ids": ids, "mm_token_type_ids": (ids == 5).int(), **images}

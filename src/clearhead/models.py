@@ -159,18 +159,20 @@ def record(
         model = load(model)
     if isinstance(model, Translator):
         return model.record(text, target=target, values=values)
-    if isinstance(model, nn.Module):
-        if tokenizer is None:
-            raise ValueError("tokenizer is None; a model that was not loaded here needs its own")
-        model = Loaded(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
+    model = _with_tokenizer(model, tokenizer)
     return _record(model, prepare(model, text, target), values)
 
 
-def record_repeated(model: Loaded, length: int = 64, *, seed: int = 0) -> Recording:
-    """Random tokens, twice in a row: what induction heads and duplicate-token heads are found by.
+def record_repeated(model: Loaded | nn.Module, length: int = 64, *, tokenizer: Any = None, seed: int = 0) -> Recording:
+    """Record random tokens, twice in a row, which show induction heads and duplicate-token heads.
 
-    What the tokenizer puts before and after a text stands there too.
+    The tokens that the tokenizer adds before and after a text are there too.
+
+    Args:
+        model: a model from `load`, or a transformers model with its `tokenizer`.
+        length: the number of different tokens.
     """
+    model = _with_tokenizer(model, tokenizer)
     length = whole_number("length", length, least=2)
     special = set(model.tokenizer.all_special_ids)
     ordinary = [number for number in range(len(model.tokenizer)) if number not in special]
@@ -184,6 +186,16 @@ def record_repeated(model: Loaded, length: int = 64, *, seed: int = 0) -> Record
     source = _tokens(model.tokenizer, ids, [None] * len(ids), added)
     inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
     return _record(model, _prepared(model, inputs, source, None), values=False)
+
+
+def _with_tokenizer(model: Loaded | nn.Module, tokenizer: Any) -> Loaded:
+    if not isinstance(model, Loaded | nn.Module):
+        raise TypeError(f"model is {model!r}; expected a model from load(), or a transformers model with its tokenizer")
+    if isinstance(model, Loaded):
+        return model
+    if tokenizer is None:
+        raise ValueError("tokenizer is None; a model that load() did not return needs its tokenizer")
+    return Loaded(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +301,7 @@ class _Keeper:
     looks = True
     keeps = True
 
-    def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, repeat: int | None, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
         self.kept.append(weights if self.values else weights.without_values())
         return output

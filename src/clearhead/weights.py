@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
@@ -28,8 +28,9 @@ from clearhead.kernels import reference, streaming
 from clearhead.kernels.observing import observe, pool, rounds_otherwise
 from clearhead.kernels.pooling import Map, Reduce
 from clearhead.kernels.sweep import Observation, TopK
-from clearhead.masks import Dense, Lowered
+from clearhead.masks import Dense, Fixed, Lowered
 from clearhead.problem import Problem
+from clearhead.ranges import single
 
 LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
 Choice = int | slice | Sequence[int]
@@ -227,6 +228,37 @@ class AttentionWeights:
         problem = self._checked().map(Tensor.detach)
         mask = Dense(seen) if problem.mask is None else problem.mask & Dense(seen)
         return AttentionWeights(replace(problem, mask=mask), self._lse)
+
+    def hiding_queries(self, hidden: Bool[Tensor, "batch q_len"]) -> AttentionWeights:
+        """Return the matrix with the rows of some queries 0, such as padding, and without gradient.
+
+        Such a query counts as one that may attend to nothing.
+        """
+        batch, _, q_len, kv_len = self.shape
+        if hidden.shape != (batch, q_len) or hidden.dtype != torch.bool:
+            raise ValueError(
+                f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}; expected bool of {(batch, q_len)}"
+            )
+        hidden = hidden.to(self.device)
+        problem = self._checked().map(Tensor.detach)
+        last = torch.where(hidden, 0, kv_len)
+        seen = Fixed(Lowered(single(torch.zeros_like(last), last, kv_len)), "visible queries")
+        mask = seen if problem.mask is None else problem.mask & seen
+        return AttentionWeights(replace(problem, mask=mask), self._lse.masked_fill(hidden[:, None], -torch.inf))
+
+    def attending(self) -> Bool[Tensor, "batch q_len"]:
+        """Return which queries may attend to a key, in any head."""
+        if self._problem.sinks is None:
+            return (self._lse > -torch.inf).any(dim=1)
+        # a sink makes lse finite also where there is no key, so the mask has to say
+        batch, _, q_len, kv_len = self.shape
+        lowered = self._problem.lower()
+        if lowered.dense is not None:
+            allowed = lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).any(dim=-1).any(dim=1)
+            return allowed.expand(batch, q_len)
+        if lowered.ranges is None:
+            return torch.ones(batch, q_len, dtype=torch.bool, device=self.device)
+        return (lowered.ranges[:, 1] > lowered.ranges[:, 0]).any(dim=0).expand(batch, q_len)
 
     def to(self, device: torch.device | str) -> AttentionWeights:
         """The same on another device. Its dtype follows from the queries and cannot be changed."""

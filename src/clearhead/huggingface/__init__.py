@@ -17,8 +17,10 @@ from clearhead.huggingface.forward import attention_forward
 from clearhead.huggingface.masking import LazyMask, make_mask
 from clearhead.huggingface.modules import NAME, attention_modules
 from clearhead.huggingface.watching import Watched, watch
+from clearhead.huggingface.whisper import keep_implementation
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, make_mask)
+keep_implementation()
 
 __all__ = ["LazyMask", "Watched", "ablate", "attention_modules", "head_importance", "watch"]

@@ -96,7 +96,7 @@ class _Remover:
     looks = False
     keeps = False
 
-    def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, repeat: int | None, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         layer = layer_of(self.attention, repeat)
         self.seen.add(layer)
         chosen = self.heads.get(layer, [])
@@ -117,7 +117,7 @@ def _find(modules: list[Attention], head: Head) -> tuple[Attention, int, int]:
     own = [attention for attention in modules if attention.stack == stack]
     for attention in own:
         # of one module, which layers may share, it shows when it runs how many there are
-        if attention.layer == layer or (attention.alone and layer > 0):
+        if attention.layer == layer or (attention.shared and layer > 0):
             if not 0 <= number < (attention.heads or number + 1):
                 raise ValueError(
                     f"heads has {head!r} in it, but that layer has heads 0 to {(attention.heads or 1) - 1}"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils
 
 from clearhead.fingerprints import used_at_once
 from clearhead.functional import attention
+from clearhead.huggingface.arguments import refuse_unsupported
 from clearhead.huggingface.masking import LazyMask
+from clearhead.huggingface.taps import tappings_of
 from clearhead.masks import Causal, Dense, Mask, Window
 from clearhead.weights import AttentionWeights
 
@@ -20,46 +24,7 @@ try:
 except ImportError:  # another version keeps it elsewhere: then weights are always made, which is right, if slower
     _active_collector = None
 
-TAPS = "_clearhead_taps"  # the attribute of an attention module that holds what looks at it
-ASKED = "_clearhead_asked"  # and whether its last call was to give weights
-HARMLESS = {
-    "cache_position",
-    "deterministic",
-    "encoder_attention_mask",
-    "encoder_hidden_states",
-    "layer_idx",
-    "logits_to_keep",
-    "num_items_in_batch",
-    "past_key_values",
-    "position_embeddings",
-    "position_ids",
-    "return_dict",
-    "token_type_ids",
-    "use_cache",
-}
-
-
-class Tap(Protocol):
-    """Something that looks at an attention module while the model runs, or changes what comes out of it.
-
-    `repeat` says how often the module has run in this pass before: layers may share one.
-    """
-
-    looks: bool  # at the weights; what does not, changes the output
-    keeps: bool  # the weights, beyond its call
-
-    def __call__(
-        self, repeat: int, weights: AttentionWeights | None, output: Tensor
-    ) -> Tensor:  # [batch, q_len, heads, value_dim]
-        ...
-
-
-@dataclass(eq=False)
-class Taps:
-    """What looks at one module. `runs` counts, and starts anew with each pass of the model."""
-
-    taps: list[Tap] = field(default_factory=list)
-    runs: int = 0
+ASKED = "_clearhead_asked"  # the attribute of a module that says whether its last call had to return weights
 
 
 def attention_forward(
@@ -77,21 +42,17 @@ def attention_forward(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionWeights | None]:
-    """Output [batch, q_len, heads, value_dim] and, where someone asks for them, the weights.
+    """Return the output [batch, q_len, heads, value_dim] and, where the model is asked for them, the weights.
 
-    An argument that is not known here is refused by name, for it may change what attention means.
+    An argument that may change what attention means and is not supported is refused by name.
     """
-    for name, given in others.items():
-        if given is not None and name not in HARMLESS and not name.startswith("output_"):
-            raise ValueError(
-                f"{type(module).__name__} gives its attention {name}={_short(given)}, which clearhead does not know;"
-                " choose another attn_implementation for this model or call"
-            )
+    refuse_unsupported(module, others)
     bias = position_bias
     mask, start = _mask(module, query, key, attention_mask, is_causal, sliding_window)
-    if attention_mask is not None and attention_mask.is_floating_point():
+    if attention_mask is not None and not isinstance(attention_mask, LazyMask) and attention_mask.is_floating_point():
         bias = attention_mask if bias is None else bias + attention_mask
-    own: Taps = getattr(module, TAPS, None) or Taps()
+    tappings = tappings_of(module)
+    taps = [tapping.taps[module] for tapping in tappings]
     again = _computes_again()
     if again:  # a checkpoint, which has to compute in the backward pass what it computed before
         asked = getattr(module, ASKED, False)
@@ -99,21 +60,19 @@ def attention_forward(
         asked = _asked_for_weights(others)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             setattr(module, ASKED, asked)
-    keep = asked or any(tap.looks for tap in own.taps)
+    keep = asked or any(tap.looks for tap in taps)
     if asked and _belongs_to_a_cache(query, key):
         key = key.clone()
     options = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
     if keep:
-        with nullcontext() if asked or any(tap.keeps for tap in own.taps) else used_at_once():
+        with nullcontext() if asked or any(tap.keeps for tap in taps) else used_at_once():
             output, weights = attention(query, key, value, mask=mask, query_start=start, return_weights=True, **options)
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
     output = output.transpose(1, 2)
-    repeat = own.runs
-    own.runs += not again
-    for tap in own.taps:
+    for tapping, tap in zip(tappings, taps, strict=True):
         if not (again and tap.looks):
-            output = tap(repeat, weights, output)
+            output = tap(None if again else tapping.count_call(module), weights, output)
     return output.contiguous(), weights if asked else None
 
 
@@ -135,16 +94,29 @@ def _mask(
         )
     if attention_mask is not None:
         return (Dense(attention_mask) if attention_mask.dtype == torch.bool else None), None
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True) and not _gets_masks(type(module))
     q_len, kv_len = query.shape[2], key.shape[2]
-    if not causal and sliding_window is not None and kv_len > sliding_window:
+    if not is_causal and sliding_window is not None and kv_len > sliding_window:
         raise ValueError(
             f"{type(module).__name__} gives its attention sliding_window={sliding_window} and neither a mask nor"
             " causality; which keys it means is not known"
         )
-    if not causal or q_len == 1:
+    if not is_causal or q_len == 1:
         return None, None
     return (Causal() if sliding_window is None else Window(sliding_window - 1)), 0
+
+
+@functools.cache
+def _gets_masks(kind: type[nn.Module]) -> bool:
+    """Return whether the modelling code of a module makes its masks by transformers' mask functions.
+
+    Ours never return None, so None then comes from the model itself and means every key, as in eager attention;
+    BridgeTower has modules with `is_causal = True` that it runs in this way. Elsewhere None is sdpa's "as the module
+    says".
+    """
+    names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    return any(getattr(made, "__module__", None) == masking_utils.__name__ for made in names.values())
 
 
 def _asked_for_weights(others: dict[str, Any]) -> bool:
@@ -163,7 +135,3 @@ def _computes_again() -> bool:
 def _belongs_to_a_cache(query: Tensor, key: Tensor) -> bool:
     """Whether keys may be overwritten by the next call: those of static caches, which mark them for the compiler."""
     return query.shape[2] != key.shape[2] or hasattr(key, "_dynamo_static_input_type")
-
-
-def _short(given: object) -> str:
-    return f"<tensor {list(given.shape)}>" if isinstance(given, Tensor) else repr(given)[:40]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from clearhead.huggingface.forward import TAPS, Tap, Taps
+from clearhead.huggingface.taps import Tap, Tapping, attached
 
 NAME = "clearhead"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a module looks up to find the attention function it calls
@@ -28,7 +29,7 @@ class Attention:
     layer: int
     name: str  # in the model
     module: nn.Module
-    alone: bool  # in its stack, whose layers may then share it
+    shared: bool  # by all layers of its stack
 
     @property
     def heads(self) -> int | None:
@@ -66,35 +67,63 @@ def attention_modules(model: nn.Module) -> list[Attention]:
         stack = f"{part} {kind}" if several and part else kind
         layer = counted.get(stack, 0)
         counted[stack] = layer + 1
-        modules.append(Attention(stack, layer, name, module, alone=False))
-    return [replace(attention, alone=counted[attention.stack] == 1) for attention in modules]
+        modules.append(Attention(stack, layer, name, module, shared=False))
+    return [replace(a, shared=counted[a.stack] == 1 and _layers_configured(a.module) > 1) for a in modules]
 
 
 @contextmanager
-def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
-    """The model on clearhead, with something that looks at some of its attention modules; as it was afterwards."""
+def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[Tapping]:
+    """Run a model on clearhead with taps on some of its attention modules, for as long as the context lasts."""
     modules = attention_modules(model)
-    assert isinstance(model, PreTrainedModel)
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    before = {id(c): (c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")}
+    tapping = Tapping(taps)
     with ExitStack() as stack:
-        for module, tap in taps.items():
-            own: Taps = module.__dict__.setdefault(TAPS, Taps())
-            own.taps.append(tap)
-            stack.callback(own.taps.remove, tap)
+        stack.enter_context(attached(tapping))
         for owner in {id(owner): owner for owner in (owner_of(model, attention) for attention in modules)}.values():
             parts = [module for module in owner.modules() if module in taps]
-            hook = functools.partial(_new_pass, parts)
+            hook = functools.partial(_start_pass, tapping, parts)
             stack.callback(owner.register_forward_pre_hook(hook).remove)
-        for config, implementation in before.values():
-            stack.callback(setattr, config, "_attn_implementation_internal", implementation)
-        model.set_attn_implementation(NAME)
-        for attention in modules:
-            # a part that was put into the model ready made may hold a configuration that the model does not know of
-            config: Any = getattr(attention.module, "config", None)
-            if hasattr(config, "_attn_implementation"):
-                config._attn_implementation_internal = NAME
+        stack.enter_context(_on_clearhead(model, modules))
+        yield tapping
+
+
+@dataclass(eq=False)
+class _Switched:
+    """A configuration whose implementation is switched to clearhead, what it was, and how many contexts need it."""
+
+    config: Any
+    before: str
+    users: int = 0
+
+
+_SWITCHED: dict[int, _Switched] = {}  # by the id of the configuration, which is not hashable
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _on_clearhead(model: nn.Module, modules: list[Attention]) -> Iterator[None]:
+    """Run a model on clearhead, and on what it ran on before once the last of several contexts ends."""
+    assert isinstance(model, PreTrainedModel)
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+    with _LOCK:
+        for key, config in configs.items():
+            _SWITCHED.setdefault(key, _Switched(config, config._attn_implementation)).users += 1
+    try:
+        with _LOCK:
+            model.set_attn_implementation(NAME)
+            for attention in modules:
+                # a part that was put into the model ready made may hold a configuration that the model does not list
+                config: Any = getattr(attention.module, "config", None)
+                if hasattr(config, "_attn_implementation"):
+                    config._attn_implementation_internal = NAME
         yield
+    finally:
+        with _LOCK:
+            for key in configs:
+                _SWITCHED[key].users -= 1
+                if not _SWITCHED[key].users:
+                    switched = _SWITCHED.pop(key)
+                    switched.config._attn_implementation_internal = switched.before
 
 
 def owner_of(model: nn.Module, attention: Attention) -> nn.Module:
@@ -104,18 +133,24 @@ def owner_of(model: nn.Module, attention: Attention) -> nn.Module:
     return next(module for module in reversed(above) if isinstance(module, PreTrainedModel))
 
 
-def layer_of(attention: Attention, repeat: int) -> int:
-    """The number of the layer that runs, of a module that has run so often in this pass before."""
-    if repeat and not attention.alone:
+def layer_of(attention: Attention, repeat: int | None) -> int:
+    """Return the index of the layer that runs, given how often its module has run before in this pass.
+
+    A module that layers share runs once for each of them. Any other runs again for another part of the input, such as
+    the next image or window.
+    """
+    if not attention.shared:
+        return attention.layer
+    if repeat is None:
         raise ValueError(
-            f"{attention.name} runs several times in one pass beside others: which layer it is is not known"
+            f"{attention.name} is shared by layers, so the one that gradient checkpointing computes again is not known;"
+            " call model.gradient_checkpointing_disable() first"
         )
     return attention.layer + repeat
 
 
-def _new_pass(modules: list[nn.Module], *_: object) -> None:
-    for module in modules:
-        module.__dict__[TAPS].runs = 0
+def _start_pass(tapping: Tapping, modules: list[nn.Module], *_: object) -> None:
+    tapping.start_pass(modules)
 
 
 @functools.cache
@@ -146,6 +181,13 @@ def _warn_of_others(model: nn.Module, seen: list[str]) -> None:
             " seen",
             stacklevel=3,
         )
+
+
+def _layers_configured(module: nn.Module) -> int:
+    """Return the number of layers that the configuration of a module asks for; 1 where it does not say."""
+    config = getattr(module, "config", None)
+    counts = (getattr(config, name, None) for name in ("num_hidden_layers", "num_layers", "n_layers", "n_layer"))
+    return next((count for count in counts if isinstance(count, int)), 1)
 
 
 def _kind(name: str, module: nn.Module) -> str:

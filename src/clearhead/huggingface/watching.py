@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from clearhead.fingerprints import used_at_once
+from clearhead.huggingface.masking import LazyMask
 from clearhead.huggingface.modules import Attention, attention_modules, layer_of, owner_of, tapped
 from clearhead.watched import Layer, Watched
 from clearhead.weights import AttentionWeights
@@ -28,7 +31,11 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator
         seen[3].calls[0].entropy                  # [batch, heads, q_len]
         seen[3].means["entropy"]                  # [heads], over the queries of all calls that are no padding
 
-    The model runs on clearhead inside, whatever it ran on before, and on that again afterwards.
+    Queries that are padding count as queries that may attend to nothing: their statistics are 0, they are not in
+    `received` or `pooled`, and `means` leave them out.
+
+    The model runs on clearhead inside, whatever it ran on before, and on that again afterwards. A thread that has
+    entered a `watch` on the model is seen by that one only; calls of any other thread are seen by all.
 
     Args:
         keep_calls: keep each call's tensors, not the means alone; off for long runs over many batches.
@@ -41,58 +48,77 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator
         raise ValueError(f"watch: nothing to watch; give it any of {', '.join(WHAT[:-1])}, such as entropy=True")
     modules = attention_modules(model)
     watched = Watched((attention.stack, attention.layer) for attention in modules)
+    lock = threading.Lock()
     with ExitStack() as stack:
         padding = _Padding(model, modules, stack)
-        taps = {attention.module: _Observer(what, watched, attention, padding, keep_calls) for attention in modules}
-        stack.enter_context(tapped(model, taps))
+        stack.enter_context(
+            tapped(model, {a.module: _Observer(what, watched, a, padding, keep_calls, lock) for a in modules})
+        )
         yield watched
 
 
 @dataclass(frozen=True, eq=False)
 class _Observer:
-    """Reduces what it is shown of one module, and lets the output pass."""
+    """A tap that reduces the weights of one module to statistics."""
 
     what: dict[str, Any]
     watched: Watched
     attention: Attention
     padding: _Padding
     keep: bool
+    lock: threading.Lock  # several threads may run one model
     looks = True
     keeps = False
 
-    def __call__(self, repeat: int, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(self, repeat: int | None, weights: AttentionWeights | None, output: Tensor) -> Tensor:
         assert weights is not None
-        place = (self.attention.stack, layer_of(self.attention, repeat))
-        layer = self.watched.layers.setdefault(place, Layer())
-        with torch.no_grad():
-            layer.add(weights.observe(**self.what), self.padding.real_queries(self.attention, weights), self.keep)
+        address = (self.attention.stack, layer_of(self.attention, repeat))
+        with torch.no_grad(), used_at_once():
+            real = weights.attending()
+            padding = self.padding.of_queries(self.attention, real.shape)
+            if padding is not None:
+                real = real & ~padding
+                weights = weights.hiding_queries(padding)
+            seen = weights.observe(**self.what)
+        with self.lock:
+            self.watched.layers.setdefault(address, Layer()).add(seen, real, self.keep)
         return output
 
 
 class _Padding:
-    """The attention masks that the parts of a model were last called with, which say what queries are padding."""
+    """The padding of the inputs that each part of a model was last called with."""
 
     def __init__(self, model: nn.Module, modules: list[Attention], stack: ExitStack) -> None:
         self.owners = {attention: owner_of(model, attention) for attention in modules}
-        self.last: dict[nn.Module, Tensor | None] = {}
+        self.last: dict[tuple[int, nn.Module], Bool[Tensor, "batch positions"] | None] = {}  # by thread and part
         for owner in dict.fromkeys(self.owners.values()):
             if "attention_mask" in inspect.signature(owner.forward).parameters:
                 stack.callback(owner.register_forward_pre_hook(self._remember, with_kwargs=True).remove)
 
     def _remember(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-        self.last[module] = given.get("attention_mask")
+        real = _real_tokens(given.get("attention_mask"))
+        # asked once per pass: a GPU would have to wait for it in every layer
+        self.last[threading.get_ident(), module] = None if real is None or bool(real.all()) else ~real
 
-    def real_queries(self, attention: Attention, weights: AttentionWeights) -> Bool[Tensor, "batch q_len"]:
-        """Those that may attend to something, and are no padding by the mask their model was called with.
+    def of_queries(self, attention: Attention, shape: torch.Size) -> Bool[Tensor, "batch q_len"] | None:
+        """Return which queries are padding, by the mask that their part of the model was called with.
 
-        The last queries of it, where keys are cached. A mask of another length, as over samples of sound, says nothing.
+        Where keys are cached, the queries are the last tokens of the mask. A mask of another length, such as one over
+        samples of sound, says nothing about queries.
         """
-        real = (weights.lse > -torch.inf).any(dim=1)
-        batch, q_len = real.shape
-        mask = self.last.get(self.owners[attention])
-        if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == batch:
-            cached = attention.stack != "encoder" and mask.shape[1] > q_len
-            if mask.shape[1] == q_len or cached:
-                real = real & mask[:, -q_len:].to(real.device).bool()
-        return real
+        batch, q_len = shape
+        padding = self.last.get((threading.get_ident(), self.owners[attention]))
+        if padding is None or padding.shape[0] != batch:
+            return None
+        cached = attention.stack != "encoder" and padding.shape[1] > q_len
+        return padding[:, -q_len:] if padding.shape[1] == q_len or cached else None
+
+
+def _real_tokens(attention_mask: Any) -> Bool[Tensor, "batch positions"] | None:
+    """Return the tokens that are not padding, by a mask as a user gives it or as `generate` prepares it."""
+    if isinstance(attention_mask, Mapping):  # one mask for each kind of layer
+        return next((real for mask in attention_mask.values() if (real := _real_tokens(mask)) is not None), None)
+    if isinstance(attention_mask, LazyMask):
+        return attention_mask.real_queries
+    return attention_mask.bool() if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
