@@ -11,7 +11,19 @@ from pathlib import Path
 from clearhead.files import write_text
 from measuring import RESULTS, machine
 
-TESTS = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_on_gpu.py", "-q", "-p", "no:cacheprovider"]
+TESTS = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-m",
+    "gpu",
+    "tests/test_on_gpu.py",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:benchmark",
+]
 SMALL = "odd or few"  # widths that need padding and rows by pointers; a split over keys, and a bias
 
 

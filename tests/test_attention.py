@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention, kernels
+from clearhead.kernels import sdpa
 from clearhead.posing import pose
 from harness import Case, assert_lse_matches, assert_matches, poisoned
 from strategies import cases
@@ -436,3 +437,13 @@ def test_auto_takes_the_fused_kernel_where_it_can():
     for expected, calls in names.items():
         for options in calls:
             assert kernels.choose(pose(query, key, value, **options))[0] == expected, options
+
+
+@pytest.mark.parametrize(
+    ("capability", "width", "queries", "suits"),
+    [(9, 128, 512, True), (9, 256, 512, True), (9, 264, 512, False), (9, 256, 64, False), (10, 128, 512, True),
+     (10, 256, 512, False), (8, 128, 512, False)],
+)  # fmt: skip
+def test_which_gpus_leave_which_heads_to_cudnn(monkeypatch, capability, width, queries, suits):
+    monkeypatch.setitem(sdpa._CAPABILITIES, torch.device("meta"), capability)
+    assert sdpa._suits_cudnn(torch.empty(1, 1, queries, width, device="meta")) == suits

@@ -193,14 +193,15 @@ def test_fused_sweep_map_and_largest(name):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [128, 136, 256])
 @pytest.mark.parametrize("queries", [1, 523])
-def test_fused_kernels_of_torch(causal, queries):
+def test_fused_kernels_of_torch(causal, width, queries):
     """cuDNN and flash, with their log-sum-exp: rows of the lazy matrix sum to 1."""
     setting = on_gpu(
         Setting(
             {"mask": Causal()} if causal else {},
-            key_dim=128,
-            value_dim=128,
+            key_dim=width,
+            value_dim=width,
             queries=queries,
             keys=queries if causal else KEYS,
         )

@@ -156,6 +156,8 @@ def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., 
     def differentiate(ctx, grad_output, grad_lse, compute: Callable = backward_op):
         *tensors, output, lse = ctx.saved_tensors
         needed = ctx.needs_input_grad
+        if 0 in grad_output.stride():  # `output.sum().backward()` expands a scalar, which kernels read slowly
+            grad_output = grad_output.contiguous()
         gradients = compute(output, lse, grad_output, grad_lse, needed[6], *tensors, *ctx.numbers)
         wanted = zip(gradients, (*needed[:3], *needed[6:9]), strict=True)
         query, key, value, *options = (gradient if need else None for gradient, need in wanted)

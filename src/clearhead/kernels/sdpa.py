@@ -111,12 +111,15 @@ def _attend_hiding(
 
 
 def _suits_cudnn(query: Tensor) -> bool:
-    """Whether cuDNN is the faster one (benchmarks/gpu.py). It plans anew for every new shape, which takes 50 ms,
-    so that a cache that grows token by token is not for it, nor are batches of sentences.
+    """Return whether cuDNN is the fastest (benchmarks/gpu.py, benchmarks/wide_heads.py).
+
+    It plans for every new shape, which takes 50 ms, so a cache that grows token by token and batches of sentences are
+    left to others. Heads wider than 128 are for Hopper only.
     """
-    hopper = torch.version.hip is None and _capability(query.device) >= 9
+    capability = 0 if torch.version.hip is not None else _capability(query.device)
+    widest = {9: 256}.get(capability, 128)
     allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # which cannot be traced
-    return hopper and query.shape[2] >= SHORT and query.shape[3] <= 128 and allowed
+    return capability >= 9 and query.shape[2] >= SHORT and query.shape[3] <= widest and allowed
 
 
 def _capability(device: torch.device) -> int:

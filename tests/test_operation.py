@@ -1,0 +1,44 @@
+"""An attention call as a custom op: what its backward pass receives."""
+
+import pytest
+import torch
+
+from clearhead.kernels.operation import Gradients, Inputs, operation
+from clearhead.posing import pose
+
+STRIDES = []
+
+
+def forward(inputs):
+    return inputs.query * 1.0, inputs.query.sum(dim=-1)
+
+
+def backward(inputs, results, need_bias):
+    STRIDES.append(results.grad_output.stride())
+    absent = [results.lse.new_empty(0) for _ in range(3)]
+    return Gradients(*(torch.zeros_like(tensor) for tensor in inputs[:3]), *absent)
+
+
+OPERATION = operation("tests_gradient_layout", forward, backward)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_expanded_gradient_is_made_dense(traced):
+    query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
+
+    def loss(query):
+        inputs = Inputs.of(pose(query, key, value), value)
+        return OPERATION(*inputs)[0].sum()
+
+    STRIDES.clear()
+    (torch.compile(loss, backend="aot_eager") if traced else loss)(query).backward()
+    torch._dynamo.reset()
+    assert STRIDES == [(105, 35, 7, 1)]
+
+
+def test_a_transposed_gradient_is_read_as_it_lies():
+    query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
+    output = OPERATION(*Inputs.of(pose(query, key, value), value))[0]
+    STRIDES.clear()
+    output.backward(torch.randn(2, 5, 3, 7).transpose(1, 2))
+    assert STRIDES == [(105, 7, 21, 1)]
