@@ -241,6 +241,19 @@ class TestPlantedErrors:
         query, other = check(parse(top + text)).findings
         assert (query.head, query.verdict, other.head, other.verdict) == (0, "differs", 1, "differs")
 
+    @pytest.mark.parametrize("step", ["concat", "output"])
+    def test_errors_in_one_head_and_in_a_matrix_of_all_heads(self, step):
+        """The head with the error is recomputed as a batch of variations, the other head is not."""
+        top = "heads = 2\nseed = 1\nx = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
+        right = parse(top).trace()
+        query, joint = right.step("query", 0).values.clone(), right.step(step).values.clone()
+        query[0, 0] += 1
+        joint[1, 1] += 1
+        text = claim("query", query, more="head = 1\n") + claim(step, joint)
+        found = check(parse(top + text)).findings
+        assert [(f.step, f.verdict) for f in found] == [("query", "differs"), (step, "differs")]
+        assert [(c.row, c.column, c.carried_from) for f in found for c in f.cells] == [(0, 0, None), (1, 1, None)]
+
 
 @pytest.mark.parametrize(
     "text",

@@ -67,7 +67,8 @@ class Calculation:
         if name == "mask":
             return example.added_mask()
         if name == "concat":
-            return torch.cat([self.matrix("head_output", number) for number in range(example.heads)], dim=-1)
+            outputs = [self.matrix("head_output", number) for number in range(example.heads)]
+            return torch.cat(torch.broadcast_tensors(*outputs), dim=-1)  # cat alone does not broadcast
         read = [self.matrix(earlier, head) for earlier in _READ[name]]
         if name == "slice":
             width = example.x.shape[1] // (example.heads if example.split == "slice" else 1)
