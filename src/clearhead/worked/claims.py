@@ -55,7 +55,8 @@ def read_claim(number: int, raw: object, heads: int) -> Claim:
     name = f"{name} ({step})"
     head = _head(name, raw.get("head"), step, heads, needed=kind == "values")
     if kind == "values" and step in ("mask", "masked"):
-        return Claim(number, step, head, _tolerance(name, raw.get("tolerance")), _mask_values(name, raw[kind]))
+        values = _mask_values(name, raw[kind], exact=step == "mask")
+        return Claim(number, step, head, _tolerance(name, raw.get("tolerance")), values)
     return Claim(number, step, head, _tolerance(name, raw.get("tolerance")), **{kind: _READERS[kind](name, raw[kind])})
 
 
@@ -85,10 +86,11 @@ def _values(name: str, raw: object) -> Grid:
     return read_grid(f"{name}: values", raw, blanks=True, infinite=True)
 
 
-def _mask_values(name: str, raw: object) -> Grid:
-    """A text may write −1e9 where it means −∞."""
+def _mask_values(name: str, raw: object, *, exact: bool) -> Grid:
+    """Read −1e9 as −∞. The 0 of a mask is `exact`: it has no unprinted digits, as the 0 of a masked score may have."""
     grid = _values(name, raw)
-    return replace(grid, values=torch.where(grid.values <= -1e4, -torch.inf, grid.values))
+    tolerance = torch.zeros_like(grid.tolerance) if exact else grid.tolerance
+    return replace(grid, values=torch.where(grid.values <= -1e4, -torch.inf, grid.values), tolerance=tolerance)
 
 
 def _shape(name: str, raw: object) -> tuple[int, int]:
