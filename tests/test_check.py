@@ -5,7 +5,7 @@ import torch
 
 from audits import STEPS, WEIGHTS, X, audited, claim, matrices
 from clearhead import check
-from clearhead.worked import BUILT_IN
+from clearhead.worked import BUILT_IN, recomputing
 from clearhead.worked.calculation import Calculation
 from clearhead.worked.reading import load, parse
 
@@ -253,6 +253,94 @@ class TestPlantedErrors:
         found = check(parse(top + text)).findings
         assert [(f.step, f.verdict) for f in found] == [("query", "differs"), (step, "differs")]
         assert [(c.row, c.column, c.carried_from) for f in found for c in f.cells] == [(0, 0, None), (1, 1, None)]
+
+    def test_rounding_is_followed_through_a_matrix_with_an_error(self):
+        """Row 2 of Q Kᵀ follows from the rounded Q, and row 2 of S from it. The error is in row 1."""
+        right, text = matrices(), matrices()
+        text["query"] = (text["query"] * 10).round() / 10
+        text["scores"] = text["query"] @ right["key"].T
+        text["scaled"] = (text["scores"] * 100).round() / 100 / 2**0.5
+        text["scores"][0, 0] += 1.0
+        claims = [claim("query", text["query"], 1), claim("scores", text["scores"]), claim("scaled", text["scaled"], 4)]
+        found = audited(claims)
+        assert [(c.row, c.column, c.carried_from) for c in found["scores"].cells] == [(0, 0, None)]
+        assert found["scaled"].verdict == "agrees"
+
+    def test_a_misprint_is_corrected_to_the_printed_digits(self):
+        """The author continues with the rounded numbers, but not with the misprint."""
+        right, text = matrices(), matrices()
+        rounded = (right["query"] * 10).round() / 10
+        text["query"][0, 0] += 2.0
+        found = audited([claim("query", text["query"], 1), claim("scores", rounded @ right["key"].T, 4)])
+        assert [(c.row, c.column) for c in found["query"].cells] == [(0, 0)]
+        assert found["scores"].verdict == "agrees"
+
+    def test_a_misprint_of_infinity_is_corrected_to_the_digits_of_its_matrix(self):
+        top = 'mask = "causal"\n'
+        text = matrices(top=top)
+        rounded = torch.where(text["masked"].isinf(), text["masked"], (text["masked"] * 10).round() / 10)
+        text["masked"][1, 0] = -torch.inf
+        found = audited([claim("masked", text["masked"], 1), claim("weights", torch.softmax(rounded, 1), 4)], top=top)
+        assert (found["masked"].verdict, found["weights"].verdict) == ("differs", "agrees")
+
+    def test_a_number_that_does_not_depend_on_an_error_is_not_carried_from_it(self):
+        """Row 2 of the scores depends on row 2 of Q only, and the error is in row 1."""
+        text = matrices()
+        text["query"][0, 0] += 1.0
+        text["scores"][1, 0] += 0.02  # less than the unprinted digits of Q could do
+        found = audited([claim("query", text["query"], 1), claim("scores", text["scores"], 4)])["scores"]
+        assert [(c.row, c.column, c.carried_from) for c in found.cells] == [(1, 0, None)]
+
+    def test_a_mask_has_no_unprinted_digits(self):
+        top = 'mask = "causal"\n'
+        x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
+        weights = matrices(x=x, top=top)["weights"]
+        weights[1, 0] += 0.03
+        opened = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        mask, found = check(parse(top + x + WEIGHTS + claim("mask", opened, 0) + claim("weights", weights, 3))).findings
+        assert [(c.row, c.column, c.carried_from) for c in mask.cells] == [(1, 2, None)]
+        assert [(c.row, c.column, c.carried_from) for c in found.cells] == [(1, 0, None)]
+
+    def test_three_errors_carried_together_beside_a_misprint(self):
+        top = "heads = 3\nx = [[0.1, 0.7, 0.3], [0.5, -0.3, 0.8]]\n"
+        example = parse(top)
+        trace, text, outputs = example.trace(), "", []
+        for head in range(3):
+            value = trace.step("value", head).values.clone()
+            value[0, 0] += 1 + head
+            outputs.append(trace.step("weights", head).values @ value)
+            text += claim("value", value, more=f"head = {head + 1}\n")
+        query = trace.step("query", 0).values.clone()
+        query[1, 0] += 2
+        text += claim("query", query, more="head = 1\n")
+        text += claim("output", torch.cat(outputs, 1) @ example.weights["output"])
+        *_, output = check(parse(top + text)).findings
+        assert output.verdict == "carried"
+        assert output.message.endswith("carried from the text's own V₁ and V₂ and V₃")
+
+    def test_each_cause_is_named_once_and_only_where_it_matters(self):
+        text = matrices()
+        text["query"][0, 1] += 3.0
+        text["key"][1, 1] += 3.0
+        text["scores"] = text["query"] @ text["key"].T
+        text["scaled"] = text["scores"] / 2**0.5
+        found = audited([claim(name, text[name]) for name in ("query", "key", "scores", "scaled")])
+        for name in ("scores", "scaled"):
+            assert {(c.row, c.column): c.carried_from for c in found[name].cells} == {
+                (0, 0): "Q",
+                (0, 1): "Q and K",
+                (1, 1): "K",
+            }
+            assert found[name].message == "3 of 4 cells differ, carried from the text's own Q and K"
+
+    def test_variations_may_be_computed_in_several_batches(self, monkeypatch):
+        text = matrices()
+        text["query"][0] = torch.tensor([31.449, -27.551])
+        text["scores"] = text["query"] @ text["key"].T
+        claims = [claim("query", text["query"], digits=1), claim("scores", text["scores"], digits=4)]
+        whole = audited(claims)["scores"]
+        monkeypatch.setattr(recomputing, "_MAX_BATCH", 5)
+        assert audited(claims)["scores"] == whole
 
 
 @pytest.mark.parametrize(

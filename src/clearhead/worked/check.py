@@ -17,7 +17,7 @@ from clearhead.worked.example import Example
 from clearhead.worked.fitting import best_fit
 from clearhead.worked.grids import Grid
 from clearhead.worked.reading import load
-from clearhead.worked.recomputing import Causes, Judged, Place, agree, causes_of, places
+from clearhead.worked.recomputing import Judged, agree, judge, places
 from clearhead.worked.steps import NAMES, SQUARE, Axis, Step
 from clearhead.worked.wording import counted
 
@@ -69,13 +69,10 @@ class _Auditor:
                 return _finding(claim, "differs", f"claimed {grid.shape}, computed {shape}")
             grid, prefix = turned, f"claimed {grid.shape}, computed {shape}; read as its transpose, "
         tolerance = grid.tolerance if claim.tolerance is None else torch.full_like(grid.values, claim.tolerance)
-        wrong = ~grid.blank & ~agree(grid.values, computed, tolerance)
-        judged = Judged(claim, self._symbol(claim), grid, tolerance, wrong)
-        causes = causes_of(self.example, judged, self.judged)
+        judged = judge(self.example, claim, self._symbol(claim), grid, tolerance, self.judged)
         self.judged.append(judged)
-        differing = [place for place in places(wrong) if causes.get(place, "") is not None]
-        cells = self._cells(claim.step, grid, computed, differing, causes)
-        found = _summed_up(claim, cells, grid, rounded=int(wrong.sum()) - len(cells))
+        cells = self._cells(claim.step, grid, computed, judged.wrong, judged)
+        found = _summed_up(claim, cells, judged)
         notes = _mask_notes(grid, cells) if claim.step == "mask" else ""
         notes += _looks_like(grid, computed) if cells else ""
         return replace(
@@ -85,7 +82,7 @@ class _Auditor:
         )
 
     def _cells(
-        self, subject: str, grid: Grid, computed: Tensor, places: list[Place], causes: Causes
+        self, subject: str, grid: Grid, computed: Tensor, wrong: Tensor, judged: Judged | None = None
     ) -> tuple[Cell, ...]:
         rows, columns = self._labels(subject, computed)
         return tuple(
@@ -97,9 +94,9 @@ class _Auditor:
                 grid.printed[row][column],
                 float(grid.values[row, column]),
                 float(computed[row, column]),
-                causes.get((row, column)),
+                " and ".join(judged.causes((row, column))) or None if judged else None,
             )
-            for row, column in places
+            for row, column in places(wrong)
         )
 
     def _labels(self, subject: str, matrix: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -180,7 +177,7 @@ class _Auditor:
     def _against_product(self, step: Step, grid: Grid) -> Finding:
         product = step.formula.split(" = ")[1]
         wrong = ~grid.blank & ~agree(grid.values, step.values, grid.tolerance)
-        cells = self._cells(step.name, grid, step.values, places(wrong), {})
+        cells = self._cells(step.name, grid, step.values, wrong)
         if not cells:
             return _about_given(step, "agrees", f"is {product}")
         message = f"is not {product}: {len(cells)} of {int((~grid.blank).sum())} cells differ"
@@ -204,7 +201,8 @@ def _finding(claim: Claim, verdict: Verdict, message: str, cells: tuple[Cell, ..
     return Finding(claim.number, claim.step, claim.head, claim.kind, verdict, message, cells)
 
 
-def _summed_up(claim: Claim, cells: tuple[Cell, ...], grid: Grid, rounded: int) -> Finding:
+def _summed_up(claim: Claim, cells: tuple[Cell, ...], judged: Judged) -> Finding:
+    grid, rounded = judged.grid, int(judged.rounded.sum())
     blank = int(grid.blank.sum())
     written = grid.values.numel() - blank
     carried = sum(cell.carried_from is not None for cell in cells)
@@ -214,7 +212,7 @@ def _summed_up(claim: Claim, cells: tuple[Cell, ...], grid: Grid, rounded: int) 
             [f"{counted(written, 'cell')} {'agrees' if written == 1 else 'agree'}" if written else f"{grid.shape}"],
         )
     elif carried == len(cells):
-        sources = " and ".join(dict.fromkeys(str(cell.carried_from) for cell in cells))
+        sources = " and ".join(dict.fromkeys(root.symbol for root in judged.carried))
         verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from the text's own {sources}"]
     else:
         verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
