@@ -1,11 +1,16 @@
 """Nothing a user made is lost: files appear whole or not at all."""
 
+import errno
 import os
+import stat
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from clearhead.files import write_text
+from clearhead.files import place_of, replacing, write_text
 
 
 def test_written_whole_with_the_rights_of_a_new_file(tmp_path):
@@ -58,3 +63,95 @@ def test_folders_are_refused(tmp_path):
         write_text(tmp_path, "x")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         write_text(tmp_path / "none" / "file", "x")
+
+
+def test_flushed_before_and_after_the_rename(tmp_path, monkeypatch):
+    done, flush, rename = [], os.fsync, Path.replace
+
+    def fsync(handle):
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("rename"), rename(self, to))[1])
+    write_text(tmp_path / "file", "x")
+    assert done == ["file", "rename", "folder"]
+
+
+def test_the_old_file_may_be_kept(tmp_path):
+    path, old = tmp_path / "file", tmp_path / "old"
+    for text in ("1", "2", "3"):
+        with replacing(path, backup=old) as temporary:
+            temporary.write_text(text)
+    assert (path.read_text(), old.read_text()) == ("3", "2")
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+
+    def full(self, *arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space") as caught:
+            write_text(path, "x")
+    assert caught.value.filename == str(path)
+
+    def read_only(self, target):
+        raise OSError(errno.EROFS, "Read-only file system", str(self), None, str(target))
+
+    monkeypatch.setattr(Path, "replace", read_only)
+    with pytest.raises(OSError, match=f"Read-only file system: '{path}'$"):
+        write_text(path, "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=f"page.html: files cannot be written to the folder {tmp_path}"):
+        place_of(tmp_path / "page.html")
+
+
+class TestLeftovers:
+    """Temporary folders of processes that were killed."""
+
+    @pytest.fixture
+    def left(self, tmp_path):
+        """The folder that a killed process has left."""
+        code = (
+            "import os, sys; from clearhead.files import replacing\n"
+            "with replacing(sys.argv[1]) as file: file.write_text('half'); os._exit(9)"
+        )
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "page.html")], check=False)
+        (left,) = tmp_path.iterdir()
+        assert left.name.startswith(".page.html.")
+        return left
+
+    def test_removed_by_the_next_write_of_the_same_file(self, tmp_path, left):
+        write_text(tmp_path / "other.html", "x")
+        assert left.exists()
+        write_text(tmp_path / "page.html", "x")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["other.html", "page.html"]
+
+    def test_those_of_living_processes_and_of_others_stay(self, tmp_path, left):
+        host, rest = left.name.removeprefix(".page.html.").split("-", 1)
+        _, ending = rest.split(".", 1)
+        names = [
+            f".page.html.{host}-{os.getppid()}.{ending}",
+            f".page.html.00000000-{rest}",
+            ".page.html.backup",
+            ".page.html.abcdefgh",
+        ]
+        for name in names:
+            (tmp_path / name).mkdir()
+        write_text(tmp_path / "page.html", "x")
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "page.html"])
+
+    def test_an_earlier_process_with_the_same_id_is_dead(self, tmp_path, left):
+        host, rest = left.name.removeprefix(".page.html.").split("-", 1)
+        left.rename(tmp_path / f".page.html.{host}-{os.getpid()}.{rest.split('.', 1)[1]}")
+        with replacing(tmp_path / "page.html") as first, replacing(tmp_path / "page.html") as second:
+            first.write_text("1")
+            second.write_text("2")
+        assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
