@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from clearhead import AttentionWeights, Causal, Recording, attention
+from clearhead import AttentionWeights, Causal, Recording, attention, checksums, storage
 from clearhead.recording import Stack, Tokens
 
 
@@ -78,10 +78,10 @@ def test_foreign_and_broken_files(tmp_path):
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         Recording.load(path)
     facts = {"format": "clearhead.Recording", "version": 1, "model": "m", "stacks": {"encoder": {"layers": [{}]}}}
-    save_file({"x": torch.zeros(1)}, path, {"clearhead": json.dumps(facts)})
+    storage.write(path, {"x": torch.zeros(1)}, facts)
     with pytest.raises(ValueError, match="saved by Recording.save, but damaged"):
         Recording.load(path)
-    save_file({"x": torch.zeros(1)}, path, {"clearhead": json.dumps({**facts, "version": 9})})
+    storage.write(path, {"x": torch.zeros(1)}, {**facts, "version": 9})
     with pytest.raises(ValueError, match="format version 9, but this clearhead reads 1 to 1"):
         Recording.load(path)
 
@@ -94,6 +94,7 @@ def changed(path, tensors=lambda own: own, facts=lambda own: own):
         kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = json.loads(file.metadata()["clearhead"])
     save_file(tensors(kept), path, {"clearhead": json.dumps(facts(about))})
+    checksums.seal(path)
 
 
 @pytest.mark.parametrize(

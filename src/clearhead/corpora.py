@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -55,8 +56,10 @@ def _kept(job: Job, folder: Path) -> Tally:
     path = folder / f"{hashlib.sha256(job.name.encode()).hexdigest()[:24]}.safetensors"
     try:
         return Tally.load(path)
-    except (OSError, ValueError):  # not there, or damaged: then it is done again
+    except FileNotFoundError:
         pass
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{error}; it is made again", stacklevel=2)
     found = job.tally()
     found.save(path)
     return found

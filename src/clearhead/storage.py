@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead import checksums
 from clearhead.biases import ALiBi
-from clearhead.files import replacing
+from clearhead.files import is_special, place_of, replacing
 from clearhead.masks import Fixed, Lowered
 from clearhead.problem import Problem
 
@@ -144,31 +149,80 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
         raise ValueError(f"ranges has keys outside 0 to {kv_len}, or ends before it begins")
 
 
-def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts) -> None:
-    # clones: the file format refuses tensors that share memory, as query and key may
-    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
+def write(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts, *, backup: Path | None = None
+) -> None:
+    """Write tensors and facts to one safetensors file with a checksum (`clearhead.checksums`).
+
+    Args:
+        backup: a name that an old file at `path` is moved to.
+    """
+    if is_special(place_of(path)):
+        raise ValueError(f"{path}: a pipe or a device; expected the name of a file")
+    with replacing(path, backup=backup) as temporary:
         try:
-            save_file(kept, temporary, {"clearhead": json.dumps(facts)})
+            save_file(_unshared(tensors), temporary, {"clearhead": json.dumps(checksums.blank(facts))})
         except SafetensorError as error:  # its name for a full disk
-            raise OSError(f"{path}: cannot be written ({error})") from None
+            said = re.sub(r" at path .*", "", str(error))  # the path of a temporary file
+            raise OSError(f"{path}: cannot be written ({said})") from None
+        checksums.seal(temporary)
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, contiguous, and no two in one memory, which the file format refuses."""
+    result, seen = {}, set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        memory = plain.untyped_storage().data_ptr()
+        result[name] = plain.clone() if memory in seen else plain
+        seen.add(memory)
+    return result
 
 
 def read(
-    path: str | os.PathLike[str], expected: str, version: int, device: torch.device | str
+    path: str | os.PathLike[str],
+    expected: str,
+    version: int,
+    device: torch.device | str,
+    *,
+    need_checksum: bool = False,
 ) -> tuple[dict[str, Tensor], Facts]:
-    """Tensors and facts of a file of the expected format; another, or half a file, is refused in one line."""
+    """Read tensors and facts of a file of the expected format.
+
+    A file of another format, a part of a file, and a file that does not match its checksum are refused in one line.
+
+    Args:
+        need_checksum: refuse a file without a checksum, as earlier versions wrote them. Default: warn.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path}: a folder; expected a file")
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
-    try:
-        with safe_open(str(path), framework="pt", device=str(device)) as file:
-            facts = json.loads((file.metadata() or {}).get("clearhead", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
+    with _opened(path, "cpu") as file:
+        facts = json.loads((file.metadata() or {}).get("clearhead", "{}"))
+    has_checksum = isinstance(facts, dict) and checksums.is_announced(facts)
+    if has_checksum and not checksums.matches(path):
+        raise ValueError(f"{path}: damaged (its contents do not match its checksum)")
     if not isinstance(facts, dict) or facts.get("format") != expected:
         raise ValueError(f"{path}: a safetensors file, but not saved by {expected.removeprefix('clearhead.')}.save")
     found = facts.get("version")
     if type(found) is not int or not 0 < found <= version:  # True would count as 1
         raise ValueError(f"{path}: format version {found!r}, but this clearhead reads 1 to {version}")
-    return tensors, facts
+    if not has_checksum:
+        said = f"{path}: carries no checksum"
+        if need_checksum:
+            raise ValueError(said)
+        warnings.warn(f"{said} (an earlier clearhead wrote it), so damage to it goes unnoticed", stacklevel=3)
+    with _opened(path, device) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors, checksums.without_checksum(facts)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[Any]:
+    """Open a safetensors file; whatever cannot be read in it is one error."""
+    try:
+        with safe_open(str(path), framework="pt", device=str(device)) as file:
+            yield file
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None

@@ -51,8 +51,10 @@ class Tally:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tally:
-        """Read a file written by `save`."""
-        sums, facts = storage.read(path, FORMAT, VERSION, "cpu")
+        """Read a file written by `save`; one without a checksum is refused, because it can be made again."""
+        sums, facts = storage.read(path, FORMAT, VERSION, "cpu", need_checksum=True)
+        if not isinstance(facts.get("model"), str) or not isinstance(facts.get("heads"), dict):
+            raise ValueError(f"{path}: saved by Tally.save, but without model or heads")
         return cls(facts["model"], facts["heads"], sums)
 
 

@@ -1,0 +1,61 @@
+"""SHA-256 checksum of a safetensors file, kept in the file's own metadata.
+
+It covers every byte, header and data: it is computed while its 64 digits in the header are zeros. Two entries of the
+metadata speak of it, so that damage to one of them does not make the file look like one without a checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from io import BufferedIOBase
+from typing import Any
+
+BLANK = "0" * 64
+_STORED = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # JSON within a JSON string
+
+
+def blank(facts: dict[str, Any]) -> dict[str, Any]:
+    """Add the entries for a checksum, still without its value, which `seal` fills in."""
+    return {"checksum": "sha256", **facts, "sha256": BLANK}
+
+
+def is_announced(facts: dict[str, Any]) -> bool:
+    """Return whether the file was written with a checksum."""
+    return "checksum" in facts or "sha256" in facts
+
+
+def without_checksum(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: fact for name, fact in facts.items() if name not in ("checksum", "sha256")}
+
+
+def seal(path: str | os.PathLike[str]) -> None:
+    """Compute the checksum of a file that has the entries for one, and write it into them."""
+    with open(path, "rb+") as file:
+        header = _header(file)
+        found = _STORED.search(header)
+        if found is None:
+            raise ValueError(f"{path}: its metadata has no entry for a checksum")
+        digest = _digest(file, header, found)
+        file.seek(found.start(1))
+        file.write(digest)
+
+
+def matches(path: str | os.PathLike[str]) -> bool:
+    """Return whether the file's contents give the checksum that stands in it. Reads the file once, in pieces."""
+    with open(path, "rb") as file:
+        header = _header(file)
+        found = _STORED.search(header)
+        return found is not None and found[1] == _digest(file, header, found)
+
+
+def _header(file: BufferedIOBase) -> bytes:
+    """Return the eight bytes of the header's length and the header; `file` then stands at the data."""
+    length = file.read(8)
+    return length + file.read(int.from_bytes(length, "little"))
+
+
+def _digest(file: BufferedIOBase, header: bytes, stored: re.Match[bytes]) -> bytes:
+    digest = hashlib.sha256(header[: stored.start(1)] + BLANK.encode() + header[stored.end(1) :])
+    return hashlib.file_digest(file, lambda: digest).hexdigest().encode()

@@ -1,0 +1,148 @@
+"""Checksums of safetensors files: damage anywhere is found, and the files stay plain safetensors."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from clearhead import Recording, checksums, storage
+from clearhead.tallies import Tally
+from clearhead.transformer.translate import Translator
+from crafted import weights_of
+from damage import flipped
+
+FORMAT = "clearhead.Test"
+FACTS = {"format": FORMAT, "version": 1, "name": '"sha256": "' + "0" * 64 + '"'}
+
+
+def read(path, **options):
+    return storage.read(path, FORMAT, 1, "cpu", **options)
+
+
+@pytest.fixture
+def path(tmp_path):
+    storage.write(tmp_path / "file", {"a": torch.arange(7.0), "b": torch.ones(3, dtype=torch.int64)}, FACTS)
+    return tmp_path / "file"
+
+
+def test_every_byte_is_covered(path):
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(flipped(whole, place, bit=place % 8))
+        with pytest.raises(ValueError, match=f"^{path}: "):
+            read(path)
+    path.write_bytes(whole)
+    tensors, facts = read(path)
+    assert torch.equal(tensors["a"], torch.arange(7.0))
+    assert facts == FACTS
+
+
+def test_damage_is_named(path):
+    path.write_bytes(flipped(path.read_bytes(), -1))
+    with pytest.raises(ValueError, match=r"file: damaged \(its contents do not match its checksum\)$"):
+        read(path)
+
+
+def test_anybody_can_read_the_file(path):
+    assert torch.equal(load_file(path)["a"], torch.arange(7.0))
+
+
+def test_files_with_the_same_contents_are_the_same_bytes(path, tmp_path):
+    tensors, facts = read(path)
+    storage.write(tmp_path / "again", tensors, facts)
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("entry", ["checksum", "sha256"])
+def test_a_lost_entry_does_not_pass_for_an_earlier_version(path, entry):
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["clearhead"])
+    del facts[entry]
+    save_file(load_file(path), path, {"clearhead": json.dumps(facts)})
+    with pytest.raises(ValueError, match="damaged"):
+        read(path)
+
+
+def test_files_of_earlier_versions_are_read_with_a_warning(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "old", {"clearhead": json.dumps(FACTS)})
+    with pytest.warns(UserWarning, match="old: carries no checksum"):
+        tensors, _ = read(tmp_path / "old")
+    assert torch.equal(tensors["a"], torch.ones(2))
+    with pytest.raises(ValueError, match="old: carries no checksum$"):
+        read(tmp_path / "old", need_checksum=True)
+
+
+def test_only_a_file_with_the_entries_can_be_sealed(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "foreign")
+    with pytest.raises(ValueError, match="foreign: its metadata has no entry for a checksum"):
+        checksums.seal(tmp_path / "foreign")
+
+
+def test_a_file_is_read_in_pieces(path, monkeypatch):
+    """The data are not held in memory a second time while they are checked."""
+    storage.write(path, {"a": torch.zeros(2_000_000)}, FACTS)
+    largest = 0
+    update = checksums.hashlib.sha256
+
+    class Watched:
+        def __init__(self, data):
+            self.inner = update(data)
+            self.digest_size, self.block_size, self.name = 32, 64, "sha256"
+
+        def update(self, data):
+            nonlocal largest
+            largest = max(largest, len(data))
+            self.inner.update(data)
+
+        def hexdigest(self):
+            return self.inner.hexdigest()
+
+    monkeypatch.setattr(checksums.hashlib, "sha256", Watched)
+    assert checksums.matches(path)
+    assert 0 < largest <= 1 << 20
+
+
+def test_tensors_that_share_memory_are_written(tmp_path):
+    whole = torch.arange(6.0)
+    storage.write(tmp_path / "file", {"a": whole, "b": whole, "c": whole[2:4]}, FACTS)
+    tensors, _ = read(tmp_path / "file")
+    assert torch.equal(tensors["b"], whole)
+    assert torch.equal(tensors["c"], whole[2:4])
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe: a pipe or a device; expected the name of a file"):
+        storage.write(tmp_path / "pipe", {}, FACTS)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(IsADirectoryError, match="a folder; expected a file"):
+        read(tmp_path)
+
+
+def test_recordings_and_tallies_are_checked(tmp_path):
+    path = tmp_path / "file"
+    weights_of(torch.eye(3)[None]).save(path)
+    path.write_bytes(flipped(path.read_bytes(), -1))
+    with pytest.raises(ValueError, match="damaged"):
+        type(weights_of(torch.eye(3)[None])).load(path)
+    Tally("a model", {"encoder": [1]}, {"x": torch.ones(1).double()}).save(path)
+    path.write_bytes(flipped(path.read_bytes(), -1))
+    with pytest.raises(ValueError, match="damaged"):
+        Tally.load(path)
+    storage.write(path, {}, {"format": "clearhead.Tally", "version": 1})
+    with pytest.raises(ValueError, match="file: saved by Tally.save, but without model or heads"):
+        Tally.load(path)
+
+
+def test_the_bundled_weights_carry_a_checksum(tmp_path):
+    translator = Translator.load()  # a warning would be an error
+    translator.record("I read a book.").save(tmp_path / "book")
+    (tmp_path / "book").write_bytes(flipped((tmp_path / "book").read_bytes(), -1))
+    with pytest.raises(ValueError, match="book: damaged"):
+        Recording.load(tmp_path / "book")
