@@ -21,7 +21,10 @@ SOURCE = ROOT / "src" / "clearhead"
 # top first; a file imports only from files above it in this list
 LAYERS = [
     "checks",
+    "temporaries",
     "files",
+    "locks",
+    "checksums",
     "processes",
     "ranges",
     "masks",

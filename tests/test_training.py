@@ -1,5 +1,6 @@
 """Training: a run that is interrupted, however rudely, ends as one that was not; and what is learned is real."""
 
+import json
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from typer.testing import CliRunner
 
@@ -29,6 +31,7 @@ from clearhead.transformer.runs import Run
 from clearhead.transformer.tokens import PAD
 from clearhead.transformer.train import Report, schedule, train
 from clearhead.transformer.validation import Quality, bleu_score, cross_entropy, validate, write_all
+from damage import flipped
 from toy_training import TINY, TOML, WORDS, changed, copying, sentences, weights, written_columns
 
 EPOCH = len(in_batches(copying().epoch(0), TINY.training.batch_tokens, (0, 0)))  # steps
@@ -117,10 +120,20 @@ class TestResuming:
     def test_what_a_killed_process_left_half_written_is_removed(self, tmp_path, monkeypatch):
         run = Run(tmp_path / "run")
         interrupted(run, 3, monkeypatch)
-        for name in (".new.safetensors", ".best.safetensors.k1ll3d", ".metrics.jsonl.k1ll3d", ".gitignore"):
+        names = ["config.json", "tokenizer.json", "metrics.jsonl", "best.safetensors", "last.safetensors"]
+        for name in (".new.safetensors", ".tmpaB3dE9", ".gitignore", *(f".{name}.k1ll3d" for name in names)):
             (run.folder / name).write_bytes(b"half")
+        (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp").mkdir()
+        (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp" / "best.safetensors").write_bytes(b"half")
         train(copying(), TINY, run, resume=True)
         assert [path.name for path in run.folder.glob(".*")] == [".gitignore"]
+
+    def test_what_a_killed_beginning_left_is_removed(self, tmp_path):
+        run = Run(tmp_path / "run")
+        run.folder.mkdir()
+        (run.folder / ".tokenizer.json.k1ll3d").write_bytes(b"half")
+        train(copying(), changed(steps=1), run)
+        assert not list(run.folder.glob(".*"))
 
     def test_interrupted_twice(self, whole, tmp_path, monkeypatch):
         run = Run(tmp_path / "run")
@@ -268,6 +281,121 @@ class TestCheckpoints:
             train(copying(), TINY, run, resume=True)
         assert (run.folder / "last.safetensors").read_bytes() == b"half"
 
+    @pytest.mark.parametrize("place", [-1, 5000])
+    def test_a_flipped_bit_is_found(self, run, whole, place):
+        """In the data, where nothing else would notice it."""
+        path = run.folder / "last.safetensors"
+        path.write_bytes(flipped(path.read_bytes(), place, bit=6))
+        said = []
+        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        assert said[:2] == [
+            f"{path}: damaged (its contents do not match its checksum); it is kept as broken.safetensors,"
+            " and the run goes on from previous.safetensors, step 4",
+            "resumed at step 4",
+        ]
+        assert_same(run, whole)
+
+    def test_a_changed_step_is_not_believed(self, run, whole):
+        path = run.folder / "last.safetensors"
+        changed = path.read_bytes().replace(rb"\"step\": 6", rb"\"step\": 8")
+        assert changed != path.read_bytes()
+        path.write_bytes(changed)
+        train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            (lambda tensors: renamed(tensors, "optimizer.3.exp_avg_sq", "optimizer.3.exp_avg_sr"), "optimizer.3 is "),
+            (lambda tensors: renamed(tensors, "optimizer.3.step", "optimizer.999.step"), "optimizer.3 is "),
+            (lambda tensors: renamed(tensors, "optimizer.3.step", "optimizer.x.step"), "invalid literal"),
+            (lambda tensors: put_nan(tensors, "model.embedding.weight"), "has values that are not finite"),
+        ],
+    )
+    def test_a_whole_file_with_other_contents(self, run, whole, change, says):
+        path, said = run.folder / "last.safetensors", []
+        tensors, facts = storage.read(path, "clearhead.Checkpoint", 1, "cpu")
+        storage.write(path, change({name: tensor.clone() for name, tensor in tensors.items()}), facts)
+        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        assert says in said[0]
+        assert "goes on from previous.safetensors, step 4" in said[0]
+        assert_same(run, whole)
+
+    @pytest.mark.parametrize("progress", [{"step": "6"}, {"step": -1}, {"stop": 6}, {"bleu": "x"}, [], None])
+    def test_another_progress_is_refused(self, run, progress):
+        path, said = run.folder / "last.safetensors", []
+        tensors, facts = storage.read(path, "clearhead.Checkpoint", 1, "cpu")
+        storage.write(path, tensors, {**facts, "progress": progress})
+        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        assert "goes on from previous.safetensors, step 4" in said[0]
+
+    @pytest.mark.parametrize("name", ["last", "previous"])
+    def test_a_folder_in_its_place(self, run, whole, name):
+        path, said = run.folder / f"{name}.safetensors", []
+        path.unlink()
+        path.mkdir()
+        (run.folder / "broken.safetensors").write_bytes(b"of an earlier time")
+        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        assert said[0].startswith(f"{path}: a folder; ")
+        assert (run.folder / "broken-2.safetensors").is_dir()
+        assert (run.folder / "broken.safetensors").read_bytes() == b"of an earlier time"
+        assert_same(run, whole)
+
+    def test_one_of_an_earlier_version(self, run, whole):
+        path = run.folder / "last.safetensors"
+        tensors, facts = storage.read(path, "clearhead.Checkpoint", 1, "cpu")
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"clearhead": json.dumps(facts)})
+        with pytest.warns(UserWarning, match="last.safetensors: carries no checksum"):
+            train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
+    @pytest.mark.parametrize("harm", ["deleted", "damaged"])
+    def test_best_is_lost(self, run, harm):
+        path, said = run.folder / "best.safetensors", []
+        if harm == "deleted":
+            path.unlink()
+        else:
+            path.write_bytes(flipped(path.read_bytes(), -1))
+        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        assert said[0] == "resumed at step 6"
+        assert said[1].startswith(f"{path}: ")
+        assert said[1].endswith("; the weights of step 6 take its place")
+        run.check_best()
+
+    def test_config_and_best_deleted_midway(self, whole, tmp_path):
+        run, said = Run(tmp_path / "run"), []
+
+        def delete(metrics):
+            if metrics["step"] == 8:
+                for name in ("config.json", "best.safetensors"):
+                    (run.folder / name).unlink()
+
+        train(copying(), TINY, run, report=Report(say=said.append, measured=delete))
+        assert f"{run.folder / 'config.json'}: there is no such file; it is written again" in said
+        assert run.read() == whole.read()
+        run.model()
+
+    @pytest.mark.parametrize("line", [b"[]", b'"x"', b"{}", b'{"step": "4"}', b'{"step": NaN}', b"[" * 100_000, b"{"])
+    def test_metrics_of_another_kind(self, run, line):
+        path = run.folder / "metrics.jsonl"
+        path.write_bytes(line + b"\n" + path.read_bytes())
+        with pytest.raises(ValueError, match=r"metrics.jsonl, line 1: .* is not a validation; expected an object"):
+            train(copying(), TINY, run, resume=True)
+
+    def test_metrics_that_are_not_text(self, run):
+        (run.folder / "metrics.jsonl").write_bytes(b"\xff\n")
+        with pytest.raises(ValueError, match=r"metrics.jsonl: not UTF-8 \(invalid start byte\)"):
+            train(copying(), TINY, run, resume=True)
+
+    def test_a_second_process_is_refused(self, run, whole):
+        with run.locked(resume=True):
+            with pytest.raises(BlockingIOError, match=f"{run.folder}: in use by process {os.getpid()} on "):
+                train(copying(), TINY, run, resume=True)
+            with pytest.raises(BlockingIOError, match="in use by"), Run(run.folder).locked(resume=True):
+                pass
+        train(copying(), TINY, run, resume=True)
+        assert_same(run, whole)
+
     def test_none_yet(self, run, whole):
         for name in ("last", "previous", "best"):
             (run.folder / f"{name}.safetensors").unlink()
@@ -304,6 +432,15 @@ class TestCheckpoints:
         assert progress_of(run)["step"] == 4
         train(copying(), TINY, run, resume=True)
         assert_same(run, whole)
+
+
+def renamed(tensors, old, new):
+    return {new if name == old else name: tensor for name, tensor in tensors.items()}
+
+
+def put_nan(tensors, name):
+    tensors[name][0, 0] = float("nan")
+    return tensors
 
 
 class TestSteps:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import signal
 
 import pytest
 from rich.cells import cell_len
@@ -15,6 +16,8 @@ from clearhead.cli import app
 from clearhead.tables import print_alignment
 from clearhead.transformer import Translator
 from clearhead.transformer import data as making
+from clearhead.transformer import train as training
+from clearhead.transformer.batching import collate
 from clearhead.transformer.runs import Run
 from toy_training import TOML, sentences, written_columns
 
@@ -117,6 +120,7 @@ class TestTraining:
         (folder / "other.tsv").write_text((folder / "copies.tsv").read_text() + "ka\tKA\n")
         (folder / "unknown.toml").write_text("[training]\nsteps = 4\nepochs = 3\n")
         (folder / "broken.toml").write_text("[training\n")
+        (folder / "deep.toml").write_text("a = " + "[" * 3000)
         done = trained[0]
         for message, *arguments in (
             ("line 3 of a.en has no partner", "--data", "a.en,a.ja"),
@@ -124,6 +128,7 @@ class TestTraining:
             ("none.tsv: there is no such file", "--data", "none.tsv"),
             ("unknown.toml: training.epochs is not a known key", "--config", "unknown.toml"),
             ("broken.toml: ", "--config", "broken.toml"),
+            ("deep.toml: nested too deeply", "--config", "deep.toml"),
             ("none.toml: there is no such file", "--config", "none.toml"),
             ("--valid was given without --data", "--valid", "copies.tsv"),
             ("do not go with --resume", "--resume", "--config", "tiny.toml"),
@@ -137,6 +142,26 @@ class TestTraining:
         ):
             refused(message, "train", *arguments)
         assert not (folder / "run").exists()
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_the_exit_code_of_a_signal(self, folder, monkeypatch, number, code):
+        def collating(rows):
+            signal.raise_signal(number)
+            return collate(rows)
+
+        monkeypatch.setattr(training, "collate", collating)
+        result = run("train", "--data", "copies.tsv", "--config", "tiny.toml", "--output", "run", status=code)
+        assert "stopped at step 1, which is saved; --resume goes on from there" in result.stderr
+        assert "Traceback" not in result.output
+
+    def test_metrics_without_what_was_measured_on_heads(self, folder, monkeypatch):
+        monkeypatch.setattr(making, "EPOCH", 60)
+        monkeypatch.setattr(making, "PROBE", 60)
+        run("train", "--config", "tiny.toml", "--output", "run")
+        (folder / "run" / "metrics.jsonl").write_text('{"step": 4, "heads": {}}\n')
+        result = run("train", "--resume", "--output", "run", status=2)
+        assert "metrics.jsonl: not what training measured on heads (KeyError: 'validation')" in result.stderr
+        assert "Traceback" not in result.output
 
     @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left")])
     def test_a_full_disk(self, folder, monkeypatch, error):

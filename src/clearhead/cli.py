@@ -288,7 +288,7 @@ def train(
     with _one_line_errors():
         import torch
 
-        from clearhead.cli_training import configured, data_for, show_run, training_report
+        from clearhead.cli_training import configured, data_for, show_run, signal_as_exit_code, training_report
         from clearhead.processes import is_first
         from clearhead.transformer.runs import Run
         from clearhead.transformer.train import train as run_training
@@ -299,7 +299,7 @@ def train(
         settings = run.read()[0] if resume else configured(config, steps, seed)
         place = usable_device(device)
         sentences = data_for(run, data or [], valid or [], settings, resume)
-        with training_report(settings) as report:
+        with signal_as_exit_code(), training_report(settings) as report:
             for note in sentences.notes:
                 report.say(note)
             run_training(

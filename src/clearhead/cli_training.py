@@ -81,6 +81,17 @@ def training_report(config: Config) -> Iterator[Report]:
         yield Report(say, step, measured)
 
 
+@contextmanager
+def signal_as_exit_code() -> Iterator[None]:
+    """End the command with 128 + the number of the signal that has stopped the training."""
+    from clearhead.transformer.train import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        raise typer.Exit(128 + stopped.signal) from None
+
+
 def lines_of(file: Path) -> list[str]:
     """Lines of a text file, or of standard input where it is called "-"."""
     if str(file) != "-":

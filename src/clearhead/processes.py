@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -51,6 +51,22 @@ class Processes:
         box = [value]
         distributed.broadcast_object_list(box)
         return box[0]
+
+    def once(self, action: Callable[[], T]) -> T:
+        """Run `action` in the first process; return its result, or raise its error, in all of them."""
+        if self.world == 1:
+            return action()
+        result: T | None = None
+        error: Exception | None = None
+        if self.first:
+            try:
+                result = action()
+            except Exception as caught:
+                error = caught
+        result, error = self.same((result, error))
+        if error is not None:
+            raise error
+        return result  # pyright: ignore[reportReturnType]
 
     def each(self, value: T) -> list[T]:
         """What every process has, in the order of their numbers."""

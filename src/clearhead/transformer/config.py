@@ -91,6 +91,8 @@ class Config:
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
             return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except RecursionError:
+            raise ValueError(f"{path}: nested too deeply; expected the tables model, training and text") from None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: {error}") from None
 

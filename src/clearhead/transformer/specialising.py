@@ -16,7 +16,7 @@ from clearhead.transformer.grammar import Example
 from clearhead.transformer.lexicon import FREQUENCIES, MANNERS, TIMES
 from clearhead.transformer.model import Transformer
 from clearhead.transformer.probing import BATCH, HALVES, Finding, findings
-from clearhead.transformer.runs import Run
+from clearhead.transformer.runs import METRICS, Run
 from clearhead.transformer.tokens import Vocabulary
 
 WRITTEN = 200  # sentences translated without a head
@@ -45,6 +45,15 @@ class Specialised:
 
 def specialised(run: Run, probe: Sequence[Example]) -> Specialised:
     """From the metrics alone; the head is chosen on one half of the probe, and everything here is of the other."""
+    try:
+        return _specialised(run, probe)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{run.folder / METRICS}: not what training measured on heads ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _specialised(run: Run, probe: Sequence[Example]) -> Specialised:
     measured = [line for line in run.metrics() if "heads" in line]
     if not measured:
         raise ValueError(f"{run.folder}: no heads were measured in this run; only the built-in grammar has relations")

@@ -8,8 +8,9 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,14 @@ from clearhead.transformer.validation import cross_entropy, validate
 DTYPES = (torch.float32, torch.bfloat16)
 PROBED = 32  # validation sentences that heads are watched on where no relations are known
 REPORTED = 10  # every so many steps
+
+
+class Stopped(KeyboardInterrupt):
+    """Training that a signal has ended, with everything saved; `signal` is the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ def train(
 
     Every step follows from the checkpoint and the step's number alone: a run that was interrupted and resumed ends
     with the weights of one that was not, bit for bit on a CPU. Under torchrun all processes share each batch.
+    Ctrl-C or SIGTERM ends the run after the current step with `Stopped`, a KeyboardInterrupt.
 
     Args:
         dtype: what products are computed in, float32 or bfloat16; weights are float32.
@@ -70,15 +80,26 @@ def train(
         torch.manual_seed(config.training.seed)
         model = (Transformer(config.model, len(data.vocabulary)) if model is None else model).to(device)
         training = _Training(data, config, run, model, dtype, together, report or Report())
-        progress = training.resumed() if resume else None
-        if progress is None:
-            progress = training.begun(anew=not resume)
-        with _stopping() as asked_to_stop:
-            finished = training.steps(progress, asked_to_stop)
-        if not finished and together.first:
-            raise KeyboardInterrupt
-    run.load_best(model)
+        with _locked(run, together, resume):
+            progress = training.resumed() if resume else None
+            if progress is None:
+                progress = training.begun(anew=not resume)
+            with _stopping() as asked_to_stop:
+                ended = training.steps(progress, asked_to_stop)
+            if ended is not None:
+                together.once(partial(training.secure_best, ended))
+            elif together.first:
+                raise Stopped(asked_to_stop[0] if asked_to_stop else signal.SIGINT)
+            run.load_best(model)
     return model.eval()
+
+
+@contextmanager
+def _locked(run: Run, together: Processes, resume: bool) -> Iterator[None]:
+    """Hold the run's folder in the first process, for all; a refusal is raised in all."""
+    with ExitStack() as stack:
+        together.once(lambda: stack.enter_context(run.locked(resume=resume)))
+        yield
 
 
 class _Training:
@@ -108,19 +129,17 @@ class _Training:
 
     def begun(self, anew: bool) -> Progress:
         """Where a run starts: nothing learned, and measured all the same."""
-        progress = Progress()
-        if self.together.first:
+
+        def begin() -> Progress:
             if anew:
-                facts = {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.kind()}
-                self.run.begin(self.config, self.data.vocabulary, facts)
-            progress = self.measured(progress, {})
-        return self.together.same(progress)
+                self.run.begin(self.config, self.data.vocabulary, self.facts())
+            return self.measured(Progress(), {})
+
+        return self.together.once(begin)
 
     def resumed(self) -> Progress | None:
         """Where it stood; None if it had not come to its first checkpoint."""
         _, facts = self.run.read()
-        if self.together.first:
-            self.run.tidy()
         if facts.get("fingerprint") != self.data.fingerprint:
             raise ValueError(
                 f"{self.run.folder}: the run began with other data ({facts.get('data')}); give it the same"
@@ -130,17 +149,41 @@ class _Training:
                 raise ValueError(
                     f"{self.run.folder}: the run began with {name} {facts[name]}, not {now}; give it the same"
                 )
-        progress = self.run.restore(self.model, self.optimizer, self.report.say)
-        if progress is not None:
-            self.report.say(f"resumed at step {progress.step}")
+        progress = self.together.once(self.restored)
+        if progress is not None and not self.together.first:  # what the first has found whole
+            self.run.restore(self.model, self.optimizer, lambda line: None)
         return progress
+
+    def restored(self) -> Progress | None:
+        self.run.metrics()  # damage is found now, not at the next validation
+        progress = self.run.restore(self.model, self.optimizer, self.report.say)
+        if progress is None:
+            return None
+        self.report.say(f"resumed at step {progress.step}")
+        if self.secure_best(progress):
+            return replace(progress, bleu=Progress.bleu, loss=Progress.loss)
+        return progress
+
+    def secure_best(self, progress: Progress) -> bool:
+        """Put the weights of now in the place of the best ones if these are lost; return whether they were."""
+        try:
+            self.run.check_best()
+        except (FileNotFoundError, ValueError) as error:
+            self.run.save_best(self.model)
+            self.report.say(f"{error}; the weights of step {progress.step} take its place")
+            return True
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        """Return what config.json holds besides the configuration."""
+        return {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.kind()}
 
     def kind(self) -> dict[str, object]:
         """What the last bits of the weights depend on, beside the configuration."""
         return {"dtype": str(self.dtype).removeprefix("torch."), "processes": self.together.world}
 
-    def steps(self, progress: Progress, asked_to_stop: list[int]) -> bool:
-        """All that are left; whether it came to the end."""
+    def steps(self, progress: Progress, asked_to_stop: list[int]) -> Progress | None:
+        """Take all steps that are left; return the progress at the end, or None if asked to stop."""
         settings = self.settings
         self.model.train()
         recent, speed = _Mean(self.together), _Speed()
@@ -152,7 +195,7 @@ class _Training:
                 if self.together.first:
                     self.run.save(self.model, self.optimizer, progress)
                     self.report.say(f"stopped at step {progress.step}, which is saved; --resume goes on from there")
-                return False
+                return None
             batch = collate(pairs)
             progress = replace(progress, step=progress.step + 1, epoch=epoch, batch=number + 1)
             recent.add(self.step(batch, progress.step))
@@ -169,10 +212,8 @@ class _Training:
                 learned = {"loss": round(loss, 5), "tokens_per_second": round(speed.value)}
                 recent = _Mean(self.together)
                 with speed.paused():
-                    if self.together.first:
-                        progress = self.measured(progress, learned)
-                    progress = self.together.same(progress)
-        return True
+                    progress = self.together.once(partial(self.measured, progress, learned))
+        return progress
 
     def step(self, batch: Batch, number: int) -> Tensor:
         """Learn from a batch; its loss, the mean over its tokens."""
@@ -209,6 +250,8 @@ class _Training:
         else:
             progress = replace(progress, worse=progress.worse + 1)
         self.run.add_metrics(metrics)
+        for name in self.run.describe(self.config, data.vocabulary, self.facts()):
+            self.report.say(f"{self.run.folder / name}: there is no such file; it is written again")
         self.run.save(self.model, self.optimizer, progress)
         self.report.measured(metrics)
         return progress
@@ -244,7 +287,7 @@ def _batches(data: Data, settings: TrainingConfig, progress: Progress) -> Iterat
         batches = in_batches(pairs, settings.batch_tokens, (settings.seed, epoch))
         done = progress.batch if epoch == progress.epoch else 0
         for number, rows in enumerate(batches[done:], done):
-            if step == settings.steps:
+            if step >= settings.steps:
                 return
             step += 1
             yield epoch, number, [pairs[row] for row in rows]
@@ -291,7 +334,7 @@ def _stopping() -> Iterator[list[int]]:
 
     def remember(number: int, frame: object) -> None:
         if asked:  # the second time at once
-            raise KeyboardInterrupt
+            raise Stopped(number)
         asked.append(number)
 
     try:

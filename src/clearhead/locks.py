@@ -1,0 +1,46 @@
+"""Lock on a folder, which ends with the process that holds it, however that process ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+NAMES = (".lock", ".lock.holder")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder; refuse if another process holds it, and say which one.
+
+    The operating system drops the lock of a process that has died: what such a process leaves is no obstacle.
+    """
+    lock, holder = (folder / name for name in NAMES)
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        raise BlockingIOError(f"{folder}: in use by {_read(holder)}; wait for it to end, or end it") from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(folder)) from None
+    try:
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        try:
+            for path in (holder, lock):  # before the release: nobody else can hold it now
+                with suppress(OSError):
+                    path.unlink()
+        finally:
+            held.release()
+
+
+def _read(holder: Path) -> str:
+    try:
+        return holder.read_text(encoding="utf-8") or "another process"
+    except (OSError, ValueError):
+        return "another process"

@@ -1,0 +1,54 @@
+"""Locks on folders: one process at a time, named to the others, and no obstacle once it is dead."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from clearhead.locks import locked
+
+HOLD = """
+import pathlib, sys
+from clearhead.locks import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print(flush=True)
+    input()
+"""
+
+
+def test_a_second_holder_is_refused_until_the_first_is_dead(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        process.stdout.readline()
+        said = f"{tmp_path}: in use by process {process.pid} on {socket.gethostname()}; wait for it to end, or end it"
+        with pytest.raises(BlockingIOError) as caught, locked(tmp_path):
+            pass
+        assert str(caught.value) == said
+    finally:
+        process.kill()
+        process.communicate()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", ".lock.holder"}  # of the dead process
+    with locked(tmp_path):
+        assert (tmp_path / ".lock.holder").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_releases_it(tmp_path):
+    with pytest.raises(RuntimeError, match="within"), locked(tmp_path):
+        raise RuntimeError("within")
+    with locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    def acquire(self, blocking):
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".lock"))
+
+    monkeypatch.setattr("clearhead.locks.FileLock.acquire", acquire)
+    with pytest.raises(OSError, match=f"Read-only file system: '{tmp_path}'$"), locked(tmp_path):
+        pass
