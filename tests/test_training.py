@@ -32,7 +32,18 @@ from clearhead.transformer.tokens import PAD
 from clearhead.transformer.train import Report, schedule, train
 from clearhead.transformer.validation import Quality, bleu_score, cross_entropy, validate, write_all
 from damage import flipped
-from toy_training import TINY, TOML, WORDS, changed, copying, sentences, weights, written_columns
+from toy_training import (
+    TINY,
+    TOML,
+    WORDS,
+    assert_same,
+    changed,
+    copying,
+    progress_of,
+    sentences,
+    weights,
+    written_columns,
+)
 
 EPOCH = len(in_batches(copying().epoch(0), TINY.training.batch_tokens, (0, 0)))  # steps
 
@@ -44,24 +55,6 @@ def whole(tmp_path_factory):
     run = Run(tmp_path_factory.mktemp("runs") / "whole")
     train(copying(), TINY, run)
     return run
-
-
-def assert_same(run, whole):
-    """Both have the same weights bit for bit, stand at the same step, and measured the same, each step once."""
-    for name, own in weights(run.folder).items():
-        expected = weights(whole.folder)[name]
-        assert own.keys() == expected.keys()
-        different = [key for key in own if not torch.equal(own[key], expected[key])]
-        assert not different, f"{name}: {different}"
-    assert progress_of(run) == progress_of(whole)
-    measured, expected = (
-        [(line["step"], line["epoch"], line["validation"]) for line in own.metrics()] for own in (run, whole)
-    )
-    assert measured == expected
-
-
-def progress_of(run, name="last"):
-    return storage.read(run.folder / f"{name}.safetensors", "clearhead.Checkpoint", 1, "cpu")[1]["progress"]
 
 
 def interrupted(run, at, monkeypatch, number=signal.SIGINT):

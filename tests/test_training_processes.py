@@ -105,3 +105,13 @@ def worker(parent, rank):
         if int(about[1]) == parent and f"RANK={rank}".encode() in environment:
             return int(process.name)
     raise AssertionError(f"no process of rank {rank}")
+
+
+def test_all_ranks_are_told_that_the_folder_is_in_use(given):
+    one, files, _ = given
+    with one.locked(resume=True):
+        process = begun([*files, "--resume", "--output", one.folder])
+        _, errors = process.communicate(timeout=200)
+    assert process.returncode != 0
+    for rank in range(2):
+        assert f"clearhead (rank {rank}): {one.folder}: in use by process {os.getpid()} on " in errors

@@ -4,8 +4,10 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
+from clearhead import storage
 from clearhead.transformer.batching import Ids
 from clearhead.transformer.config import Config, ModelConfig, TextConfig, TrainingConfig
 from clearhead.transformer.corpus import Pair
@@ -71,3 +73,21 @@ def written_columns(path: Path, count: int = 47) -> str:
 def weights(folder: Path) -> dict[str, dict]:
     """The tensors of a run's best and last weights, the optimizer's among the latter."""
     return {name: load_file(folder / f"{name}.safetensors") for name in ("best", "last")}
+
+
+def assert_same(run, whole):
+    """Both have the same weights bit for bit, stand at the same step, and measured the same, each step once."""
+    for name, own in weights(run.folder).items():
+        expected = weights(whole.folder)[name]
+        assert own.keys() == expected.keys()
+        different = [key for key in own if not torch.equal(own[key], expected[key])]
+        assert not different, f"{name}: {different}"
+    assert progress_of(run) == progress_of(whole)
+    measured, expected = (
+        [(line["step"], line["epoch"], line["validation"]) for line in own.metrics()] for own in (run, whole)
+    )
+    assert measured == expected
+
+
+def progress_of(run, name="last"):
+    return storage.read(run.folder / f"{name}.safetensors", "clearhead.Checkpoint", 1, "cpu")[1]["progress"]
