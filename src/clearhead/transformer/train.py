@@ -35,7 +35,7 @@ REPORTED = 10  # every so many steps
 
 
 class Stopped(KeyboardInterrupt):
-    """Training that a signal has ended, with everything saved; `signal` is the signal's number."""
+    """Training ended by a signal, whose number is `signal`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
