@@ -447,3 +447,53 @@ def test_auto_takes_the_fused_kernel_where_it_can():
 def test_which_gpus_leave_which_heads_to_cudnn(monkeypatch, capability, width, queries, suits):
     monkeypatch.setitem(sdpa._CAPABILITIES, torch.device("meta"), capability)
     assert sdpa._suits_cudnn(torch.empty(1, 1, queries, width, device="meta")) == suits
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "streaming", "reference"])
+@pytest.mark.parametrize("kv_len", [5, 611])
+@pytest.mark.parametrize("source", ["query", "key", "value", "bias", "sinks"])
+def test_nan_reaches(source, kv_len, backend):
+    """The table in docs/numerics.md; rows that a NaN does not reach stay finite."""
+    if (source, backend) == ("sinks", "sdpa"):
+        pytest.skip("sdpa does not support sinks")
+    given = {
+        "query": torch.randn(1, 2, 5, 7),
+        "key": torch.randn(1, 2, kv_len, 7),
+        "value": torch.randn(1, 2, kv_len, 7),
+    }
+    given |= {"bias": torch.randn(1, 2, 5, kv_len)} if source == "bias" else {}
+    given |= {"sinks": torch.randn(2)} if source == "sinks" else {}
+    place = {"query": (0, 0, 3, 2), "key": (0, 0, 4, 2), "value": (0, 0, 4, 2), "bias": (0, 0, 3, 4), "sinks": (0,)}
+    given[source][place[source]] = torch.nan
+    output, weights = attention(**given, backend=backend, return_weights=True)
+    assert output[0, 1].isfinite().all()
+    assert weights[0, 1].isfinite().all()
+    rows = [3] if source in ("query", "bias") else [0, 1, 2, 3, 4]
+    others = [row for row in range(5) if row not in rows]
+    assert output[0, 0, others].isfinite().all()
+    assert weights.lse[0, 0, others].isfinite().all()
+    assert weights[0, 0][others].isfinite().all()
+    reached, lse = output[0, 0, rows], weights.lse[0, 0, rows]
+    if source == "value":
+        assert reached[:, 2].isnan().all()
+        assert reached[:, [0, 1, 3, 4, 5, 6]].isfinite().all()
+        assert lse.isfinite().all()
+        assert weights[0, 0].isfinite().all()
+        return
+    if (source, backend) == ("query", "sdpa"):
+        assert reached.isnan().all() or (reached == 0).all()
+        assert lse.isnan().all() or (lse == 0).all()
+    else:
+        assert reached.isnan().all()
+        assert lse.isnan().all()
+    reached_weights = weights[0, 0][rows]
+    assert reached_weights[:, 4].isnan().all()
+
+
+def test_a_nan_in_a_bias_does_not_hide_its_key():
+    bias = torch.zeros(5, 5)
+    bias[3, 2] = torch.nan
+    x = torch.randn(1, 1, 5, 7)
+    _, weights = attention(x, x, x, bias=bias, backend="reference", return_weights=True)
+    assert weights.scores[0, 0, 3, 2].isnan()
+    assert weights.diagonal(-1)[0, 0, 3].isnan()

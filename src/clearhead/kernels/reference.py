@@ -80,7 +80,8 @@ def scores(
     if bias is not None:
         bias = bias.to(logits.dtype)
         logits = logits + bias
-        finite = bias > -torch.inf  # a -inf in the bias forbids its key just as the mask does
+        # a -inf in the bias forbids its key just as the mask does; a NaN must not, or it would go unseen
+        finite = bias != -torch.inf
         allowed = finite if allowed is None else finite & allowed
     return logits if allowed is None else torch.where(allowed, logits, -torch.inf)
 
@@ -118,7 +119,7 @@ def diagonal_scores(problem: Problem, lowered: Lowered, offset: int) -> Float[Te
     if problem.tensor_bias is not None:
         bias = along(problem.tensor_bias).to(logits.dtype)
         logits = logits + bias
-        allowed = allowed & (bias > -torch.inf)
+        allowed = allowed & (bias != -torch.inf)
     if lowered.dense is not None:
         allowed = allowed & along(lowered.dense)
     return torch.where(allowed, logits, -torch.inf)

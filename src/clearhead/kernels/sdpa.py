@@ -250,7 +250,7 @@ def _as_bias(allowed: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, 
 
 def _has_key(problem: Problem, added: Tensor, causal: bool) -> Bool[Tensor, "#batch #heads #q_len"]:
     """Which rows may attend to at least one key, decided from mask and bias."""
-    allowed = added > -torch.inf
+    allowed = added != -torch.inf
     if not causal:
         return allowed.any(dim=-1)
     _, _, q_len, kv_len = problem.shape
