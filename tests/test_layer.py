@@ -265,10 +265,10 @@ X = torch.randn(2, 5, 30)
         ),
         (lambda: MultiHeadAttention(30, 6, dropout=1.5), ValueError, "dropout is 1.5; expected a number in [0, 1)"),
         (lambda: MultiHeadAttention(30, 6, softcap=-1), ValueError, "softcap is -1; expected a finite number above 0"),
-        (lambda: MultiHeadAttention(30, 6, scale="1"), TypeError, "scale is '1'; expected a number"),
+        (lambda: MultiHeadAttention(30, 6, scale="1"), TypeError, "scale is '1'; expected a finite number"),
         (lambda: LAYER(X[0]), ValueError, "x has shape (5, 30); expected [batch, q_len, 30] (d_model)"),
         (lambda: LAYER(X[..., :7]), ValueError, "x has shape (2, 5, 7); expected [batch, q_len, 30] (d_model)"),
-        (lambda: LAYER([1.0]), ValueError, "x is a list; expected [batch, q_len, 30]"),
+        (lambda: LAYER([1.0]), TypeError, "x is a list; expected [batch, q_len, 30]"),
         (
             lambda: LAYER(X, X[..., :7]),
             ValueError,
@@ -293,7 +293,7 @@ X = torch.randn(2, 5, 30)
         ),
         (
             lambda: MultiHeadAttention(30, 6, key_dim=4, rope=True)(X, positions=[0, 1, 2, 3, 4]),
-            ValueError,
+            TypeError,
             "positions is a list; expected an int64 or int32 tensor",
         ),
         (lambda: LAYER(X, ablate=[6]), ValueError, "ablate has head 6, but there are 6, numbered from 0 to 5"),

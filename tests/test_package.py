@@ -22,6 +22,7 @@ SOURCE = ROOT / "src" / "clearhead"
 LAYERS = [
     "checks",
     "temporaries",
+    "tensor_checks",
     "files",
     "locks",
     "checksums",

@@ -388,7 +388,7 @@ def test_every_rank_says_what_is_wrong(ranks):
     expected = (
         "bias is (42, 37); expected what broadcasts to (2, 4, 37, 37)",
         "bias is (36, 37); expected",
-        "value is (2, 2, 19, 5) in torch.float64, but key",
+        "value is (2, 2, 19, 5) in torch.float64 on cpu, but key",
         "sinks is (3,); expected one for each of 4 heads",
         "query is (4, 19, 8); expected [batch, heads, q_len, width]",
         "rows is 0",

@@ -121,7 +121,7 @@ class TestSlopes:
     ("build", "error", "says"),
     [
         (lambda: Rotary(base=0.5), ValueError, "Rotary: base is 0.5; expected a finite number above 1"),
-        (lambda: Rotary(base="big"), TypeError, "Rotary: base is 'big'; expected a number"),
+        (lambda: Rotary(base="big"), TypeError, "Rotary: base is 'big'; expected a finite number"),
         (lambda: Rotary(layout="both"), ValueError, "Rotary: layout is 'both'; expected 'half' or 'interleaved'"),
         (lambda: Rotary(dims=3), ValueError, "Rotary: dims is 3; columns turn in pairs, expected an even number"),
         (lambda: Rotary(dims=0), ValueError, "Rotary: dims is 0; expected a whole number of at least 2"),
@@ -132,7 +132,7 @@ class TestSlopes:
             "key_dim is 3; expected an even number",
         ),
         (lambda: Stretch(0.0), ValueError, "Stretch: factor is 0.0; expected a finite number above 0"),
-        (lambda: YaRN("4"), TypeError, "YaRN: factor is '4'; expected a number"),
+        (lambda: YaRN("4"), TypeError, "YaRN: factor is '4'; expected a finite number"),
         (
             lambda: Llama3(8.0, slow_turns=4.0),
             ValueError,

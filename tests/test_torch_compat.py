@@ -337,7 +337,7 @@ Q, K = torch.randn(QUERIES, BATCH, 6), torch.randn(KEYS, BATCH, 6)
             "attn_mask has dtype torch.int64; expected torch.bool (True = ignore) or a float dtype",
         ),
         (lambda: OURS(Q, K, K, is_causal=True), RuntimeError, "is_causal is a hint about attn_mask, which is None"),
-        (lambda: MultiheadAttention(7, 2), AssertionError, "embed_dim must be divisible by num_heads"),
+        (lambda: MultiheadAttention(7, 2), ValueError, "embed_dim is 7; expected a multiple of num_heads 2"),
     ],
 )
 def test_bad_input(call, error, says):

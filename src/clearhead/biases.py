@@ -9,6 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.checks import shown
+from clearhead.tensor_checks import float_tensor, values_known
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ALiBi:
@@ -17,15 +20,16 @@ class ALiBi:
     slopes: Float[Tensor, " heads"]
 
     def __init__(self, slopes: Float[Tensor, " heads"] | Sequence[float]) -> None:
-        tensor = slopes if isinstance(slopes, Tensor) else torch.tensor(slopes, dtype=torch.float32)
+        name, expected = "ALiBi: slopes", "one slope per head, [heads]"
+        try:
+            tensor = slopes if isinstance(slopes, Tensor) else torch.tensor(slopes, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise TypeError(f"{name} is {shown(slopes)}; expected {expected}") from None
+        tensor = float_tensor(name, tensor, expected)
         if tensor.ndim != 1:
-            raise ValueError(f"ALiBi: slopes has shape {tuple(tensor.shape)}; expected one slope per head, [heads]")
-        if not tensor.is_floating_point():
-            raise TypeError(f"ALiBi: slopes has dtype {tensor.dtype}; expected a float dtype")
-        # inside a compiled graph, and on the meta device, values cannot be looked at
-        known = not torch.compiler.is_compiling() and tensor.device.type != "meta"
-        if known and not bool(tensor.isfinite().all()):
-            raise ValueError("ALiBi: slopes has a value that is not finite")
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+        if values_known(tensor) and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} has a value that is not finite; expected finite numbers")
         object.__setattr__(self, "slopes", tensor)
 
     def __repr__(self) -> str:

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.checks import whole_number
+from clearhead.checks import flag, items, shown, whole_number
 from clearhead.masks import Mask, Padding, positions
+from clearhead.tensor_checks import float_tensor, usable_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class KVCache:
 
     def __init__(self, capacity: int = 256, *, grow: bool = True) -> None:
         self._capacity = whole_number("capacity", capacity)
-        self._grow = grow
+        self._grow = flag("grow", grow)
         self._lengths: tuple[int, ...] = ()
         self._key: Tensor | None = None
         self._value: Tensor | None = None
@@ -78,6 +79,8 @@ class KVCache:
 
     def positions(self, count: int, device: torch.device | None = None) -> Int[Tensor, "batch count"]:
         """Where the next `count` tokens of each sequence will stand; one row where all stand alike."""
+        count = whole_number("count", count, least=0)
+        device = device if isinstance(device, torch.device) else usable_device("device", device)
         return positions(count, count, self._start(self._lengths or (0,), device), device)
 
     def offer(
@@ -94,10 +97,13 @@ class KVCache:
         if not self._lengths:  # whatever a call that failed has left
             self._key = self._value = None
         self._check(key, value)
+        lasting = flag("lasting", lasting)
         return self._offer(key, value, self._lengths or (0,) * key.shape[0], lasting)
 
     def accept(self, held: Held) -> None:
         """Count the tokens last offered as read: not before all that could go wrong has gone well."""
+        if not isinstance(held, Held):
+            raise TypeError(f"held is {shown(held)}; expected what offer() returned")
         self._store(held)
         batch, _, count, _ = held.new_key.shape
         self._lengths = tuple(length + count for length in self._lengths or (0,) * batch)
@@ -112,8 +118,9 @@ class KVCache:
         """Forget all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
         if not self._lengths:
             raise ValueError("the cache is empty; there is nothing to truncate")
-        wanted = lengths.tolist() if isinstance(lengths, Tensor | np.ndarray) else lengths
-        wanted = wanted if isinstance(wanted, Sequence) else [wanted] * len(self._lengths)
+        wanted = items("lengths", lengths)
+        if len(wanted) == 1 and not hasattr(lengths, "__len__"):
+            wanted = wanted * len(self._lengths)
         if len(wanted) != len(self._lengths):
             raise ValueError(f"lengths has {len(wanted)} entries, but the cache holds {len(self._lengths)} sequences")
         kept = tuple(whole_number("lengths", length, least=0) for length in wanted)
@@ -125,7 +132,7 @@ class KVCache:
 
     def select(self, sequences: Sequence[int] | Int[Tensor, " chosen"]) -> None:
         """Keep these sequences, in this order; one may come several times, as in beam search."""
-        numbers = sequences.tolist() if isinstance(sequences, Tensor) else list(sequences)
+        numbers = items("sequences", sequences)
         if not numbers:
             raise ValueError("sequences is empty; expected at least one number of a sequence to keep")
         for number in numbers:
@@ -220,6 +227,7 @@ class KVCache:
 
     def _check(self, key: Tensor, value: Tensor) -> None:
         for name, new, held in (("key", key, self._key), ("value", value, self._value)):
+            float_tensor(name, new, "[batch ≥ 1, kv_heads, length, dim]")
             if new.ndim != 4 or not new.shape[0]:
                 raise ValueError(f"{name} has shape {tuple(new.shape)}; expected [batch ≥ 1, kv_heads, length, dim]")
             if held is None:
@@ -235,6 +243,11 @@ class KVCache:
                     f"cache holds {name}s in {held.dtype} on {held.device}, but the new ones are in {new.dtype}"
                     f" on {new.device}"
                 )
+        if (key.dtype, key.device) != (value.dtype, value.device):
+            raise ValueError(
+                f"value is in {value.dtype} on {value.device}, but key in {key.dtype} on {key.device}; expected the"
+                " same dtype and device"
+            )
         if key.shape[:3] != value.shape[:3]:
             raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; they differ before dim")
 

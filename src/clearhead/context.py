@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from clearhead.checks import real_number
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,9 @@ class Stretch:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{type(self).__name__}: {name} is {value!r}; expected a number")
-            if not 0 < float(value) < math.inf:
-                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected a finite number above 0")
+            expected = "a finite number above 0"
+            if real_number(f"{type(self).__name__}: {name}", value, expected) <= 0:
+                raise ValueError(f"{type(self).__name__}: {name} is {value}; expected {expected}")
 
     def scaled(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
         """The frequencies of all pairs of columns, in radians per position, after scaling."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead import kernels
 from clearhead.biases import ALiBi
+from clearhead.checks import flag
 from clearhead.kernels import reference
 from clearhead.masks import Mask
 from clearhead.posing import pose
@@ -110,6 +111,8 @@ def attention(
         dropout=dropout,
         query_start=query_start,
     )
+    if return_weights is not False and return_weights is not True:
+        return_weights = flag("return_weights", return_weights)
     _, kernel = kernels.choose(problem, backend)
     output, lse = kernel.attend(problem, return_weights)
     if not return_weights:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.checks import whole_number
+from clearhead.checks import items, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +54,8 @@ def places(numbers: Iterable[int], dim: int) -> list[int]:
 
 
 def head_numbers(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
-    """Numbers of heads, one or many, sorted and without repeats; an error names the argument they came as."""
-    plain = chosen.tolist() if isinstance(chosen, Tensor | np.ndarray) else chosen
-    many = plain if isinstance(plain, Iterable) else [plain]
-    numbers = sorted({whole_number(name, number, least=0) for number in many})
+    """Return numbers of heads, one or many, sorted and without repeats; an error names the argument they came as."""
+    numbers = sorted({whole_number(name, number, least=0) for number in items(name, chosen)})
     if numbers and numbers[-1] >= heads:
         raise ValueError(f"{name} has head {numbers[-1]}, but there are {heads}, numbered from 0 to {heads - 1}")
     return numbers

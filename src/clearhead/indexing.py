@@ -6,8 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from torch import Tensor
+from clearhead.checks import items, shown
 
 AXES = ("batch", "heads", "q_len", "kv_len")
 
@@ -38,7 +37,7 @@ def select(index: object, shape: Sequence[int]) -> Selection:
     slices, dropped = [], []
     for axis, (part, length) in enumerate(zip(parts, shape, strict=True)):
         if isinstance(part, slice):
-            start, stop, step = part.indices(length)
+            start, stop, step = _bounds(part, axis, length)
             if step < 1:
                 raise ValueError(f"the slice of {AXES[axis]} has step {part.step}; expected 1 or more")
             slices.append(slice(start, max(start, stop), step))
@@ -53,24 +52,20 @@ def numbers(choice: object, length: int, axis: int) -> list[int]:
     """One number, a slice or a sequence of numbers as a list of places on an axis; None is all of them."""
     if choice is None:
         return list(range(length))
-    if isinstance(choice, Tensor | np.ndarray):
-        choice = choice.tolist()
     if isinstance(choice, slice):
-        chosen = list(range(length))[choice]
-    elif isinstance(choice, Sequence):
-        chosen = [_number(part, axis, length) for part in choice]
+        chosen = list(range(*_bounds(choice, axis, length)))
     else:
-        chosen = [_number(choice, axis, length)]
+        chosen = [_number(part, axis, length) for part in items(AXES[axis], choice)]
     if not chosen:
-        raise ValueError(f"{AXES[axis]} is {choice!r}, which chooses none of {length}")
+        raise ValueError(f"{AXES[axis]} is {shown(choice)}, which chooses none of {length}")
     return chosen
 
 
 def neighbours(choice: slice, length: int, axis: int) -> slice:
     """A slice of neighbours, with non-negative start and stop."""
     if not isinstance(choice, slice):
-        raise TypeError(f"{AXES[axis]} is {choice!r}; expected a slice, such as slice(100, 200)")
-    start, stop, step = choice.indices(length)
+        raise TypeError(f"{AXES[axis]} is {shown(choice)}; expected a slice, such as slice(100, 200)")
+    start, stop, step = _bounds(choice, axis, length)
     if step != 1:
         raise ValueError(f"the slice of {AXES[axis]} has step {step}; expected neighbours, step 1")
     return slice(start, max(start, stop))
@@ -86,10 +81,17 @@ def spread(length: int, count: int) -> list[slice]:
     return [part for part in parts if len(range(length)[part])]
 
 
+def _bounds(part: slice, axis: int, length: int) -> tuple[int, int, int]:
+    try:
+        return part.indices(length)
+    except (TypeError, ValueError):  # a bound that is not an integer, a step of 0
+        raise TypeError(f"the index of {AXES[axis]} is {shown(part)}; expected a slice of integers") from None
+
+
 def _number(part: object, axis: int, length: int) -> int:
     try:
         number = operator.index(part)  # pyright: ignore[reportArgumentType]
-    except TypeError:
+    except (TypeError, RuntimeError):  # a tensor with several numbers or without memory
         raise TypeError(
             f"the index of {AXES[axis]} is a {type(part).__name__}; expected an integer or a slice"
             " (for other indexing take .dense() of a part first)"

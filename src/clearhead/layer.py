@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from clearhead import torch_weights
 from clearhead.biases import ALiBi
 from clearhead.cache import Held, KVCache
+from clearhead.checks import flag
 from clearhead.functional import attention
 from clearhead.heads import head_numbers, join_heads, split_heads
 from clearhead.masks import Causal, Dense, Mask
 from clearhead.masks import positions as consecutive
 from clearhead.projections import Projections, filled
+from clearhead.tensor_checks import dense_tensor, float_tensor, refuse_inference
 from clearhead.weights import AttentionWeights
 
 
@@ -110,11 +112,12 @@ class MultiHeadAttention(Projections):
             return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
         """
         self._check_inputs(x, memory, positions, cache)
-        source = x if memory is None else memory
+        return_weights = flag("return_weights", return_weights)
+        name, source = ("x", x) if memory is None else ("memory", memory)
         # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
-        query = split_heads(self.query(x), self.key_dim)
-        key = split_heads(self.key(source), self.key_dim)
-        value = split_heads(self.value(source), self.value_dim)
+        query = split_heads(_project(self.query, "x", x), self.key_dim)
+        key = split_heads(_project(self.key, name, source), self.key_dim)
+        value = split_heads(_project(self.value, name, source), self.value_dim)
         if self.query_norm is not None and self.key_norm is not None:
             # in the gains' own dtype, which autocast leaves as it is
             query = self.query_norm(query.to(self.query_norm.weight.dtype)).to(value.dtype)
@@ -157,15 +160,18 @@ class MultiHeadAttention(Projections):
         return mixed if weights is None else (mixed, weights)
 
     def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None, cache: KVCache | None) -> None:
-        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != self.d_model:
+        x = float_tensor("x", x, f"[batch, q_len, {self.d_model}] (d_model)")
+        if x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x {_seen(x)}; expected [batch, q_len, {self.d_model}] (d_model)")
+        if memory is not None:
+            memory = float_tensor("memory", memory, f"[batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
         if memory is None:
             if self.kv_input_dim != self.d_model:
                 raise ValueError(
                     f"memory is None, but this layer's keys read kv_input_dim {self.kv_input_dim} columns and x has"
                     f" d_model {self.d_model}; give memory"
                 )
-        elif not isinstance(memory, Tensor) or memory.ndim != 3 or memory.shape[2] != self.kv_input_dim:
+        elif memory.ndim != 3 or memory.shape[2] != self.kv_input_dim:
             raise ValueError(f"memory {_seen(memory)}; expected [batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
         elif memory.shape[0] != x.shape[0]:
             raise ValueError(f"memory has batch {memory.shape[0]}, but x has {x.shape[0]}; expected the same")
@@ -181,11 +187,11 @@ class MultiHeadAttention(Projections):
         if positions is not None:
             if self.rope is None:
                 raise ValueError("positions was given, but only rope reads it, and this layer has none")
-            whole_numbers = isinstance(positions, Tensor) and positions.dtype in (torch.int64, torch.int32)
+            expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
+            positions = dense_tensor("positions", positions, expected)
+            whole_numbers = positions.dtype in (torch.int64, torch.int32)
             if not whole_numbers or positions.shape not in (x.shape[1:2], x.shape[:2]):
-                dtype = f" in {positions.dtype}" if isinstance(positions, Tensor) else ""
-                expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
-                raise ValueError(f"positions {_seen(positions)}{dtype}; expected {expected}")
+                raise ValueError(f"positions {_seen(positions)} in {positions.dtype}; expected {expected}")
 
     # -- from and to torch ---------------------------------------------------------------------------------------
 
@@ -234,5 +240,27 @@ def _check_whole(held: Held, mask: object, bias: object) -> None:
         raise ValueError(f"bias counts keys from the start, and {forgotten}; use ALiBi, or a KVCache")
 
 
-def _seen(x: object) -> str:
-    return f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
+def _seen(x: Tensor) -> str:
+    return f"has shape {tuple(x.shape)}"
+
+
+def _project(projection: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Project an input, and name it where its dtype or device is not the layer's.
+
+    Asked only after a failure: under autocast, quantization and offloading the two may differ.
+    """
+    try:
+        return projection(x)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        refuse_inference(name, x)
+        weight = getattr(projection, "weight", None)
+        if isinstance(weight, Tensor) and weight.device != x.device:
+            raise ValueError(
+                f"{name} is on {x.device}, but the layer's parameters are on {weight.device}; expected the same device"
+            ) from error
+        if isinstance(weight, Tensor) and weight.dtype != x.dtype:
+            raise TypeError(
+                f"{name} has dtype {x.dtype}, but the layer's parameters have {weight.dtype}; expected the same:"
+                f" {name}.to({weight.dtype}) or layer.to({x.dtype})"
+            ) from error
+        raise

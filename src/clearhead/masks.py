@@ -26,8 +26,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead import ranges as key_ranges
-from clearhead.checks import whole_number
+from clearhead.checks import choice, shown, whole_number
 from clearhead.ranges import Ranges
+from clearhead.tensor_checks import dense_tensor, query_starts, values_known, whole_numbers
 
 _LENGTHS_SHOWN = 8
 _PICTURE_LIMIT = 64
@@ -69,10 +70,10 @@ class Mask:
         return self.tensors[0].device if self.tensors else None
 
     def __and__(self, other: Mask) -> Mask:
-        return And(self, other) if isinstance(other, Mask) else NotImplemented
+        return And(self, _operand("&", other))
 
     def __or__(self, other: Mask) -> Mask:
-        return Or(self, other) if isinstance(other, Mask) else NotImplemented
+        return Or(self, _operand("|", other))
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
         """The form kernels read, for queries that stand at `positions`."""
@@ -84,7 +85,7 @@ class Mask:
 
     def ranges(self, q_len: int, kv_len: int, query_start: int | Tensor | None = None) -> Ranges:
         """The key ranges `[first, last)` of each query: int32 `[ranges, 2, batch or 1, q_len]`."""
-        lowered = self.lower(positions(q_len, kv_len, query_start, self.device), kv_len)
+        lowered = self.lower(self._positions(q_len, kv_len, query_start), kv_len)
         if lowered.dense is not None or lowered.ranges is None:
             raise ValueError(f"{self} has no key ranges, because a Dense mask takes part in it; use .dense()")
         return lowered.ranges
@@ -93,7 +94,7 @@ class Mask:
         self, q_len: int, kv_len: int, query_start: int | Tensor | None = None
     ) -> Bool[Tensor, "batch heads q_len kv_len"]:
         """The whole mask as a bool tensor, with batch and heads of 1 where they do not matter."""
-        lowered = self.lower(positions(q_len, kv_len, query_start, self.device), kv_len)
+        lowered = self.lower(self._positions(q_len, kv_len, query_start), kv_len)
         return lowered.allowed(q_len, torch.arange(kv_len, device=self.device))
 
     def picture(self, q_len: int, kv_len: int | None = None, query_start: int | Tensor | None = None) -> str:
@@ -105,11 +106,24 @@ class Mask:
         . x x .
         . . x x
         """
-        kv_len = q_len if kv_len is None else kv_len
+        q_len = whole_number("q_len", q_len, least=0)
+        kv_len = q_len if kv_len is None else whole_number("kv_len", kv_len, least=0)
         if max(q_len, kv_len) > _PICTURE_LIMIT:
-            raise ValueError(f"a picture of {q_len} × {kv_len} is too large to read; at most {_PICTURE_LIMIT} each way")
+            raise ValueError(f"q_len is {q_len} and kv_len {kv_len}; expected at most {_PICTURE_LIMIT} to be readable")
         rows = self.dense(q_len, kv_len, query_start)[0, 0].tolist()
         return "\n".join(" ".join("x" if cell else "." for cell in row) for row in rows)
+
+    def _positions(self, q_len: int, kv_len: int, query_start: int | Tensor | None) -> Int[Tensor, "batch q_len"]:
+        """Return the positions of queries after checking the lengths a user gave."""
+        q_len, kv_len = whole_number("q_len", q_len, least=0), whole_number("kv_len", kv_len, least=0)
+        start = None if query_start is None else query_starts(query_start)
+        if isinstance(start, Tensor):
+            if start.ndim > 1:
+                raise ValueError(f"query_start has shape {tuple(start.shape)}; expected [batch], one per sequence")
+            if start.is_meta:
+                raise ValueError("query_start is on the meta device, which holds no numbers; expected it on the CPU")
+            start = start if start.ndim else start[None]
+        return positions(q_len, kv_len, start, self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +172,8 @@ class Window(Mask):
         return True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "before", whole_number("Window: before", self.before, least=0))
-        object.__setattr__(self, "after", whole_number("Window: after", self.after, least=0))
+        object.__setattr__(self, "before", whole_number("Window: before", self.before, 0, None))
+        object.__setattr__(self, "after", whole_number("Window: after", self.after, 0, None))
 
     def __repr__(self) -> str:
         return f"Window(before={self.before}{f', after={self.after}' if self.after else ''})"
@@ -177,10 +191,8 @@ class Padding(Mask):
     side: str = "right"
 
     def __init__(self, lengths: Tensor | Sequence[int], side: str = "right") -> None:
-        if side not in ("left", "right"):
-            raise ValueError(f"Padding: side is {side!r}; expected 'left' or 'right'")
+        object.__setattr__(self, "side", choice("Padding: side", side, ("left", "right")))
         object.__setattr__(self, "lengths", _lengths("Padding", lengths, ranks=(1,)))
-        object.__setattr__(self, "side", side)
 
     @classmethod
     def left(cls, lengths: Tensor | Sequence[int]) -> Padding:
@@ -238,7 +250,7 @@ class Prefix(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", whole_number("Prefix: length", self.length, least=0))
+        object.__setattr__(self, "length", whole_number("Prefix: length", self.length, 0, None))
 
     def __repr__(self) -> str:
         return f"Prefix({self.length})"
@@ -255,8 +267,7 @@ class Dense(Mask):
     allowed: Bool[Tensor, "#batch #heads #q_len #kv_len"]
 
     def __init__(self, allowed: Tensor) -> None:
-        if not isinstance(allowed, Tensor):
-            raise TypeError(f"Dense: allowed is a {type(allowed).__name__}; expected a bool tensor, True = may attend")
+        allowed = dense_tensor("Dense: allowed", allowed, "a bool tensor, True = may attend")
         if allowed.dtype != torch.bool:
             raise TypeError(
                 f"Dense: allowed has dtype {allowed.dtype}; expected torch.bool, True = may attend"
@@ -365,19 +376,28 @@ def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
     if isinstance(values, list | tuple) and 2 in ranks and values and all(isinstance(v, list | tuple) for v in values):
         longest = max(len(v) for v in values)
         values = [[*v, *[0] * (longest - len(v))] for v in values]
+    name = f"{mask}: lengths"
     try:
-        lengths = values.detach().clone() if isinstance(values, Tensor) else torch.tensor(values)
+        lengths = values if isinstance(values, Tensor) else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{mask}: lengths is {values!r}; expected whole numbers") from error
+        raise TypeError(f"{name} is {shown(values)}; expected whole numbers") from error
+    lengths = dense_tensor(name, lengths, "a tensor of whole numbers")
+    if lengths.is_meta:
+        raise ValueError(f"{name} is on the meta device, which holds no numbers; expected it on the CPU")
     expected = "one length per sequence" if ranks == (1,) else "one list of lengths, or one list per sequence"
     if lengths.ndim not in ranks or lengths.numel() == 0:
-        raise ValueError(f"{mask}: lengths has shape {tuple(lengths.shape)}; expected {expected}")
-    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeError(f"{mask}: lengths has dtype {lengths.dtype}; expected whole numbers, {expected}")
+        raise ValueError(f"{name} has shape {tuple(lengths.shape)}; expected {expected}")
+    lengths = whole_numbers(name, lengths)
     # inside a compiled graph values cannot be looked at; a negative length then counts as 0
-    if not torch.compiler.is_compiling() and bool((lengths < 0).any()):
-        raise ValueError(f"{mask}: lengths has {int(lengths.min())} in it; expected 0 or more everywhere")
-    return lengths.long().clamp(0, _FAR)
+    if values_known(lengths) and bool((lengths < 0).any()):
+        raise ValueError(f"{name} has {int(lengths.min())} in it; expected 0 or more everywhere")
+    return lengths.detach().clamp(0, _FAR)
+
+
+def _operand(symbol: str, other: object) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise TypeError(f"the other side of {symbol} is {shown(other)}; expected a mask; Dense(tensor) makes one")
 
 
 def _batch_misfit(mask: str, count: int, batch: int) -> str | None:

@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.biases import ALiBi
+from clearhead.checks import real_number
 from clearhead.masks import Dense, Mask
 from clearhead.problem import Problem
+from clearhead.tensor_checks import DTYPES, dense_tensor, float_tensor, query_starts, refuse_inference
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+STRIDED = torch.strided  # read here once: a lookup in torch's namespace takes longer
 
 
 def pose(
@@ -33,15 +35,19 @@ def pose(
         isinstance(query, Tensor)
         and isinstance(key, Tensor)
         and isinstance(value, Tensor)
-        and query.ndim == key.ndim == value.ndim == 4
+        and query.layout is key.layout is value.layout is STRIDED
         and query.dtype == key.dtype == value.dtype
         and query.dtype in DTYPES
         and query.device == key.device == value.device
     ):
         _refuse_tensors(query, key, value)
-    batch, heads, q_len, key_dim = query.shape
-    key_batch, kv_heads, kv_len, key_width = key.shape
-    value_batch, value_heads, value_len, _ = value.shape
+    try:
+        batch, heads, q_len, key_dim = query.shape
+        key_batch, kv_heads, kv_len, key_width = key.shape
+        value_batch, value_heads, value_len, _ = value.shape
+    except (ValueError, RuntimeError):  # not four axes; a nested tensor has no shape
+        _refuse_tensors(query, key, value)
+        raise
     if key_batch != batch or value_batch != batch:
         raise ValueError(f"query has batch {batch}, key {key_batch} and value {value_batch}; expected the same")
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
@@ -53,7 +59,7 @@ def pose(
     if key_width != key_dim or key_dim == 0:
         raise ValueError(f"key has key_dim {key_width} and query {key_dim}; expected the same, at least 1")
     shape = (batch, heads, q_len, kv_len)
-    return Problem(
+    problem = Problem(
         query,
         key,
         value,
@@ -63,16 +69,20 @@ def pose(
         checked_softcap(softcap),
         None if sinks is None else _sinks(sinks, heads, query.device),
         dropout=checked_dropout(dropout),
-        query_start=_query_start(query_start, batch, kv_len - q_len),
+        query_start=_query_start(query_start, batch, kv_len - q_len, query.device),
         seed=torch.randint(-(2**31), 2**31, (2,)) if dropout else None,
     )
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        options = bias is not None or sinks is not None
+        if options or query.is_inference() or key.is_inference() or value.is_inference():
+            _refuse_inference(problem)
+    return problem
 
 
 def _refuse_tensors(query: object, key: object, value: object) -> None:
     """Say which of the three is not as it should be, and how."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; expected a tensor [batch, heads, length, dim]")
+        tensor = dense_tensor(name, tensor, "a tensor [batch, heads, length, dim]")
         if tensor.ndim != 4:
             raise ValueError(
                 f"{name} has {tensor.ndim} axes, shape {tuple(tensor.shape)}; expected 4: [batch, heads, length, dim]"
@@ -85,8 +95,18 @@ def _refuse_tensors(query: object, key: object, value: object) -> None:
             raise ValueError(f"{name} is on {tensor.device}, but query is on {query.device}")
 
 
+def _refuse_inference(problem: Problem) -> None:
+    if not problem.trains():
+        return
+    named = {"query": problem.query, "key": problem.key, "value": problem.value, "sinks": problem.sinks}
+    for name, tensor in (named | {"bias": problem.tensor_bias if problem.slopes is None else problem.slopes}).items():
+        if tensor is not None:
+            refuse_inference(name, tensor)
+
+
 def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) -> Mask:
     if isinstance(mask, Tensor):
+        mask = dense_tensor("mask", mask, "a mask such as Causal(), or a bool tensor")
         if mask.dtype != torch.bool:
             raise TypeError(
                 f"mask is a tensor of dtype {mask.dtype}; expected torch.bool, True = may attend"
@@ -105,8 +125,7 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
 
 def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tensor | ALiBi:
     tensor = bias.slopes if isinstance(bias, ALiBi) else bias
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"bias is a {type(bias).__name__}; expected a float tensor or ALiBi(slopes)")
+    tensor = dense_tensor("bias", tensor, "a float tensor or ALiBi(slopes)")
     if tensor.device != query.device:
         raise ValueError(f"bias is on {tensor.device}, but query is on {query.device}")
     if isinstance(bias, ALiBi):
@@ -127,27 +146,21 @@ def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tens
 def checked_scale(scale: float | None, key_dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(key_dim)
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise TypeError(f"scale is {scale!r}; expected a number or None for 1/√key_dim")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}; expected a finite number")
-    return float(scale)
+    return real_number("scale", scale, "a finite number, or None for 1/√key_dim")
 
 
 def checked_softcap(softcap: object) -> float | None:
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, int | float):
-        raise TypeError(f"softcap is {softcap!r}; expected a number or None for no cap")
-    if not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap is {softcap}; expected a finite number above 0, or None for no cap")
-    return float(softcap)
+    expected = "a finite number above 0, or None for no cap"
+    number = real_number("softcap", softcap, expected)
+    if number <= 0:
+        raise ValueError(f"softcap is {softcap}; expected {expected}")
+    return number
 
 
 def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
-    if not isinstance(sinks, Tensor) or sinks.dtype not in DTYPES:
-        what = f"has dtype {sinks.dtype}" if isinstance(sinks, Tensor) else f"is a {type(sinks).__name__}"
-        raise TypeError(f"sinks {what}; expected a float tensor [heads]")
+    sinks = float_tensor("sinks", sinks, "a float tensor [heads]")
     if sinks.shape != (heads,):
         raise ValueError(f"sinks has shape {tuple(sinks.shape)}; expected ({heads},), one logit per head")
     if sinks.device != device:
@@ -156,29 +169,26 @@ def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
 
 
 def checked_dropout(dropout: float) -> float:
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
-        raise TypeError(f"dropout is {dropout!r}; expected a number in [0, 1)")
-    if not 0.0 <= dropout < 1.0:
+    if type(dropout) is float and 0.0 <= dropout < 1.0:
+        return dropout
+    number = real_number("dropout", dropout, "a number in [0, 1)")
+    if not 0.0 <= number < 1.0:
         raise ValueError(f"dropout is {dropout}; expected a number in [0, 1)")
-    return float(dropout)
+    return number
 
 
-def _query_start(query_start: object, batch: int, default: int) -> int | Tensor:
+def _query_start(query_start: object, batch: int, default: int, device: torch.device) -> int | Tensor:
     if query_start is None:
         return default
-    if isinstance(query_start, Tensor):
-        if query_start.is_floating_point() or query_start.is_complex() or query_start.dtype == torch.bool:
-            raise TypeError(f"query_start has dtype {query_start.dtype}; expected whole numbers")
-        query_start = query_start.long()
-        if query_start.ndim == 0:
-            return query_start.expand(batch)
-        if query_start.shape != (batch,):
-            raise ValueError(
-                f"query_start has shape {tuple(query_start.shape)}; expected ({batch},), one per sequence, or an int"
-            )
-        return query_start
-    if isinstance(query_start, bool) or not isinstance(query_start, int):
-        raise TypeError(f"query_start is {query_start!r}; expected an int or an int tensor [batch]")
-    if not -(2**31) <= query_start < 2**31:
-        raise ValueError(f"query_start is {query_start}; expected a position between −2³¹ and 2³¹")
-    return query_start
+    start = query_starts(query_start)
+    if not isinstance(start, Tensor):
+        return start
+    if start.is_meta and not device.type == "meta":
+        raise ValueError(f"query_start is on the meta device, but query is on {device}")
+    if start.ndim == 0:
+        return start.expand(batch)
+    if start.shape != (batch,):
+        raise ValueError(
+            f"query_start has shape {tuple(start.shape)}; expected ({batch},), one per sequence, or an int"
+        )
+    return start

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.checks import whole_number
+from clearhead.checks import choice, real_number, shown, whole_number
 from clearhead.context import Stretch
+from clearhead.tensor_checks import float_tensor, whole_numbers
 
 LAYOUTS = ("half", "interleaved")
 
@@ -43,15 +43,14 @@ class Rotary:
 
     def __post_init__(self) -> None:
         _check_base("Rotary: base", self.base)
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"Rotary: layout is {self.layout!r}; expected 'half' or 'interleaved'")
+        choice("Rotary: layout", self.layout, LAYOUTS)
         if self.dims is not None:
             dims = whole_number("Rotary: dims", self.dims, least=2)
             if dims % 2:
                 raise ValueError(f"Rotary: dims is {dims}; columns turn in pairs, expected an even number")
             object.__setattr__(self, "dims", dims)
         if self.scaling is not None and not isinstance(self.scaling, Stretch):
-            raise TypeError(f"Rotary: scaling is {self.scaling!r}; expected Stretch, Llama3, YaRN or None")
+            raise TypeError(f"Rotary: scaling is {shown(self.scaling)}; expected Stretch, Llama3, YaRN or None")
 
     def turned(self, key_dim: int) -> int:
         """How many columns of a head of `key_dim` turn; an error if it cannot be."""
@@ -73,6 +72,15 @@ class Rotary:
         self, x: Float[Tensor, "batch heads n key_dim"], positions: Int[Tensor, "*batch n"]
     ) -> Float[Tensor, "batch heads n key_dim"]:
         """`x` with its tokens standing at `positions`: `[n]`, or `[batch, n]` for positions of each sequence's own."""
+        x = float_tensor("x", x, "[batch, heads, n, key_dim]")
+        if x.ndim != 4:
+            raise ValueError(f"x has shape {tuple(x.shape)}; expected [batch, heads, n, key_dim]")
+        positions = whole_numbers("positions", positions)
+        if positions.shape not in (x.shape[2:3], (1, x.shape[2]), (x.shape[0], x.shape[2])):
+            expected = f"{(x.shape[2],)} or {(x.shape[0], x.shape[2])}"
+            raise ValueError(f"positions has shape {tuple(positions.shape)}; expected {expected}")
+        if positions.device != x.device:
+            raise ValueError(f"positions is on {positions.device}, but x is on {x.device}; expected the same")
         dims = self.turned(x.shape[-1])
         angles = positions[..., None] * self.frequencies(dims, x.device)  # [*batch, n, pairs]
         if angles.ndim == 3:
@@ -102,7 +110,9 @@ def sinusoidal(positions: int | Int[Tensor, "*n"], dim: int, *, base: float = 10
             [ 0.9100, -0.4200,  0.0200,  1.0000]])
     """
     _check_base("base", base)
-    if not isinstance(positions, Tensor):
+    if isinstance(positions, Tensor):
+        positions = whole_numbers("positions", positions)
+    else:
         positions = torch.arange(whole_number("positions", positions, least=0))
     columns = torch.arange(whole_number("dim", dim), device=positions.device)
     frequencies = base ** (-(columns - columns % 2).double() / dim)
@@ -119,7 +129,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     >>> alibi_slopes(6).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
     """
-    heads = whole_number("heads", heads)
+    heads = whole_number("heads", heads, most=2**16)
     power = 2 ** (heads.bit_length() - 1)
 
     def geometric(count: int) -> list[float]:
@@ -129,7 +139,6 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 
 def _check_base(name: str, base: object) -> None:
-    if isinstance(base, bool) or not isinstance(base, Real):
-        raise TypeError(f"{name} is {base!r}; expected a number")
-    if not 1 < float(base) < math.inf:
-        raise ValueError(f"{name} is {base}; expected a finite number above 1")
+    expected = "a finite number above 1"
+    if real_number(name, base, expected) <= 1:
+        raise ValueError(f"{name} is {base}; expected {expected}")

@@ -8,13 +8,15 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clearhead.checks import whole_number
+from clearhead.checks import choice, flag, shown, whole_number
 from clearhead.heads import Head, head_numbers, key_heads_read, place, places
 from clearhead.posing import checked_dropout, checked_scale, checked_softcap
 from clearhead.positions import Rotary
 from clearhead.slices import SlicedLinear
+from clearhead.tensor_checks import float_dtype, usable_device
 
 NORM_EPS = 1e-6
+SIZES = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_input_dim", "output_dim")
 
 
 class Projections(nn.Module):
@@ -59,17 +61,23 @@ class Projections(nn.Module):
         self.rope = _checked_rope(rope, self.key_dim)
         self.scale = None if scale is None else checked_scale(scale, self.key_dim)
         self.softcap = checked_softcap(softcap)
-        at: dict[str, Any] = {"device": device, "dtype": dtype}
+        bias, qk_norm, sinks = flag("bias", bias), flag("qk_norm", qk_norm), flag("sinks", sinks)
+        at: dict[str, Any] = {"device": usable_device("device", device), "dtype": float_dtype("dtype", dtype)}
 
         def projection(width: int, count: int, dim: int) -> nn.Linear | SlicedLinear:
             if self.split == "slice":
                 return SlicedLinear(width, count * dim, count, bias=bias, **at)
             return nn.Linear(width, count * dim, bias=bias, **at)
 
-        self.query = projection(self.d_model, self.heads, self.key_dim)
-        self.key = projection(self.kv_input_dim, self.kv_heads, self.key_dim)
-        self.value = projection(self.kv_input_dim, self.kv_heads, self.value_dim)
-        self.output = nn.Linear(self.heads * self.value_dim, self.output_dim, bias=bias, **at)
+        try:
+            self.query = projection(self.d_model, self.heads, self.key_dim)
+            self.key = projection(self.kv_input_dim, self.kv_heads, self.key_dim)
+            self.value = projection(self.kv_input_dim, self.kv_heads, self.value_dim)
+            self.output = nn.Linear(self.heads * self.value_dim, self.output_dim, bias=bias, **at)
+        except (RuntimeError, TypeError) as error:  # sizes that overflow, or are more than there is memory for
+            sizes = ", ".join(f"{name} {getattr(self, name)}" for name in SIZES)
+            reason = str(error).partition("\n")[0]
+            raise RuntimeError(f"a layer of {sizes} cannot be allocated; expected smaller sizes: {reason}") from error
         self.query_norm = nn.RMSNorm(self.key_dim, eps=NORM_EPS, **at) if qk_norm else None
         self.key_norm = nn.RMSNorm(self.key_dim, eps=NORM_EPS, **at) if qk_norm else None
         self.sinks = nn.Parameter(torch.empty(self.heads, **at)) if sinks else None
@@ -187,8 +195,7 @@ class Projections(nn.Module):
 
     def options(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        names = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_input_dim", "output_dim")
-        names += ("dropout", "split", "rope", "scale", "softcap")
+        names = (*SIZES, "dropout", "split", "rope", "scale", "softcap")
         switches = {
             "bias": self.output.bias is not None,
             "qk_norm": self.query_norm is not None,
@@ -209,8 +216,7 @@ def filled(module: Module, state: Mapping[str, Tensor], training: bool) -> Modul
 
 
 def _checked_split(split: object, layer: Projections) -> str:
-    if split not in ("project", "slice"):
-        raise ValueError(f"split is {split!r}; expected 'project' or 'slice'")
+    split = choice("split", split, ("project", "slice"))
     if split == "slice":
         for name, width, what, count in (
             ("d_model", layer.d_model, "heads", layer.heads),
@@ -218,7 +224,7 @@ def _checked_split(split: object, layer: Projections) -> str:
         ):
             if width % count:
                 raise ValueError(f"{name} {width} is not divisible by {what} {count}, as split='slice' needs")
-    return str(split)
+    return split
 
 
 def _checked_rope(rope: object, key_dim: int) -> Rotary | None:
@@ -226,6 +232,6 @@ def _checked_rope(rope: object, key_dim: int) -> Rotary | None:
         return None
     rope = Rotary() if rope is True else rope
     if not isinstance(rope, Rotary):
-        raise TypeError(f"rope is {rope!r}; expected a Rotary, True for Rotary(), or None")
+        raise TypeError(f"rope is {shown(rope)}; expected a Rotary, True for Rotary(), or None")
     rope.turned(key_dim)
     return rope

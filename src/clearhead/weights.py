@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from clearhead import stills, storage
-from clearhead.checks import whole_number
+from clearhead.checks import MOST, choice, flag, path_like, shown, whole_number
 from clearhead.fingerprints import fingerprint, unchanged
 from clearhead.indexing import Selection, neighbours, numbers, select
 from clearhead.kernels import reference, streaming
@@ -31,6 +31,7 @@ from clearhead.kernels.sweep import Observation, TopK
 from clearhead.masks import Dense, Fixed, Lowered
 from clearhead.problem import Problem
 from clearhead.ranges import single
+from clearhead.tensor_checks import axis_number, float_tensor, usable_device
 
 LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
 Choice = int | slice | Sequence[int]
@@ -46,8 +47,13 @@ class AttentionWeights:
     """
 
     def __init__(self, problem: Problem, lse: Float[Tensor, "batch heads q_len"]) -> None:
+        if not isinstance(problem, Problem):
+            raise TypeError(f"problem is {shown(problem)}; expected attention(…, return_weights=True) to make weights")
         if isinstance(problem.query_start, Tensor):  # the caller may count it up in place
             problem = replace(problem, query_start=problem.query_start.clone())
+        lse = float_tensor("lse", lse, "[batch, heads, q_len]")
+        if lse.shape != problem.shape[:3]:
+            raise ValueError(f"lse has shape {tuple(lse.shape)}; expected {tuple(problem.shape[:3])}")
         self._problem = problem
         self._lse = lse.detach()
         self._fingerprints = tuple(fingerprint(tensor) for _, tensor in _held(problem))
@@ -76,7 +82,7 @@ class AttentionWeights:
         return 4
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[dim]
+        return self.shape if dim is None else self.shape[axis_number("dim", dim, 4)]
 
     def numel(self) -> int:
         return math.prod(self.shape)
@@ -135,13 +141,14 @@ class AttentionWeights:
 
     def dense(self, *, limit: int = LIMIT) -> Float[Tensor, "batch heads q_len kv_len"]:
         """All of it as a plain tensor, if it has at most `limit` cells; differentiable."""
-        return self._rectangle(select(..., self.shape), limit, self._weights)
+        return self._rectangle(select(..., self.shape), whole_number("limit", limit, 0, None), self._weights)
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
         problem = self._checked()
         if isinstance(offset, bool) or not isinstance(offset, int):
-            raise TypeError(f"offset is {offset!r}; expected an int, such as -1 for the previous token")
+            raise TypeError(f"offset is {shown(offset)}; expected an int, such as -1 for the previous token")
+        offset = max(-MOST, min(offset, MOST))  # there is no key beyond either
         lse = streaming.log_sum_exp(problem) if problem.differentiable() else self._lse
         return torch.exp(reference.diagonal_scores(problem, problem.lower(), offset) - _finite(lse))
 
@@ -161,7 +168,7 @@ class AttentionWeights:
 
     def topk(self, k: int) -> TopK:
         """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
-        return self._sweep(top=whole_number("k", k)).top  # pyright: ignore[reportReturnType]
+        return self._sweep(top=whole_number("k", k, most=None)).top  # pyright: ignore[reportReturnType]
 
     def observe(
         self,
@@ -177,9 +184,11 @@ class AttentionWeights:
 
         `pool=(rows, cols)` asks for a map of the whole matrix too, as `pool(rows, cols, reduce=…)` gives it.
         """
-        top = whole_number("top", top, least=0)
+        wanted = {"entropy": entropy, "received": received, "distance": distance}
+        wanted = {name: flag(name, value) for name, value in wanted.items()}
+        choice("reduce", reduce, ("mean", "max"))
         picture = None if pool is None else self._map(*_pair("pool", pool), reduce)
-        return self._sweep(entropy=entropy, received=received, distance=distance, top=top, picture=picture)
+        return self._sweep(**wanted, top=whole_number("top", top, least=0, most=None), picture=picture)
 
     def pool(
         self,
@@ -262,9 +271,9 @@ class AttentionWeights:
 
     def to(self, device: torch.device | str) -> AttentionWeights:
         """The same on another device. Its dtype follows from the queries and cannot be changed."""
-        if not isinstance(device, torch.device | str):
-            raise TypeError(f"device is {device!r}; expected a device such as 'cpu' or 'cuda:0'")
-        target = torch.device(device)
+        target = usable_device("device", device)
+        if target is None:
+            raise TypeError("device is None; expected a device such as 'cpu' or 'cuda:0'")
         return AttentionWeights(self._checked().map(lambda t: t.to(target)), self._lse.to(target))
 
     def cpu(self) -> AttentionWeights:
@@ -276,7 +285,7 @@ class AttentionWeights:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to one safetensors file: O(n · d) numbers, whatever the size of the matrix."""
-        storage.save(path, self._checked(), self._lse)
+        storage.save(path_like("path", path), self._checked(), self._lse)
 
     def pack(self) -> tuple[dict[str, Tensor], storage.Facts]:
         """What a file holds of it, as `storage.unpack` reads it."""
@@ -293,7 +302,7 @@ class AttentionWeights:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> AttentionWeights:
         """Read a file written by `save`."""
-        return cls(*storage.load(path, device))
+        return cls(*storage.load(path_like("path", path), usable_device("device", device) or "cpu"))
 
     # -- where a plain tensor is expected ------------------------------------------------------------------------
 
@@ -338,9 +347,8 @@ class AttentionWeights:
         return self._problem.bias is not None and not self._holds_scores()
 
     def _map(self, rows: int, cols: int, reduce: Reduce) -> Map:
-        rows, cols = whole_number("rows", rows), whole_number("cols", cols)
-        if reduce not in ("mean", "max"):
-            raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
+        rows, cols = whole_number("rows", rows, most=2**16), whole_number("cols", cols, most=2**16)
+        choice("reduce", reduce, ("mean", "max"))
         _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
         return Map(rows, cols, reduce)
 
@@ -448,7 +456,7 @@ def _pair(name: str, sizes: object) -> tuple[int, int]:
     try:
         first, second = sizes  # pyright: ignore[reportGeneralTypeIssues]
     except (TypeError, ValueError):
-        raise TypeError(f"{name} is {sizes!r}; expected (rows, cols)") from None
+        raise TypeError(f"{name} is {shown(sizes)}; expected (rows, cols)") from None
     return first, second
 
 
@@ -460,7 +468,8 @@ def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, in
         (row, row_end), (key, key_end) = window  # pyright: ignore[reportGeneralTypeIssues]
         row, row_end, key, key_end = (operator.index(corner) for corner in (row, row_end, key, key_end))
     except (TypeError, ValueError):
-        raise TypeError(f"window is {window!r}; expected ((row, row_end), (key, key_end)), all of them ints") from None
+        expected = "((row, row_end), (key, key_end)), all of them ints"
+        raise TypeError(f"window is {shown(window)}; expected {expected}") from None
     for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
         if not 0 <= start < end <= length:
             raise ValueError(f"window takes {name} {start} to {end}; expected 0 ≤ start < end ≤ {length}")

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.checks import shown
 from clearhead.kernels import reference, sdpa, streaming, triton_backend
 from clearhead.problem import Problem
 
@@ -53,6 +54,8 @@ REPRODUCIBLE = ("triton", "streaming", "reference", "sdpa")
 
 def choose(problem: Problem, backend: str = "auto") -> tuple[str, Backend]:
     """The named backend, or with "auto" the fastest of those that can; a refusal is an error with its reasons."""
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {shown(backend)}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     if backend == "auto":
         for name in ranked(problem):
             if not BACKENDS[name].refuse(problem):

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from clearhead.kernels.sweep import Observation, TopK
 from clearhead.parallel.collectives import gathered
+from clearhead.tensor_checks import DTYPES, dense_tensor
 
 Statistics = TypeVar("Statistics", Tensor, TopK, Observation)
 
@@ -31,7 +32,10 @@ def gather(seen: Statistics, mesh: DeviceMesh) -> Statistics:
         return Observation(**{name: gather(own, mesh) for name, own in found.items() if own is not None})
     if isinstance(seen, TopK):
         return TopK(gather(seen.weights, mesh), gather(seen.keys, mesh))
-    if not isinstance(seen, Tensor) or seen.ndim < 2:
-        what = f"a tensor {tuple(seen.shape)}" if isinstance(seen, Tensor) else type(seen).__name__
-        raise TypeError(f"seen is {what}; expected a statistic such as weights.entropy(), or weights.observe(…)")
+    expected = "a statistic such as weights.entropy(), or weights.observe(…)"
+    seen = dense_tensor("seen", seen, expected)
+    if seen.ndim < 2:
+        raise TypeError(f"seen is a tensor {tuple(seen.shape)}; expected {expected}")
+    if seen.is_meta or seen.dtype not in (*DTYPES, torch.int64):
+        raise TypeError(f"seen is a tensor in {seen.dtype} on {seen.device}; expected {expected}")
     return torch.cat(gathered(seen, mesh.get_group()), dim=1)

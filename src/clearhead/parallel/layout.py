@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from clearhead.checks import whole_number
+from clearhead.checks import shown, whole_number
+from clearhead.tensor_checks import axis_number, dense_tensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Layout:
 
     def shard(self, whole: Tensor, rank: int, dim: int = -2) -> Tensor:
         """A rank's tokens of a whole tensor."""
+        whole = dense_tensor("whole", whole, "a tensor of the whole text")
+        dim = axis_number("dim", dim, whole.ndim)
         if whole.shape[dim] != self.length:
             raise ValueError(f"whole has {whole.shape[dim]} tokens on axis {dim}; expected the layout's {self.length}")
         parts = [whole.narrow(dim, piece.start, piece.stop - piece.start) for piece in self.pieces(rank)]
@@ -50,15 +53,27 @@ class Layout:
 
     def joined(self, shards: Sequence[Tensor], dim: int = -2) -> Tensor:
         """All ranks' tokens in the order of the text."""
+        if not isinstance(shards, Sequence) or len(shards) != self.ranks:
+            raise ValueError(f"shards is {shown(shards)}; expected a sequence of {self.ranks} tensors, one per rank")
+        for shard in shards:
+            dense_tensor("shards", shard, "tensors as layout.shard gives them")
+            dim = axis_number("dim", dim, shard.ndim)
         firsts, lasts = [], []
         for rank, shard in enumerate(shards):
             first, last = (piece.stop - piece.start for piece in self.pieces(rank))
+            if shard.shape[dim] < first + last:
+                held = f"shards has {shard.shape[dim]} tokens of rank {rank}"
+                raise ValueError(f"{held} on dim {dim}; expected {first + last}")
             firsts.append(shard.narrow(dim, 0, first))
             lasts.append(shard.narrow(dim, first, last))
         return torch.cat([*firsts, *reversed(lasts)], dim=dim)
 
     def own_rank(self, group: ProcessGroup | None) -> int:
         """This process's number in the group, which must have as many as the layout."""
+        if not isinstance(group, ProcessGroup | None):
+            raise TypeError(f"group is {shown(group)}; expected a ProcessGroup, or None for all ranks")
+        if not distributed.is_initialized():
+            raise RuntimeError("group has no ranks; call torch.distributed.init_process_group(…) first")
         ranks = distributed.get_world_size(group)
         if ranks != self.ranks:
             raise ValueError(f"layout is for {self.ranks} ranks, but the group has {ranks}; expected the same")

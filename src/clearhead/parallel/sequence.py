@@ -10,11 +10,13 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from clearhead.biases import ALiBi
+from clearhead.checks import flag
 from clearhead.functional import attention
 from clearhead.masks import Dense, Fixed, Lowered, Mask, positions
 from clearhead.parallel.collectives import copied, gathered, summed
 from clearhead.parallel.layout import Layout
 from clearhead.parallel.sequence_weights import SequenceWeights
+from clearhead.tensor_checks import dense_tensor, float_tensor, query_starts
 
 
 @overload
@@ -77,9 +79,10 @@ def sequence_attention(
     rank = _own_rank(layout, group)
     _check_own("query", query, layout, rank)
     _check_keys(key, value, layout, rank)
+    return_weights = flag("return_weights", return_weights)
     whole = (*query.shape[:2], layout.length, layout.length)
     _check_spread("bias", bias, whole)
-    _check_sinks(sinks, query.shape[1])
+    _check_sinks(sinks, query.shape[1], query.device)
     both = _AllTokens.apply(torch.cat([key, value], dim=-1), layout, rank, group)
     assert isinstance(both, Tensor)
     keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
@@ -122,13 +125,17 @@ def attend_to_shards(
         query_start: as for `attention()`; by default the last query meets the last key.
     """
     rank = _own_rank(layout, group)
-    if not isinstance(query, Tensor) or query.ndim != 4:
+    query = float_tensor("query", query, "[batch, heads, q_len, width]")
+    if query.ndim != 4:
         raise ValueError(f"query is {_seen(query)}; expected [batch, heads, q_len, width]")
     _check_keys(key, value, layout, rank)
     batch, heads, q_len, _ = query.shape
     _check_spread("bias", bias, (batch, heads, q_len, layout.length))
-    _check_sinks(sinks, heads)
-    start = layout.length - q_len if query_start is None else query_start
+    _check_sinks(sinks, heads, query.device)
+    start = layout.length - q_len if query_start is None else query_starts(query_start)
+    if isinstance(start, Tensor) and (start.is_meta or start.shape not in ((), (batch,))):
+        raise ValueError(f"query_start is {_seen(start)} on {start.device}; expected an int, or a tensor ({batch},)")
+    start = start.expand(batch) if isinstance(start, Tensor) else start
     lowered = None
     if mask is not None:
         mask = _as_mask(mask)
@@ -220,7 +227,12 @@ def _shared(given: Any, group: ProcessGroup | None) -> Any:
 
 
 def _as_mask(mask: Mask | Tensor) -> Mask:
-    return Dense(mask) if isinstance(mask, Tensor) else mask
+    if not isinstance(mask, Tensor):
+        return mask
+    mask = dense_tensor("mask", mask, "a mask such as Causal(), or a bool tensor")
+    if mask.dtype != torch.bool or mask.ndim > 4:
+        raise TypeError(f"mask is {_seen(mask)} in {mask.dtype}; expected torch.bool of at most 4 axes")
+    return Dense(mask)
 
 
 def _check_fit(mask: Mask, shape: tuple[int, int, int, int]) -> None:
@@ -237,8 +249,8 @@ def _own_rank(layout: Layout, group: ProcessGroup | None) -> int:
     return layout.own_rank(group)
 
 
-def _seen(tensor: object) -> str:
-    return f"{tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+def _seen(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)}"
 
 
 # what is wrong is said before anything is exchanged: a rank that raises alone leaves the others waiting
@@ -247,28 +259,35 @@ def _seen(tensor: object) -> str:
 def _check_keys(key: Tensor, value: Tensor, layout: Layout, rank: int) -> None:
     _check_own("key", key, layout, rank)
     _check_own("value", value, layout, rank)
-    if key.shape[:2] != value.shape[:2] or key.dtype != value.dtype:
+    if key.shape[:2] != value.shape[:2] or (key.dtype, key.device) != (value.dtype, value.device):
         raise ValueError(
-            f"value is {_seen(value)} in {value.dtype}, but key {_seen(key)} in {key.dtype}; expected the same batch,"
-            " heads and dtype"
+            f"value is {_seen(value)} in {value.dtype} on {value.device}, but key {_seen(key)} in {key.dtype} on"
+            f" {key.device}; expected the same batch, heads, dtype and device"
         )
 
 
 def _check_spread(name: str, tensor: object, shape: tuple[int, ...]) -> None:
     if not isinstance(tensor, Tensor):
-        return
+        return  # attention() refuses what is neither a tensor nor ALiBi
+    float_tensor(name, tensor, "a float tensor")
     sizes = zip(tensor.shape[::-1], shape[::-1], strict=False)
     if tensor.ndim > 4 or any(size not in (1, wanted) for size, wanted in sizes):
         raise ValueError(f"{name} is {_seen(tensor)}; expected what broadcasts to {shape}, of the whole text")
 
 
-def _check_sinks(sinks: Tensor | None, heads: int) -> None:
-    if sinks is not None and (not isinstance(sinks, Tensor) or sinks.shape != (heads,)):
+def _check_sinks(sinks: Tensor | None, heads: int, device: torch.device) -> None:
+    if sinks is None:
+        return
+    sinks = float_tensor("sinks", sinks, f"one for each of {heads} heads")
+    if sinks.device != device:
+        raise ValueError(f"sinks is on {sinks.device}, but query is on {device}; expected the same")
+    if sinks.shape != (heads,):
         raise ValueError(f"sinks is {_seen(sinks)}; expected one for each of {heads} heads")
 
 
 def _check_own(name: str, tensor: Tensor, layout: Layout, rank: int) -> None:
-    if not isinstance(tensor, Tensor) or tensor.ndim != 4:
+    tensor = float_tensor(name, tensor, "[batch, heads, own tokens, width]")
+    if tensor.ndim != 4:
         raise ValueError(f"{name} is {_seen(tensor)}; expected [batch, heads, own tokens, width]")
     if tensor.shape[2] != layout.count(rank):
         raise ValueError(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from clearhead.checks import whole_number
+from clearhead.checks import choice, path_like, real_number, shown, whole_number
 from clearhead.transformer.normalising import Normaliser
 
 Positions = Literal["rope", "sinusoidal"]
@@ -65,6 +65,10 @@ class Config:
 
     def __post_init__(self) -> None:
         model, training, text = self.model, self.training, self.text
+        for item in fields(self):
+            table, wanted = getattr(self, item.name), type(item.default_factory())  # pyright: ignore[reportCallIssue]
+            if not isinstance(table, wanted):
+                raise TypeError(f"{item.name} is {shown(table)}; expected a {wanted.__name__}")
         for title, table, names in (
             ("model", model, ("d_model", "heads", "encoder_layers", "decoder_layers", "feed_forward")),
             ("training", training, ("steps", "batch_tokens", "warmup", "validate_every")),
@@ -76,18 +80,18 @@ class Config:
         if model.d_model % (2 * model.heads):
             raise ValueError(f"model.d_model is {model.d_model}; expected a multiple of twice the {model.heads} heads")
         for name, share in (("model.dropout", model.dropout), ("training.label_smoothing", training.label_smoothing)):
-            if not 0 <= share < 1:
+            if not 0 <= real_number(name, share, "a number in [0, 1)") < 1:
                 raise ValueError(f"{name} is {share}; expected a number in [0, 1)")
-        if not 0 <= training.weight_decay < float("inf"):
+        if real_number("training.weight_decay", training.weight_decay, "a number from 0 on") < 0:
             raise ValueError(f"training.weight_decay is {training.weight_decay}; expected a number from 0 on")
         for name in ("learning_rate", "clip"):
-            if not 0 < getattr(training, name) < float("inf"):
+            if real_number(f"training.{name}", getattr(training, name), "a number above 0") <= 0:
                 raise ValueError(f"training.{name} is {getattr(training, name)}; expected a number above 0")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Config:
         """A TOML file with the tables model, training and text; what it leaves out keeps its default."""
-        if not Path(path).is_file():
+        if not Path(path_like("path", path)).is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
             return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
@@ -99,6 +103,8 @@ class Config:
     @classmethod
     def of(cls, table: dict[str, Any]) -> Config:
         """From nested tables; an unknown key is refused by name."""
+        if not isinstance(table, dict):
+            raise TypeError(f"table is {shown(table)}; expected a dict of tables")
         return _filled(cls, table, "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,6 +115,8 @@ def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
     known, hints = {item.name for item in fields(kind)}, get_type_hints(kind)
     values = {}
     for name, value in table.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{place}{shown(name)} is not a known key; expected any of {', '.join(sorted(known))}")
         where = f"{place}{name}"
         if name not in known:
             raise ValueError(f"{where} is not a known key; expected any of {', '.join(sorted(known))}")
@@ -118,8 +126,7 @@ def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
                 raise ValueError(f"{where} is {value!r}; expected a table")
             value = _filled(wanted, value, f"{where}.")
         elif get_args(wanted):
-            if value not in get_args(wanted):
-                raise ValueError(f"{where} is {value!r}; expected one of {', '.join(map(repr, get_args(wanted)))}")
+            value = choice(where, value, get_args(wanted))
         else:
             fitting = type(value) is wanted or (wanted is float and type(value) is int)
             if not fitting:

@@ -11,10 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.cache import KVCache
+from clearhead.checks import flag, shown, whole_number
 from clearhead.layer import MultiHeadAttention
 from clearhead.masks import Causal, Mask, Padding
 from clearhead.positions import sinusoidal
 from clearhead.recording import Address
+from clearhead.tensor_checks import dense_tensor, refuse_inference
 from clearhead.transformer.config import ModelConfig
 from clearhead.weights import AttentionWeights
 
@@ -66,6 +68,9 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise TypeError(f"config is {shown(config)}; expected a ModelConfig, such as Config().model")
+        vocabulary = whole_number("vocabulary", vocabulary)
         self.config = config
         self.embedding = nn.Embedding(vocabulary, config.d_model)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
@@ -94,7 +99,11 @@ class Transformer(nn.Module):
             ablate: heads (stack, layer, head) whose contribution is left out.
             return_weights: also return the attention matrices, layer by layer, of "encoder", "decoder" and "cross".
         """
-        attentions: Attentions | None = {} if return_weights else None
+        attentions: Attentions | None = {} if flag("return_weights", return_weights) else None
+        _check_tokens("source", source)
+        _check_tokens("target", target)
+        if source.shape[0] != target.shape[0]:
+            raise ValueError(f"target has batch {target.shape[0]}, but source has {source.shape[0]}; expected the same")
         memory = self.encode(source, lengths, ablate=ablate, attentions=attentions)
         logits = self.decode(target, memory, ablate=ablate, attentions=attentions)
         return logits if attentions is None else (logits, attentions)
@@ -110,7 +119,7 @@ class Transformer(nn.Module):
         """Read the source. `attentions` is a dictionary that is filled with the layers' matrices."""
         self._check(ablate)
         mask = None if lengths is None else Padding(lengths)
-        x = self._embed(source, 0)
+        x = self._embed(source, 0, "source")
         for number, layer in enumerate(self.encoder):
             x = layer(x, mask, Watching(attentions, ablate, number))
         return Memory(self.encoder_norm(x), mask)
@@ -126,7 +135,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Logits after each token of the target. With caches, `target` is what follows the tokens they have read."""
         self._check(ablate)
-        x = self._embed(target, 0 if caches is None else len(caches))
+        x = self._embed(target, 0 if caches is None else len(caches), "target")
         for number, layer in enumerate(self.decoder):
             own = (None, None) if caches is None else (caches.own[number], caches.cross[number])
             x = layer(x, memory, own, Watching(attentions, ablate, number))
@@ -139,13 +148,31 @@ class Transformer(nn.Module):
     def _check(self, ablate: Collection[Address]) -> None:
         """A layer that is not there would be left out without a word; heads are checked where they are used."""
         layers = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
-        for stack, layer, head in ablate:
+        if not isinstance(ablate, Collection) or isinstance(ablate, str | bytes | dict | Tensor):
+            raise TypeError(f"ablate is {shown(ablate)}; expected (stack, layer, head) triples")
+        for address in ablate:
+            triple = isinstance(address, tuple | list) and len(address) == 3
+            if not triple or not isinstance(address[0], str) or not isinstance(address[1], int):
+                raise TypeError(f"ablate has {shown(address)} in it; expected (stack, layer, head)")
+            stack, layer, head = address
             if not 0 <= layer < layers.get(stack, 0):
                 there = ", ".join(f"{name} has {count}" for name, count in layers.items())
                 raise ValueError(f"ablate has {(stack, layer, head)} in it, but of layers {there}")
 
-    def _embed(self, tokens: Int[Tensor, "batch n"], start: int) -> Float[Tensor, "batch n d_model"]:
-        x = self.embedding(tokens) * math.sqrt(self.config.d_model)
+    def _embed(
+        self, tokens: Int[Tensor, "batch n"], start: int, name: str = "tokens"
+    ) -> Float[Tensor, "batch n d_model"]:
+        _check_tokens(name, tokens)
+        weight = self.embedding.weight
+        if tokens.device != weight.device:
+            raise ValueError(f"{name} is on {tokens.device}, but the model is on {weight.device}; expected the same")
+        if weight.requires_grad:
+            refuse_inference(name, tokens)
+        try:
+            x = self.embedding(tokens) * math.sqrt(self.config.d_model)
+        except IndexError:  # raised on the CPU only: on a GPU looking would cost a sync
+            known = f"expected tokens from 0 to {weight.shape[0] - 1}"
+            raise IndexError(f"{name} has tokens from {int(tokens.min())} to {int(tokens.max())}; {known}") from None
         if self.config.positions == "sinusoidal":
             x = x + self._sinusoids(start + tokens.shape[1])[start:].to(x.dtype)
         return self.dropout(x)
@@ -155,6 +182,13 @@ class Transformer(nn.Module):
         if self._positions.shape[0] < length or self._positions.device != device:
             self._positions = sinusoidal(max(2 * length, 256), self.config.d_model).to(device)
         return self._positions[:length]
+
+
+def _check_tokens(name: str, tokens: object) -> None:
+    tokens = dense_tensor(name, tokens, "an int64 or int32 tensor [batch, length]")
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        seen = f"has shape {tuple(tokens.shape)} in {tokens.dtype}"
+        raise ValueError(f"{name} {seen}; expected an int64 or int32 tensor [batch, length]")
 
 
 @dataclass(frozen=True)

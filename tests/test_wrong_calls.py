@@ -1,0 +1,149 @@
+"""Wrong calls of the Python API work, or raise an error of ours that names the argument."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clearhead import ALiBi, Causal, Documents, MultiHeadAttention, Padding, Window, attention
+from public_calls import (
+    attention_calls,
+    cache_calls,
+    layer_calls,
+    mask_calls,
+    parallel_calls,
+    tensors,
+    torch_calls,
+    transformer_calls,
+    weights_calls,
+)
+from wrong_calls import Call, fault, wrong_calls
+
+GROUPS = {
+    "attention": attention_calls,
+    "masks": mask_calls,
+    "layer": layer_calls,
+    "cache": cache_calls,
+    "weights": weights_calls,
+    "torch_compat": torch_calls,
+    "parallel": parallel_calls,
+    "transformer": transformer_calls,
+}
+SAMPLE = 7  # of the wrong calls one in so many runs in the normal suite
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Some wrong calls are right ones and write a file."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def faults(calls: list[Call], mode: AbstractContextManager, every: int) -> list[str]:
+    """What is wrong with the answers to one in `every` wrong calls."""
+    found, number = [], 0
+    with warnings.catch_warnings(), mode:
+        warnings.simplefilter("ignore")  # torch's, of prototypes: nested tensors, quantized ones
+        for call in calls:
+            for argument, mutation, arguments in wrong_calls(call):
+                number += 1
+                if number % every == 0:
+                    wrong = fault(call, argument, arguments)
+                    found += [] if wrong is None else [f"{call.name}({argument}={mutation}): {wrong}"]
+    return found
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_sample_of_wrong_calls(group):
+    assert faults(GROUPS[group](), nullcontext(), SAMPLE) == []
+
+
+@pytest.mark.attack
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_wrong_call(group, mode):
+    assert faults(GROUPS[group](), mode(), 1) == []
+
+
+@pytest.mark.attack
+def test_every_wrong_call_of_attention_under_vmap():
+    def output(*given, **options):
+        result = attention(*given, **options)
+        return result[0] if isinstance(result, tuple) else result
+
+    def over_batch(call: Call) -> Call:
+        """The call with its arguments as they are, and its queries as vmap hands them over."""
+
+        def function(query, **others):
+            return torch.func.vmap(lambda one: output(one, **others), randomness="different")(query[None])
+
+        return Call(f"vmap of {call.name}", function, call.arguments, call.says, ("query", "return_weights"))
+
+    assert faults([over_batch(call) for call in attention_calls()], nullcontext(), 1) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (
+            lambda t: attention(**{**t, "key": t["key"].to_sparse()}),
+            "key has layout torch.sparse_coo; expected a tensor",
+        ),
+        (
+            lambda t: attention(**{**t, "value": torch.nested.nested_tensor(list(t["value"]))}),
+            "value is a nested tensor",
+        ),
+        (lambda t: attention(**t, bias=torch.zeros(5, 11).to_sparse()), "bias has layout torch.sparse_coo"),
+        (lambda t: attention(**t, backend=[]), "backend is []; expected 'auto'"),
+        (lambda t: attention(**t, scale=10**400), "scale is an integer of 1329 bits; expected a finite number"),
+        (lambda t: attention(**t, softcap=10**5000), "softcap is an integer of 16610 bits; expected a finite number"),
+        (lambda t: attention(**t, return_weights="no"), "return_weights is 'no'; expected True or False"),
+        (lambda t: ALiBi("x"), "ALiBi: slopes is 'x'; expected one slope per head"),
+        (lambda t: MultiHeadAttention(2**62, 4), "d_model is 4611686018427387904; expected"),
+        (lambda t: MultiHeadAttention(2**31, 4), "a layer of d_model 2147483648, heads 4"),
+        (lambda t: MultiHeadAttention(8, 2, device="cuda:99"), "device is 'cuda:99', which torch cannot use"),
+        (lambda t: MultiHeadAttention(8, 2)(torch.ones(1, 3, 8, dtype=torch.int64)), "x has dtype torch.int64"),
+        (lambda t: MultiHeadAttention(8, 2)(torch.ones(1, 3, 8).double()), "x.to(torch.float32) or layer.to"),
+        (lambda t: MultiHeadAttention(8, 2)(torch.ones(1, 3, 8, device="meta")), "x is on meta, but the layer's"),
+    ],
+)
+def test_the_message_names_argument_and_fix(use, says):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = tensors()
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+            use(given)
+    assert says in str(caught.value)
+
+
+# -- without memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [None, Causal(), Window(before=2), Padding([3, 7]), Causal() & Documents([3, 8])])
+@pytest.mark.parametrize("backend", ["auto", "streaming", "reference"])
+def test_meta_tensors_give_shapes(mask, backend):
+    given = {name: tensor.to("meta").requires_grad_() for name, tensor in tensors().items()}
+    output, weights = attention(**given, mask=mask, backend=backend, return_weights=True)
+    assert (output.shape, output.dtype, output.device.type) == ((2, 6, 5, 7), torch.float32, "meta")
+    assert weights.lse.shape == (2, 6, 5)
+    output.sum().backward()
+    assert all(tensor.grad is not None and tensor.grad.shape == tensor.shape for tensor in given.values())
+
+
+def test_fake_tensors_give_shapes():
+    layer = MultiHeadAttention(12, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        output = layer(torch.randn(2, 5, 12), mask=Causal(), bias=ALiBi(torch.rand(4)))
+    assert output.shape == (2, 5, 12)
