@@ -152,6 +152,7 @@ LAYERS = [
     "viewer.report",
     "viewer.jobs",
     "viewer.explorer",
+    "viewer.sessions",
     "viewer.access",
     "viewer.serving",
     "corpora",

@@ -66,7 +66,10 @@ class Explorer:
         document.template = PAGES.get_template("viewer.html")
         document.template_variables.update(palettes=PALETTES, model=name, live=True)
         document.config.notify_connection_status = False  # the page says it itself
-        document.on_session_destroyed(lambda context: self._closed())
+
+    def close(self) -> None:
+        """Stop computing for a page that was left."""
+        self._jobs.close()
 
     # -- what a page can ask for ---------------------------------------------------------------------------------
 
@@ -308,6 +311,3 @@ class Explorer:
 
     def _failed(self, error: Exception) -> None:
         self._say(" ".join(str(error).split())[:500] or type(error).__name__, error=True)
-
-    def _closed(self) -> None:
-        self._jobs.close()

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from bokeh.application import Application
-from bokeh.application.handlers.function import FunctionHandler
-from bokeh.document import Document
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from tornado.httpserver import HTTPServer
@@ -23,7 +21,7 @@ from tornado.ioloop import IOLoop
 from clearhead.checks import whole_number
 from clearhead.roles import Roles
 from clearhead.viewer.access import ENTRANCE, LOCAL, Access
-from clearhead.viewer.explorer import Explorer
+from clearhead.viewer.sessions import Sessions
 from clearhead.viewer.texts import Shown, Texts
 
 PORT = 5006
@@ -75,14 +73,11 @@ class Viewer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _show(self, document: Document) -> None:
-        Explorer(document, self._texts)
-
     def _serve(self, bound: socket.socket) -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())
         loop = IOLoop.current()
         try:
-            server, http = _server(Application(FunctionHandler(self._show)), self._access, bound)
+            server, http = _server(Application(Sessions(self._texts)), self._access, bound)
             server.start()
         except BaseException as error:
             bound.close()
