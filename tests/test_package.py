@@ -153,6 +153,7 @@ LAYERS = [
     "viewer.jobs",
     "viewer.explorer",
     "viewer.sessions",
+    "viewer.gate",
     "viewer.access",
     "viewer.serving",
     "corpora",

@@ -67,6 +67,40 @@ def test_others_are_refused_and_told_what_to_do(viewer, path):
     assert "clearhead view" in text
 
 
+HARDENED = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("", 200), ("enter?token=wrong", 403), ("static/js/bokeh.min.js", 200), ("static/js/none.js", 404), ("none", 404)],
+)
+def test_every_answer_has_security_headers(viewer, path, status):
+    got, headers, _ = fetch(home(viewer) + path, Cookie=cookie(viewer) if not path else "")
+    assert got == status
+    assert {name: headers.get_all(name) for name in HARDENED} == {name: [value] for name, value in HARDENED.items()}
+    policy = headers["Content-Security-Policy"]
+    for directive in ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"):
+        assert directive in policy
+
+
+def test_answers_before_the_page_have_security_headers_too(viewer):
+    for headers in (fetch(viewer.url)[1], fetch(home(viewer), Host="evil.example")[1]):
+        assert {name: headers[name] for name in HARDENED} == HARDENED
+
+
+@pytest.mark.parametrize(
+    "path", ["static/js/%00", "static/js/bokeh.min.js%00", "static/", "static/js/", "favicon.ico", "static/../enter"]
+)
+def test_paths_that_the_page_does_not_use_do_not_exist(viewer, path, caplog):
+    assert fetch(home(viewer) + path)[0] == 404
+    assert caplog.records == []
+
+
 def test_the_secret_is_nowhere_in_the_page_and_other_addresses_are_for_nobody(viewer):
     own = cookie(viewer)
     _, headers, text = fetch(home(viewer), Cookie=own, X_Private="something")
@@ -144,6 +178,8 @@ def _token_of_page(viewer):
         ("http://127.0.0.1:{port}", False, False),
         ("http://evil.example", True, False),
         ("http://127.0.0.1:1", True, False),
+        ("https://127.0.0.1:{port}", True, False),
+        ("http://127.0.0.1:{port}/..@evil.example", True, False),
         ("http://localhost:{port}", True, False),  # not where this page came from
         ("null", True, False),
         (None, True, False),
@@ -232,3 +268,13 @@ def test_a_browser_is_opened_only_where_one_is_wanted(monkeypatch):
         assert opened == []
     with view(decoder("abc"), wait=False) as found:
         assert opened == [found.url]
+
+
+def test_a_connection_without_a_request_is_closed(monkeypatch):
+    monkeypatch.setattr("clearhead.viewer.serving.IDLE", 0.05)
+    with (
+        view(decoder("abc"), browser=False, wait=False) as found,
+        socket.create_connection(("127.0.0.1", found.port), timeout=60) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert connection.recv(1) == b""

@@ -6,7 +6,6 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from bokeh.server.auth_provider import AuthProvider
@@ -14,9 +13,10 @@ from tornado.httputil import HTTPServerRequest
 from tornado.web import HTTPError, RequestHandler
 from tornado.websocket import WebSocketHandler
 
+from clearhead.viewer.gate import port_of
+
 ENTRANCE = "/enter"
 GOING_AWAY = 1001  # as RFC 6455 numbers the reasons for closing a socket
-LOCAL = frozenset({"127.0.0.1", "localhost"})
 _REFUSED = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead: not this address</title>"
     "<main><h1>This address is not enough</h1>"
@@ -27,7 +27,6 @@ _REFUSED = (
 class Access(AuthProvider):
     """A random token in the first address is exchanged for a cookie that scripts cannot read and other sites not use.
 
-    Every request has to name this machine as its host: a page elsewhere whose name was made to point here is refused.
     A WebSocket has to come from a page of the same origin.
     """
 
@@ -51,7 +50,6 @@ class Access(AuthProvider):
 
         class Entrance(RequestHandler):
             def get(self) -> None:
-                _check_host(self.request)
                 if not hmac.compare_digest(self.get_query_argument("token", "").encode(), access.token.encode()):
                     _refuse(self)
                     return
@@ -70,11 +68,10 @@ class Access(AuthProvider):
     async def _user(self, handler: RequestHandler) -> str | None:
         """Called before the page and every WebSocket."""
         request = handler.request
-        _check_host(request)
         socket = isinstance(handler, WebSocketHandler)
         if not socket:
             _check_whole_page(handler)
-        if socket and urlsplit(request.headers.get("Origin", "")).netloc.lower() != request.host.lower():
+        if socket and request.headers.get("Origin", "").lower() != f"http://{request.host.lower()}":
             raise HTTPError(403, reason="Origin is not this page")
         own = handler.get_cookie(_cookie_name(request), "") or ""
         if hmac.compare_digest(own.encode(), self._secret.encode()):
@@ -87,20 +84,12 @@ class Access(AuthProvider):
         return None
 
 
-def _check_host(request: HTTPServerRequest) -> None:
-    if request.host.lower() not in {f"{host}:{_port(request)}" for host in LOCAL}:
-        raise HTTPError(403, reason="Host is not this machine")
-
-
 def _check_whole_page(handler: RequestHandler) -> None:
-    """Bokeh's other addresses (scripts to embed, metadata) are for nobody, and the page is not for frames or scripts.
+    """Refuse frames and scripts.
 
-    Other ports of this machine are the same site to a browser, so that the cookie alone does not keep their pages out.
+    To a browser, other ports of this machine are the same site, so the cookie alone does not keep their pages out.
     """
-    handler.set_header("X-Frame-Options", "DENY")
     headers = handler.request.headers
-    if handler.request.path != "/":
-        raise HTTPError(404)
     if (
         headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
         or headers.get("Sec-Fetch-Dest", "document") != "document"
@@ -114,9 +103,4 @@ def _refuse(handler: RequestHandler) -> None:
 
 
 def _cookie_name(request: HTTPServerRequest) -> str:
-    return f"clearhead-{_port(request)}"
-
-
-def _port(request: HTTPServerRequest) -> int:
-    """The port that was connected to, whatever the request says."""
-    return request.connection.stream.socket.getsockname()[1]  # pyright: ignore
+    return f"clearhead-{port_of(request)}"

@@ -14,13 +14,13 @@ from concurrent.futures import Future
 
 from bokeh.application import Application
 from bokeh.server.server import BaseServer
-from bokeh.server.tornado import BokehTornado
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
 from clearhead.checks import whole_number
 from clearhead.roles import Roles
-from clearhead.viewer.access import ENTRANCE, LOCAL, Access
+from clearhead.viewer.access import ENTRANCE, Access
+from clearhead.viewer.gate import LOCAL, GatedTornado
 from clearhead.viewer.sessions import Sessions
 from clearhead.viewer.texts import Shown, Texts
 
@@ -28,6 +28,7 @@ PORT = 5006
 TRIED = 100  # ports after the one that was asked for
 PARTING = 0.1  # seconds in which pages hear that it ends
 MESSAGE = 2**20  # bytes of the largest message that a page may send
+IDLE = 60.0  # seconds until a connection that sends no complete request is closed
 
 
 class Viewer:
@@ -132,7 +133,7 @@ def view(
 
 def _server(application: Application, access: Access, bound: socket.socket) -> tuple[BaseServer, HTTPServer]:
     port = bound.getsockname()[1]
-    tornado = BokehTornado(
+    tornado = GatedTornado(
         {"/": application},
         auth_provider=access,
         extra_websocket_origins=[f"{host}:{port}" for host in LOCAL],
@@ -141,7 +142,7 @@ def _server(application: Application, access: Access, bound: socket.socket) -> t
         include_headers=[],
         websocket_max_message_size_bytes=MESSAGE,
     )
-    http = HTTPServer(tornado)
+    http = HTTPServer(tornado, idle_connection_timeout=IDLE, body_timeout=IDLE, max_body_size=MESSAGE)
     http.add_socket(bound)
     return BaseServer(IOLoop.current(), tornado, http), http
 

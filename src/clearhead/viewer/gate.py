@@ -1,0 +1,66 @@
+"""Checks and response headers that apply to every request to the viewer, before Bokeh handles it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bokeh.server.tornado import BokehTornado
+from tornado.httputil import HTTPHeaders, HTTPServerRequest
+from tornado.web import HTTPError, OutputTransform, RequestHandler
+
+LOCAL = frozenset({"127.0.0.1", "localhost"})
+# Bokeh serves more: metadata, scripts to embed, an icon. The page uses none of it.
+_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js")
+_POLICY = (
+    "default-src 'none'; connect-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
+    " img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class GatedTornado(BokehTornado):
+    """Bokeh's web application for requests to this machine's own name, and for the paths of the page only."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, transforms=[_SecurityHeaders], **options)
+
+    def find_handler(self, request: HTTPServerRequest, **options: Any):
+        if request.host.lower() not in {f"{host}:{port_of(request)}" for host in LOCAL}:
+            # the name of another site can be made to point to this machine (DNS rebinding)
+            return self._refusal(request, 403, "Host is not this machine")
+        if not _PATHS.fullmatch(request.path):
+            return self._refusal(request, 404, "Not Found")
+        return super().find_handler(request, **options)
+
+    def _refusal(self, request: HTTPServerRequest, status: int, reason: str):
+        return self.get_handler_delegate(request, _Refusal, {"status": status, "reason": reason})
+
+
+def port_of(request: HTTPServerRequest) -> int:
+    """Return the port that the client connected to, whatever the request says."""
+    return request.connection.stream.socket.getsockname()[1]  # pyright: ignore
+
+
+class _Refusal(RequestHandler):
+    def initialize(self, status: int, reason: str) -> None:
+        self._status, self._why = status, reason
+
+    def prepare(self) -> None:
+        raise HTTPError(self._status, reason=self._why)
+
+
+class _SecurityHeaders(OutputTransform):
+    """Headers of every answer, errors and static files included."""
+
+    def transform_first_chunk(
+        self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
+    ) -> tuple[int, HTTPHeaders, bytes]:
+        headers.update(_HEADERS)
+        return status_code, headers, chunk
