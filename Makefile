@@ -32,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/viewer_maps.py
 	$(BIN)/python benchmarks/viewer_browser.py
+	$(BIN)/python benchmarks/viewer_sessions.py
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/pretrained.py smollm2)

@@ -155,6 +155,7 @@ LAYERS = [
     "viewer.sessions",
     "viewer.gate",
     "viewer.access",
+    "viewer.handover",
     "viewer.serving",
     "corpora",
     "surveys",

@@ -35,7 +35,7 @@ def small():
 def test_the_first_page_explains_itself_without_a_network(page, translator, browser):
     page.open(translator.url)
     assert browser.title == "clearhead: en-ja"
-    assert "token" not in browser.current_url
+    assert "code" not in browser.current_url
     assert page.find("#text").get_attribute("value") == SENTENCE
     assert len(page.all(".thumb")) == 3 * 4 * 8
     assert page.text("head-heading").startswith("Cross-attention, layer ")
@@ -45,6 +45,30 @@ def test_the_first_page_explains_itself_without_a_network(page, translator, brow
     addresses = requested(browser) - {"about:blank"}
     assert addresses
     assert all(address.startswith((f"http://127.0.0.1:{translator.port}/", "data:", "blob:")) for address in addresses)
+
+
+def test_the_file_handed_to_a_browser_opens_the_page_for_all_tabs_and_reloads(page, browser, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    with showing(page, decoder(PLAIN)) as found:
+        assert found.open()
+        page.open(opened[0])
+        assert page.place["head"].startswith("decoder.")
+        assert list(tmp_path.iterdir()) == []
+        browser.refresh()
+        page.until(lambda: page.text("readout"))
+        address, first = browser.current_url, browser.current_window_handle
+        browser.switch_to.new_window("tab")
+        page.open(address)
+        browser.get("about:blank")
+        browser.close()
+        browser.switch_to.window(first)
+        browser.delete_all_cookies()  # as another browser
+        browser.get("about:blank")
+        browser.get(address)
+        assert "This address needs a link" in page.find("main").text
+        complaints(browser)  # that the page was refused
 
 
 def test_small_maps_are_drawn(page, small):
@@ -471,7 +495,7 @@ def test_japanese_is_drawn_as_japanese(page, small):
 def test_a_server_that_has_stopped_is_said(page, browser):
     with served(decoder(PLAIN)) as found:
         page.open(found.url)
-    page.until(lambda: page.text("status") == "clearhead view has stopped: start it again and reload this page")
+    page.until(lambda: page.text("status") == "clearhead view has stopped: start it again and open its new link")
     browser.get("about:blank")
     complaints(browser)  # it said that it could not connect, too
 

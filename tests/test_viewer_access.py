@@ -1,21 +1,22 @@
-"""Who may see the page, what is served where, and many at once."""
+"""Who may open the page, what is served where, and many clients at once."""
 
 import asyncio
 import contextlib
 import http.client
 import json
+import re
 import socket
-import urllib.error
-import urllib.request
+import stat
+import time
 
 import pytest
 from bokeh.util.token import get_token_payload
-from tornado.httpclient import HTTPRequest
-from tornado.websocket import WebSocketClosedError, websocket_connect
+from tornado.websocket import WebSocketClosedError
 
 from clearhead import view
 from clearhead.viewer.serving import MESSAGE, PORT
 from recordings import decoder
+from viewer_client import close, connect, cookie, fetch, home, page_token, token_in
 
 
 @pytest.fixture(scope="module")
@@ -24,47 +25,59 @@ def viewer():
         yield found
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments):
-        return None
+def until(condition):
+    """Wait for something that happens in the server's thread."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
-def fetch(url, **headers):
-    """Status, headers and text, without following a redirect."""
-    request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
-    try:
-        with urllib.request.build_opener(_Stay).open(request) as answer:
-            return answer.status, answer.headers, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read().decode()
-
-
-def home(viewer):
-    return f"http://127.0.0.1:{viewer.port}/"
-
-
-def cookie(viewer):
-    return fetch(viewer.url)[1]["Set-Cookie"].split(";")[0]
-
-
-def test_the_first_address_becomes_a_cookie_and_an_address_without_the_token(viewer):
-    status, headers, _ = fetch(viewer.url)
-    assert (status, headers["Location"]) == (302, "/")
+def test_the_link_becomes_a_cookie_and_an_address_without_the_code(viewer):
+    url = viewer.url
+    status, headers, text = fetch(url)
+    assert status == 200
+    assert 'location.replace("/" + location.hash)' in text
     name, *attributes = headers["Set-Cookie"].split("; ")
     assert name.startswith(f"clearhead-{viewer.port}=")
     assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=Strict"}
-    assert viewer.url.rpartition("=")[2] not in headers["Set-Cookie"]
-    status, _, text = fetch(home(viewer), Cookie=cookie(viewer))
+    assert url.rpartition("=")[2] not in headers["Set-Cookie"]
+    status, _, text = fetch(home(viewer), Cookie=name)
     assert status == 200
     assert "<main>" in text
 
 
-@pytest.mark.parametrize("path", ["", "enter", "enter?token=", "enter?token=wrong", "?token=wrong"])
+def test_a_link_is_used_once_and_replaced(viewer):
+    url = viewer.url
+    assert viewer.url == url
+    own = cookie(viewer)
+    assert viewer.url != url
+    status, headers, text = fetch(url)
+    assert status == 403
+    assert "Set-Cookie" not in headers
+    assert "This link was already used" in text
+    assert fetch(url, Cookie=own)[0] == 200  # opened again where it was used first
+    assert fetch(viewer.url)[0] == 200
+
+
+def test_a_link_opened_where_there_is_a_cookie_stays_unused(viewer):
+    own, url = cookie(viewer), viewer.url
+    assert fetch(url, Cookie=own)[0] == 200
+    assert viewer.url == url
+
+
+@pytest.mark.parametrize("path", ["", "enter", "enter?code=", "enter?code=wrong", "?code=wrong", "enter?token=wrong"])
 def test_others_are_refused_and_told_what_to_do(viewer, path):
     status, headers, text = fetch(home(viewer) + path)
     assert status == 403
     assert "Set-Cookie" not in headers
+    assert "This address needs a link" in text
     assert "clearhead view" in text
+
+
+@pytest.mark.parametrize("added", ["%00", "%20", "x"])
+def test_a_code_with_something_added_is_not_that_code(viewer, added):
+    assert fetch(viewer.url + added)[0] == 403
 
 
 HARDENED = {
@@ -77,7 +90,7 @@ HARDENED = {
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("", 200), ("enter?token=wrong", 403), ("static/js/bokeh.min.js", 200), ("static/js/none.js", 404), ("none", 404)],
+    [("", 200), ("enter?code=wrong", 403), ("static/js/bokeh.min.js", 200), ("static/js/none.js", 404), ("none", 404)],
 )
 def test_every_answer_has_security_headers(viewer, path, status):
     got, headers, _ = fetch(home(viewer) + path, Cookie=cookie(viewer) if not path else "")
@@ -104,7 +117,7 @@ def test_paths_that_the_page_does_not_use_do_not_exist(viewer, path, caplog):
 def test_the_secret_is_nowhere_in_the_page_and_other_addresses_are_for_nobody(viewer):
     own = cookie(viewer)
     _, headers, text = fetch(home(viewer), Cookie=own, X_Private="something")
-    payload = get_token_payload(_token(text))
+    payload = get_token_payload(token_in(text))
     assert payload["cookies"] == payload["headers"] == {}
     assert own.partition("=")[2] not in text + str(payload)
     assert headers["X-Frame-Options"] == "DENY"
@@ -150,27 +163,6 @@ def test_it_listens_at_one_address_of_this_machine_only(viewer):
         socket.create_connection(("127.0.0.2", viewer.port), timeout=5)
 
 
-def _token(text):
-    start = text.index('"token":"') + len('"token":"')
-    return text[start : text.index('"', start)]
-
-
-def connect(viewer, token, headers):
-    request = HTTPRequest(f"ws://127.0.0.1:{viewer.port}/ws", headers=headers)
-    return websocket_connect(request, subprotocols=["bokeh", token])
-
-
-async def close(socket):
-    """And wait for the other side to close it too."""
-    socket.close()
-    while await socket.read_message() is not None:
-        pass
-
-
-def _token_of_page(viewer):
-    return _token(fetch(home(viewer), Cookie=cookie(viewer))[2])
-
-
 @pytest.mark.parametrize(
     ("origin", "with_cookie", "opens"),
     [
@@ -187,7 +179,7 @@ def _token_of_page(viewer):
 )
 def test_sockets_are_for_the_page_itself(viewer, origin, with_cookie, opens):
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    headers |= {"Sec-WebSocket-Key": "x" * 22 + "==", "Sec-WebSocket-Protocol": f"bokeh, {_token_of_page(viewer)}"}
+    headers |= {"Sec-WebSocket-Key": "x" * 22 + "==", "Sec-WebSocket-Protocol": f"bokeh, {page_token(viewer)}"}
     headers |= {} if origin is None else {"Origin": origin.format(port=viewer.port)}
     headers |= {"Cookie": cookie(viewer)} if with_cookie else {}
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", viewer.port)) as connection:
@@ -196,7 +188,7 @@ def test_sockets_are_for_the_page_itself(viewer, origin, with_cookie, opens):
 
 
 def test_fifty_at_once(viewer):
-    tokens = [_token_of_page(viewer) for _ in range(50)]
+    tokens = [page_token(viewer) for _ in range(50)]
     headers = {"Origin": f"http://127.0.0.1:{viewer.port}", "Cookie": cookie(viewer)}
 
     async def one(token):
@@ -219,7 +211,7 @@ def test_fifty_at_once(viewer):
 
 
 def test_a_message_that_is_too_long_ends_only_its_own_socket(viewer):
-    token, headers = _token_of_page(viewer), {"Origin": f"http://127.0.0.1:{viewer.port}", "Cookie": cookie(viewer)}
+    token, headers = page_token(viewer), {"Origin": f"http://127.0.0.1:{viewer.port}", "Cookie": cookie(viewer)}
 
     async def attempt():
         socket = await connect(viewer, token, headers)
@@ -239,7 +231,7 @@ def test_a_port_in_use_is_passed_over():
         port = taken.getsockname()[1]
         with view(decoder("abc"), port=port, browser=False, wait=False) as found:
             assert port < found.port <= port + 100
-            assert fetch(found.url)[0] == 302
+            assert fetch(found.url)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -261,13 +253,78 @@ def test_the_default_port_and_how_to_reach_it_from_elsewhere(viewer):
     assert viewer.forwarding.startswith(f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} ")
 
 
-def test_a_browser_is_opened_only_where_one_is_wanted(monkeypatch):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
+@pytest.fixture
+def home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Addresses that a browser was asked to open."""
+    addresses = []
+    monkeypatch.setattr("webbrowser.open", lambda address: addresses.append(address) or True)
+    return addresses
+
+
+def test_a_browser_is_opened_only_where_one_is_wanted(home_folder, opened):
     with view(decoder("abc"), browser=False, wait=False):
         assert opened == []
+    with view(decoder("abc"), wait=False):
+        assert len(opened) == 1
+
+
+def test_the_browser_gets_its_link_by_a_private_file(home_folder, opened):
     with view(decoder("abc"), wait=False) as found:
-        assert opened == [found.url]
+        (page,) = home_folder.iterdir()
+        assert opened == [page.as_uri()]
+        assert "code" not in opened[0]
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        link = re.search(r"url=([^\"]+)", page.read_text())[1]
+        printed = found.url
+        assert link != printed
+        assert fetch(link)[0] == 200
+        assert list(home_folder.iterdir()) == []  # removed when it was used
+        assert fetch(link)[0] == 403
+        assert found.url == printed  # for another browser
+
+
+def test_the_file_is_removed_at_the_end(home_folder, opened):
+    with view(decoder("abc"), wait=False):
+        assert len(list(home_folder.iterdir())) == 1
+    assert list(home_folder.iterdir()) == []
+
+
+def test_the_file_is_removed_when_no_browser_opens_it(home_folder, opened, monkeypatch):
+    monkeypatch.setattr("clearhead.viewer.serving.OPENING", 0.01)
+    with view(decoder("abc"), wait=False):
+        (page,) = home_folder.iterdir()
+        link = re.search(r"url=([^\"]+)", page.read_text())[1]
+        until(lambda: not page.exists())
+        assert fetch(link)[0] == 403
+
+
+def test_without_a_browser_there_is_no_file(home_folder, monkeypatch):
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    with view(decoder("abc"), wait=False) as found:
+        assert list(home_folder.iterdir()) == []
+        assert not found.open()
+
+
+def test_without_a_home_folder_the_file_is_in_the_temporary_folder(tmp_path, opened, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with view(decoder("abc"), wait=False):
+        (page,) = tmp_path.iterdir()
+        assert opened == [page.as_uri()]
+
+
+def test_without_any_folder_no_browser_is_opened(tmp_path, opened, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with view(decoder("abc"), wait=False) as found:
+        assert opened == []
+        assert fetch(found.url)[0] == 200
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):

@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -26,9 +28,10 @@ def recorded(tmp_path):
     return tmp_path / "kept.safetensors"
 
 
-def start(*arguments):
-    command = [sys.executable, "-m", "clearhead", "view", "--no-browser", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def start(*arguments, browser=None):
+    chosen = ["--no-browser"] if browser is None else []
+    command = [sys.executable, "-m", "clearhead", "view", *chosen, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(browser or {})}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -50,6 +53,41 @@ def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=30)
     assert (process.returncode, rest, errors) == (0, "", "")
+
+
+def stop(process):
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+
+def test_a_new_link_is_printed_when_one_was_used(recorded):
+    process = start(recorded)
+    link = lines_of(process, 3)[0].split()[-1]
+    assert urllib.request.urlopen(link).status == 200
+    said, _, another = process.stdout.readline().rpartition(" ")
+    assert said == "That link was used. For another browser: "
+    assert another.strip() != link
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(link)
+    assert urllib.request.urlopen(another.strip()).status == 200
+    stop(process)
+
+
+def test_a_browser_is_started_without_the_link_on_its_command_line(recorded, tmp_path):
+    command, started = tmp_path / "browser", tmp_path / "arguments"
+    command.write_text(f'#!/bin/sh\necho "$*" > {started}.new && mv {started}.new {started}\n')
+    command.chmod(0o755)
+    process = start(recorded, browser={"BROWSER": str(command), "HOME": str(tmp_path)})
+    lines_of(process, 3)
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (page,) = tmp_path.glob("*.html")
+    assert started.read_text() == f"{page.as_uri()}\n"
+    link = page.read_text().partition("url=")[2].partition('"')[0]
+    assert urllib.request.urlopen(link).status == 200
+    assert not page.exists()
+    stop(process)
 
 
 def test_without_anything_it_shows_the_bundled_translator():

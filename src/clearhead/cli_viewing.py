@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,11 +106,9 @@ def serve(
             viewer = view(shown, texts, roles=found, port=port, browser=False, wait=False)
         if viewer.port != port:
             print(f"Port {port} is in use; this is the next free one.")
-        print(f"Open  {viewer.url}")
-        print(f"From another machine first:  {viewer.forwarding}")
-        print("Ctrl-C stops it.", flush=True)
+        viewer.print_link()
         if browser:
-            webbrowser.open(viewer.url)
+            viewer.open()
         viewer.wait()
     except KeyboardInterrupt:  # before there was anything to serve
         status = 128 + signal.SIGINT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import getpass
 import logging
@@ -11,6 +12,7 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 from bokeh.application import Application
 from bokeh.server.server import BaseServer
@@ -21,6 +23,7 @@ from clearhead.checks import whole_number
 from clearhead.roles import Roles
 from clearhead.viewer.access import ENTRANCE, Access
 from clearhead.viewer.gate import LOCAL, GatedTornado
+from clearhead.viewer.handover import write_page
 from clearhead.viewer.sessions import Sessions
 from clearhead.viewer.texts import Shown, Texts
 
@@ -29,6 +32,7 @@ TRIED = 100  # ports after the one that was asked for
 PARTING = 0.1  # seconds in which pages hear that it ends
 MESSAGE = 2**20  # bytes of the largest message that a page may send
 IDLE = 60.0  # seconds until a connection that sends no complete request is closed
+OPENING = 120.0  # seconds that a browser has to start and to open the page it was given
 
 
 class Viewer:
@@ -37,6 +41,9 @@ class Viewer:
     def __init__(self, texts: Texts, bound: socket.socket) -> None:
         logging.getLogger("tornado.access").setLevel(logging.ERROR)  # what was refused is told to whoever asked
         self._texts, self._access = texts, Access()
+        self._code = self._access.issue(self._renew)
+        self._prints = False
+        self._handed_over: dict[str, Path] = {}  # codes and the files that hold them
         self.port = bound.getsockname()[1]
         self._loop: Future[IOLoop] = Future()
         self._thread = threading.Thread(target=self._serve, args=(bound,), daemon=True)
@@ -45,16 +52,39 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """The address to open: its token opens the page."""
-        return f"http://127.0.0.1:{self.port}{ENTRANCE}?token={self._access.token}"
+        """The link to open. It opens the page once, in one browser; after that this is a new link."""
+        return self._link(self._code)
 
     @property
     def forwarding(self) -> str:
         """What to type on another machine before opening the address there."""
         return f"ssh -L {self.port}:127.0.0.1:{self.port} {getpass.getuser()}@{socket.gethostname()}"
 
+    def open(self) -> bool:
+        """Open the page in a browser; False if there is none."""
+        code = self._access.issue(lambda: self._withdraw(code))
+        page = write_page(self._link(code))
+        if page is None:
+            self._access.revoke(code)
+            return False
+        self._handed_over[code] = page
+        opened = webbrowser.open(page.as_uri())
+        if opened:
+            loop = self._loop.result()
+            loop.add_callback(loop.call_later, OPENING, self._withdraw, code)
+        else:
+            self._withdraw(code)
+        return opened
+
+    def print_link(self) -> None:
+        """Print the link, and a new one whenever the last was used."""
+        self._prints = True
+        print(f"Open  {self.url}")
+        print(f"From another machine first:  {self.forwarding}")
+        print("Ctrl-C stops it.", flush=True)
+
     def wait(self) -> None:
-        """Until it is closed, or Ctrl-C."""
+        """Serve until `close` is called, or until Ctrl-C."""
         try:
             self._thread.join()
         except KeyboardInterrupt:
@@ -66,6 +96,8 @@ class Viewer:
         if self._thread.is_alive():
             loop.add_callback(loop.stop)
             self._thread.join()
+        for code in list(self._handed_over):
+            self._withdraw(code)
         self._texts.worker.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Viewer:
@@ -73,6 +105,23 @@ class Viewer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _link(self, code: str) -> str:
+        return f"http://127.0.0.1:{self.port}{ENTRANCE}?code={code}"
+
+    def _renew(self) -> None:
+        """Replace the link that was just used."""
+        self._code = self._access.issue(self._renew)
+        if self._prints:
+            with contextlib.suppress(OSError):  # the terminal is gone; the page is still to be served
+                print(f"That link was used. For another browser:  {self.url}", flush=True)
+
+    def _withdraw(self, code: str) -> None:
+        """Revoke a code that was handed to a browser, and remove its file."""
+        self._access.revoke(code)
+        page = self._handed_over.pop(code, None)
+        if page is not None:
+            page.unlink(missing_ok=True)
 
     def _serve(self, bound: socket.socket) -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())
@@ -116,7 +165,8 @@ def view(
         roles: what `clearhead roles --output` found, for labels such as "induction" that no single text shows.
         port: the port to serve on; if it is in use, the next that is free.
         browser: open the page in a browser.
-        wait: until Ctrl-C. Otherwise it is served until `close` is called on what comes back.
+        wait: print the link and serve until Ctrl-C. Otherwise return at once, and serve until `close` is called on
+            the viewer that is returned; its `url` is the link.
     """
     bound = _bind(whole_number("port", port))  # first, for a model may take its time to load
     try:
@@ -124,8 +174,10 @@ def view(
     except BaseException:
         bound.close()
         raise
+    if wait:
+        viewer.print_link()
     if browser:
-        webbrowser.open(viewer.url)
+        viewer.open()
     if wait:
         viewer.wait()
     return viewer

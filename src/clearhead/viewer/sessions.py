@@ -39,7 +39,7 @@ class Sessions(Handler):
 def _destroy(document: Document, session: Any) -> None:
     """Destroy a document without the full garbage collection that `Document.destroy` ends with.
 
-    That collection traverses every object of the process, torch's included, and takes about 0.2 seconds for each
+    That collection traverses every object of the process, torch's included, and takes 0.1 to 0.3 seconds for each
     page that was left. It is not needed: destroying the models has already released their data, and Python's own
     collections find what remains. `gc.freeze` leaves nothing for the collection to traverse.
     """

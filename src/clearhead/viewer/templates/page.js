@@ -51,7 +51,7 @@ function start(found) {
   for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
   found.on_event("connection_lost", () => {
     element("progress").textContent = "";
-    Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and reload this page" });
+    Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and open its new link" });
   });
   listen();
   setColours(settings.palette);

@@ -1,0 +1,52 @@
+"""HTTP and WebSocket clients of the viewer, for tests."""
+
+import urllib.error
+import urllib.request
+
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments):
+        return None
+
+
+def fetch(url, **headers):
+    """Status, headers and text, without following a redirect."""
+    request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.build_opener(_Stay).open(request) as answer:
+            return answer.status, answer.headers, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read().decode()
+
+
+def home(viewer):
+    return f"http://127.0.0.1:{viewer.port}/"
+
+
+def cookie(viewer):
+    return fetch(viewer.url)[1]["Set-Cookie"].split(";")[0]
+
+
+def token_in(text):
+    start = text.index('"token":"') + len('"token":"')
+    return text[start : text.index('"', start)]
+
+
+def connect(viewer, token, headers):
+    request = HTTPRequest(f"ws://127.0.0.1:{viewer.port}/ws", headers=headers)
+    return websocket_connect(request, subprotocols=["bokeh", token])
+
+
+async def close(socket):
+    """And wait for the other side to close it too."""
+    socket.close()
+    while await socket.read_message() is not None:
+        pass
+
+
+def page_token(viewer):
+    return token_in(fetch(home(viewer), Cookie=cookie(viewer))[2])
