@@ -33,6 +33,7 @@ class Target:
             "host": self.host,
             "cookie": self.cookie,
             "secret": self.secret,
+            "token": page_token(viewer),
             "spent": spent.rpartition("=")[2],
             "other": other.url.rpartition("=")[2],
             "other_secret": cookie(other).partition("=")[2],
@@ -328,7 +329,7 @@ PATCHES = [
 
 @pytest.mark.parametrize("origin", ORIGINS)
 def test_sockets_of_other_origins(target, caplog, origin):
-    headers = [HOST, COOKIE, *UPGRADE, f"Sec-WebSocket-Protocol: bokeh, {page_token(target.viewer)}"]
+    headers = [HOST, COOKIE, *UPGRADE, "Sec-WebSocket-Protocol: bokeh, {token}"]
     headers += [] if origin is None else [f"Origin: {origin}"]
     assert_kept_out(target, target.request("GET /ws HTTP/1.1", *headers), caplog)
 

@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +18,7 @@ from clearhead.roles import Roles
 from clearhead.transformer import Translator
 from clearhead.viewer.texts import Texts, typed
 from recordings import decoder
+from viewer_client import fetch
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
         said, opened, forwarded, last = lines_of(process, 4)
     assert said == f"Port {port} is in use; this is the next free one.\n"
     url = opened.split()[1]
-    assert urllib.request.urlopen(url.replace("/enter?", "/static/js/bokeh.min.js?")).status == 200
+    assert fetch(url.replace("/enter?", "/static/js/bokeh.min.js?"))[0] == 200
     served = url.split(":")[2].split("/")[0]
     assert f"ssh -L {served}:127.0.0.1:{served} " in forwarded
     assert last == "Ctrl-C stops it.\n"
@@ -63,13 +62,12 @@ def stop(process):
 def test_a_new_link_is_printed_when_one_was_used(recorded):
     process = start(recorded)
     link = lines_of(process, 3)[0].split()[-1]
-    assert urllib.request.urlopen(link).status == 200
+    assert fetch(link)[0] == 200
     said, _, another = process.stdout.readline().rpartition(" ")
     assert said == "That link was used. For another browser: "
     assert another.strip() != link
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(link)
-    assert urllib.request.urlopen(another.strip()).status == 200
+    assert fetch(link)[0] == 403
+    assert fetch(another.strip())[0] == 200
     stop(process)
 
 
@@ -85,7 +83,7 @@ def test_a_browser_is_started_without_the_link_on_its_command_line(recorded, tmp
     (page,) = tmp_path.glob("*.html")
     assert started.read_text() == f"{page.as_uri()}\n"
     link = page.read_text().partition("url=")[2].partition('"')[0]
-    assert urllib.request.urlopen(link).status == 200
+    assert fetch(link)[0] == 200
     assert not page.exists()
     stop(process)
 
