@@ -9,6 +9,7 @@ on a few kinds of input until eager attention accepts one. Types that no recipe 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -251,7 +252,7 @@ def compare(model_type: str) -> Outcome:
     worst = Outcome(model_type, "equal")
     forward.attention = counted
     try:
-        ours = make(type(eager.config).from_dict(eager.config.to_dict()), "clearhead")
+        ours = make(copy.deepcopy(eager.config), "clearhead")
         ours.load_state_dict(eager.state_dict())
         results = [run(ours, given) for given in inputs]
     except Exception as error:

@@ -35,7 +35,7 @@ def refuse_unsupported(module: nn.Module, others: dict[str, Any]) -> None:
         if name in MEANINGFUL or not _ignored_by_eager(type(module), name):
             raise ValueError(
                 f"{type(module).__name__} gives its attention {name}={_short(given)}, which clearhead does not support;"
-                f" leave {name} out of the call, or choose another attn_implementation"
+                f" choose another attn_implementation, or leave {name} out if you gave it"
             )
 
 
