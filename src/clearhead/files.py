@@ -1,10 +1,8 @@
-"""Files are written beside their place and renamed, so that none ever stands there half-written; and read by lines."""
+"""Files are written beside their place and renamed, so that none ever stands there half-written."""
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -86,17 +84,3 @@ def _flush_folder(folder: Path) -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """A text file's lines, numbered from 1; of a .gz file too. Only a line feed ends one, not U+2028 and its like."""
-    number = 0
-    opened = gzip.open if str(path).endswith(".gz") else open
-    try:
-        with opened(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}, after line {number}: not a whole gzip file ({error})") from None

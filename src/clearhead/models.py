@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from clearhead.checks import whole_number
 from clearhead.functional import keeping_vectors
+from clearhead.inputs import TOKENS
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.transformer.runs import Run
 from clearhead.transformer.translate import BUNDLED, Translator
@@ -220,6 +221,8 @@ def prepare(model: Loaded, text: str | Sequence[str], target: str | None = None)
     ids = encoded["input_ids"]
     if ids.shape[1] == 0:
         raise ValueError("text has no tokens; expected at least one")
+    if ids.shape[1] > TOKENS.value:
+        raise TOKENS.exceeded(f"text has {ids.shape[1]:,} tokens")
     longest = _most_tokens(model.model)
     if ids.shape[1] > longest:
         raise ValueError(f"text has {ids.shape[1]} tokens, but {model.name} takes at most {longest}")

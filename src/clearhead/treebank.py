@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.files import numbered_lines
+from clearhead.inputs import numbered_lines
 
 _COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
 _NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # 1-2 is a multiword token, 1.1 an empty node

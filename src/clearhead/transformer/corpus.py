@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from clearhead.files import numbered_lines
+from clearhead.inputs import numbered_lines
 from clearhead.transformer.normalising import Normaliser
 
 

@@ -12,7 +12,9 @@ from typing import overload
 
 import torch
 
+from clearhead.checks import whole_number
 from clearhead.functional import keeping_vectors
+from clearhead.inputs import BEAMS, SENTENCE
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.transformer.config import Config
 from clearhead.transformer.model import Transformer
@@ -67,6 +69,8 @@ class Translator:
 
     def stream(self, texts: Sequence[str], *, beams: int = 4) -> Iterator[str]:
         """Translations one after the other, as they are done: some hundred sentences at a time."""
+        if whole_number("beams", beams) > BEAMS.value:
+            raise BEAMS.exceeded(f"beams is {beams}")
         for start in range(0, len(texts), TOGETHER):
             numbers = range(start, min(start + TOGETHER, len(texts)))
             sources = {number: self._read(texts[number], number, len(texts)) for number in numbers}
@@ -130,6 +134,8 @@ class Translator:
         if UNKNOWN in source:
             unknown = ", ".join(map(repr, self.vocabulary.unknown(text)))
             warnings.warn(f"{_where(number, count)}: never seen in training: {unknown}", stacklevel=3)
+        if len(source) > SENTENCE.value:
+            raise SENTENCE.exceeded(f"{_where(number, count)} has {len(source):,} tokens")
         if len(source) > self.config.text.max_tokens:
             warnings.warn(
                 f"{_where(number, count)}: {len(source)} tokens, but the model was trained on at most"

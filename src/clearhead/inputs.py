@@ -1,0 +1,84 @@
+"""Bounded reading of text from files and standard input, and the limits on what a command takes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on input that an environment variable raises."""
+
+    variable: str
+    default: int
+    unit: str
+
+    @property
+    def value(self) -> int:
+        raw = os.environ.get(self.variable)
+        if raw is None:
+            return self.default
+        if not raw.isdecimal() or len(raw) > 18 or int(raw) == 0:
+            raise ValueError(f"{self.variable} is {raw[:40]!r}; expected a whole number of {self.unit} above 0")
+        return int(raw)
+
+    def exceeded(self, what: str) -> ValueError:
+        """Return the error for something above the limit, described as "NAME is too large"."""
+        return ValueError(f"{what}; expected at most {self.value:,} {self.unit} ({self.variable} raises the limit)")
+
+
+TEXT = Limit("CLEARHEAD_MAX_TEXT_MIB", 256, "MiB")  # of one file, or of standard input
+LINE = Limit("CLEARHEAD_MAX_LINE_KIB", 1024, "KiB")  # of one line of a file that is read line by line
+TOKENS = Limit("CLEARHEAD_MAX_TOKENS", 2**20, "tokens")  # that a language model reads at once
+SENTENCE = Limit("CLEARHEAD_MAX_SENTENCE_TOKENS", 2**12, "tokens")  # that a translator reads at once
+BEAMS = Limit("CLEARHEAD_MAX_BEAMS", 1024, "beams")  # memory grows with beams × vocabulary
+
+
+def read_text(path: Path) -> str:
+    """Return a whole text file."""
+    most = TEXT.value * 2**20
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise TEXT.exceeded(f"{path} is too large")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 ({error.reason})") from None
+
+
+def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """A text file's lines, numbered from 1; of a .gz file too. Only a line feed ends one, not U+2028 and its like."""
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(path, "rb") as file:
+        yield from _lines(str(path), file)  # pyright: ignore[reportArgumentType]
+
+
+def lines_of_standard_input() -> list[str]:
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; expected text, such as from a pipe")
+    return [line for _, line in _lines("standard input", sys.stdin.buffer)]
+
+
+def _lines(name: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    longest, room, number = LINE.value * 2**10, TEXT.value * 2**20, 0
+    try:
+        while raw := file.readline(longest + 1):
+            number += 1
+            room -= len(raw)
+            if len(raw) > longest:
+                raise LINE.exceeded(f"{name}, line {number} is too long")
+            if room < 0:
+                raise TEXT.exceeded(f"{name} is too large")
+            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason})") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{name}, after line {number}: not a whole gzip file ({error})") from None
