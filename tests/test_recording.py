@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from clearhead import AttentionWeights, Causal, Recording, attention, checksums, storage
-from clearhead.recording import Stack, Tokens
+from clearhead.recording import FORMAT, VERSION, Stack, Tokens
 
 
 def tokens(*texts):
@@ -122,8 +122,8 @@ def changed(path, tensors=lambda own: own, facts=lambda own: own):
         ({"facts": lambda own: in_layer(own, scale="x")}, "damaged .scale is 'x'"),
         ({"facts": lambda own: in_layer(own, softcap="x")}, "damaged .softcap is 'x'"),
         ({"facts": lambda own: {**own, "version": True}}, "format version True"),
-        ({"facts": lambda own: {**own, "model": 5}}, "damaged .model is 5"),
-        ({"facts": lambda own: numbered(own)}, "damaged .tokens are no texts"),
+        ({"facts": lambda own: {**own, "model": 5}}, "damaged .Recording: model is 5"),
+        ({"facts": lambda own: numbered(own)}, "damaged .Tokens: texts.0. is 0; expected a string"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
@@ -163,3 +163,79 @@ def test_shapes_are_checked():
         Stack((weights(4, 4),), tokens("a", "b", "c"), tokens("a", "b", "c", "d"))
     with pytest.raises(ValueError, match="Tokens: texts, special and words"):
         Tokens(("a",), (False, True), (None,))
+
+
+def test_a_recording_has_heads_tokens_layers_and_stacks():
+    own, none = tokens("a", "b"), tokens()
+    for make, says in (
+        (lambda: Recording("m", {}), "Recording: there are no stacks; expected at least one"),
+        (lambda: Stack((), own, own), "Stack: there are no layers; expected at least one"),
+        (lambda: Stack((weights(2, 2),), none, own), "Stack: there are no query tokens; expected at least one"),
+        (lambda: Stack((weights(2, 2),), own, none), "Stack: there are no key tokens; expected at least one"),
+        (lambda: Recording("\ud800", {}), "Recording: model is '.ud800'; expected a name in Unicode text"),
+        (
+            lambda: Recording("m", {"\0": Stack((weights(2, 2),), own, own)}),
+            "a stack is named '.x00'; expected printable",
+        ),
+    ):
+        with pytest.raises(ValueError, match=says):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "says"),
+    [
+        ("texts", 3, "texts.1. is 3; expected a string of Unicode text"),
+        ("texts", "\ud800", "texts.1. is '.ud800'; expected a string of Unicode text"),
+        ("special", "x", "special.1. is 'x'; expected True or False"),
+        ("special", 1, "special.1. is 1; expected True or False"),
+        ("words", "x", "words.1. is 'x'; expected a word's index from 0, or None"),
+        ("words", True, "words.1. is True"),
+        ("words", -1, "words.1. is -1"),
+        ("words", 2**63, "words.1. is 9223372036854775808"),
+    ],
+)
+def test_tokens_have_texts_flags_and_words(part, value, says):
+    parts = {"texts": ("a", "b"), "special": (True, False), "words": (0, None)}
+    parts[part] = (parts[part][0], value)
+    with pytest.raises(ValueError, match=says):
+        Tokens(**parts)
+
+
+def with_tensor(path, name, change):
+    """A recording's file with one tensor of its first layer changed."""
+    recording().save(path)
+    tensors, facts = storage.read(path, FORMAT, VERSION, "cpu")
+    tensors[f"encoder.0.{name}"] = change(tensors[f"encoder.0.{name}"])
+    storage.write(path, tensors, facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("query", lambda own: own.to(torch.float8_e4m3fn), "query is of torch.float8_e4m3fn; expected torch.float64,"),
+        ("lse", lambda own: own.half(), "lse is of torch.float16; expected torch.float32"),
+        ("value", lambda own: own.double(), "value is of torch.float64; expected that of query, torch.float32"),
+        ("key", lambda own: own.sum(), "query is .*, key ..; expected 4 axes each"),
+        ("query_start", lambda own: own + (2**63 - 1), "query_start is out of range"),
+        ("query_start", lambda own: own - 2**62, "query_start is out of range"),
+    ],
+)
+def test_tensors_that_nothing_can_be_computed_from_are_refused(tmp_path, name, change, says):
+    path = tmp_path / "file.safetensors"
+    with_tensor(path, name, change)
+    with pytest.raises(ValueError, match=f"file.safetensors: saved by Recording.save, but damaged .{says}"):
+        Recording.load(path)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"scale": float("nan")}, {"scale": float("inf")}, {"softcap": 0.0}, {"scale": 10**400}]
+)
+def test_factors_that_nothing_can_be_computed_with_are_refused(tmp_path, facts):
+    path = tmp_path / "file.safetensors"
+    recording().save(path)
+    tensors, own = storage.read(path, FORMAT, VERSION, "cpu")
+    own["stacks"]["encoder"]["layers"][0] |= facts
+    storage.write(path, tensors, own)
+    with pytest.raises(ValueError, match="saved by Recording.save, but damaged"):
+        Recording.load(path)

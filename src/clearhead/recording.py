@@ -30,6 +30,13 @@ class Tokens:
         lengths = {len(self.texts), len(self.special), len(self.words)}
         if len(lengths) > 1:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
+        for number, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
+            if not isinstance(text, str) or not _is_unicode(text):
+                raise ValueError(f"Tokens: texts[{number}] is {_shown(text)}; expected a string of Unicode text")
+            if not isinstance(special, bool):
+                raise ValueError(f"Tokens: special[{number}] is {_shown(special)}; expected True or False")
+            if word is not None and (type(word) is not int or not 0 <= word < 2**31):
+                raise ValueError(f"Tokens: words[{number}] is {_shown(word)}; expected a word's index from 0, or None")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -37,15 +44,24 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """One kind of attention in a model, layer by layer, of one text: matrices of batch 1."""
+    """One kind of attention in a model, layer by layer, of one text: matrices of batch 1.
+
+    There is at least one layer, query and key, and every layer has at least one head.
+    """
 
     layers: tuple[AttentionWeights, ...]
     queries: Tokens
     keys: Tokens
 
     def __post_init__(self) -> None:
+        counts = {"layers": self.layers, "query tokens": self.queries, "key tokens": self.keys}
+        for what, own in counts.items():
+            if not len(own):
+                raise ValueError(f"Stack: there are no {what}; expected at least one")
         for number, weights in enumerate(self.layers):
-            batch, _, q_len, kv_len = weights.shape
+            batch, heads, q_len, kv_len = weights.shape
+            if not heads:
+                raise ValueError(f"Stack: layer {number} has no heads; expected at least one")
             if (batch, q_len, kv_len) != (1, len(self.queries), len(self.keys)):
                 raise ValueError(
                     f"Stack: layer {number} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
@@ -62,10 +78,20 @@ class Recording:
     """Made by `record(model, text)`. `recording["decoder"].layers[3]` is an `AttentionWeights`.
 
     Stacks are "encoder", "decoder" and "cross" where there are such, in the order in which the model runs them.
+    There is at least one.
     """
 
     model: str
     stacks: dict[str, Stack]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not _is_unicode(self.model):
+            raise ValueError(f"Recording: model is {_shown(self.model)}; expected a name in Unicode text")
+        if not self.stacks:
+            raise ValueError("Recording: there are no stacks; expected at least one")
+        for name in self.stacks:
+            if not isinstance(name, str) or not name.isprintable() or not name.strip():
+                raise ValueError(f"Recording: a stack is named {_shown(name)}; expected printable text")
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
@@ -95,7 +121,7 @@ class Recording:
     def __repr__(self) -> str:
         parts = []
         for name, stack in self.stacks.items():
-            heads = stack.layers[0].shape[1] if stack.layers else 0
+            heads = stack.layers[0].shape[1]
             parts.append(f"{name} {len(stack.layers)} × {heads} heads, {len(stack.queries)} × {len(stack.keys)} tokens")
         return f"Recording({self.model!r}: {'; '.join(parts)})"
 
@@ -124,10 +150,8 @@ class Recording:
                     mine = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
                     layers.append(AttentionWeights(*storage.unpack(mine, own)))
                 stacks[name] = Stack(tuple(layers), _tokens(about["queries"]), _tokens(about["keys"]))
-            if not isinstance(facts["model"], str):
-                raise TypeError(f"model is {facts['model']!r}")
             return cls(facts["model"], stacks)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
 
 
@@ -158,6 +182,14 @@ def attends_to_itself(name: str, stack: Stack) -> bool:
 
 
 def _tokens(facts: dict[str, list]) -> Tokens:
-    if not all(isinstance(text, str) for text in facts["texts"]):
-        raise TypeError("tokens are no texts")
     return Tokens(tuple(facts["texts"]), tuple(facts["special"]), tuple(facts["words"]))
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for half a surrogate pair, which JSON can hold but no file in UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clearhead.checks import whole_number
+from clearhead.escaping import json_text
 from clearhead.head_statistics import NEIGHBOURS, ON_REPEATS, HeadStatistics, from_tally, measure
 from clearhead.recording import Address, Recording
 from clearhead.syntax import RelationScore
@@ -96,7 +97,7 @@ class Roles:
         return {"model": self.model, "heads": heads, "relations": relations}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False)
+        return json_text(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Roles:
@@ -107,9 +108,15 @@ class Roles:
             for row in facts["heads"]:
                 address = _taken_address(row)
                 del row["labels"]
-                heads[address] = HeadStatistics(**row)
-            relations = tuple(RelationScore(address=_taken_address(row), **row) for row in facts["relations"])
-            return cls(facts["model"], heads, relations)
+                heads[address] = HeadStatistics(**_checked_row(HeadStatistics, row))
+            relations = tuple(
+                RelationScore(address=_taken_address(row), **_checked_row(RelationScore, row))
+                for row in facts["relations"]
+            )
+            _check_value("model", facts["model"], str)
+            return cls(facts["model"], heads, _checked(relations, heads))
+        except RecursionError:
+            raise ValueError("text was not written by Roles.to_json: nested too deeply") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"text was not written by Roles.to_json: {type(error).__name__}, {error}") from None
 
@@ -187,4 +194,28 @@ def _place(address: Address) -> dict[str, str | int]:
 
 
 def _taken_address(row: dict[str, Any]) -> Address:
+    for name, kind in (("stack", str), ("layer", int), ("head", int)):
+        _check_value(name, row[name], kind)
     return row.pop("stack"), row.pop("layer"), row.pop("head")
+
+
+def _checked_row(kind: type, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass as they were read, after checking their types."""
+    hints = get_type_hints(kind)
+    for name, value in row.items():
+        if name in hints:  # the dataclass refuses others
+            _check_value(name, value, hints[name])
+    return row
+
+
+def _check_value(name: str, value: object, hint: Any) -> None:
+    """Check a value from JSON against a type hint such as `float | None` or a Literal."""
+    kinds = get_args(hint) or (hint,)
+    if get_origin(hint) is Literal:
+        fits = value in kinds
+    else:
+        fits = type(value) in kinds or (type(value) is int and float in kinds)
+    if isinstance(value, int | float):
+        fits = fits and abs(value) < 2**63  # not NaN, not infinite, not too large for a float
+    if not fits:
+        raise ValueError(f"{name} is {str(value)[:40]!r}; expected {getattr(hint, '__name__', hint)}")

@@ -20,6 +20,7 @@ from clearhead import checksums
 from clearhead.biases import ALiBi
 from clearhead.files import is_special, place_of, replacing
 from clearhead.masks import Fixed, Lowered
+from clearhead.posing import DTYPES, checked_scale, checked_softcap
 from clearhead.problem import Problem
 
 FORMAT, VERSION = "clearhead.AttentionWeights", 1
@@ -72,11 +73,11 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
     missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
     if missing:
         raise KeyError(", ".join(sorted(missing)))
-    if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
-        raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
     _check_facts(facts)
     _check_dtypes(tensors)
     _check_shapes(tensors)
+    if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
+        raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
     start, slopes = tensors["query_start"], tensors.get("slopes")
     lowered = Lowered(tensors.get("ranges"), tensors.get("dense"))
     problem = Problem(
@@ -100,16 +101,22 @@ def _check_facts(facts: Facts) -> None:
     for name, kinds in (("scale", (int, float)), ("softcap", (int, float, type(None))), ("mask", (str, type(None)))):
         if not isinstance(facts[name], kinds) or isinstance(facts[name], bool):
             raise ValueError(f"{name} is {facts[name]!r}")
+    checked_scale(facts["scale"], key_dim=1)
+    checked_softcap(facts["softcap"])
 
 
 def _check_dtypes(tensors: dict[str, Tensor]) -> None:
     whole = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}
     for name, tensor in tensors.items():
         expected = whole.get(name)
-        if name in _PARTS and (tensor.dtype != expected if expected else not tensor.is_floating_point()):
-            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or 'floating point'}")
-    if tensors["key"].dtype != tensors["query"].dtype:
-        raise ValueError(f"key is of {tensors['key'].dtype}; expected that of query, {tensors['query'].dtype}")
+        if name in _PARTS and (tensor.dtype != expected if expected else tensor.dtype not in DTYPES):
+            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or ', '.join(map(str, DTYPES))}")
+    exact = torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
+    if tensors["lse"].dtype != exact:
+        raise ValueError(f"lse is of {tensors['lse'].dtype}; expected {exact}")
+    for name in {"key", "value"} & {*tensors}:
+        if tensors[name].dtype != tensors["query"].dtype:
+            raise ValueError(f"{name} is of {tensors[name].dtype}; expected that of query, {tensors['query'].dtype}")
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
@@ -140,6 +147,8 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
     start, ranges = tensors["query_start"], tensors.get("ranges")
     if start.shape not in ((), (batch,)):
         raise ValueError(f"query_start is {tuple(start.shape)}; expected one number, or one for each of {batch}")
+    if bool((start < -(2**31)).any() or (start >= 2**31).any()):
+        raise ValueError("query_start is out of range; expected positions between −2³¹ and 2³¹")
     if ranges is None:
         return
     if ranges.ndim != 4 or ranges.shape[1:] not in ((2, 1, q_len), (2, batch, q_len)):

@@ -64,8 +64,6 @@ def report(
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
     gallery = Gallery(recording, roles)
-    if not list(recording.heads()):
-        raise ValueError(f"recording is {recording!r}, which has no heads; expected at least one")
     with nullcontext() if path is None else replacing(path) as temporary:  # that it can be written is seen first
         layers = _fitted(recording, _digested(recording, progress))
         notes = _notes(recording, layers.outlines)
