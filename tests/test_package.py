@@ -21,9 +21,12 @@ SOURCE = ROOT / "src" / "clearhead"
 # top first; a file imports only from files above it in this list
 LAYERS = [
     "checks",
+    "escaping",
+    "consoles",
     "temporaries",
     "tensor_checks",
     "files",
+    "inputs",
     "locks",
     "checksums",
     "processes",
@@ -164,6 +167,7 @@ LAYERS = [
     "surveys",
     "tables",
     "doctor",
+    "cli_errors",
     "cli_models",
     "cli_training",
     "cli_viewing",

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from clearhead import Recording
 from clearhead.cli import app
 from clearhead.roles import Roles
+from recordings import decoder
 
 TEXT = "She plays the piano in the garden every day."
 
@@ -99,3 +100,31 @@ def test_what_is_wrong_is_said_in_one_line(kept, tmp_path, arguments, message):
     result = run(*(str(part).format(kept=kept, cut=cut, treebank=treebank) for part in arguments), status=2)
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["stats", "roles"])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("\x1b]0;X\x07\x1b[2J", r"\x1b]0;X\x07\x1b[2J: "),
+        ("my[/model]", "my[/model]: "),
+        ("llama[v2]", "llama[v2]: "),
+    ],
+)
+def test_a_model_s_name_is_shown_as_it_is(tmp_path, command, name, shown):
+    made = decoder(["a", "b", "\x1b[2J"])
+    path = tmp_path / "r.safetensors"
+    Recording(name, {"dec[/x]": made["decoder"]}).save(path)
+    said = run(command, path).stdout
+    assert shown in said
+    assert "dec[/x]" in said
+    assert "\x1b" not in said
+    assert json.loads(run(command, path, "--json").stdout)["model"] == name
+
+
+@pytest.mark.parametrize("layers", ["0-9999999999", "9999999999", f"0-{'9' * 5000}", "1-0"])
+def test_layers_are_bounded_before_they_are_listed(tmp_path, layers):
+    decoder("abc").save(tmp_path / "r.safetensors")
+    said = run("stats", tmp_path / "r.safetensors", "--layers", layers, status=2).stderr
+    assert said.endswith(", but the layers are 0 to 1\n")
+    assert len(said) < 100

@@ -170,7 +170,7 @@ class TestTraining:
 
         monkeypatch.setattr(storage, "save_file", save_file)
         result = run("train", "--data", "copies.tsv", "--config", "tiny.toml", "--output", "run", status=2)
-        said = [line for line in result.stderr.splitlines() if "No space left" in line]
+        said = [line for line in result.stderr.splitlines() if "o space left" in line]
         assert len(said) == 1
         assert said[0].startswith("clearhead: ")
         assert "Traceback" not in result.output
@@ -226,6 +226,25 @@ class TestTranslating:
         result = run("translate", "--file", "-", stdin=f"{BOOK}\nI like ☃.\n")
         assert result.stderr == "clearhead: line 2: never seen in training: '☃'\n"
         assert result.stdout.splitlines()[0] == HON
+
+    def test_shown_without_a_known_word(self):
+        shown = run("translate", "👩\u200d👩\u200d👧", "--show").stdout
+        assert shown.endswith("no word of the source is in the model's vocabulary, so there is no alignment to show\n")
+
+    def test_beams_and_sentences_have_a_limit(self, tmp_path, monkeypatch):
+        said = run("translate", BOOK, "--beams", "100000", status=2).stderr
+        limit = "1,024 beams (CLEARHEAD_MAX_BEAMS raises the limit)"
+        assert said == f"clearhead: beams is 100000; expected at most {limit}\n"
+        (tmp_path / "word.txt").write_text("a" * 5000)
+        said = run("translate", "--file", tmp_path / "word.txt", status=2).stderr
+        limit = "4,096 tokens (CLEARHEAD_MAX_SENTENCE_TOKENS raises the limit)"
+        assert said == f"clearhead: text has 5,001 tokens; expected at most {limit}\n"
+        monkeypatch.setenv("CLEARHEAD_MAX_BEAMS", "2")
+        assert run("translate", BOOK, "--beams", "2").stdout == f"{HON}\n"
+
+    def test_control_characters_of_a_translation_are_shown(self, monkeypatch):
+        monkeypatch.setattr(Translator, "stream", lambda self, texts, beams: iter(["\x1b[2J本\u3000[/]"]))
+        assert run("translate", BOOK).stdout == "\\x1b[2J本\u3000[/]\n"
 
     def test_a_run_of_ones_own(self, trained):
         assert run("translate", sentences(1)[0], "--model", trained[0], "--beams", "1").stdout.count("\n") == 1

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import os
-import signal
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text as Styled
 
 import clearhead
+from clearhead.cli_errors import OneLineErrors, say
 from clearhead.cli_models import (
     chosen_layers,
     joined,
@@ -29,10 +24,13 @@ from clearhead.cli_models import (
     progress_bar,
     usable_device,
 )
+from clearhead.consoles import console_for_output
+from clearhead.escaping import json_text, printable, visible
 from clearhead.files import place_of, write_text
 from clearhead.worked import BUILT_IN
 
 app = typer.Typer(
+    cls=OneLineErrors,
     help="Multi-head attention you can see through.",
     no_args_is_help=True,
     add_completion=False,
@@ -66,44 +64,12 @@ class Style(StrEnum):
     toml = "toml"
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Input that is wrong, or output that fails, ends in one line on stderr and exit code 2, never in a traceback."""
-    try:
-        with _warnings_as_lines():
-            yield
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read it has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(128 + signal.SIGPIPE) from None
-    except (ValueError, OSError, ImportError) as error:
-        said = str(error)
-        if isinstance(error, OSError) and error.filename is not None and error.strerror:  # without its number
-            said = f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        typer.echo(f"clearhead{rank}: {' '.join(said.split())}", err=True)
-        raise typer.Exit(2) from None
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Warnings of the library as one line each on stderr."""
-
-    def show(message: Warning | str, *args: object, **kwargs: object) -> None:
-        typer.echo(f"clearhead: {message}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
-
-
 def _write(text: str, output: Path | None) -> None:
     if output is None:
-        typer.echo(text, nl=False)
+        typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
     else:
         write_text(output, text)
-        typer.echo(f"wrote {output}", err=True)
+        say(f"wrote {output}")
 
 
 Example = Annotated[
@@ -126,21 +92,20 @@ def explain(
     """Write an attention calculation out step by step, with its real numbers."""
     from clearhead.worked.reading import load
     from clearhead.worked.render import render
-    from clearhead.worked.terminal import console_for_output, print_trace
+    from clearhead.worked.terminal import print_trace
     from clearhead.worked.wording import DIGITS
 
-    with _one_line_errors():
-        found = load(example)
-        if style is Style.toml:
-            if step or head or digits is not None:
-                raise ValueError("--step, --head and --digits do not go with --format toml, which is the whole example")
-            _write(found.to_toml(), output)
-            return
-        trace = found.trace().select(step or (), [number - 1 for number in head or ()])
-        if style is Style.text and output is None:
-            print_trace(console_for_output(), trace, found.title, DIGITS if digits is None else digits)
-        else:
-            _write(render(trace, style.value, title=found.title, digits=digits), output)
+    found = load(example)
+    if style is Style.toml:
+        if step or head or digits is not None:
+            raise ValueError("--step, --head and --digits do not go with --format toml, which is the whole example")
+        _write(found.to_toml(), output)
+        return
+    trace = found.trace().select(step or (), [number - 1 for number in head or ()])
+    if style is Style.text and output is None:
+        print_trace(console_for_output(), trace, found.title, DIGITS if digits is None else digits)
+    else:
+        _write(render(trace, style.value, title=found.title, digits=digits), output)
 
 
 @app.command()
@@ -151,15 +116,14 @@ def check(
 ) -> None:
     """Recompute a worked example and report each of its claims. Exit 0: all agree; 1: not all; 2: unreadable."""
     from clearhead.worked.check import check
-    from clearhead.worked.terminal import console_for_output, print_audit
+    from clearhead.worked.terminal import print_audit
     from clearhead.worked.wording import DIGITS
 
-    with _one_line_errors():
-        audit = check(example)
-        if as_json:
-            typer.echo(audit.to_json())
-        else:
-            print_audit(console_for_output(), audit, DIGITS if digits is None else digits)
+    audit = check(example)
+    if as_json:
+        typer.echo(audit.to_json())
+    else:
+        print_audit(console_for_output(), audit, DIGITS if digits is None else digits)
     raise typer.Exit(0 if audit.agrees else 1)
 
 
@@ -202,13 +166,12 @@ def stats(
     output: Output = None,
 ) -> None:
     """Run a model on texts; show how broadly, how far and how strongly each head attends. torchrun shares them out."""
-    with _one_line_errors(), joined(device) as together:
+    with joined(device) as together:
         if output is not None:
             place_of(output)
         loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead.surveys import statistics
         from clearhead.tables import print_statistics
-        from clearhead.worked.terminal import console_for_output
 
         chosen = chosen_layers(layers, loaded)
         with progress_bar("texts", len(texts)) as advance, kept_beside(output) as keep:
@@ -218,9 +181,9 @@ def stats(
             if not together.first:
                 return
             if as_json or output is not None:
-                _write(json.dumps({"model": name_of(loaded), "heads": table}, indent=1) + "\n", output)
+                _write(json_text({"model": name_of(loaded), "heads": table}, indent=1) + "\n", output)
             else:
-                print_statistics(console_for_output(), table, f"{name_of(loaded)}: means over queries")
+                print_statistics(console_for_output(), table, f"{visible(name_of(loaded))}: means over queries")
 
 
 @app.command()
@@ -239,7 +202,7 @@ def roles(
     output: Output = None,
 ) -> None:
     """Find out what kind of head each is: previous token, sink, induction, syntactic … torchrun shares texts out."""
-    with _one_line_errors(), joined(device) as together:
+    with joined(device) as together:
         if output is not None:
             place_of(output)
         from clearhead.treebank import read_conllu
@@ -248,7 +211,6 @@ def roles(
         loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead import surveys
         from clearhead.tables import print_roles
-        from clearhead.worked.terminal import console_for_output
 
         chosen = chosen_layers(layers, loaded)
         what, count = ("sentences", len(sentences)) if sentences else ("texts", len(texts))
@@ -285,28 +247,25 @@ def train(
     dtype: InDtype = Dtype.float32,
 ) -> None:
     """Train a Transformer to translate, and see which head comes to find which relation."""
-    with _one_line_errors():
-        import torch
+    import torch
 
-        from clearhead.cli_training import configured, data_for, show_run, signal_as_exit_code, training_report
-        from clearhead.processes import is_first
-        from clearhead.transformer.runs import Run
-        from clearhead.transformer.train import train as run_training
+    from clearhead.cli_training import configured, data_for, show_run, signal_as_exit_code, training_report
+    from clearhead.processes import is_first
+    from clearhead.transformer.runs import Run
+    from clearhead.transformer.train import train as run_training
 
-        run = Run(output)
-        if resume and (config is not None or steps is not None or seed is not None):
-            raise ValueError("--config, --steps and --seed do not go with --resume, which goes on with the run's own")
-        settings = run.read()[0] if resume else configured(config, steps, seed)
-        place = usable_device(device)
-        sentences = data_for(run, data or [], valid or [], settings, resume)
-        with signal_as_exit_code(), training_report(settings) as report:
-            for note in sentences.notes:
-                report.say(note)
-            run_training(
-                sentences, settings, run, device=place, dtype=getattr(torch, dtype), resume=resume, report=report
-            )
-        if is_first():
-            show_run(run, sentences)
+    run = Run(output)
+    if resume and (config is not None or steps is not None or seed is not None):
+        raise ValueError("--config, --steps and --seed do not go with --resume, which goes on with the run's own")
+    settings = run.read()[0] if resume else configured(config, steps, seed)
+    place = usable_device(device)
+    sentences = data_for(run, data or [], valid or [], settings, resume)
+    with signal_as_exit_code(), training_report(settings) as report:
+        for note in sentences.notes:
+            report.say(note)
+        run_training(sentences, settings, run, device=place, dtype=getattr(torch, dtype), resume=resume, report=report)
+    if is_first():
+        show_run(run, sentences)
 
 
 @app.command()
@@ -322,27 +281,26 @@ def translate(
     output: Annotated[Path | None, typer.Option(help="A file to write to, instead of standard output.")] = None,
 ) -> None:
     """Translate a sentence, or files line by line."""
-    with _one_line_errors():
-        from clearhead.cli_training import lines_of, show_alignment
-        from clearhead.transformer import Translator
+    from clearhead.cli_training import lines_of, show_alignment
+    from clearhead.transformer import Translator
 
-        if (text is None) == (not file):
-            raise ValueError("give a sentence, or --file")
-        if show and output is not None:
-            raise ValueError("--output does not go with --show, which draws on the terminal")
-        lines = [text] if text is not None else [line for path in file or () for line in lines_of(path)]
-        translator = Translator.load(model, device=usable_device(device))
-        found = []
-        with progress_bar("lines", len(lines) if file else 0) as advance:
-            for line in translator.stream(lines, beams=beams):
-                found.append(line)
-                if output is None and not show:  # as it comes: what is done is not lost if it is stopped
-                    typer.echo(line)
-                advance(len(found), len(lines))
-        if show:
-            show_alignment(translator, lines, found)
-        elif output is not None:
-            _write("".join(f"{line}\n" for line in found), output)
+    if (text is None) == (not file):
+        raise ValueError("give a sentence, or --file")
+    if show and output is not None:
+        raise ValueError("--output does not go with --show, which draws on the terminal")
+    lines = [text] if text is not None else [line for path in file or () for line in lines_of(path)]
+    translator = Translator.load(model, device=usable_device(device))
+    found = []
+    with progress_bar("lines", len(lines) if file else 0) as advance:
+        for line in translator.stream(lines, beams=beams):
+            found.append(line)
+            if output is None and not show:  # as it comes: what is done is not lost if it is stopped
+                typer.echo(printable(line))
+            advance(len(found), len(lines))
+    if show:
+        show_alignment(translator, lines, found)
+    elif output is not None:
+        _write("".join(f"{line}\n" for line in found), output)
 
 
 @app.command()
@@ -361,10 +319,9 @@ def record(
     download: Download = False,
 ) -> None:
     """Record a model's attention on a text, to look at here or elsewhere: `view`, `stats` and `roles` read the file."""
-    with _one_line_errors():
-        from clearhead.cli_viewing import write_recording
+    from clearhead.cli_viewing import write_recording
 
-        write_recording(output, text, file, model, values, device, dtype.value, download)
+    write_recording(output, text, file, model, values, device, dtype.value, download)
 
 
 @app.command()
@@ -394,14 +351,13 @@ def view(
     download: Download = False,
 ) -> None:
     """See every head in the browser, from the whole matrix to one cell. Served on this machine only."""
-    with _one_line_errors():
-        from clearhead.cli_viewing import serve, what_to_show, write_report
+    from clearhead.cli_viewing import serve, what_to_show, write_report
 
-        shown = what_to_show(text, file, model, device, dtype.value, download)
-        if output is None:
-            serve(*shown, roles, port, browser)
-        else:
-            write_report(output, *shown, roles)
+    shown = what_to_show(text, file, model, device, dtype.value, download)
+    if output is None:
+        serve(*shown, roles, port, browser)
+    else:
+        write_report(output, *shown, roles)
 
 
 @app.command()
@@ -411,10 +367,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
 
     found = diagnose()
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        typer.echo(json_text(dataclasses.asdict(found), indent=2))
         return
-    console = Console()
-    console.print("  ".join(f"[bold]{name}[/bold] {version}" for name, version in found.versions.items()))
+    console = console_for_output()
+    console.print(Styled("  ").join(Styled(name, "bold") + f" {version}" for name, version in found.versions.items()))
     for device in found.devices:
         console.print(device)
     table = Table("problem", "device", "backends, fastest first", "refused, and why", title="What runs where")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from clearhead.files import place_of
+from clearhead.inputs import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +30,7 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     if text is not None and _is_file(text):
         raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
     given = [] if text is None else [("TEXT", text)]
-    for path in files or ():
-        try:
-            given.append((str(path), path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not a text in UTF-8 ({error.reason})") from None
+    given += [(str(path), read_text(path)) for path in files or ()]
     for name, own in given:
         if not own.strip():
             raise ValueError(f"{name} is empty; expected a text to read")
@@ -113,13 +110,15 @@ def chosen_layers(layers: str | None, model: Loaded | Translator | Recording) ->
         return range(sys.maxsize)
     count = layer_count(model)
     chosen: set[int] = set()
+    shown = repr(layers if len(layers) <= 40 else f"{layers[:37]}...")
     for part in layers.split(","):
         first, _, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            raise ValueError(f"--layers is {layers!r}; expected numbers and ranges such as 0,3-5")
-        chosen |= set(range(int(first), int(last or first) + 1))
-    if not chosen or max(chosen) >= count:
-        raise ValueError(f"--layers is {layers!r}, but the layers are 0 to {count - 1}")
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal()):
+            raise ValueError(f"--layers is {shown}; expected numbers and ranges such as 0,3-5")
+        if max(len(first), len(last)) > 9 or not int(first) <= int(last) < count:  # before a range of them is made
+            raise ValueError(f"--layers is {shown}, but the layers are 0 to {count - 1}")
+        chosen |= set(range(int(first), int(last) + 1))
     return chosen
 
 

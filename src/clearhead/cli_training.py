@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
+from clearhead.cli_errors import say
 from clearhead.cli_models import progress_bar
-from clearhead.files import numbered_lines
+from clearhead.consoles import PlainConsole, console_for_output
+from clearhead.inputs import lines_of_standard_input, numbered_lines
 
 SHOWN = 100  # validation sentences that heads are judged by where no relations are known
 
@@ -57,7 +58,7 @@ def training_report(config: Config) -> Iterator[Report]:
     if not is_first():
         yield Report()
         return
-    console = Console(stderr=True, highlight=False)
+    console = PlainConsole(stderr=True)
     columns = (
         TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()
     )  # fmt: skip
@@ -65,7 +66,7 @@ def training_report(config: Config) -> Iterator[Report]:
         task = bar.add_task("", total=config.training.steps, state="")
 
         def say(line: str) -> None:
-            bar.console.print(line, markup=False, soft_wrap=True)
+            bar.console.print(line, soft_wrap=True)
 
         def step(done: int, of: int, loss: float, speed: float) -> None:
             bar.update(task, completed=done, state=f"loss {loss:.3f}, {speed:,.0f} tokens/s,")
@@ -96,11 +97,7 @@ def lines_of(file: Path) -> list[str]:
     """Lines of a text file, or of standard input where it is called "-"."""
     if str(file) != "-":
         return [line for _, line in numbered_lines(file)]
-    try:
-        text = sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 ({error.reason})") from None
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    return lines_of_standard_input()
 
 
 def show_run(run: Run, data: Data) -> None:
@@ -108,7 +105,6 @@ def show_run(run: Run, data: Data) -> None:
     from clearhead.tables import print_damages, print_roles, print_specialised
     from clearhead.transformer import Translator
     from clearhead.transformer.specialising import damage, specialised
-    from clearhead.worked.terminal import console_for_output
 
     console = console_for_output()
     translator = Translator.load(run.folder)
@@ -133,19 +129,18 @@ def show_run(run: Run, data: Data) -> None:
 
         draw(found, run.folder / "heads.svg")
     except ImportError as error:
-        typer.echo(f"clearhead: no chart: {error}", err=True)
+        say(f"clearhead: no chart: {error}")
     else:
-        typer.echo(f"wrote {run.folder / 'heads.svg'}", err=True)
+        say(f"wrote {run.folder / 'heads.svg'}")
 
 
 def show_alignment(translator: Translator, lines: list[str], translations: list[str]) -> None:
     """Each translation, and below it what its tokens follow from."""
     from clearhead.tables import print_alignment
-    from clearhead.worked.terminal import console_for_output
 
     console = console_for_output()
     for line, translation in zip(lines, translations, strict=True):
-        console.print(translation, markup=False)
+        console.print(translation)
         if translation:
             with warnings.catch_warnings(action="ignore"):  # what there is to say was said when it was translated
                 recording = translator.record(line, target=translation)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from clearhead.cli_models import SUFFIX, is_recording, load_model, load_recording, progress_bar, texts_to_read
+from clearhead.escaping import printable
 from clearhead.files import place_of
+from clearhead.inputs import read_text
 
 if TYPE_CHECKING:
     from clearhead.models import Loaded
@@ -56,7 +58,7 @@ def write_recording(
         recording = record(loaded, given[0] if given else default_text(loaded), values=values)
         recording.save(output)
     size = output.stat().st_size / 2**20
-    print(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}")
+    _print(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}")
 
 
 def write_report(
@@ -84,9 +86,9 @@ def write_report(
             recording = record(loaded, texts[0] if texts else default_text(loaded))
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
         written = report(recording, output, roles=found, progress=advance)
-    print(f"wrote {output}: {recording!r}, {output.stat().st_size / 1e6:.1f} MB")
+    _print(f"wrote {output}: {recording!r}, {output.stat().st_size / 1e6:.1f} MB")
     for note in written.notes:
-        print(note)
+        _print(note)
 
 
 def serve(
@@ -119,7 +121,12 @@ def serve(
 def _read_roles(path: Path) -> Roles:
     from clearhead.roles import Roles
 
+    text = read_text(path)
     try:
-        return Roles.from_json(path.read_text(encoding="utf-8"))
+        return Roles.from_json(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _print(text: str) -> None:
+    print(printable(text))

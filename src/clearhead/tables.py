@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clearhead.escaping import visible
 from clearhead.pictures import shade
 from clearhead.recording import Address, Recording
 from clearhead.roles import Roles
@@ -27,17 +28,18 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
         number = bool(values) and not isinstance(values[0], str)
         table.add_column(name, justify="right" if number else "left")
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row))
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else visible(str(value)) for value in row))
     console.print(table)
 
 
 def print_roles(console: Console, roles: Roles) -> None:
     """The heads with a label, the best of each score, and the relations."""
     labelled = [address for address in roles.heads if roles.labels(address)]
-    table = Table("head", "labels", "entropy", "distance", title=f"{roles.model}: heads with a clear role")
+    table = Table("head", "labels", "entropy", "distance", title=f"{visible(roles.model)}: heads with a clear role")
     for address in labelled:
         own = roles.heads[address]
-        table.add_row(name(address), ", ".join(roles.labels(address)), _number(own.entropy), _number(own.distance))
+        labels = visible(", ".join(roles.labels(address)))
+        table.add_row(name(address), labels, _number(own.entropy), _number(own.distance))
     console.print(table)
     console.print(f"{len(roles.heads) - len(labelled)} of {len(roles.heads)} heads have no clear role")
     table = Table("score", "heads that score highest", title="Best heads")
@@ -52,7 +54,7 @@ def print_roles(console: Console, roles: Roles) -> None:
     table = Table(*columns, title="Relations: the head chosen on one half of the sentences, scored on the other")
     for score in roles.relations:
         interval, fixed = f"{score.low:.2f}–{score.high:.2f}", f"{score.baseline:.2f} at {score.offset:+d}"
-        place = (score.relation, score.direction, name(score.address))
+        place = (visible(score.relation), score.direction, name(score.address))
         table.add_row(*place, f"{score.accuracy:.2f}", interval, fixed, str(score.count))
     console.print(table)
 
@@ -60,7 +62,7 @@ def print_roles(console: Console, roles: Roles) -> None:
 def name(address: Address) -> str:
     """A head as one reads it: decoder 3.7 is head 7 of layer 3, both from 0."""
     stack, layer, head = address
-    return f"{stack} {layer}.{head}"
+    return f"{visible(stack)} {layer}.{head}"
 
 
 def _number(value: float | None) -> str:
@@ -90,7 +92,7 @@ def print_damages(console: Console, damages: Iterable[Damage], labels: Mapping[A
         console.print(f"without {name(own.address)} ({label}): {before:.1%} → {after:.1%} exact; {hurt}")
         if own.example is not None:
             source, right, written = own.example
-            console.print(f"  {source}\n    with it:    {right}\n    without it: {written}", markup=False)
+            console.print(f"  {source}\n    with it:    {right}\n    without it: {written}")
 
 
 def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
@@ -101,10 +103,14 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
     cross = recording["cross"]
     mean = torch.stack([weights.dense()[0].mean(dim=0) for weights in cross.layers]).mean(dim=0)
     words = sorted({word for word in cross.keys.words if word is not None})
+    if not words:
+        console.print("no word of the source is in the model's vocabulary, so there is no alignment to show")
+        return
     parts = [[place for place, own in enumerate(cross.keys.words) if own == word] for word in words]
     columns = torch.stack([mean[:, own].sum(dim=1) for own in parts], dim=1).cpu().numpy()
-    heads = ["".join(cross.keys.texts[place] for place in own) for own in parts]
-    before = max(map(cell_len, written)) + 2
+    heads = [visible("".join(cross.keys.texts[place] for place in own)) for own in parts]
+    written = [visible(token) for token in written]
+    before = max(map(cell_len, written), default=0) + 2
     for chosen in fitting([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
         table = Table(box=None, padding=(0, 1))
         for head in ("", *(heads[place] for place in chosen)):

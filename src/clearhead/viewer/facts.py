@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from clearhead.escaping import visible
 from clearhead.pictures import levels
 from clearhead.recording import Address, Tokens, attends_to_itself
 from clearhead.viewer.calculation import calculate
@@ -15,7 +16,6 @@ from clearhead.viewer.gallery import Gallery
 from clearhead.viewer.looking import Direction, looks
 from clearhead.viewer.maps import SCREEN, Window
 from clearhead.viewer.thumbnails import ROWS, is_sampled
-from clearhead.worked.wording import visible
 
 SHOWN = 80  # columns of a token in the text of a page
 FEW = 48  # tokens on a side that lines are drawn between, at most

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from clearhead.escaping import json_text
 
 Verdict = Literal["agrees", "differs", "carried"]
 
@@ -58,7 +59,7 @@ class Audit:
         findings = [dataclasses.asdict(finding) for finding in self.findings]
         for finding, plain in zip(self.findings, findings, strict=True):
             plain["cells"] = [_plain(cell) for cell in finding.cells]
-        return json.dumps({"title": self.title, "agrees": self.agrees, "findings": findings}, ensure_ascii=False)
+        return json_text({"title": self.title, "agrees": self.agrees, "findings": findings})
 
     def count(self, verdict: Verdict) -> int:
         return sum(finding.verdict == verdict for finding in self.findings)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from clearhead.escaping import visible
 from clearhead.worked.steps import Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, cost, heading, sentence, short, typeset, visible
+from clearhead.worked.wording import DIGITS, cost, heading, sentence, short, typeset
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$&<>-])")
 _LATEX = {

@@ -10,8 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from latex2mathml.converter import convert
 from markupsafe import Markup
 
+from clearhead.escaping import visible
 from clearhead.worked.steps import Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, cost, heading, sentence, typeset, visible, warmth
+from clearhead.worked.wording import DIGITS, cost, heading, sentence, typeset, warmth
 
 # what stands between a step's operands, and before its result
 _SIGNS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
+from clearhead.escaping import json_text
 from clearhead.worked.documents import as_latex, as_markdown
 from clearhead.worked.page import as_html
 from clearhead.worked.steps import Step, Trace
@@ -24,7 +24,7 @@ def render(trace: Trace, style: str = "text", *, title: str = "A worked example"
     """
     if style == "json":
         steps = [_as_json(step, digits) for step in trace]
-        return json.dumps({"title": title, "steps": steps}, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_text({"title": title, "steps": steps}) + "\n"
     if style not in _WRITERS:
         raise ValueError(f"style is {style!r}; expected one of {', '.join(FORMATS)}")
     return _WRITERS[style](trace, title, DIGITS if digits is None else digits)

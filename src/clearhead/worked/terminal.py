@@ -15,31 +15,20 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from clearhead.consoles import PlainConsole
+from clearhead.escaping import visible
 from clearhead.worked.audit import Audit, Finding
 from clearhead.worked.steps import Axis, Operand, Step, Trace
-from clearhead.worked.wording import DIGITS, LONGEST, cost, heading, number, sentence, typeset, visible, warmth
+from clearhead.worked.wording import DIGITS, LONGEST, cost, heading, number, sentence, typeset, warmth
 
 _COLD, _POSITIVE, _NEGATIVE = ColorTriplet(28, 30, 34), ColorTriplet(0, 102, 178), ColorTriplet(178, 74, 0)
 _GAP = 2  # between columns
 _VERDICTS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
 
 
-class _Output(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # for the command line to deal with
-
-
-def console_for_output() -> Console:
-    """Standard output. Where it is no terminal, as wide as anything printed, so that nothing is cut or wrapped."""
-    console = _Output(highlight=False)
-    if not console.is_terminal:
-        console.width = 1_000_000
-    return console
-
-
 def as_text(trace: Trace, title: str, digits: int = DIGITS) -> str:
     """A worked example as plain text."""
-    console = Console(file=io.StringIO(), width=1_000_000, highlight=False, color_system=None)
+    console = PlainConsole(file=io.StringIO(), width=1_000_000, color_system=None)
     print_trace(console, trace, title, digits)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -107,12 +96,12 @@ def print_audit(console: Console, audit: Audit, digits: int = DIGITS) -> None:
     for finding in audit.findings:
         sign, colour = _VERDICTS[finding.verdict]
         console.print(
-            Text(f"{sign} ", style=colour) + Text(_name(finding), style="bold") + Text(f": {finding.message}")
+            Text(f"{sign} ", style=colour) + Text(_name(finding), style="bold") + Text(f": {visible(finding.message)}")
         )
         if finding.cells:
             table = _differences(finding, digits)
             widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-            wide = Console(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
+            wide = PlainConsole(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
             wide.print(table)  # a line that is too long rather than a number that is cut
     agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
     summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"

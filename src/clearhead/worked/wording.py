@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from clearhead.escaping import visible
 from clearhead.pictures import heat
 from clearhead.worked.steps import Step, Trace
 
@@ -103,9 +104,3 @@ def number(value: float, digits: int, style: str = "f") -> str:
         return "∞" if value > 0 else "-∞"
     text = f"{value:.{digits}{'e' if abs(value) >= TOO_LONG else style}}"
     return text.lstrip("-") if float(text) == 0 else text
-
-
-def visible(token: str) -> str:
-    """A token with what cannot be seen written out: a newline is \\n, and an empty or blank token stands in quotes."""
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in token)
-    return shown if shown.strip() else f'"{shown}"'
