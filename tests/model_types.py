@@ -148,8 +148,16 @@ def tiny(model_type: str) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
             except Exception as error:
                 reasons.append(short(error))
             else:
-                return model, inputs
+                return model, [given for given in inputs if given is inputs[0] or _runs(model, given)]
     raise NotRunError(reasons[0] if reasons else "it takes neither texts nor images nor sound")
+
+
+def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
+    try:
+        run(model, inputs)
+    except Exception:
+        return False
+    return True
 
 
 def parameters_of(config: PreTrainedConfig, default: int) -> int:

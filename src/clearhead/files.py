@@ -59,7 +59,9 @@ def replacing(path: str | os.PathLike[str], *, backup: Path | None = None) -> It
             temporary.replace(place)
         _flush_folder(place.parent)
     except OSError as error:
-        if isinstance(error.filename, str | os.PathLike) and is_temporary(os.fspath(error.filename), place):
+        unnamed = error.errno is not None and error.filename is None  # such as a full disk, noticed while writing
+        ours = isinstance(error.filename, str | os.PathLike) and is_temporary(os.fspath(error.filename), place)
+        if unnamed or ours:
             raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         raise
 

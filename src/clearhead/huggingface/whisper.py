@@ -20,9 +20,7 @@ from clearhead.huggingface.modules import NAME
 
 def keep_implementation() -> None:
     """Wrap the `generate` of all Whisper models."""
-    generate = WhisperGenerationMixin.generate
-    if not hasattr(generate, "_keeps_implementation"):
-        WhisperGenerationMixin.generate = _keeping(generate)
+    WhisperGenerationMixin.generate = _keeping(WhisperGenerationMixin.generate)
 
 
 def _keeping(generate: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +31,6 @@ def _keeping(generate: Callable[..., Any]) -> Callable[..., Any]:
         with _kept(self):
             return generate(self, *args, **options)
 
-    wrapped._keeps_implementation = True  # pyright: ignore[reportFunctionMemberAccess]
     return wrapped
 
 
