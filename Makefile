@@ -12,7 +12,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-all lint bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -20,6 +20,10 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -q
+
+# `make test`, and what takes longer: attacks with damaged files and hostile input.
+test-all: test
+	$(BIN)/python -m pytest -n 2 -q -m attack
 
 lint: $(READY)
 	$(BIN)/ruff check .
