@@ -1,13 +1,10 @@
-"""Set up before torch is imported: some CPUs advertise AMX and then trap on it in bfloat16 products.
-
-Without a GPU, Triton kernels run in Triton's interpreter, which has to be said before they are defined.
-"""
+"""Settings before torch is imported, and what every test has."""
 
 import os
 
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-if not os.path.exists("/dev/nvidiactl"):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+import settings
+
+os.environ.update(settings.defaults(os.environ) | os.environ)
 
 import hypothesis
 import pytest
@@ -35,6 +32,5 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Random numbers that do not depend on which tests ran before, and one thread per worker."""
-    torch.set_num_threads(1)
+    """Random numbers that do not depend on which tests ran before."""
     torch.manual_seed(0)

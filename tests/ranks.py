@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 
-import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -59,7 +58,6 @@ def started(world: int) -> Iterator[Ranks]:
 
 
 def _work(rank: int, world: int, port: int, pipe) -> None:
-    torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     distributed.init_process_group("gloo", rank=rank, world_size=world)
     groups = {count: distributed.new_group(list(range(count))) for count in range(1, world + 1)}

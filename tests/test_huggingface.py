@@ -9,24 +9,19 @@ from transformers.masking_utils import create_causal_mask
 from clearhead import AttentionWeights
 from clearhead.huggingface import LazyMask, attention_modules
 from clearhead.huggingface.forward import attention_forward
+from peers import assert_agrees, gradients
 from tiny_models import DECODERS, ENCODERS, LENGTH, MAKERS, PAIRS, SIZES, VOCABULARY, inputs_for, make
 
-CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 CASES = [(name, padding) for name in MAKERS for padding in (None, "left", "right") if padding is None or name != "vit"]
-
-
-def both(name, **inputs):
-    """A model's outputs on eager attention and on clearhead."""
-    outputs = []
-    for implementation in ("eager", "clearhead"):
-        model = make(name, implementation)
-        with torch.no_grad():
-            outputs.append(model(**inputs))
-    return outputs
 
 
 def result(outputs):
     return outputs.logits if "logits" in outputs else outputs.last_hidden_state
+
+
+def logits(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
 
 
 def real_rows(name, inputs, tensor):
@@ -40,20 +35,30 @@ def real_rows(name, inputs, tensor):
 @pytest.mark.parametrize(("name", "padding"), CASES)
 def test_outputs_and_attentions_are_those_of_eager(name, padding):
     inputs = inputs_for(name, padding)
-    eager, ours = both(name, **inputs, output_attentions=True)
-    torch.testing.assert_close(real_rows(name, inputs, result(ours)), real_rows(name, inputs, result(eager)), **CLOSE)
-    kinds = [key for key in eager if key.endswith("attentions") and eager[key]]
-    assert len(kinds) == (3 if name in PAIRS else 1)
-    for kind in kinds:
-        assert len(ours[kind]) == len(eager[kind]) == 2
-        for mine, theirs in zip(ours[kind], eager[kind], strict=True):
-            assert isinstance(mine, AttentionWeights)
-            assert mine.shape == theirs.shape
-            if kind == "encoder_attentions" and padding == "left":
-                rows = [tensor.transpose(1, 2)[inputs["attention_mask"].bool()] for tensor in (mine.dense(), theirs)]
-            else:
-                rows = [real_rows(name, inputs, tensor.transpose(1, 2)) for tensor in (mine.dense(), theirs)]
-            torch.testing.assert_close(*rows, **CLOSE)
+    sizes = {"output": 0.0}
+
+    def outputs_at_real_tokens(model, inputs):
+        with torch.no_grad():
+            outputs = model(**inputs, output_attentions=True)
+        kinds = [key for key in outputs if key.endswith("attentions") and outputs[key]]
+        assert len(kinds) == (3 if name in PAIRS else 1)
+        found = {"output": real_rows(name, inputs, result(outputs))}
+        for kind in kinds:
+            assert len(outputs[kind]) == 2
+            for layer, weights in enumerate(outputs[kind]):
+                if model is ours:
+                    assert isinstance(weights, AttentionWeights)
+                    # a weight is exp(score - lse), so an error in the last place of lse is a relative error of it
+                    sizes[f"{kind} {layer}"] = float(weights.lse[weights.lse > -torch.inf].abs().max())
+                rows = weights[...].transpose(1, 2)
+                hidden = kind == "encoder_attentions" and padding == "left"
+                rows = rows[inputs["attention_mask"].bool()] if hidden else real_rows(name, inputs, rows)
+                found[f"{kind} {layer}"] = rows
+        return found
+
+    ours = make(name)
+    got = outputs_at_real_tokens(ours, inputs)
+    assert_agrees(got, outputs_at_real_tokens, make(name, "eager"), inputs, scale=sizes)
 
 
 def test_attentions_as_people_write_them():
@@ -84,41 +89,40 @@ def test_greedy_generation(name, options):
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=str)
 def test_attentions_of_each_new_token(options):
     """Static caches overwrite keys in place; what was handed out must not change."""
-    inputs = inputs_for("llama", "left")
-    runs = [
-        make("llama", implementation).generate(
+
+    def attentions_of_real_tokens(model, inputs):
+        run = model.generate(
             **inputs, max_new_tokens=5, do_sample=False, output_attentions=True, return_dict_in_generate=True, **options
         )
-        for implementation in ("eager", "clearhead")
-    ]
-    eager, ours = (run.attentions for run in runs)
-    assert len(ours) == len(eager) == 5
-    for mine, theirs in zip(ours, eager, strict=True):
-        for layer, plain in zip(mine, theirs, strict=True):
-            real = slice(3, None) if plain.shape[2] > 1 else slice(None)
-            torch.testing.assert_close(layer.dense()[:, :, real], plain[:, :, real], **CLOSE)
+        assert len(run.attentions) == 5
+        steps = [[weights[...] for weights in layers] for layers in run.attentions]
+        return [[w[:, :, 3:] if w.shape[2] > 1 else w for w in layers] for layers in steps]
+
+    inputs = inputs_for("llama", "left")
+    got = attentions_of_real_tokens(make("llama"), inputs)
+    assert_agrees(got, attentions_of_real_tokens, make("llama", "eager"), inputs)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "bart", "vit"])
 def test_gradients_in_training_mode(name):
-    inputs = inputs_for(name)
-    gradients = []
-    for implementation in ("eager", "clearhead"):
-        model = make(name, implementation).train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        for owner in [model.config, *(m for m in model.modules())]:
-            for attribute in ("dropout", "attention_dropout", "attention_probs_dropout_prob"):
-                if isinstance(getattr(owner, attribute, None), float):
-                    setattr(owner, attribute, 0.0)
+    def gradients_of_a_sum(model, inputs):
+        without_dropout(model)
         output = result(model(**inputs))
         (output * torch.linspace(-1, 1, output.numel()).view_as(output).cos()).sum().backward()
-        gradients.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for key, gradient in gradients[0].items():
-        scale = gradient.abs().max().clamp(min=1e-3)  # a gradient that cancels to 0 is rounding
-        torch.testing.assert_close(gradients[1][key] / scale, gradient / scale, rtol=1e-3, atol=1e-4, msg=key)
+        return gradients(model)
+
+    inputs = inputs_for(name)
+    got = gradients_of_a_sum(make(name).train(), inputs)
+    assert_agrees(got, gradients_of_a_sum, make(name, "eager").train(), inputs)
+
+
+def without_dropout(model):
+    for owner in [model.config, *model.modules()]:
+        if isinstance(owner, torch.nn.Dropout):
+            owner.p = 0.0
+        for attribute in ("dropout", "attention_dropout", "attention_probs_dropout_prob"):
+            if isinstance(getattr(owner, attribute, None), float):
+                setattr(owner, attribute, 0.0)
 
 
 def test_dropout_is_used_in_training():
@@ -133,10 +137,14 @@ def test_packed_sequences():
     model = make("llama")
     ids = torch.randint(3, VOCABULARY, (1, LENGTH))
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+
+    def alone(model):
+        with torch.no_grad():
+            return torch.cat([model(input_ids=part).logits for part in (ids[:, :4], ids[:, 4:])], dim=1)
+
     with torch.no_grad():
         packed = model(input_ids=ids, position_ids=positions, use_cache=False, output_attentions=True)
-        alone = torch.cat([model(input_ids=part).logits for part in (ids[:, :4], ids[:, 4:])], dim=1)
-    torch.testing.assert_close(packed.logits, alone, **CLOSE)
+    assert_agrees(packed.logits, alone, make("llama", "eager"))
     assert "packed" in repr(packed.attentions[0])
     assert packed.attentions[0][:, :, 4:, :4].abs().max() == 0
 
@@ -146,11 +154,11 @@ def test_a_text_in_chunks_through_a_cache(name):
     model = make(name)
     ids = inputs_for(name)["input_ids"]
     with torch.no_grad():
-        whole = model(input_ids=ids).logits
         first = model(input_ids=ids[:, :4], use_cache=True)
         second = model(input_ids=ids[:, 4:9], past_key_values=first.past_key_values, use_cache=True)
         third = model(input_ids=ids[:, 9:], past_key_values=second.past_key_values, use_cache=True)
-    torch.testing.assert_close(torch.cat([first.logits, second.logits, third.logits], dim=1), whole, **CLOSE)
+    in_chunks = torch.cat([first.logits, second.logits, third.logits], dim=1)
+    assert_agrees(in_chunks, logits, make(name, "eager"), {"input_ids": ids})
 
 
 def test_masks_of_the_users_own():
@@ -159,19 +167,15 @@ def test_masks_of_the_users_own():
     allowed = torch.rand(2, 1, LENGTH, LENGTH) > 0.4
     allowed |= torch.eye(LENGTH, dtype=torch.bool)
     added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    with torch.no_grad():
-        eager = make("llama", "eager")(input_ids=ids, attention_mask=added).logits
-        model = make("llama")
-        for mask in (allowed, added):
-            torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, eager, **CLOSE)
+    for mask in (allowed, added):
+        got = logits(make("llama"), {"input_ids": ids, "attention_mask": mask})
+        assert_agrees(got, logits, make("llama", "eager"), {"input_ids": ids, "attention_mask": added})
 
 
 def test_compiled():
     model, inputs = make("llama"), inputs_for("llama", "left")
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        compiled = torch.compile(model, backend="aot_eager")(**inputs).logits
-    torch.testing.assert_close(compiled[:, 3:], expected[:, 3:], **CLOSE)
+    compiled = logits(torch.compile(model, backend="aot_eager"), inputs)
+    assert_agrees(compiled[:, 3:], lambda *given: logits(*given)[:, 3:], make("llama", "eager"), inputs)
     torch._dynamo.reset()
 
 
@@ -271,32 +275,32 @@ def test_modules_that_do_not_say_whether_they_are_causal(model, config):
     model = model(config).eval()
     ids = inputs_for("llama")["input_ids"]
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :7]} if config.is_encoder_decoder else {})
-    outputs = []
-    for implementation in ("eager", "clearhead"):
-        model.set_attn_implementation(implementation)
+
+    def states(model, inputs):
         with torch.no_grad():
-            outputs.append(model(**inputs).last_hidden_state)
-    torch.testing.assert_close(*outputs, **CLOSE)
+            return model(**inputs).last_hidden_state
+
+    model.set_attn_implementation("clearhead")
+    got = states(model, inputs)
+    model.set_attn_implementation("eager")
+    assert_agrees(got, states, model, inputs)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "bart"])
 def test_gradient_checkpointing(name):
     """What is computed again in the backward pass is what was computed before."""
-    gradients = []
-    for checkpointing in (False, True):
-        model = make(name).train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-            if isinstance(getattr(module, "dropout", None), float):
-                module.dropout = 0.0
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        result(model(**inputs_for(name), use_cache=False)).square().mean().backward()
-        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    for one, other in zip(*gradients, strict=True):
-        scale = one.abs().max()  # the first pass, without gradients, may go to another kernel
-        torch.testing.assert_close(other / scale, one / scale, rtol=0, atol=5e-5)
+
+    def gradients_of_a_mean(model, inputs):
+        without_dropout(model)
+        result(model(**inputs, use_cache=False)).square().mean().backward()
+        return gradients(model)
+
+    model = make(name).train()
+    model.gradient_checkpointing_enable()
+    # the first pass, without gradients, may go to another kernel
+    assert_agrees(
+        gradients_of_a_mean(model, inputs_for(name)), gradients_of_a_mean, make(name).train(), inputs_for(name)
+    )
 
 
 def test_a_mask_of_whole_numbers_is_refused():

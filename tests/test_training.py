@@ -51,7 +51,6 @@ EPOCH = len(in_batches(copying().epoch(0), TINY.training.batch_tokens, (0, 0))) 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nobody interrupted."""
-    torch.set_num_threads(1)
     run = Run(tmp_path_factory.mktemp("runs") / "whole")
     train(copying(), TINY, run)
     return run
@@ -201,7 +200,6 @@ class TestResuming:
             [sys.executable, "-m", "clearhead", "train", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as here: sums in another order differ in their last bits
         )
         try:
             while process.poll() is None and (not run.metrics() or run.metrics()[-1]["step"] < 20):

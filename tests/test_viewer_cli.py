@@ -1,6 +1,5 @@
 """`clearhead view`: what it is given, what it says, how it ends."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -30,7 +29,7 @@ def recorded(tmp_path):
 def start(*arguments, browser=None):
     chosen = ["--no-browser"] if browser is None else []
     command = [sys.executable, "-m", "clearhead", "view", *chosen, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(browser or {})}
+    environment = {**os.environ, **(browser or {})}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 

@@ -93,6 +93,8 @@ def make(name: str, implementation: str = "clearhead") -> transformers.PreTraine
             if parameter.ndim == 2:
                 parameter.mul_(4)
     model.set_attn_implementation(implementation)
+    if name == "gpt-oss":
+        model.set_experts_implementation("eager")  # the default one has no float64
     return model
 
 
