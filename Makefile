@@ -12,7 +12,13 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint bench clean
+# CPU capabilities and thread counts that the tests of numerics have to pass with; "native" is whatever the CPU has.
+CAPABILITIES := native avx2 default
+THREADS := 1 2
+NUMERICS := attention weights layer layer_as_module cache torch_compat huggingface watching transformer_model corpora
+MEMORY_KIB := 9000000
+
+.PHONY: demo test test-all test-cpus lint bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -24,6 +30,14 @@ test: lint
 # `make test`, and what takes longer: attacks with damaged files and hostile input.
 test-all: test
 	$(BIN)/python -m pytest -n 2 -q -m attack
+
+test-cpus: $(READY)
+	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \
+	  echo "ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=$$threads"; \
+	  ( ulimit -v $(MEMORY_KIB); unset ATEN_CPU_CAPABILITY; export OMP_NUM_THREADS=$$threads; \
+	    [ $$capability = native ] || export ATEN_CPU_CAPABILITY=$$capability; \
+	    $(BIN)/python -m pytest -q $(NUMERICS:%=tests/test_%.py) ) || exit 1; \
+	done; done
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -20,12 +20,12 @@ OPTIONS = {
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def pair(options: dict, dtype: torch.dtype = torch.float64) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
+def pair(options: dict) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
     """torch's layer and ours with the same weights, none of them 0."""
-    theirs = nn.MultiheadAttention(6, HEADS, **options, dtype=dtype)
+    theirs = nn.MultiheadAttention(6, HEADS, **options)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    ours = MultiheadAttention(6, HEADS, **options, dtype=dtype)
+    ours = MultiheadAttention(6, HEADS, **options)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours

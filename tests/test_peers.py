@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from peers import assert_agrees, gradients, truth_of
 
@@ -19,25 +20,30 @@ def test_an_error_of_the_formula_is_found():
         assert_agrees({"z": layer(x)}, lambda layer, x: {"y": call(layer, x)}, layer, x)
 
 
-def test_the_truth_has_no_float32_in_it():
-    def peer(x):
-        return torch.softmax(x, dim=-1, dtype=torch.float32) + x.float() + x.to(torch.float32)
+def test_the_truth_of_a_transformers_model_has_no_float32_in_it():
+    def peer(norm, x):
+        return norm(x) + torch.softmax(x, dim=-1, dtype=torch.float32) + x.float()
 
-    x = torch.randn(3, 7)
+    norm, x = LlamaRMSNorm(7).requires_grad_(False), torch.randn(3, 7)
     wide = x.double()
-    assert torch.equal(truth_of(peer, x), torch.softmax(wide, dim=-1) + wide + wide)
+    expected = nn.functional.rms_norm(wide, (7,), eps=1e-6) + torch.softmax(wide, dim=-1) + wide
+    assert (truth_of(peer, norm, x) - expected).abs().max() < 1e-14
+
+
+def test_a_peer_that_computes_something_else_in_float64_is_refused():
+    with pytest.raises(AssertionError, match="something else in float64"):
+        assert_agrees(torch.ones(3), lambda x: x + (x.dtype == torch.float64), torch.ones(3))
 
 
 def test_a_peer_that_is_exact_by_luck_is_judged_by_its_neighbors():
     x = torch.tensor([1.0, 1.0 - 2.0**-24, 0.5])
 
     def peer(x):
-        return (x[0] - x[1]) / x[2]
+        return [(x[0] - x[1]) / x[2], x]
 
-    got = peer(x) * 3  # one last place of x away
-    assert_agrees(got, peer, x)
-    with pytest.raises(AssertionError):
-        assert_agrees(got * 9, peer, x)
+    assert_agrees([peer(x)[0] * 3, x], peer, x)  # one last place of x away
+    with pytest.raises(AssertionError, match=r"\[0\]: "):
+        assert_agrees([peer(x)[0] * 30, x], peer, x)
 
 
 def test_a_bias_is_judged_with_its_weight():

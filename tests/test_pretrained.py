@@ -7,30 +7,35 @@ from transformers import AutoModel, AutoTokenizer
 from clearhead.models import PASSAGE, load
 from clearhead.roles import head_roles
 from clearhead.surveys import roles
+from peers import assert_agrees
 from pretrained import minilm, smollm2
 
 TEXTS = [PASSAGE[0], "A short one."]
 
 
-def compared(model, inputs):
-    """Outputs of both, and the largest difference between their attentions at real queries."""
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        eager = model(**inputs, output_attentions=True)
-        model.set_attn_implementation("clearhead")
-        ours = model(**inputs, output_attentions=True)
+def assert_as_exact_as_eager(model, inputs):
+    """Compare the outputs and the attentions at real queries."""
     real = inputs["attention_mask"].bool()
-    pairs = zip(ours.attentions, eager.attentions, strict=True)
-    apart = max(float((a.dense() - b).transpose(1, 2)[real].abs().max()) for a, b in pairs)
-    return ours.last_hidden_state[real], eager.last_hidden_state[real], apart
+
+    def found(model):
+        with torch.no_grad():
+            outputs = model(**inputs, output_attentions=True)
+        states = outputs.last_hidden_state[real]
+        return [states, *(weights[...].transpose(1, 2)[real] for weights in outputs.attentions)], outputs
+
+    model.set_attn_implementation("clearhead")
+    got, outputs = found(model)
+    # a weight is exp(score - lse), so an error in the last place of lse is a relative error of it
+    sizes = [float(w.lse[w.lse > -torch.inf].abs().max()) for w in outputs.attentions]
+    model.set_attn_implementation("eager")
+    assert_agrees(got, lambda model: found(model)[0], model, scale=[0.0, *sizes])
+    model.set_attn_implementation("clearhead")
 
 
 def test_minilm():
     folder = minilm()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=torch.float32)
-    ours, eager, apart = compared(model.eval(), tokenizer(TEXTS, padding=True, return_tensors="pt"))
-    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
-    assert apart < 1e-5
+    assert_as_exact_as_eager(model.eval(), tokenizer(TEXTS, padding=True, return_tensors="pt"))
     found = roles(load(folder), PASSAGE)
     assert len(found.heads) == 6 * 12
     (best, score), *_ = found.top("previous")
@@ -45,9 +50,7 @@ def test_smollm2():
     loaded = load(smollm2())
     loaded.tokenizer.padding_side = "left"
     inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")
-    ours, eager, apart = compared(loaded.model, inputs)
-    torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-3)
-    assert apart < 1e-4
+    assert_as_exact_as_eager(loaded.model, inputs)
     found = roles(loaded, PASSAGE)
     assert len(found.heads) == 30 * 9
     assert found.top("induction")[0][1] > 0.5

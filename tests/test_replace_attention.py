@@ -8,6 +8,7 @@ from torch import nn
 
 from clearhead.torch_compat import MultiheadAttention, replace_attention
 from pairs import BATCH, HEADS, KEYS
+from peers import assert_agrees
 
 
 class TestReplaceAttention:
@@ -33,12 +34,15 @@ class TestReplaceAttention:
         mask = nn.Transformer.generate_square_subsequent_mask(KEYS) if masked else None
         hidden = torch.arange(KEYS) >= torch.tensor([[4], [7], [2]]) if padded else None
         hidden = torch.zeros(BATCH, KEYS).masked_fill(hidden, -torch.inf) if padded and masked else hidden
-        with torch.set_grad_enabled(recording):
-            expected = model(x, mask=mask, src_key_padding_mask=hidden)
-            assert not calls
-            got = replaced(x, mask=mask, src_key_padding_mask=hidden)
+
+        def encoded(model, x, mask, hidden):
+            with torch.set_grad_enabled(recording):
+                return model(x, mask=mask, src_key_padding_mask=hidden)
+
+        got = encoded(replaced, x, mask, hidden)
         assert len(calls) == 3
-        torch.testing.assert_close(got, expected)
+        assert_agrees(got, encoded, model, x, mask, hidden)
+        assert len(calls) == 3
 
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize("batch_first", [False, True])
@@ -48,9 +52,13 @@ class TestReplaceAttention:
         replaced = replace_attention(copy.deepcopy(model))
         source, target = torch.randn(2, BATCH, BATCH, 8)
         mask = nn.Transformer.generate_square_subsequent_mask(BATCH)
-        arguments = {"tgt_mask": mask, "tgt_is_causal": True}
-        torch.testing.assert_close(replaced(source, target, **arguments), model(source, target, **arguments))
+
+        def decoded(model, source, target, mask):
+            return model(source, target, tgt_mask=mask, tgt_is_causal=True)
+
+        got = decoded(replaced, source, target, mask)
         assert len(calls) == 2 + 2 * 2
+        assert_agrees(got, decoded, model, source, target, mask)
         assert type(replaced.decoder.layers[0].multihead_attn) is MultiheadAttention
 
     def test_parameters_optimizers_hooks_and_names_stay(self):

@@ -10,7 +10,9 @@ from torch import nn
 
 from clearhead import Causal, torch_compat
 from clearhead.torch_compat import MultiheadAttention
+from harness import assert_matches
 from pairs import BATCH, HEADS, KEYS, QUERIES, every_option, pair
+from peers import assert_agrees, truth_of
 
 
 def tensors(module: nn.MultiheadAttention, batched: bool = True) -> list[torch.Tensor]:
@@ -18,7 +20,7 @@ def tensors(module: nn.MultiheadAttention, batched: bool = True) -> list[torch.T
     made = []
     for length, width in ((QUERIES, module.embed_dim), (KEYS, module.kdim), (KEYS, module.vdim)):
         shape = (length, width) if not batched else (BATCH, length, width)
-        tensor = torch.randn(shape, dtype=torch.float64)
+        tensor = torch.randn(shape)
         made.append((tensor if module.batch_first or not batched else tensor.transpose(0, 1)).requires_grad_())
     return made
 
@@ -28,36 +30,37 @@ def attn_masks() -> dict[str, torch.Tensor | None]:
     two = torch.rand(QUERIES, KEYS) < 0.4
     three = torch.rand(BATCH * HEADS, QUERIES, KEYS) < 0.4
     two[:, 0] = three[..., 0] = False
-    floats = torch.randn(QUERIES, KEYS, dtype=torch.float64).masked_fill(two, -torch.inf)
+    floats = torch.randn(QUERIES, KEYS).masked_fill(two, -torch.inf)
     return {"none": None, "bool": two, "bool 3D": three, "float": floats, "float 3D": floats.expand_as(three) * 2}
 
 
 def padding_masks() -> dict[str, torch.Tensor | None]:
     hidden = torch.rand(BATCH, KEYS) < 0.4
     hidden[:, 0] = False
-    return {"none": None, "bool": hidden, "float": torch.zeros(BATCH, KEYS).double().masked_fill(hidden, -torch.inf)}
+    return {"none": None, "bool": hidden, "float": torch.zeros(BATCH, KEYS).masked_fill(hidden, -torch.inf)}
 
 
 def assert_same(theirs, ours, inputs, **arguments) -> None:
     """Outputs, weights, and the gradients of both in inputs and parameters."""
-    expected, got = theirs(*inputs, **arguments), ours(*inputs, **arguments)
-    leaves = [(list({id(t): t for t in inputs}.values()) + list(m.parameters())) for m in (theirs, ours)]
-    total = []
-    generator = torch.Generator().manual_seed(5)
-    for mine, other in zip(got, expected, strict=True):
-        assert (mine is None) == (other is None)
-        if mine is not None:
-            torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
-            total.append(torch.randn(mine.shape, generator=generator, dtype=torch.float64))
-    made = [[t for t in result if t is not None] for result in (expected, got)]
-    gradients = [
-        torch.autograd.grad(one, those, total, allow_unused=True) for one, those in zip(made, leaves, strict=True)
-    ]
-    for mine, other in zip(gradients[1], gradients[0], strict=True):
-        if other is None:
-            assert mine is None or not mine.abs().max()
-        else:
-            torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-10)
+    different = {id(tensor): place for place, tensor in enumerate(inputs)}
+    chosen = [list(different.values()).index(different[id(tensor)]) for tensor in inputs]
+
+    def everything(module, leaves, arguments):
+        made = [t for t in module(*(leaves[place] for place in chosen), **arguments) if t is not None]
+        generator = torch.Generator().manual_seed(5)
+        wanted = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in made]
+        leaves = [*leaves, *module.parameters()]
+        found = torch.autograd.grad(made, leaves, wanted, allow_unused=True, materialize_grads=True)
+        # a gradient of a bias may cancel to 0: it is judged together with those of the weights
+        return [*made, *found[: len(different)], torch.cat([t.flatten() for t in found[len(different) :]])]
+
+    leaves = [inputs[place] for place in different.values()]
+    assert_agrees(everything(ours, leaves, arguments), everything, theirs, leaves, arguments)
+
+
+def called(module, x, arguments=None):
+    """Return the output of self-attention, and the weights if there are any."""
+    return [t for t in module(x, x, x, **(arguments or {})) if t is not None]
 
 
 def test_signatures_are_torchs_to_the_letter():
@@ -116,9 +119,9 @@ def test_unbatched(options):
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_one_tensor_for_all_three(batch_first):
     theirs, ours = pair({"batch_first": batch_first})
-    x = torch.randn(4, 5, 6, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(4, 5, 6, requires_grad=True)
     assert_same(theirs, ours, [x, x, x])
-    memory = torch.randn(4, 5, 6, dtype=torch.float64, requires_grad=True)
+    memory = torch.randn(4, 5, 6, requires_grad=True)
     assert_same(theirs, ours, [x, memory, memory], need_weights=False)
     assert ours(x, x, x)[0].is_contiguous()
 
@@ -128,19 +131,16 @@ def test_one_tensor_for_all_three(batch_first):
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
 def test_evaluation_where_torch_takes_its_fast_path(padding, floating):
     theirs, ours = (module.eval() for module in pair({"batch_first": True}))
-    x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64)
+    x = torch.randn(BATCH, KEYS, 6)
     mask = torch.rand(KEYS, KEYS) < 0.4
     mask[:, 0] = False
-    mask = torch.zeros(KEYS, KEYS).double().masked_fill(mask, -torch.inf) if floating else mask
+    mask = torch.zeros(KEYS, KEYS).masked_fill(mask, -torch.inf) if floating else mask
     hidden = padding_masks()[padding]
     with torch.no_grad():
         for weights, average, one in itertools.product((False, True), (False, True), (None, mask)):
             arguments = {"need_weights": weights, "average_attn_weights": average}
             arguments |= {"attn_mask": one, "key_padding_mask": hidden}
-            for mine, other in zip(ours(x, x, x, **arguments), theirs(x, x, x, **arguments), strict=True):
-                assert (mine is None) == (other is None)
-                if mine is not None:
-                    torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+            assert_agrees(called(ours, x, arguments), called, theirs, x, arguments)
 
 
 class TestCausal:
@@ -158,7 +158,7 @@ class TestCausal:
     @pytest.mark.parametrize("floating", [False, True])
     def test_a_right_hint_is_computed_as_a_causal_mask(self, floating, masks_seen):
         theirs, ours = pair({"batch_first": True})
-        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(BATCH, KEYS, 6, requires_grad=True)
         mask = torch.zeros(KEYS, KEYS).masked_fill(self.MASK, -torch.inf) if floating else self.MASK
         assert_same(theirs, ours, [x, x, x], attn_mask=mask, is_causal=True, need_weights=False)
         [(seen, bias)] = masks_seen
@@ -167,8 +167,8 @@ class TestCausal:
 
     def test_a_mask_that_is_learned_gets_its_gradient(self):
         _, ours = pair({"batch_first": True})
-        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64)
-        mask = torch.zeros(KEYS, KEYS).double().masked_fill(self.MASK, -torch.inf).requires_grad_()
+        x = torch.randn(BATCH, KEYS, 6)
+        mask = torch.zeros(KEYS, KEYS).masked_fill(self.MASK, -torch.inf).requires_grad_()
         output, _ = ours(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
         [gradient] = torch.autograd.grad(output.square().sum(), mask)
         assert gradient.abs().max() > 0
@@ -176,24 +176,24 @@ class TestCausal:
     def test_a_wrong_hint_changes_nothing(self, masks_seen):
         """Torch silently puts the causal mask in place of another one."""
         _, ours = pair({"batch_first": True})
-        x, other = torch.randn(BATCH, KEYS, 6, dtype=torch.float64), self.MASK.roll(1, dims=1)
+        x, other = torch.randn(BATCH, KEYS, 6), self.MASK.roll(1, dims=1)
         other[:, 0] = False
         hinted = ours(x, x, x, attn_mask=other, is_causal=True, need_weights=False)[0]
-        torch.testing.assert_close(hinted, ours(x, x, x, attn_mask=other, need_weights=False)[0])
+        assert torch.equal(hinted, ours(x, x, x, attn_mask=other, need_weights=False)[0])
         assert not isinstance(masks_seen[0][0], Causal)
 
     @pytest.mark.parametrize("options", [{"add_zero_attn": True}, {"add_bias_kv": True}])
     def test_added_keys_stay_open(self, options):
         _, ours = pair({"batch_first": True} | options)
-        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64)
+        x = torch.randn(BATCH, KEYS, 6)
         _, weights = ours(x, x, x, attn_mask=self.MASK, is_causal=True)
         assert (weights[..., -1] > 0).all()
 
     def test_with_padding(self):
         theirs, ours = pair({"batch_first": True})
-        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(BATCH, KEYS, 6, requires_grad=True)
         for mask, hidden in itertools.product(
-            (self.MASK, torch.zeros(KEYS, KEYS).double().masked_fill(self.MASK, -torch.inf)),
+            (self.MASK, torch.zeros(KEYS, KEYS).masked_fill(self.MASK, -torch.inf)),
             (padding_masks()["bool"], padding_masks()["float"]),
         ):
             if mask.dtype == hidden.dtype:
@@ -206,12 +206,12 @@ class TestRowsWithoutAKey:
     @pytest.mark.parametrize("floating", [False, True])
     def test_they_give_the_bias_and_finite_gradients(self, weights, floating):
         _, ours = pair({"batch_first": True})
-        x = torch.randn(BATCH, KEYS, 6, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(BATCH, KEYS, 6, requires_grad=True)
         hidden = torch.zeros(BATCH, KEYS, dtype=torch.bool)
         hidden[1] = True
-        hidden = torch.zeros(BATCH, KEYS).double().masked_fill(hidden, -torch.inf) if floating else hidden
+        hidden = torch.zeros(BATCH, KEYS).masked_fill(hidden, -torch.inf) if floating else hidden
         output, found = ours(x, x, x, key_padding_mask=hidden, need_weights=weights)
-        torch.testing.assert_close(output[1], ours.out_proj.bias.expand(KEYS, -1))
+        assert torch.equal(output[1], ours.out_proj.bias.expand(KEYS, -1))
         assert found is None or (found[1] == 0).all()
         gradients = torch.autograd.grad(output.sum(), [x, *ours.parameters()])
         assert all(gradient.isfinite().all() for gradient in gradients)
@@ -230,35 +230,35 @@ class TestDropout:
         assert torch.equal(ours(*inputs)[1], weights)
 
 
+def apart(module, texts, arguments):
+    """Call with one nested tensor of these texts; return the outputs one by one, and the weights."""
+    nested = torch.nested.nested_tensor(list(texts))
+    output, *weights = called(module, nested, arguments)
+    return [*output.unbind(), *weights]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 class TestNested:
     def test_as_torch_gives_them(self):
-        theirs, ours = (module.eval() for module in pair({"batch_first": True}, torch.float32))
+        theirs, ours = (module.eval() for module in pair({"batch_first": True}))
         texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6), torch.randn(1, 6)])
         with torch.no_grad():
             for weights, average in ((False, True), (True, True), (True, False)):
                 arguments = {"need_weights": weights, "average_attn_weights": average}
-                (mine, found), (other, expected) = (
-                    ours(texts, texts, texts, **arguments),
-                    theirs(texts, texts, texts, **arguments),
-                )
+                mine, other = (module(texts, texts, texts, **arguments)[0] for module in (ours, theirs))
                 assert mine.is_nested
                 assert mine.layout == other.layout
-                for a, b in zip(mine.unbind(), other.unbind(), strict=True):
-                    torch.testing.assert_close(a, b)
-                assert (found is None) == (expected is None)
-                if found is not None:
-                    torch.testing.assert_close(found, expected)
+                assert_agrees(apart(ours, texts.unbind(), arguments), apart, theirs, texts.unbind(), arguments)
 
     @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
     def test_added_keys_are_refused_as_in_torch(self, options):
-        _, ours = pair({"batch_first": True} | options, torch.float32)
+        _, ours = pair({"batch_first": True} | options)
         texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)])
         with pytest.raises(ValueError, match="expected a layer without add_bias_kv and add_zero_attn"):
             ours(texts, texts, texts)
 
     def test_only_self_attention_without_masks(self):
-        _, ours = pair({"batch_first": True}, torch.float32)
+        _, ours = pair({"batch_first": True})
         a, b = (torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)]) for _ in range(2))
         with pytest.raises(ValueError, match="query is nested; expected self-attention without masks"):
             ours(a, b, b)
@@ -274,34 +274,43 @@ class TestAsAModule:
         inputs, mask = tensors(theirs), attn_masks()["bool"]
         compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
         for arguments in ({"attn_mask": mask}, {"attn_mask": mask, "need_weights": False}):
-            for mine, other in zip(compiled(*inputs, **arguments), theirs(*inputs, **arguments), strict=True):
-                if other is not None:
-                    torch.testing.assert_close(mine, other)
+            got = [t for t in compiled(*inputs, **arguments) if t is not None]
+            assert_agrees(got, lambda m, i, a: [t for t in m(*i, **a) if t is not None], theirs, inputs, arguments)
 
     def test_exported_and_copied_and_cast(self):
-        theirs, ours = (module.eval() for module in pair({"batch_first": True}, torch.float32))
+        theirs, ours = (module.eval() for module in pair({"batch_first": True}))
         x = torch.randn(BATCH, KEYS, 6)
         program = torch.export.export(ours, (x, x, x), {"need_weights": False})
-        torch.testing.assert_close(program.module()(x, x, x, need_weights=False)[0], theirs(x, x, x)[0])
-        torch.testing.assert_close(copy.deepcopy(ours)(x, x, x)[0], theirs(x, x, x)[0])
+        exported = program.module()(x, x, x, need_weights=False)[0]
+        for output in (exported, copy.deepcopy(ours)(x, x, x)[0]):
+            assert_agrees(output, lambda module, x: called(module, x)[0], theirs, x)
         with torch.autocast("cpu", torch.bfloat16):
             output, weights = ours(x, x, x, attn_mask=torch.zeros(KEYS, KEYS))
+            narrow = called(theirs, x)[0]
         assert output.dtype == torch.bfloat16
-        torch.testing.assert_close(output.float(), theirs(x, x, x)[0], rtol=0.05, atol=0.05)
+        assert_matches(output, truth_of(lambda module, x: called(module, x)[0], theirs, x), narrow)
         assert weights.isfinite().all()
 
     @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
     def test_transformed_by_torch_func_and_traced(self):
-        theirs, ours = pair({"batch_first": True}, torch.float32)  # torch's own fast path, in evaluation, cannot
+        theirs, ours = pair({"batch_first": True})  # torch's own fast path, in evaluation, cannot
         x, mask = torch.randn(4, BATCH, KEYS, 6), torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
         with torch.no_grad():
             for arguments in ({}, {"attn_mask": mask}):
-                calls = [lambda x, m=m, a=arguments: m(x, x, x, **a)[0] for m in (ours, theirs)]
-                torch.testing.assert_close(torch.func.vmap(calls[0])(x), torch.stack([calls[1](one) for one in x]))
-                got, expected = (torch.func.jvp(call, (x[0],), (x[1],)) for call in calls)
-                torch.testing.assert_close(got, expected)
+
+                def call(x, arguments=arguments):
+                    return ours(x, x, x, **arguments)[0]
+
+                def looped(module, x, arguments=arguments):
+                    return torch.stack([module(one, one, one, **arguments)[0] for one in x])
+
+                def derivative(module, x, arguments=arguments):
+                    return torch.func.jvp(lambda x: module(x, x, x, **arguments)[0], (x[0],), (x[1],))
+
+                assert_agrees(torch.func.vmap(call)(x), looped, theirs, x)
+                assert_agrees(derivative(ours, x), derivative, theirs, x)
         traced = torch.jit.trace(ours, (x[0], x[0], x[0]))
-        torch.testing.assert_close(traced(x[1], x[1], x[1]), theirs(x[1], x[1], x[1]))
+        assert_agrees(called(traced, x[1]), called, theirs, x[1])
 
     def test_made_on_the_meta_device(self):
         ours = MultiheadAttention(6, HEADS, device="meta").to_empty(device="cpu")

@@ -6,6 +6,7 @@ from torch import nn
 
 from clearhead import MultiHeadAttention
 from pairs import BATCH, KEYS, OPTIONS, QUERIES, pair
+from peers import assert_agrees
 
 
 class TestFromAndToTorch:
@@ -15,11 +16,14 @@ class TestFromAndToTorch:
         theirs, _ = pair(options | {"dropout": 0.2})
         theirs.eval().out_proj.weight.requires_grad_(False)
         layer = MultiHeadAttention.from_torch(theirs)
-        x, source = torch.randn(BATCH, QUERIES, 6).double(), torch.randn(BATCH, KEYS, theirs.kdim).double()
-        inputs = (x, source, source) if theirs.batch_first else [t.transpose(0, 1) for t in (x, source, source)]
-        expected = theirs(*inputs)[0]
-        expected = expected if theirs.batch_first else expected.transpose(0, 1)
-        torch.testing.assert_close(layer(x, source), expected)
+        x, source = torch.randn(BATCH, QUERIES, 6), torch.randn(BATCH, KEYS, theirs.kdim)
+
+        def output(module, x, source):
+            if module.batch_first:
+                return module(x, source, source)[0]
+            return module(*(t.transpose(0, 1) for t in (x, source, source)))[0].transpose(0, 1)
+
+        assert_agrees(layer(x, source), output, theirs, x, source)
         assert not layer.training
         assert layer.dropout == 0.2
         assert not layer.output.weight.requires_grad
@@ -27,15 +31,14 @@ class TestFromAndToTorch:
         back = layer.to_torch()
         assert type(back) is nn.MultiheadAttention
         assert back.batch_first
-        torch.testing.assert_close(back(x, source, source)[0], layer(x, source))
+        assert_agrees(layer(x, source), output, back, x, source)
         for name, tensor in theirs.state_dict().items():
             assert torch.equal(back.state_dict()[name], tensor)
 
     @pytest.mark.parametrize("options", [{"kv_heads": 2}, {"split": "slice"}, {"kv_heads": 1, "bias": False}], ids=str)
     def test_grouped_and_sliced_layers_to_torch(self, options):
-        layer = MultiHeadAttention(24, 4, **options, dtype=torch.float64)
-        x = torch.randn(BATCH, QUERIES, 24, dtype=torch.float64)
-        torch.testing.assert_close(layer.to_torch()(x, x, x)[0], layer(x))
+        layer, x = MultiHeadAttention(24, 4, **options), torch.randn(BATCH, QUERIES, 24)
+        assert_agrees(layer(x), lambda module, x: module(x, x, x)[0], layer.to_torch(), x)
 
     @pytest.mark.parametrize(
         ("call", "error", "says"),

@@ -10,6 +10,7 @@ import torch
 from clearhead.positions import sinusoidal
 from clearhead.transformer.config import ModelConfig
 from clearhead.transformer.model import Transformer
+from peers import assert_agrees
 from small_transformers import SIZES, draw, make
 
 BATCH, SOURCE, TARGET, VOCABULARY = 2, 7, 5, 23
@@ -42,7 +43,8 @@ def plain(model: Transformer, source: torch.Tensor, target: torch.Tensor) -> tor
     """Normalise, attend, add; normalise, feed forward, add: with torch's own attention."""
 
     def embedded(tokens):
-        return model.embedding.weight[tokens] * math.sqrt(30) + sinusoidal(tokens.shape[1], 30).double()
+        weight = model.embedding.weight
+        return weight[tokens] * math.sqrt(30) + sinusoidal(tokens.shape[1], 30).to(weight.dtype)
 
     def attended(layer, x, keys, mask=None):
         return layer.to_torch()(x, keys, keys, attn_mask=mask)[0]
@@ -67,11 +69,11 @@ def plain(model: Transformer, source: torch.Tensor, target: torch.Tensor) -> tor
 
 
 def test_it_is_the_formula():
-    model, (source, target) = make(), texts()
+    model, (source, target) = make().float(), texts()
     with torch.no_grad():
         got = model(source, target)
         assert got.shape == (BATCH, TARGET, VOCABULARY)
-        torch.testing.assert_close(got, plain(model, source, target), rtol=1e-9, atol=1e-9)
+        assert_agrees(got, plain, model, source, target)
 
 
 def test_sizes_are_those_of_the_configuration():

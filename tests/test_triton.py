@@ -14,6 +14,8 @@ from clearhead.kernels.triton_blocks import seen_by
 from clearhead.kernels.triton_scores import Matrix, Scores, rows_of
 from clearhead.kernels.triton_tiles import HALF, SINGLE, Tile, tile_for
 from clearhead.posing import pose
+from harness import Case, assert_matches
+from peers import assert_agrees
 from strategies import cases
 from test_attention import check_forward, check_gradients
 
@@ -52,21 +54,18 @@ def test_gradients(case):
     check_gradients(case, "triton")
 
 
-def both(backend, options, mask):
-    """Output, log-sum-exp, gradients and statistics of a problem of many tiles."""
-    generator = torch.Generator().manual_seed(2)
-    shapes = ((BATCH, HEADS, QUERIES, KEY_DIM), (BATCH, KV_HEADS, KEYS, KEY_DIM), (BATCH, KV_HEADS, KEYS, VALUE_DIM))
-    tensors = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-    output, weights = attention(*tensors, mask=mask, **options, return_weights=True, backend=backend)
-    output.backward(torch.randn(output.shape, generator=generator))
-    if backend == "triton":
-        problem = pose(*tensors, mask=mask, **options).map(torch.Tensor.detach)
-        seen = triton_backend.observe(problem, weights.lse, entropy=True, received=True, distance=True)
-    else:
-        seen = weights.observe(entropy=True, received=True, distance=True)
-    empty = weights.lse == -torch.inf
-    lse = torch.where(empty, 0.0, weights.lse)
-    return [output, empty.float(), lse, *(t.grad for t in tensors), seen.entropy, seen.received, seen.distance]
+def check_statistics(case: Case) -> None:
+    exact, naive = case.exact(), case.statistics()
+    logs = case.terms + math.log(2 + case.shape[3])  # the size of the log weights that an entropy is made of
+    lse = attention(**case.arguments, return_weights=True, backend="streaming")[1].lse
+    seen = triton_backend.observe(pose(**case.arguments), lse, entropy=True, received=True, distance=True)
+    for name in ("entropy", "received", "distance"):
+        size = max(1.0, float(abs(exact[name]).max()))
+        assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
+
+
+def by_reference(query, key, value, options=None):
+    return attention(query, key, value, **(options or {}), backend="reference")
 
 
 OPTIONS = {
@@ -85,33 +84,27 @@ OPTIONS = {
     ids=[*map(repr, MASKS), *OPTIONS],
 )
 def test_every_mask_and_option_over_many_tiles(mask, options):
-    for ours, theirs in zip(both("triton", options, mask), both("streaming", options, mask), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    shapes = ((BATCH, HEADS, QUERIES, KEY_DIM), (BATCH, KV_HEADS, KEYS, KEY_DIM), (BATCH, KV_HEADS, KEYS, VALUE_DIM))
+    case = Case(*map(torch.randn, shapes), mask, **options)
+    check_forward(case, "triton")
+    check_gradients(case, "triton")
+    check_statistics(case)
 
 
 def test_the_same_weights_are_dropped():
     tensors = [torch.randn(2, 3, 37, 7, requires_grad=True) for _ in range(3)]
-    found = {}
-    for name in ("triton", "reference"):
+
+    def dropped(*tensors, backend="reference"):
         torch.manual_seed(7)
-        output = attention(*tensors, dropout=0.3, backend=name)
-        found[name] = [output, *torch.autograd.grad(output.square().sum(), tensors)]
-    for ours, theirs in zip(*found.values(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        output = attention(*tensors, dropout=0.3, backend=backend)
+        return [output, *torch.autograd.grad(output.square().sum(), tensors)]
+
+    assert_agrees(dropped(*tensors, backend="triton"), dropped, *tensors)
 
 
 def test_gradients_of_slopes_and_sinks():
     tensors = [torch.randn(2, 3, 23, 7) for _ in range(3)]
-    found = []
-    for name in ("triton", "reference"):
-        slopes, sinks = (
-            torch.rand(3, generator=torch.Generator().manual_seed(1)).requires_grad_(),
-            torch.zeros(3).requires_grad_(),
-        )
-        output = attention(*tensors, bias=ALiBi(slopes), sinks=sinks, mask=Causal(), backend=name)
-        found.append(torch.autograd.grad(output.square().sum(), [slopes, sinks]))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    check_gradients(Case(*tensors, Causal(), ALiBi(torch.rand(3)), sinks=torch.zeros(3)), "triton")
 
 
 @pytest.mark.parametrize("q_len", [3, 20])
@@ -125,15 +118,14 @@ def test_any_strides_of_numbers_per_head_and_text(q_len):
         {"bias": ALiBi(torch.rand(4)), "query_start": torch.tensor([3, 9, 5, 7])[::2]},
     ]
     for options in choices:
-        found = [attention(query, key, key, **options, backend=name) for name in ("triton", "reference")]
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        assert_agrees(attention(query, key, key, **options, backend="triton"), by_reference, query, key, key, options)
 
 
 @pytest.mark.parametrize("scale", [1e-46, -1e-46, 1e-30])
 def test_a_scale_that_float32_may_not_hold(scale):
     x = torch.randn(1, 2, 20, 16)
-    found = [attention(x, x, x, mask=Causal(), scale=scale, backend=name) for name in ("triton", "reference")]
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    options = {"mask": Causal(), "scale": scale}
+    assert_agrees(attention(x, x, x, **options, backend="triton"), by_reference, x, x, x, options)
 
 
 @pytest.mark.parametrize("q_len", [3, 20])
@@ -142,9 +134,9 @@ def test_the_lowest_number_is_not_minus_infinity(q_len):
     query, key = torch.randn(1, 2, q_len, 16), torch.randn(1, 2, 23, 16)
     bias = torch.where(torch.rand(q_len, 23) < 0.5, torch.finfo(torch.float32).min, 0.0)
     bias[1] = torch.finfo(torch.float32).min
-    found = [attention(query, key, key, bias=bias, backend=name) for name in ("triton", "reference")]
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-    assert (found[0][:, :, 1] != 0).all()
+    found = attention(query, key, key, bias=bias, backend="triton")
+    assert_agrees(found, by_reference, query, key, key, {"bias": bias})
+    assert (found[:, :, 1] != 0).all()
 
 
 def test_no_keys_of_a_width_for_the_copy_engine():
@@ -154,8 +146,7 @@ def test_no_keys_of_a_width_for_the_copy_engine():
 
 def test_any_strides():
     query, key, value = (torch.randn(2, 7, 20, 3).permute(0, 3, 2, 1)[:, :, ::2] for _ in range(3))
-    expected = attention(query, key, value, backend="reference")
-    torch.testing.assert_close(attention(query, key, value, backend="triton"), expected)
+    assert_agrees(attention(query, key, value, backend="triton"), by_reference, query, key, value)
 
 
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if not isinstance(mask, Dense | None)], ids=repr)
@@ -231,22 +222,17 @@ def test_a_few_queries_against_many_keys(options):
     """Many pieces of keys, some of them empty, merged; heads that share keys in one program."""
     query = torch.randn(2, 4, 3, 16)
     key, value = torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 19)
-    found = [
-        attention(query, key, value, **options, return_weights=True, backend=backend)
-        for backend in ("triton", "streaming")
-    ]
-    (ours, our_weights), (theirs, their_weights) = found
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(our_weights.lse, their_weights.lse, rtol=1e-4, atol=1e-5)
+    check_forward(Case(query, key, value, **options), "triton")
 
 
 def test_dropout_over_pieces_of_keys():
     query, key = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 200, 16)
-    found = []
-    for name in ("triton", "reference"):
+
+    def dropped(query, key, backend="reference"):
         torch.manual_seed(7)
-        found.append(attention(query, key, key, dropout=0.3, backend=name))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        return attention(query, key, key, dropout=0.3, backend=backend)
+
+    assert_agrees(dropped(query, key, "triton"), dropped, query, key)
 
 
 @pytest.mark.parametrize(
@@ -263,12 +249,8 @@ def test_dropout_over_pieces_of_keys():
 )
 def test_gradient_of_a_bias(shape, mask):
     tensors = [torch.randn(2, 2, 19, 16), torch.randn(2, 1, 23, 16), torch.randn(2, 1, 23, 5)]
-    found = []
-    for name in ("triton", "reference"):
-        bias = torch.linspace(-1, 1, math.prod(shape)).view(shape).requires_grad_()
-        output = attention(*tensors, bias=bias, mask=mask, softcap=3.0, backend=name)
-        found.append(torch.autograd.grad(output.square().sum(), [bias])[0])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    bias = torch.linspace(-1, 1, math.prod(shape)).view(shape)
+    check_gradients(Case(*tensors, mask, bias, softcap=3.0), "triton")
 
 
 @pytest.mark.parametrize("dim", [16, 24])
@@ -277,9 +259,5 @@ def test_rows_through_the_copy_engine(dim):
     tensors = [torch.randn(1, 2, 37, dim, requires_grad=True) for _ in range(3)]
     assert isinstance(rows_of(tensors[0], 16), TensorDescriptor)
     assert isinstance(rows_of(tensors[0][..., 1:], 16), Matrix)
-    found = []
-    for name in ("triton", "reference"):
-        output = attention(*tensors, mask=Window(before=9), backend=name)
-        found.append([output, *torch.autograd.grad(output.square().sum(), tensors)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    check_forward(Case(*tensors, Window(before=9)), "triton")
+    check_gradients(Case(*tensors, Window(before=9)), "triton")

@@ -1,12 +1,11 @@
 """Statistics, maps and largest weights by our own kernels, in Triton's interpreter where there is no GPU."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead import Causal, Dense, Padding, Prefix, Window, attention
+from clearhead import Causal, Dense, Padding, Prefix, Window
 from clearhead.kernels import pooling, streaming, triton_backend, triton_observe, triton_topk
 from clearhead.kernels.operation import Inputs
 from clearhead.kernels.pooling import Map
@@ -15,34 +14,34 @@ from clearhead.masks import And
 from clearhead.posing import pose
 from harness import assert_matches
 from strategies import cases
-from test_triton import MASKS
+from test_triton import MASKS, check_statistics
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
 @settings(max_examples=30)
 def test_triton_statistics(deterministic, case):
-    exact, naive = case.exact(), case.statistics()
-    logs = case.terms + np.log(2 + case.shape[3])
-    problem = pose(**case.arguments)
-    lse = attention(**case.arguments, return_weights=True, backend="streaming")[1].lse
     torch.use_deterministic_algorithms(deterministic)
     try:
-        seen = triton_backend.observe(problem, lse, entropy=True, received=True, distance=True)
+        check_statistics(case)
     finally:
         torch.use_deterministic_algorithms(False)
-    for name in ("entropy", "received", "distance"):
-        size = max(1.0, float(np.abs(exact[name]).max()))
-        assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
 
 
-def lazy(mask=None, *, q_len=37, kv_len=53, **options):
+def lazy(mask=None, *, q_len=37, kv_len=53, dtype=torch.float32, **options):
     """A problem of several tiles, two heads that read one, and its log-sum-exp."""
     generator = torch.Generator().manual_seed(4)
     batch = mask.allowed.shape[0] if isinstance(mask, Dense) else getattr(mask, "lengths", torch.zeros(1)).shape[0]
     query, key = (torch.randn(batch, heads, n, 16, generator=generator) for heads, n in ((2, q_len), (1, kv_len)))
-    problem = pose(query, key, key, mask=mask, **options)
+    problem = pose(query.to(dtype), key.to(dtype), key.to(dtype), mask=mask, **options)
     return problem, streaming.log_sum_exp(problem)
+
+
+def assert_as_exact(got, streamed, mask=None, **sizes):
+    """Assert that `got` is as exact as `streamed(problem, lse)`, both of the problem that `lazy` makes."""
+    naive, exact = (streamed(*lazy(mask, dtype=dtype, **sizes)) for dtype in (torch.float32, torch.float64))
+    lse = lazy(mask, **sizes)[1]
+    assert_matches(got, exact, naive, scale=float(lse[lse > -torch.inf].abs().max()))
 
 
 @given(
@@ -57,30 +56,39 @@ def test_any_rectangle(mask, size, reduce, rows, keys):
     problem, lse = lazy(mask)
     down, across = slice(rows[0], min(rows[0] + rows[1], 37)), slice(keys[0], min(keys[0] + keys[1], 53))
     picture = Map(*size, reduce)
-    expected = pooling.pool(streaming.scoring(problem).window(down, across), lse[..., down], picture)
-    torch.testing.assert_close(triton_backend.pool(problem, lse, down, across, picture), expected, rtol=1e-4, atol=1e-6)
+
+    def streamed(problem, lse):
+        return pooling.pool(streaming.scoring(problem).window(down, across), lse[..., down], picture)
+
+    assert_as_exact(triton_backend.pool(problem, lse, down, across, picture), streamed, mask)
+
+
+def pooled(picture):
+    return lambda problem, lse: pooling.pool(streaming.scoring(problem), lse, picture)
 
 
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 @pytest.mark.parametrize("mask", [None, Causal(), Window(before=3) | (Causal() & Prefix(4))], ids=repr)
 def test_a_map_with_the_statistics(mask, reduce):
     """Bins that tiles are made of, and bins that are made of tiles."""
-    problem, lse = lazy(mask, q_len=32, kv_len=64)
+    sizes = {"q_len": 32, "kv_len": 64}
+    problem, lse = lazy(mask, **sizes)
     for picture in (Map(2, 4, reduce), Map(1, 1, reduce)):
         assert triton_observe.map_fits(Inputs.of(problem, problem.key), picture)
         seen = triton_backend.observe(problem, lse, received=True, entropy=True, picture=picture)
-        expected = pooling.pool(streaming.scoring(problem), lse, picture)
-        torch.testing.assert_close(seen.pooled, expected, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(seen.entropy, sweep(streaming.scoring(problem), lse, entropy=True).entropy)
+        assert_as_exact(seen.pooled, pooled(picture), mask, **sizes)
+        assert_as_exact(
+            seen.entropy, lambda p, lse: sweep(streaming.scoring(p), lse, entropy=True).entropy, mask, **sizes
+        )
     alone = triton_backend.observe(problem, lse, picture=Map(2, 4, reduce))
     assert alone.received is None
-    torch.testing.assert_close(alone.pooled, pooling.pool(streaming.scoring(problem), lse, Map(2, 4, reduce)))
+    assert_as_exact(alone.pooled, pooled(Map(2, 4, reduce)), mask, **sizes)
 
 
 def test_a_map_whose_bins_do_not_fit_comes_alone():
     problem, lse = lazy(Causal())
     seen = triton_backend.observe(problem, lse, received=True, picture=Map(5, 7, "mean"))
-    torch.testing.assert_close(seen.pooled, pooling.pool(streaming.scoring(problem), lse, Map(5, 7, "mean")))
+    assert_as_exact(seen.pooled, pooled(Map(5, 7, "mean")), Causal())
 
 
 @pytest.mark.parametrize("count", [1, 11])
@@ -90,7 +98,7 @@ def test_largest_weights(mask, count):
     top = triton_topk.top_weights(Inputs.of(problem, problem.key), lse, count)
     expected = sweep(streaming.scoring(problem), lse, top=count).top
     assert top is not None
-    torch.testing.assert_close(top.weights, expected.weights, rtol=1e-4, atol=1e-6)
+    assert_as_exact(top.weights, lambda p, lse: sweep(streaming.scoring(p), lse, top=count).top.weights, mask)
     assert torch.equal(top.keys, expected.keys)
 
 

@@ -1,5 +1,6 @@
 """`clearhead view`: what it is given, what it says, how it ends."""
 
+import os
 import signal
 import socket
 import subprocess

@@ -10,6 +10,7 @@ from transformers import GPTJConfig, GPTJModel
 
 from clearhead.huggingface import ablate, watch
 from clearhead.huggingface.taps import TAPPINGS
+from peers import doubled
 from tiny_models import LENGTH, SIZES, inputs_for, make
 
 
@@ -27,13 +28,14 @@ def close_at(real, got, expected):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "vit"])
 def test_statistics_of_each_layer(name):
-    inputs = inputs_for(name, None if name == "vit" else "right")
-    model = make(name, "sdpa")
+    inputs = doubled(inputs_for(name, None if name == "vit" else "right"))
+    model = make(name, "sdpa").double()
     with torch.no_grad(), watch(model, entropy=True, received=True, distance=True, top=3, pool=(2, 2)) as seen:
         assert model.config._attn_implementation == "clearhead"
         model(**inputs)
     assert model.config._attn_implementation == "sdpa"
-    outputs = attentions(name, inputs)
+    with torch.no_grad():
+        outputs = make(name).double()(**inputs, output_attentions=True)
     assert len(seen) == 2
     for layer, weights in enumerate(outputs.attentions):
         (call,) = seen[layer].calls
@@ -58,18 +60,18 @@ def test_means_leave_padding_out_and_merge_calls(name, side):
     real = padded["attention_mask"].bool()
     runs = [attentions(name, inputs) for inputs in (padded, whole)]
     kind, stack = ("encoder_attentions", "encoder") if name == "t5" else ("attentions", seen.stacks[0])
-    first, second = (run[kind][1].entropy() for run in runs)
+    first, second = (run[kind][1].entropy().double() for run in runs)
     expected = torch.cat([first.transpose(1, 2)[real], second.transpose(1, 2).flatten(0, 1)]).mean(dim=0)
     layer = seen[stack, 1]
     assert layer.queries == int(real.sum()) + 2 * LENGTH
-    torch.testing.assert_close(layer.means["entropy"].float(), expected)
+    torch.testing.assert_close(layer.means["entropy"], expected)
     largest = torch.cat(
         [
-            runs[0][kind][1].topk(1).weights[..., 0].transpose(1, 2)[real],
-            runs[1][kind][1].topk(1).weights[..., 0].transpose(1, 2).flatten(0, 1),
+            runs[0][kind][1].topk(1).weights[..., 0].transpose(1, 2)[real].double(),
+            runs[1][kind][1].topk(1).weights[..., 0].transpose(1, 2).flatten(0, 1).double(),
         ]
     ).mean(dim=0)
-    torch.testing.assert_close(layer.means["largest"].float(), largest)
+    torch.testing.assert_close(layer.means["largest"], largest)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_means_leave_padding_out_and_merge_calls(name, side):
 def test_a_padded_text_receives_what_it_receives_alone(name, side):
     padded = inputs_for(name, side)
     real = padded["attention_mask"][0].bool()
-    model = make(name)
+    model = make(name).double()  # no rounding to allow for
     with torch.no_grad(), watch(model, received=True, pool=(1, 1), reduce="max") as seen:
         model(**padded)
     ids = padded["input_ids"][:1, real]
@@ -98,7 +100,7 @@ def test_padding_is_left_out_with_a_static_cache(name):
     inputs = inputs_for(name, "left")
     found = []
     for options in ({}, {"cache_implementation": "static"}):
-        model = make(name)
+        model = make(name).double()
         with watch(model, entropy=True) as seen:
             model.generate(**inputs, max_new_tokens=3, do_sample=False, **options)
         found.append(seen)
@@ -179,7 +181,7 @@ def test_layers_that_share_a_module():
     assert len(seen) == len(outputs.attentions) == 2
     for layer, weights in enumerate(outputs.attentions):
         assert len(seen[layer].calls) == 2
-        torch.testing.assert_close(seen[layer].calls[1].entropy, weights.entropy())
+        assert torch.equal(seen[layer].calls[1].entropy, weights.entropy())
 
 
 def test_checkpointed_layers_are_seen_once():
