@@ -256,7 +256,7 @@ def test_gradient_of_a_bias(shape, mask):
 @pytest.mark.parametrize("dim", [16, 24])
 def test_rows_through_the_copy_engine(dim):
     """Widths of whole 16 bytes go through descriptors, padded to a power of 2 inside."""
-    tensors = [torch.randn(1, 2, 37, dim, requires_grad=True) for _ in range(3)]
+    tensors = [torch.randn(1, 2, 37, dim) for _ in range(3)]
     assert isinstance(rows_of(tensors[0], 16), TensorDescriptor)
     assert isinstance(rows_of(tensors[0][..., 1:], 16), Matrix)
     check_forward(Case(*tensors, Window(before=9)), "triton")
