@@ -34,7 +34,8 @@ test-all: test
 test-cpus: $(READY)
 	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \
 	  echo "ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=$$threads"; \
-	  ( ulimit -v $(MEMORY_KIB); unset ATEN_CPU_CAPABILITY; export OMP_NUM_THREADS=$$threads; \
+	  ( ulimit -v $(MEMORY_KIB); unset ATEN_CPU_CAPABILITY; \
+	    export OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive; \
 	    [ $$capability = native ] || export ATEN_CPU_CAPABILITY=$$capability; \
 	    $(BIN)/python -m pytest -q $(NUMERICS:%=tests/test_%.py) ) || exit 1; \
 	done; done
