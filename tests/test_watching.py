@@ -1,5 +1,6 @@
 """`watch` sees what the attentions of the same call say, and keeps no queries or keys."""
 
+import copy
 import gc
 import threading
 
@@ -10,7 +11,7 @@ from transformers import GPTJConfig, GPTJModel
 
 from clearhead.huggingface import ablate, watch
 from clearhead.huggingface.taps import TAPPINGS
-from peers import doubled
+from peers import assert_agrees, doubled
 from tiny_models import LENGTH, SIZES, inputs_for, make
 
 
@@ -192,8 +193,8 @@ def test_checkpointed_layers_are_seen_once():
     assert [len(layer.calls) for layer in seen] == [1, 1]
 
 
-def test_masks_over_something_else_than_queries():
-    """Samples of sound, of which several make a query."""
+def test_masks_over_samples_of_sound():
+    """Several samples make a query; the model itself says which queries are padding."""
     config = transformers.Wav2Vec2Config(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, conv_dim=(8, 8),
         conv_stride=(5, 4), conv_kernel=(10, 8), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
@@ -204,7 +205,8 @@ def test_masks_over_something_else_than_queries():
     mask[0, 600:] = 0
     with torch.no_grad(), watch(model, entropy=True) as seen:
         model(torch.randn(2, 1000), attention_mask=mask)
-    assert seen[0].queries == seen[0].calls[0].entropy[:, 0].numel()
+    frames = model._get_feat_extract_output_lengths(mask.sum(dim=1))
+    assert seen[0].queries == int(frames.sum()) < seen[0].calls[0].entropy[:, 0].numel()
 
 
 def test_parts_with_configurations_of_their_own():
@@ -246,7 +248,7 @@ def test_in_inference_mode_nothing_is_hashed(monkeypatch):
 
 
 def test_each_thread_sees_its_own_calls():
-    """Two threads watch one model at a time; layers that share a module are counted in each."""
+    """Two threads watch one model at the same time; layers that share a module are counted in each."""
     for model in (make("llama", "sdpa"), shared_layers()):
         lengths = {0: 5, 1: 9}
         found, errors = {}, []
@@ -292,7 +294,7 @@ def test_calls_of_threads_without_a_watch_are_seen_by_all():
 
 
 def test_a_module_that_runs_once_for_each_image():
-    """Qwen2.5-VL runs the attention of a vision layer once for each window, which is no layer of its own."""
+    """Qwen2.5-VL runs the attention of a vision layer once for each window; these are calls of one layer."""
     model, inputs = image_model()
     with torch.no_grad():
         plain = model(**inputs).last_hidden_state
@@ -321,3 +323,83 @@ def image_model():
     ids = torch.tensor([[10, *image, 11, *image, 12]])
     images = {"pixel_values": torch.randn(64, 3 * 2 * 4 * 4), "image_grid_thw": grid}
     return model, {"input_ids": ids, "mm_token_type_ids": (ids == 5).int(), **images}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_a_mask_as_long_as_a_static_cache(name):
+    """Its places after the prompt are free; the queries are not the last ones."""
+    model, inputs = make(name), inputs_for(name, "left")
+    mask = torch.cat([inputs["attention_mask"], torch.zeros(2, 9, dtype=torch.long)], dim=1)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(input_ids=inputs["input_ids"], attention_mask=mask, past_key_values=cache)
+    assert seen[1].queries == 8 + LENGTH
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -torch.inf])
+def test_rows_that_an_added_mask_hides(name, hidden):
+    inputs = inputs_for(name, "left")
+    allowed = torch.ones(LENGTH, LENGTH).tril().bool() & inputs["attention_mask"][:, None, None].bool()
+    added = torch.zeros(allowed.shape).masked_fill(~allowed, hidden)
+    model = make(name)
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(input_ids=inputs["input_ids"], attention_mask=added)
+    assert seen[1].queries == 8 + LENGTH
+
+
+def test_queries_that_are_not_the_first_keys():
+    """Idefics2's perceiver reads a padded image by latents, of which none is padding."""
+    text = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2, "pad_token_id": 0}
+    vision = {**SIZES, "image_size": 32, "patch_size": 4}
+    latents = {"resampler_n_latents": 4, "resampler_depth": 2, "resampler_n_heads": 4, "resampler_head_dim": 8}
+    perceiver = {"hidden_size": 32, "num_key_value_heads": 2, **latents}
+    config = transformers.Idefics2Config(
+        text_config=text, vision_config=vision, perceiver_config=perceiver, image_token_id=5
+    )
+    model = transformers.Idefics2Model(config).eval()
+    shown = torch.ones(1, 2, 32, 32, dtype=torch.bool)
+    shown[0, 0, 16:] = False
+    ids = torch.tensor([[10, *[5] * 4, 11, *[5] * 4, 12]])
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        model(input_ids=ids, pixel_values=torch.randn(1, 2, 3, 32, 32), pixel_attention_mask=shown)
+    assert {stack: seen[stack, 1].queries for stack in seen.stacks} == {
+        "vision encoder": 32 + 64,
+        "perceiver encoder": 2 * 4,
+        "decoder": ids.shape[1],
+    }
+
+
+def test_a_pass_of_another_thread_goes_on_as_it_began():
+    """A mask that sdpa leaves out stays causal when a `watch` begins in the middle of a pass."""
+    model, ids = make("llama", "sdpa"), inputs_for("llama")["input_ids"]
+    watches, seen = [], []
+
+    def enter(*_):
+        def run():
+            watches.append(watch(model, entropy=True))
+            seen.append(watches[0].__enter__())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    hook = model.model.layers[1].register_forward_pre_hook(enter)
+    with torch.no_grad():
+        got = model(input_ids=ids).logits
+        hook.remove()
+        assert [len(layer.calls) for layer in seen[0]] == [0, 0]
+        model(input_ids=ids)
+    assert [len(layer.calls) for layer in seen[0]] == [1, 1]
+    watches[0].__exit__(None, None, None)
+    assert_agrees(got, lambda model: model(input_ids=ids).logits, make("llama", "eager"))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_copy_of_a_watched_model_is_not_watched():
+    model, inputs = make("llama"), inputs_for("llama")
+    with torch.no_grad(), watch(model, entropy=True) as seen:
+        copy.deepcopy(model)(**inputs)
+        assert seen[0].calls == []
+        model(**inputs)
+    assert len(seen[0].calls) == 1

@@ -304,7 +304,9 @@ class _Keeper:
     looks = True
     keeps = True
 
-    def __call__(self, repeat: int | None, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(
+        self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
         assert weights is not None
         self.kept.append(weights if self.values else weights.without_values())
         return output

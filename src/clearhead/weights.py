@@ -257,17 +257,21 @@ class AttentionWeights:
 
     def attending(self) -> Bool[Tensor, "batch q_len"]:
         """Return which queries may attend to a key, in any head."""
-        if self._problem.sinks is None:
-            return (self._lse > -torch.inf).any(dim=1)
-        # a sink makes lse finite also where there is no key, so the mask has to say
         batch, _, q_len, kv_len = self.shape
+        bias = self._problem.tensor_bias
         lowered = self._problem.lower()
-        if lowered.dense is not None:
-            allowed = lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).any(dim=-1).any(dim=1)
-            return allowed.expand(batch, q_len)
-        if lowered.ranges is None:
-            return torch.ones(batch, q_len, dtype=torch.bool, device=self.device)
-        return (lowered.ranges[:, 1] > lowered.ranges[:, 0]).any(dim=0).expand(batch, q_len)
+        if self._problem.sinks is None:
+            found = (self._lse > -torch.inf).any(dim=1)
+        # a sink makes lse finite also where there is no key, so the mask has to say
+        elif lowered.dense is not None:
+            found = lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).any(dim=-1).any(dim=1)
+        elif lowered.ranges is not None:
+            found = (lowered.ranges[:, 1] > lowered.ranges[:, 0]).any(dim=0)
+        else:
+            found = torch.ones(1, 1, dtype=torch.bool, device=self.device)
+        if bias is not None:  # models hide keys by the lowest number too, which leaves lse finite
+            found = found & (bias > torch.finfo(bias.dtype).min / 2).any(dim=-1).any(dim=1)
+        return found.expand(batch, q_len)
 
     def to(self, device: torch.device | str) -> AttentionWeights:
         """The same on another device. Its dtype follows from the queries and cannot be changed."""

@@ -35,7 +35,8 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[None]:
             model(**inputs)
 
     Everything else is as it was, gradients included. The model runs on clearhead inside, and on what it ran on before
-    afterwards.
+    afterwards. Other threads that run the model meanwhile run it without these heads too, but for those that have
+    entered their own `watch` or `ablate` on it.
     """
     modules = attention_modules(model)
     chosen: dict[Attention, dict[int, list[int]]] = {}
@@ -96,7 +97,9 @@ class _Remover:
     looks = False
     keeps = False
 
-    def __call__(self, repeat: int | None, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(
+        self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
         layer = layer_of(self.attention, repeat)
         self.seen.add(layer)
         chosen = self.heads.get(layer, [])

@@ -48,12 +48,16 @@ def attention_forward(
     """
     refuse_unsupported(module, others)
     bias = position_bias
-    mask, start = _mask(module, query, key, attention_mask, is_causal, sliding_window)
+    tappings = tappings_of(module)
+    again = _computes_again()
+    # a thread in the middle of a pass, for which the model made masks of another implementation
+    in_flight = bool(tappings) and not again and not any(tapping.has_started() for tapping in tappings)
+    if in_flight:
+        tappings = ()
+    mask, start = _mask(module, query, key, attention_mask, is_causal, sliding_window, in_flight)
     if attention_mask is not None and not isinstance(attention_mask, LazyMask) and attention_mask.is_floating_point():
         bias = attention_mask if bias is None else bias + attention_mask
-    tappings = tappings_of(module)
     taps = [tapping.taps[module] for tapping in tappings]
-    again = _computes_again()
     if again:  # a checkpoint, which has to compute in the backward pass what it computed before
         asked = getattr(module, ASKED, False)
     else:
@@ -72,7 +76,7 @@ def attention_forward(
     output = output.transpose(1, 2)
     for tapping, tap in zip(tappings, taps, strict=True):
         if not (again and tap.looks):
-            output = tap(None if again else tapping.count_call(module), weights, output)
+            output = tap(None if again else tapping.count_call(module), weights, output, attention_mask)
     return output.contiguous(), weights if asked else None
 
 
@@ -83,8 +87,9 @@ def _mask(
     attention_mask: Tensor | None,
     is_causal: bool | None,
     sliding_window: int | None,
+    in_flight: bool,
 ) -> tuple[Mask | None, int | None]:
-    """The mask, and where the first query stands."""
+    """Return the mask, and the position of the first query among the keys."""
     if isinstance(attention_mask, LazyMask):
         return attention_mask.mask, attention_mask.query_start
     if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
@@ -95,7 +100,7 @@ def _mask(
     if attention_mask is not None:
         return (Dense(attention_mask) if attention_mask.dtype == torch.bool else None), None
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True) and not _gets_masks(type(module))
+        is_causal = getattr(module, "is_causal", True) and (in_flight or not _gets_masks(type(module)))
     q_len, kv_len = query.shape[2], key.shape[2]
     if not is_causal and sliding_window is not None and kv_len > sliding_window:
         raise ValueError(

@@ -69,6 +69,14 @@ def translate(function: MaskFunction, place: Place) -> Mask | None:
     return _MADE_BY[maker](_closure(function), place)
 
 
+def is_bidirectional(function: MaskFunction) -> bool:
+    """Return whether a mask function lets queries look ahead, so that queries may be other tokens than the keys."""
+    if function is masking_utils.bidirectional_mask_function:
+        return True
+    joined = _closure(function).get("mask_functions", ()) if getattr(function, "__closure__", None) else ()
+    return any(map(is_bidirectional, joined))
+
+
 def hidden_keys(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
     """The keys that are real, as padding where they stand together."""
     kv_len = allowed.shape[1]

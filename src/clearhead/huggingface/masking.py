@@ -20,6 +20,7 @@ from clearhead.huggingface.mask_functions import (
     both,
     evaluate,
     hidden_keys,
+    is_bidirectional,
     translate,
 )
 from clearhead.huggingface.modules import INTERFACE
@@ -50,7 +51,7 @@ class LazyMask(Tensor):
 
     mask: Mask | None  # None where every query may attend to every key
     query_start: int | None  # None where cells were rearranged
-    real_queries: Bool[Tensor, "batch q_len"] | None  # False at padding, if queries and keys are the same tokens
+    real_queries: Bool[Tensor, "batch q_len"] | None  # False at padding; None if there is none, or it is not known
 
     @staticmethod
     def __new__(
@@ -157,10 +158,16 @@ def make_mask(
             mask = both([mask, _padding(attention_mask, mask, place)])
     except UnknownFunctionError:
         mask = evaluate(mask_function, place, attention_mask, use_vmap)
-    if attention_mask is not None and attention_mask.shape[1] >= place.q_offset + q_length:
-        real_queries = attention_mask[:, place.q_offset : place.q_offset + q_length].bool()
+    if attention_mask is not None and (q_length == kv_length or not is_bidirectional(mask_function)):
+        real_queries = _real_queries(attention_mask, place)
     shape = (batch_size, 1, q_length, kv_length)
     return LazyMask(mask, shape, place.query_start, real_queries, dtype, place.device)
+
+
+def _real_queries(attention_mask: Tensor, place: Place) -> Bool[Tensor, "batch q_len"] | None:
+    """Return which queries are not padding; None if all are real, or if the mask does not reach them."""
+    real = attention_mask[:, place.q_offset : place.q_offset + place.q_len].bool()
+    return None if real.shape[1] < place.q_len or bool(real.all()) else real
 
 
 @functools.cache

@@ -32,6 +32,11 @@ class Attention:
     shared: bool  # by all layers of its stack
 
     @property
+    def is_cross(self) -> bool:
+        """True if its keys are other tokens than its queries."""
+        return self.stack.endswith("cross")
+
+    @property
     def heads(self) -> int | None:
         """How many there are, if it says so."""
         config = getattr(self.module, "config", None)

@@ -24,13 +24,16 @@ class Tap(Protocol):
     where a checkpoint computes a layer again in the backward pass.
     """
 
-    looks: bool  # at the weights; a tap that does not look changes the output
-    keeps: bool  # the weights, beyond its call
+    looks: bool  # whether it reads the weights; a tap that does not changes the output
+    keeps: bool  # whether it keeps the weights after its call
 
     def __call__(
-        self, repeat: int | None, weights: AttentionWeights | None, output: Tensor
-    ) -> Tensor:  # [batch, q_len, heads, value_dim]
-        ...
+        self,
+        repeat: int | None,
+        weights: AttentionWeights | None,
+        output: Tensor,  # [batch, q_len, heads, value_dim]
+        attention_mask: Tensor | None,  # as the model gives it to its attention function
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +42,11 @@ class Tapping:
 
     taps: Mapping[nn.Module, Tap]
     _runs: dict[tuple[int, nn.Module], int] = field(default_factory=dict)  # in this pass, by thread and module
+    _threads: set[int] = field(default_factory=lambda: {threading.get_ident()})  # that have started a pass since
 
     def start_pass(self, modules: list[nn.Module]) -> None:
         """Count the calls of these modules from 0 again, in this thread."""
+        self._threads.add(threading.get_ident())
         for module in modules:
             self._runs.pop((threading.get_ident(), module), None)
 
@@ -50,6 +55,23 @@ class Tapping:
         key = (threading.get_ident(), module)
         self._runs[key] = self._runs.get(key, 0) + 1
         return self._runs[key] - 1
+
+    def __deepcopy__(self, memo: object) -> Tapping:
+        return self  # a copy of a model copies its hooks, which hold this one
+
+    def has_started(self) -> bool:
+        """Return False in a thread that was in the middle of a pass when the taps were attached, until the next one."""
+        return threading.get_ident() in self._threads
+
+
+class _Attached(tuple):
+    """The tappings of a module, which copies of the module do not have."""
+
+    def __deepcopy__(self, memo: object) -> _Attached:
+        return _Attached()
+
+    def __reduce__(self) -> tuple:
+        return _Attached, ()
 
 
 _entered: ContextVar[tuple[Tapping, ...]] = ContextVar("entered tappings", default=())
@@ -60,7 +82,7 @@ def attached(tapping: Tapping) -> Iterator[None]:
     """Attach taps to their modules, for as long as the context lasts."""
     with _LOCK:
         for module in tapping.taps:
-            module.__dict__[TAPPINGS] = (*module.__dict__.get(TAPPINGS, ()), tapping)
+            module.__dict__[TAPPINGS] = _Attached((*module.__dict__.get(TAPPINGS, ()), tapping))
     _entered.set((*_entered.get(), tapping))
     try:
         yield
@@ -69,7 +91,11 @@ def attached(tapping: Tapping) -> Iterator[None]:
         _entered.set(tuple(other for other in _entered.get() if other is not tapping))
         with _LOCK:
             for module in tapping.taps:
-                module.__dict__[TAPPINGS] = tuple(t for t in module.__dict__[TAPPINGS] if t is not tapping)
+                left = _Attached(other for other in module.__dict__[TAPPINGS] if other is not tapping)
+                if left:
+                    module.__dict__[TAPPINGS] = left
+                else:
+                    del module.__dict__[TAPPINGS]
 
 
 def tappings_of(module: nn.Module) -> tuple[Tapping, ...]:
@@ -78,8 +104,8 @@ def tappings_of(module: nn.Module) -> tuple[Tapping, ...]:
     In a thread that has entered some on this module, only those: two threads that watch one model each see their own
     calls. Calls in any other thread, such as autograd's, are seen by all.
     """
-    attached_here: tuple[Tapping, ...] = getattr(module, TAPPINGS, ())
-    if not attached_here:
+    here: tuple[Tapping, ...] = getattr(module, TAPPINGS, ())
+    if not here:
         return ()
     entered = _entered.get()
-    return tuple(tapping for tapping in attached_here if tapping in entered) or attached_here
+    return tuple(tapping for tapping in here if tapping in entered) or tuple(here)

@@ -70,12 +70,14 @@ class _Observer:
     looks = True
     keeps = False
 
-    def __call__(self, repeat: int | None, weights: AttentionWeights | None, output: Tensor) -> Tensor:
+    def __call__(
+        self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
         assert weights is not None
         address = (self.attention.stack, layer_of(self.attention, repeat))
         with torch.no_grad(), used_at_once():
             real = weights.attending()
-            padding = self.padding.of_queries(self.attention, real.shape)
+            padding = self.padding.of_queries(self.attention, real.shape, attention_mask)
             if padding is not None:
                 real = real & ~padding
                 weights = weights.hiding_queries(padding)
@@ -86,7 +88,7 @@ class _Observer:
 
 
 class _Padding:
-    """The padding of the inputs that each part of a model was last called with."""
+    """The queries that are padding: by the mask of the call, or by the one that a part of the model was called with."""
 
     def __init__(self, model: nn.Module, modules: list[Attention], stack: ExitStack) -> None:
         self.owners = {attention: owner_of(model, attention) for attention in modules}
@@ -95,24 +97,30 @@ class _Padding:
             if "attention_mask" in inspect.signature(owner.forward).parameters:
                 stack.callback(owner.register_forward_pre_hook(self._remember, with_kwargs=True).remove)
 
+    def __deepcopy__(self, memo: object) -> _Padding:
+        return self  # a copy of a model copies its hooks, which hold this one
+
     def _remember(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         real = _real_tokens(given.get("attention_mask"))
         # asked once per pass: a GPU would have to wait for it in every layer
         self.last[threading.get_ident(), module] = None if real is None or bool(real.all()) else ~real
 
-    def of_queries(self, attention: Attention, shape: torch.Size) -> Bool[Tensor, "batch q_len"] | None:
-        """Return which queries are padding, by the mask that their part of the model was called with.
+    def of_queries(
+        self, attention: Attention, shape: torch.Size, attention_mask: Tensor | None
+    ) -> Bool[Tensor, "batch q_len"] | None:
+        """Return which queries are padding; None if none are, or if it is not known.
 
-        Where keys are cached, the queries are the last tokens of the mask. A mask of another length, such as one over
-        samples of sound, says nothing about queries.
+        Masks of cross-attention are over the other text, so the mask of the queries' own part of the model has to say.
         """
         batch, q_len = shape
-        padding = self.last.get((threading.get_ident(), self.owners[attention]))
-        if padding is None or padding.shape[0] != batch:
-            return None
-        cached = attention.stack != "encoder" and padding.shape[1] > q_len
-        return padding[:, -q_len:] if padding.shape[1] == q_len or cached else None
+        if isinstance(attention_mask, LazyMask) and attention_mask.query_start is not None and not attention.is_cross:
+            padding = None if attention_mask.real_queries is None else ~attention_mask.real_queries
+        else:
+            padding = self.last.get((threading.get_ident(), self.owners[attention]))
+            if padding is not None and padding.shape[1] > q_len and not attention.is_cross:
+                padding = padding[:, -q_len:]  # keys are cached: the queries are the last tokens
+        return padding if padding is not None and padding.shape == (batch, q_len) else None
 
 
 def _real_tokens(attention_mask: Any) -> Bool[Tensor, "batch positions"] | None:

@@ -36,7 +36,7 @@ def _keeping(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _kept(model: PreTrainedModel) -> Iterator[None]:
-    """Set the implementation again before each part of a model runs, and at the end."""
+    """Undo the change to "eager" before each part of a model runs, and at the end."""
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     with ExitStack() as stack:
         for part in parts:
@@ -46,4 +46,6 @@ def _kept(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _set(part: nn.Module, *_: object) -> None:
-    part.config._attn_implementation_internal = NAME  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    config: Any = part.config
+    if config._attn_implementation == "eager":  # what `generate` has set; a `watch` may end meanwhile and set another
+        config._attn_implementation_internal = NAME
