@@ -97,6 +97,12 @@ def test_arguments_have_to_be_utf_8(arguments, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_may_have_any_name(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w") as file:
+        file.write("I read a book.\n")
+    assert typed("translate", "--file", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), code=0).stdout.strip()
+
+
 @pytest.mark.parametrize(
     "arguments", [("--\x1b[2J",), ("explain", "song", "--\x1b[2J"), ("explain", "song", "\x1b]0;")]
 )

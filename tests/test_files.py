@@ -113,6 +113,18 @@ def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path, monkeypat
         place_of(tmp_path / "page.html")
 
 
+def test_a_folder_that_cannot_be_listed_can_be_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", lambda self: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+    write_text(tmp_path / "page.html", "x")
+    assert (tmp_path / "page.html").read_text() == "x"
+
+
+def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path):
+    with pytest.raises(OSError, match="page.html") as raised, replacing(tmp_path / "page.html"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert raised.value.filename == str(tmp_path / "page.html")
+
+
 class TestLeftovers:
     """Temporary folders of processes that were killed."""
 

@@ -113,17 +113,17 @@ class TestResuming:
         run = Run(tmp_path / "run")
         interrupted(run, 3, monkeypatch)
         names = ["config.json", "tokenizer.json", "metrics.jsonl", "best.safetensors", "last.safetensors"]
-        for name in (".new.safetensors", ".tmpaB3dE9", ".gitignore", *(f".{name}.k1ll3d" for name in names)):
+        for name in (".new.safetensors", ".tmpaB3dE9", ".config.json.swp", *(f".{name}.k1ll3d__" for name in names)):
             (run.folder / name).write_bytes(b"half")
         (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp").mkdir()
         (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp" / "best.safetensors").write_bytes(b"half")
         train(copying(), TINY, run, resume=True)
-        assert [path.name for path in run.folder.glob(".*")] == [".gitignore"]
+        assert [path.name for path in run.folder.glob(".*")] == [".config.json.swp"]  # an editor's, not ours
 
     def test_what_a_killed_beginning_left_is_removed(self, tmp_path):
         run = Run(tmp_path / "run")
         run.folder.mkdir()
-        (run.folder / ".tokenizer.json.k1ll3d").write_bytes(b"half")
+        (run.folder / ".tokenizer.json.k1ll3d__").write_bytes(b"half")
         train(copying(), changed(steps=1), run)
         assert not list(run.folder.glob(".*"))
 

@@ -88,6 +88,23 @@ def test_a_browser_is_started_without_the_link_on_its_command_line(recorded, tmp
     stop(process)
 
 
+def test_a_viewer_that_is_ended_leaves_no_page_behind(recorded, tmp_path):
+    """Nor does one that was killed, once the next one hands a page over."""
+    command = tmp_path / "browser"
+    command.write_text("#!/bin/sh\nexit 0\n")
+    command.chmod(0o755)
+    for signal_sent, left in ((signal.SIGKILL, 1), (signal.SIGTERM, 0)):
+        process = start(recorded, browser={"BROWSER": str(command), "HOME": str(tmp_path)})
+        lines_of(process, 3)
+        while not list(tmp_path.glob(f"clearhead-view-*-{process.pid}-*.html")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal_sent)
+        process.communicate()
+        assert len(list(tmp_path.glob("clearhead-view-*.html"))) == left
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_without_anything_it_shows_the_bundled_translator():
     shown, texts = what_to_show(None, None, None, "cpu", "float32", False)
     assert isinstance(shown(), Translator)

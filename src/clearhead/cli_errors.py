@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -54,10 +55,13 @@ def _check_streams() -> None:
 
 
 def _check_encoding(arguments: list[str]) -> None:
+    """Refuse text that is not UTF-8. Files may have any name."""
     for number, argument in enumerate(arguments, 1):
         try:
             argument.encode()
         except UnicodeEncodeError:
+            if os.path.isfile(argument):
+                continue
             raw = os.fsencode(argument[:40])
             raise ValueError(f"argument {number} is {str(raw)[1:]}; expected text in UTF-8") from None
 
@@ -107,7 +111,8 @@ def _discard_output() -> None:
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:  # without its number
-        name = error.filename or "input or output"  # an open file's error does not name it
+        # an open file's error does not name it; files that are written here name themselves
+        name = error.filename or ("standard output" if error.errno == errno.ENOSPC else "input or output")
         return f"{name}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, ValueError | OSError | ImportError):
         return str(error)

@@ -100,7 +100,8 @@ def serve(
 ) -> None:
     """Until Ctrl-C. Says where the page is, and how to reach it from another machine."""
     found = None if roles is None else _read_roles(roles)
-    status = 0
+    status, viewer = 0, None
+    signal.signal(signal.SIGTERM, _stop)
     try:
         with Console(stderr=True).status("loading and running the model …"):
             from clearhead.viewer.serving import view
@@ -114,8 +115,20 @@ def serve(
         viewer.wait()
     except KeyboardInterrupt:  # before there was anything to serve
         status = 128 + signal.SIGINT
+    except _Stopped:
+        status = 128 + signal.SIGTERM
+    if viewer is not None:
+        viewer.close()
     sys.stdout.flush()
     os._exit(status)  # a model that is still running would be waited for, and nothing of it is kept
+
+
+class _Stopped(BaseException):
+    """The process was asked to end by SIGTERM."""
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
 
 
 def _read_roles(path: Path) -> Roles:

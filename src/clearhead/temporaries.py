@@ -9,7 +9,8 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 _live: set[str] = set()  # names of the folders this process is using
@@ -23,7 +24,9 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     host has ended.
     """
     _remove_stale(target)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_stem(target)}{_host()}-{os.getpid()}.", suffix=".tmp", dir=target.parent))
+    folder = Path(
+        tempfile.mkdtemp(prefix=f"{_stem(target)}{host_id()}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
+    )
     _live.add(folder.name)
     try:
         yield folder
@@ -37,20 +40,10 @@ def is_temporary(path: str, target: Path) -> bool:
     return path.startswith(str(target.parent / _stem(target)))
 
 
-def _remove_stale(target: Path) -> None:
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this host may be running."""
     if os.name != "posix":  # os.kill(pid, 0) sends Ctrl-C on Windows
-        return
-    pattern = re.compile(re.escape(f"{_stem(target)}{_host()}-") + r"(\d+)\.[a-z0-9_]{8}\.tmp")
-    for path in target.parent.iterdir():
-        found = pattern.fullmatch(path.name)
-        if found and path.name not in _live and not _is_another_process(int(found[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_another_process(pid: int) -> bool:
-    """Return whether `pid` is alive and not this process, which may have the id of one that died (in a container)."""
-    if pid == os.getpid():
-        return False
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -60,9 +53,27 @@ def _is_another_process(pid: int) -> bool:
     return True
 
 
+@cache
+def host_id() -> str:
+    """Return a short name for the processes that this one can see: containers may share a host name."""
+    with suppress(OSError):
+        return _short(f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}")
+    return _short(socket.gethostname())
+
+
+def _remove_stale(target: Path) -> None:
+    pattern = re.compile(re.escape(f"{_stem(target)}{host_id()}-") + r"(\d+)\.[a-z0-9_]{8}\.tmp")
+    with suppress(OSError):  # a folder that may be written to and not listed
+        for path in target.parent.iterdir():
+            found = pattern.fullmatch(path.name)
+            # this process may have the id of one that died, in a container
+            if found and path.name not in _live and (int(found[1]) == os.getpid() or not is_alive(int(found[1]))):
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def _stem(target: Path) -> str:
     return f".{target.name[:32]}."  # file names have at most 255 bytes
 
 
-def _host() -> str:
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

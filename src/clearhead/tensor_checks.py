@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -54,6 +55,8 @@ def query_starts(query_start: object) -> int | Tensor:
     """Return the position of the first query as an int or an int64 tensor of any shape."""
     if isinstance(query_start, Tensor):
         return whole_numbers("query_start", query_start)
+    if isinstance(query_start, np.integer):
+        query_start = int(query_start)
     if isinstance(query_start, bool) or not isinstance(query_start, int):
         raise TypeError(f"query_start is {shown(query_start)}; expected an int or an int tensor [batch]")
     if not -MOST <= query_start < MOST:

@@ -31,7 +31,7 @@ from clearhead.kernels.sweep import Observation, TopK
 from clearhead.masks import Dense, Fixed, Lowered
 from clearhead.problem import Problem
 from clearhead.ranges import single
-from clearhead.tensor_checks import axis_number, float_tensor, usable_device
+from clearhead.tensor_checks import axis_number, dense_tensor, float_tensor, usable_device
 
 LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
 Choice = int | slice | Sequence[int]
@@ -146,9 +146,9 @@ class AttentionWeights:
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
         problem = self._checked()
-        if isinstance(offset, bool) or not isinstance(offset, int):
+        if isinstance(offset, bool) or not isinstance(offset, int | np.integer):
             raise TypeError(f"offset is {shown(offset)}; expected an int, such as -1 for the previous token")
-        offset = max(-MOST, min(offset, MOST))  # there is no key beyond either
+        offset = max(-MOST, min(int(offset), MOST))  # there is no key beyond either
         lse = streaming.log_sum_exp(problem) if problem.differentiable() else self._lse
         return torch.exp(reference.diagonal_scores(problem, problem.lower(), offset) - _finite(lse))
 
@@ -244,10 +244,12 @@ class AttentionWeights:
         Such a query counts as one that may attend to nothing.
         """
         batch, _, q_len, kv_len = self.shape
+        expected = f"a bool tensor ({batch}, {q_len}), True for hidden queries"
+        hidden = dense_tensor("hidden", hidden, expected)
         if hidden.shape != (batch, q_len) or hidden.dtype != torch.bool:
-            raise ValueError(
-                f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}; expected bool of {(batch, q_len)}"
-            )
+            raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}; expected {expected}")
+        if hidden.is_meta and self.device.type != "meta":
+            raise ValueError(f"hidden is on the meta device; expected {expected} with values")
         hidden = hidden.to(self.device)
         problem = self._checked().map(Tensor.detach)
         last = torch.where(hidden, 0, kv_len)

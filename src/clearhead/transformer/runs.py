@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,10 @@ BEST, LAST, PREVIOUS = "best.safetensors", "last.safetensors", "previous.safeten
 BROKEN = "broken.safetensors"
 CONFIG, TOKENIZER, METRICS = "config.json", "tokenizer.json", "metrics.jsonl"
 # temporary files: those of `files.replacing`, and those that earlier versions and safetensors have left
-TEMPORARY = (*(f".{name}.*" for name in (CONFIG, TOKENIZER, METRICS, BEST, LAST)), ".new.*", "..new.*", ".tmp??????")
+_WRITTEN = "|".join(map(re.escape, (CONFIG, TOKENIZER, METRICS, BEST, LAST, ".new.safetensors")))
+TEMPORARY = re.compile(
+    rf"\.({_WRITTEN})\.([a-z0-9_]{{8}}|[0-9a-f]{{8}}-\d+\.[a-z0-9_]{{8}}\.tmp)|\.new\.safetensors|\.tmp[A-Za-z0-9]{{6}}"
+)
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ class Run:
         else:
             self._make_folder()
         with locked(self.folder):
-            for pattern in TEMPORARY:
-                for path in self.folder.glob(pattern):
+            for path in self.folder.iterdir():
+                if TEMPORARY.fullmatch(path.name):
                     _remove(path)
             yield
 

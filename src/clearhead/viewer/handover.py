@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+from clearhead.temporaries import host_id, is_alive
+
+NAME = "clearhead-view-"
 PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead</title>"
     '<meta http-equiv=refresh content="0;url={url}"><p><a href="{url}">Open clearhead</a></p>\n'
@@ -20,8 +24,9 @@ PAGE = (
 def write_page(url: str) -> Path | None:
     """Write a page that redirects to `url`, with mode 0600; None if no folder can be written to."""
     for folder in (os.path.expanduser("~"), tempfile.gettempdir()):
+        _remove_stale(Path(folder))
         try:
-            handle, name = tempfile.mkstemp(prefix="clearhead-view-", suffix=".html", dir=folder)
+            handle, name = tempfile.mkstemp(prefix=f"{NAME}{host_id()}-{os.getpid()}-", suffix=".html", dir=folder)
         except OSError:
             continue
         path = Path(name)
@@ -33,3 +38,12 @@ def write_page(url: str) -> Path | None:
             continue
         return path
     return None
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the pages of viewers on this host that were killed before they could."""
+    with suppress(OSError):
+        for path in folder.glob(f"{NAME}{host_id()}-*.html"):
+            pid = path.name.removeprefix(f"{NAME}{host_id()}-").partition("-")[0]
+            if pid.isdecimal() and not is_alive(int(pid)):
+                path.unlink(missing_ok=True)

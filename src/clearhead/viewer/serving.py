@@ -39,7 +39,11 @@ class Viewer:
     """A page being served, in a thread of its own until `close` is called."""
 
     def __init__(self, texts: Texts, bound: socket.socket) -> None:
-        logging.getLogger("tornado.access").setLevel(logging.ERROR)  # what was refused is told to whoever asked
+        for name in (
+            "tornado.access",
+            "tornado.general",
+        ):  # requests that are refused, as anybody on the machine writes them
+            logging.getLogger(name).setLevel(logging.ERROR)
         self._texts, self._access = texts, Access()
         self._code = self._access.issue(self._renew)
         self._prints = False
@@ -68,11 +72,12 @@ class Viewer:
             self._access.revoke(code)
             return False
         self._handed_over[code] = page
+        loop = self._loop.result()
+        loop.add_callback(
+            loop.call_later, OPENING, self._withdraw, code
+        )  # first: a browser in the terminal is waited for
         opened = webbrowser.open(page.as_uri())
-        if opened:
-            loop = self._loop.result()
-            loop.add_callback(loop.call_later, OPENING, self._withdraw, code)
-        else:
+        if not opened:
             self._withdraw(code)
         return opened
 

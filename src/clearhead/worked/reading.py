@@ -38,7 +38,9 @@ def load(name: str | os.PathLike[str]) -> Example:
         raise ValueError(
             f"{name}: not a TOML file that can be read (a number in it has too large an exponent)"
         ) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"{name}: nested too deeply; expected a worked example") from None
+    except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{name}: not a TOML file ({error})") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
