@@ -13,6 +13,7 @@ import copy
 import inspect
 import json
 import math
+import re
 import sys
 import warnings
 from collections import Counter
@@ -301,8 +302,9 @@ def finite_masks() -> Iterator[None]:
 
 
 def short(error: Exception) -> str:
+    """Return the first line of an error, without the paths of this machine."""
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}"
+    return f"{type(error).__name__}: {re.sub(r' from .*?>', '>', lines[0])[:160]}"
 
 
 def write(outcomes: list[Outcome]) -> None:

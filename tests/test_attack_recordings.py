@@ -46,7 +46,7 @@ def test_damaged_recordings(tmp_path, first):
 
 @pytest.mark.attack
 def test_damaged_files_of_roles():
-    """What is read can be printed and written; all else is refused with a ValueError."""
+    """Print and write each recording that is read; any other is refused with a ValueError."""
     relation = RelationScore("amod", "dependent → head", ("decoder", 0, 1), 0.5, 0.4, 0.6, 3, 0.1, 1)
     whole = head_roles([decoder("abcdefghi", special=(0,))], relations=[relation]).to_dict()
     for seed in range(FILES):

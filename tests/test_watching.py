@@ -21,7 +21,7 @@ def attentions(name, inputs):
 
 
 def close_at(real, got, expected):
-    """Whether [batch, heads, q_len, ...] statistics agree at queries that are not padding."""
+    """Compare statistics [batch, heads, q_len, ...] at the queries that are not padding."""
     got, expected = (tensor.transpose(1, 2)[real] for tensor in (got, expected))
     torch.testing.assert_close(got, expected)
     return True

@@ -50,7 +50,7 @@ def one_rank() -> Iterator[None]:
 
 
 def faults(calls: list[Call], mode: AbstractContextManager, every: int) -> list[str]:
-    """What is wrong with the answers to one in `every` wrong calls."""
+    """Return the defects in the answers to one in `every` wrong calls."""
     found, number = [], 0
     with warnings.catch_warnings(), mode:
         warnings.simplefilter("ignore")  # torch's, of prototypes: nested tensors, quantized ones

@@ -161,7 +161,7 @@ def wrong_calls(call: Call) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def fault(call: Call, argument: str, arguments: dict[str, Any]) -> str | None:
-    """What is wrong with the answer to a wrong call; None if it works or is refused well."""
+    """Return the defect in the answer to a wrong call; None if it works or is refused well."""
     try:
         call.function(**arguments)
     except Exception as error:
@@ -188,7 +188,7 @@ def _fault_of(error: Exception, names: tuple[str, ...]) -> str | None:
 
 
 def _raised_by_us(last: TracebackType) -> bool:
-    """Whether the innermost frame is clearhead's and stands at a `raise`: C++ code of torch has no frame."""
+    """Return whether the innermost frame is clearhead's and stands at a `raise`: torch's C++ code has no frame."""
     code = last.tb_frame.f_code
     inside = Path(code.co_filename).is_relative_to(SOURCE)
     return inside and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
