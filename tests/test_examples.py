@@ -243,7 +243,7 @@ class TestFilesThatCannotBeRead:
             (bytes(range(256)), "not a text file (it is not UTF-8)"),
             (b"\x00\x01", "not a TOML file"),
             (b"x = [[1,", "not a TOML file"),
-            (b"x = " + b"[" * 5000, "not a TOML file"),
+            (b"x = " + b"[" * 5000, "nested too deeply; expected a worked example"),
             (b"x = [[" + b"9" * 5000 + b"]]", "Exceeds the limit (4300 digits)"),
             (b"x = [[1" + b"0" * 400 + b"]]", "x: row 1, column 1 is 1000"),
             (b"", "x is missing"),
