@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from clearhead import storage
+from clearhead.checks import shown
 from clearhead.weights import AttentionWeights
 
 FORMAT, VERSION = "clearhead.Recording", 1
@@ -32,11 +33,11 @@ class Tokens:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
         for number, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
             if not isinstance(text, str) or not _is_unicode(text):
-                raise ValueError(f"Tokens: texts[{number}] is {_shown(text)}; expected a string of Unicode text")
+                raise ValueError(f"Tokens: texts[{number}] is {shown(text)}; expected a string of Unicode text")
             if not isinstance(special, bool):
-                raise ValueError(f"Tokens: special[{number}] is {_shown(special)}; expected True or False")
+                raise ValueError(f"Tokens: special[{number}] is {shown(special)}; expected True or False")
             if word is not None and (type(word) is not int or not 0 <= word < 2**31):
-                raise ValueError(f"Tokens: words[{number}] is {_shown(word)}; expected a word's index from 0, or None")
+                raise ValueError(f"Tokens: words[{number}] is {shown(word)}; expected a word's index from 0, or None")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -86,12 +87,12 @@ class Recording:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not _is_unicode(self.model):
-            raise ValueError(f"Recording: model is {_shown(self.model)}; expected a name in Unicode text")
+            raise ValueError(f"Recording: model is {shown(self.model)}; expected a name in Unicode text")
         if not self.stacks:
             raise ValueError("Recording: there are no stacks; expected at least one")
         for name in self.stacks:
             if not isinstance(name, str) or not name.isprintable() or not name.strip():
-                raise ValueError(f"Recording: a stack is named {_shown(name)}; expected printable text")
+                raise ValueError(f"Recording: a stack is named {shown(name)}; expected printable text")
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
@@ -188,8 +189,3 @@ def _tokens(facts: dict[str, list]) -> Tokens:
 def _is_unicode(text: str) -> bool:
     """Return False for half a surrogate pair, which JSON can hold but no file in UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

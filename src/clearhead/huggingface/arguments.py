@@ -1,4 +1,4 @@
-"""Keyword arguments that models hand to their attention function beside those it takes."""
+"""Extra keyword arguments that models pass to their attention function."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def attention_modules(model: nn.Module) -> list[Attention]:
 
 
 @contextmanager
-def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[Tapping]:
+def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Run a model on clearhead with taps on some of its attention modules, for as long as the context lasts."""
     modules = attention_modules(model)
     tapping = Tapping(taps)
@@ -88,7 +88,7 @@ def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[Tapping]
             hook = functools.partial(_start_pass, tapping, parts)
             stack.callback(owner.register_forward_pre_hook(hook).remove)
         stack.enter_context(_on_clearhead(model, modules))
-        yield tapping
+        yield
 
 
 @dataclass(eq=False)

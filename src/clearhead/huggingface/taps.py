@@ -24,7 +24,7 @@ class Tap(Protocol):
     where a checkpoint computes a layer again in the backward pass.
     """
 
-    looks: bool  # whether it reads the weights; a tap that does not changes the output
+    looks: bool  # whether it reads the weights; otherwise it changes the output
     keeps: bool  # whether it keeps the weights after its call
 
     def __call__(
