@@ -44,6 +44,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 
 bench: $(READY)
 	$(BIN)/python benchmarks/attention_cpu.py

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from clearhead import Causal, Documents, Window, attention
-from clearhead.masks import Mask
+from clearhead.ops.masks import Mask
 from measuring import interleaved, write
 
 HEADS, DIM = 12, 64

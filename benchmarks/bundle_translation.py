@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from clearhead.transformer.corpus import prepared, read_pairs
-from clearhead.transformer.runs import Run
-from clearhead.transformer.translate import Translator
-from clearhead.transformer.validation import bleu_score
+from clearhead.translation._evaluation import bleu_score
+from clearhead.translation.data._corpus import prepared, read_pairs
+from clearhead.translation.run_directory import Run
+from clearhead.translation.translator import Translator
 from measuring import RESULTS, write
 
 

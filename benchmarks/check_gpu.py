@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clearhead.files import write_text
+from clearhead._utils.files import write_text
 from measuring import RESULTS, machine
 
 TESTS = [

@@ -23,8 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 from clearhead import Causal, Documents, Padding, Window, attention
-from clearhead.masks import Mask
-from clearhead.posing import pose
+from clearhead.ops.arguments import pose
+from clearhead.ops.masks import Mask
 from measuring import RESULTS, write
 
 HEADS, DIM = 32, 128

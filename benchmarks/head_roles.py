@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from clearhead.roles import Roles
-from clearhead.tables import BEST, name
+from clearhead.analysis.roles import Roles
+from clearhead.cli.tables import BEST, name
 from measuring import write
 
 BEST_HEADS = 3

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead import Padding, attention
-from clearhead.masks import Mask
+from clearhead.ops.masks import Mask
 from measuring import RESULTS, write
 
 TOKENS, HEADS, DIM = 2**15, 8, 32

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from clearhead import Causal, KVCache, MultiHeadAttention
-from clearhead.heads import join_heads, split_heads
+from clearhead.nn.head import join_heads, split_heads
 from clearhead.torch_compat import replace_attention
 from measuring import interleaved, write
 

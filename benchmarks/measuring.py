@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import clearhead
-from clearhead.files import write_text
+from clearhead._utils.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 

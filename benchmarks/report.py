@@ -18,7 +18,7 @@ from importlib.metadata import version
 import torch
 
 from clearhead import Recording, attention, report
-from clearhead.recording import Stack, Tokens
+from clearhead.recording.recording import Stack, Tokens
 from measuring import write
 
 LAYERS, HEADS, WIDTH = 12, 12, 64

@@ -1,4 +1,4 @@
-"""What ranks really send each other, beside what `clearhead.parallel.cost` says: `python benchmarks/scaling.py`.
+"""Traffic between ranks beside what `clearhead.distributed.cost_model` says: `python benchmarks/scaling.py`.
 
 2 and 4 local processes talk by gloo over the loopback device, whose counter of bytes is read before and after. Times
 are not compared: all processes share this machine's cores. What 8 GPUs would give is written by the model alone.
@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
 
 from clearhead import Causal, MultiHeadAttention
-from clearhead.parallel import Layout, sequence_attention, shard_heads
-from clearhead.parallel.cost import Cost, Shape, over_heads, over_sequence
+from clearhead.distributed import Layout, sequence_attention, shard_heads
+from clearhead.distributed.cost_model import Cost, Shape, over_heads, over_sequence
 from measuring import write
 
 SHAPE = Shape(tokens=2048, d_model=512, heads=8, kv_heads=4, key_dim=64, itemsize=4)

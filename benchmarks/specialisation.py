@@ -9,13 +9,13 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from clearhead.tables import name
-from clearhead.transformer.chart import draw
-from clearhead.transformer.config import Config
-from clearhead.transformer.data import of_grammar
-from clearhead.transformer.runs import Run
-from clearhead.transformer.specialising import damage, specialised
-from clearhead.transformer.train import train
+from clearhead.cli.tables import name
+from clearhead.translation.config import Config
+from clearhead.translation.data.dataset import of_grammar
+from clearhead.translation.heads.chart import draw
+from clearhead.translation.heads.emergence import damage, specialised
+from clearhead.translation.run_directory import Run
+from clearhead.translation.training import train
 from measuring import RESULTS, write
 
 SEEDS = (0, 1, 2)

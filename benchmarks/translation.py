@@ -18,16 +18,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from clearhead.masks import Mask, Padding
-from clearhead.transformer import train as training
-from clearhead.transformer.batching import Batch, Ids, collate
-from clearhead.transformer.config import Config, ModelConfig
-from clearhead.transformer.data import of_files
-from clearhead.transformer.model import Caches, Memory, Transformer
-from clearhead.transformer.runs import Run
-from clearhead.transformer.tokens import START
-from clearhead.transformer.train import Report, train
-from clearhead.transformer.validation import bleu_score, cross_entropy, write_all
+from clearhead.ops.masks import Mask, Padding
+from clearhead.translation import training as training
+from clearhead.translation._evaluation import bleu_score, cross_entropy, write_all
+from clearhead.translation.config import Config, ModelConfig
+from clearhead.translation.data._batching import Batch, Ids, collate
+from clearhead.translation.data.dataset import of_files
+from clearhead.translation.model import Caches, Memory, Transformer
+from clearhead.translation.run_directory import Run
+from clearhead.translation.tokenizer import START
+from clearhead.translation.training import Report, train
 from measuring import RESULTS, write
 
 ROUNDS, STEPS = 9, 10

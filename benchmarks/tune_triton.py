@@ -17,12 +17,12 @@ import torch
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench
 
-from clearhead.files import write_text
-from clearhead.kernels import triton_backward, triton_forward, triton_observe
-from clearhead.kernels.operation import Inputs, Results
-from clearhead.kernels.triton_tiles import Kernel, Tile
-from clearhead.masks import Causal
-from clearhead.posing import pose
+from clearhead._utils.files import write_text
+from clearhead.ops._custom_op import Inputs, Results
+from clearhead.ops.arguments import pose
+from clearhead.ops.masks import Causal
+from clearhead.ops.triton import backward, forward, statistics
+from clearhead.ops.triton.config import Kernel, Tile
 from measuring import machine
 
 HEADS = 32
@@ -41,15 +41,15 @@ def run(kernel: Kernel, tile: Tile, dtype: torch.dtype, dim: int, n: int, once: 
     query, key, value, grad = (torch.randn(1, HEADS, n, dim, device="cuda").to(dtype) for _ in range(4))
     inputs = Inputs.of(pose(query, key, value, mask=Causal()), value)
     lse = torch.full(query.shape[:3], 10.0, device="cuda")
-    call = triton_backward.Call.of(inputs, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse)))
+    call = backward.Call.of(inputs, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse)))
 
     def observe(received: bool) -> Callable[[], object]:
-        return lambda: triton_observe.observe(inputs, lse, entropy=True, received=received, distance=True, tile=tile)
+        return lambda: statistics.observe(inputs, lse, entropy=True, received=received, distance=True, tile=tile)
 
     part = {
-        "forward": lambda: triton_forward.forward(inputs, tile),
-        "backward_query": lambda: triton_backward.grad_of_query(call, tile),
-        "backward_key": lambda: triton_backward.grad_of_key(call, tile),
+        "forward": lambda: forward.forward(inputs, tile),
+        "backward_query": lambda: backward.grad_of_query(call, tile),
+        "backward_key": lambda: backward.grad_of_key(call, tile),
         "observe_rows": observe(received=False),
         "observe_columns": observe(received=True),
     }[kernel]

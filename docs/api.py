@@ -14,15 +14,23 @@ import clearhead
 PAGE = Path(__file__).parent / "api.md"
 WIDTH = 110
 MODULES = """
-functional weights masks biases layer projections heads positions context cache windowed_cache torch_compat
-parallel parallel.heads parallel.gather parallel.layout parallel.sequence parallel.sequence_weights parallel.cost
-recording models roles head_statistics treebank surveys corpora tallies processes watched huggingface
-huggingface.watching huggingface.ablation huggingface.modules huggingface.masking transformer transformer.config
-transformer.translate transformer.train transformer.data transformer.runs transformer.model transformer.sharding
-transformer.grammar worked.trace worked.steps worked.example worked.reading worked.check worked.audit worked.render
-viewer.serving viewer.report viewer.figures kernels kernels.sweep
+functional weights.matrix ops.masks ops.alibi nn.attention nn._projections nn.head nn.rope nn.rope_scaling nn.kv_cache
+nn.windowed_kv_cache torch_compat distributed distributed.tensor_parallel distributed.gather distributed.layout
+distributed.context_parallel distributed.context_parallel_weights distributed.cost_model recording.recording models
+analysis.roles analysis.statistics analysis.conllu analysis.corpus analysis.resumable analysis.accumulate
+distributed.process_group analysis.summary huggingface huggingface.watching huggingface.ablation huggingface.modules
+huggingface.lazy_mask translation translation.config translation.translator translation.training
+translation.data.dataset translation.run_directory translation.model translation.sharding
+translation.data.grammar.generate explain.tracing explain.steps explain.example explain.toml_format explain.checking
+explain.audit explain.render.formats viewer.server.serve viewer.report.export plot.figures ops.dispatch
+ops.tiled.statistics
 """
-ONLY = {"heads": "Head", "projections": "Projections", "kernels": "choose explain", "kernels.sweep": "Observation TopK"}
+ONLY = {
+    "nn.head": "Head",
+    "nn._projections": "Projections",
+    "ops.dispatch": "choose explain",
+    "ops.tiled.statistics": "Observation TopK",
+}
 SHAPE = re.compile(r"""(?:jaxtyping\.)?(Float|Int|Bool)\[(?:torch\.)?Tensor, ["'] ?([^"']*)["']\]""")
 NEXT = re.compile(r", (?=\*|\w+(?::| ?=))")  # where a signature's next parameter begins
 INTRODUCTION = """# The API, by module

@@ -6,10 +6,10 @@ import webbrowser
 from pathlib import Path
 
 from clearhead import record, report
-from clearhead.files import write_text
+from clearhead._utils.files import write_text
+from clearhead.explain.render.formats import render
+from clearhead.explain.toml_format import load
 from clearhead.models import SENTENCE
-from clearhead.worked.reading import load
-from clearhead.worked.render import render
 
 
 def opens_windows() -> bool:

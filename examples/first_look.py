@@ -3,7 +3,7 @@
 import torch
 
 from clearhead import Causal, attention
-from clearhead.pictures import labelled
+from clearhead._utils.color_scales import labelled
 
 tokens = ["fast", "kernels", "throw", "the", "attention", "matrix", "away", "and", "clearhead", "keeps", "it"]
 torch.manual_seed(0)

@@ -7,7 +7,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from clearhead import Causal, MultiHeadAttention, attention
-from clearhead.parallel import Layout, gather, sequence_attention, shard_heads
+from clearhead.distributed import Layout, gather, sequence_attention, shard_heads
 
 for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
     os.environ.setdefault(name, value)

@@ -6,10 +6,10 @@ Everything `clearhead train` does is here: a configuration, sentences, the folde
 import tempfile
 from pathlib import Path
 
-from clearhead.transformer import Config, Run
-from clearhead.transformer.data import of_grammar
-from clearhead.transformer.specialising import specialised
-from clearhead.transformer.train import Report, train
+from clearhead.translation import Config, Run
+from clearhead.translation.data.dataset import of_grammar
+from clearhead.translation.heads.emergence import specialised
+from clearhead.translation.training import Report, train
 
 config = Config.of(
     {

@@ -1,6 +1,6 @@
 """The bundled translator: a translation, and which source word each of its tokens was written from."""
 
-from clearhead.transformer import Translator
+from clearhead.translation import Translator
 
 translator = Translator.load()  # comes with the package; or the folder of a run of your own
 text = "I read a book in the library yesterday."

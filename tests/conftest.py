@@ -23,11 +23,11 @@ hypothesis.settings.load_profile("clearhead")
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that a tiny problem has many, with edges that fall anywhere."""
-    monkeypatch.setattr("clearhead.kernels.walk.TILE", (3, 4))
-    monkeypatch.setattr("clearhead.kernels.walk.RANGED_TILE", (3, 4))
-    monkeypatch.setattr("clearhead.kernels.walk.ALIGN", 2)
-    monkeypatch.setattr("clearhead.kernels.streaming.UNSHIFTED_FROM", 5)
-    monkeypatch.setattr("clearhead.weights.STRIP", 30)
+    monkeypatch.setattr("clearhead.ops.tiled.schedule.TILE", (3, 4))
+    monkeypatch.setattr("clearhead.ops.tiled.schedule.RANGED_TILE", (3, 4))
+    monkeypatch.setattr("clearhead.ops.tiled.schedule.ALIGN", 2)
+    monkeypatch.setattr("clearhead.ops.tiled.attention.UNSHIFTED_FROM", 5)
+    monkeypatch.setattr("clearhead.weights.matrix.STRIP", 30)
 
 
 @pytest.fixture(autouse=True)

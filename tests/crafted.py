@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from clearhead import attention
-from clearhead.recording import Recording, Stack, Tokens
-from clearhead.weights import AttentionWeights
+from clearhead.recording.recording import Recording, Stack, Tokens
+from clearhead.weights.matrix import AttentionWeights
 
 NOTHING = -800.0  # a score whose weight rounds to 0 even in float64, though its key may be seen
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from clearhead import storage
+from clearhead.weights import serialization
 
 EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.truncate", "tempfile.mkdtemp"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -55,7 +55,7 @@ def operations(folder: Path, monkeypatch, at: int | None = None) -> Iterator[lis
         sys.addaudithook(_hook)  # cannot be removed; idle unless operations are watched
         _installed = True
     deaths = _Deaths(folder, at)
-    flush, save_file, write_text = os.fsync, storage.save_file, Path.write_text
+    flush, save_file, write_text = os.fsync, serialization.save_file, Path.write_text
 
     def torn(path: Path, write: Callable[[], object], name: str) -> None:
         """Two operations: dying before the first leaves nothing, before the second half a file."""
@@ -73,7 +73,7 @@ def operations(folder: Path, monkeypatch, at: int | None = None) -> Iterator[lis
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: (deaths.happens("fsync"), flush(handle))[1])
         patch.setattr(
-            storage,
+            serialization,
             "save_file",
             lambda tensors, path, facts: torn(Path(path), lambda: save_file(tensors, path, facts), "save_file"),
         )

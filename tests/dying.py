@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from clearhead.corpora import Job, added_up, forget
-from clearhead.processes import processes
-from clearhead.tallies import Tally
+from clearhead.analysis.accumulate import Tally
+from clearhead.analysis.resumable import Job, added_up, forget
+from clearhead.distributed.process_group import processes
 
 folder = Path(sys.argv[1])
 keep, died = folder / "parts", folder / "died"

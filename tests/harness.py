@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead import ALiBi
-from clearhead.masks import And, Causal, Dense, Documents, Mask, Or, Padding, Prefix, Window
+from clearhead.ops.masks import And, Causal, Dense, Documents, Mask, Or, Padding, Prefix, Window
 
 Truth = np.ndarray  # in extended precision, so that float64 results can be judged too
 

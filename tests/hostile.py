@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from clearhead import ALiBi, Causal, Padding, Recording, attention, storage
+from clearhead import ALiBi, Causal, Padding, Recording, attention
 from clearhead.cli import app
-from clearhead.recording import FORMAT, VERSION, Stack
+from clearhead.recording.recording import FORMAT, VERSION, Stack
+from clearhead.weights import serialization
 from recordings import decoder, tokens, translation
 
 # what a terminal, rich, HTML, LaTeX, Markdown, JSON or a spreadsheet acts on
@@ -78,13 +79,13 @@ def damaged(path: Path, seed: int) -> str:
     draw = random.Random(seed)
     made = draw.choice((_plain, _decorated, _translated))()
     made.save(path)
-    tensors, facts = storage.read(path, FORMAT, VERSION, "cpu")
+    tensors, facts = serialization.read(path, FORMAT, VERSION, "cpu")
     said = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         change = draw.choice((_change_tensor, _change_tensor, change_fact, change_fact, _change_name, _empty_axis))
         said.append(change(draw, tensors, facts))
     try:
-        storage.write(path, tensors, facts)
+        serialization.write(path, tensors, facts)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:  # a change that no file can hold
         said.append(f"not written: {error}")
     if draw.random() < 0.2:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead import MultiHeadAttention
-from clearhead.positions import Rotary
+from clearhead.nn.rope import Rotary
 
 OPTIONS = {
     "defaults": {},

@@ -31,7 +31,7 @@ from transformers import AttentionMaskInterface, PreTrainedConfig, PreTrainedMod
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
-import clearhead.huggingface.forward as forward
+import clearhead.huggingface._attention_function as forward
 
 LENGTH, VOCABULARY = 13, 160
 MAX_PARAMETERS = 20_000_000

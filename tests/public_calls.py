@@ -25,13 +25,13 @@ from clearhead import (
     Window,
     attention,
 )
-from clearhead.context import Llama3, Stretch, YaRN
-from clearhead.parallel import Layout, attend_to_shards, gather, head_plan, sequence_attention, shard_heads
-from clearhead.positions import Rotary, alibi_slopes, sinusoidal
+from clearhead.distributed import Layout, attend_to_shards, gather, head_plan, sequence_attention, shard_heads
+from clearhead.nn.rope import Rotary, alibi_slopes, sinusoidal
+from clearhead.nn.rope_scaling import Llama3, Stretch, YaRN
+from clearhead.nn.windowed_kv_cache import WindowedKVCache
 from clearhead.torch_compat import MultiheadAttention, replace_attention
-from clearhead.transformer import Config, Transformer
-from clearhead.transformer.config import ModelConfig, TrainingConfig
-from clearhead.windowed_cache import WindowedKVCache
+from clearhead.translation import Config, Transformer
+from clearhead.translation.config import ModelConfig, TrainingConfig
 from wrong_calls import Call
 
 

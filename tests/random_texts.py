@@ -11,8 +11,8 @@ import numpy as np
 
 from authors import STATED, Author, Error, Layer, Matrices, Place, Where, distance
 from clearhead import check
-from clearhead.worked.audit import Audit
-from clearhead.worked.reading import parse
+from clearhead.explain.audit import Audit
+from clearhead.explain.toml_format import parse
 
 BLANK = '"_"'
 FAILURES = ("tracebacks", "errors missed", "errors called carried", "false alarms", "carried missed", "wrong verdicts")

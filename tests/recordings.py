@@ -4,7 +4,7 @@ import torch
 
 from clearhead import Causal, Recording, attention
 from clearhead.functional import keeping_vectors
-from clearhead.recording import Stack, Tokens
+from clearhead.recording.recording import Stack, Tokens
 
 # tokens that a page may take for markup, for a formula, or for nothing
 AWKWARD = ["</script>", "\"'", "$$x$$", "\\(x\\)", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;", "<b>", "${1}"]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from clearhead.transformer.config import ModelConfig
-from clearhead.transformer.model import Transformer
+from clearhead.translation.config import ModelConfig
+from clearhead.translation.model import Transformer
 
 SIZES = {"d_model": 30, "heads": 3, "encoder_layers": 2, "decoder_layers": 2, "feed_forward": 17, "dropout": 0.1}
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clearhead import ALiBi
-from clearhead.masks import Causal, Dense, Documents, Mask, Padding, Prefix, Window
+from clearhead.ops.masks import Causal, Dense, Documents, Mask, Padding, Prefix, Window
 from harness import Case
 
 BATCHES, KV_HEADS, GROUPS = (1, 2), (1, 3), (1, 2)

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from clearhead import Recording
-from clearhead.escaping import visible
-from clearhead.recording import Stack
-from clearhead.transformer import Translator
+from clearhead._utils.text import visible
+from clearhead.recording.recording import Stack
+from clearhead.translation import Translator
 from hostile import NAMES, controls, typed
 from recordings import layer, tokens
 

@@ -9,10 +9,10 @@ import random
 import pytest
 import torch
 
-from clearhead.consoles import PlainConsole
-from clearhead.roles import Roles, head_roles
-from clearhead.syntax import RelationScore
-from clearhead.tables import print_roles
+from clearhead._utils.consoles import PlainConsole
+from clearhead.analysis.relations import RelationScore
+from clearhead.analysis.roles import Roles, head_roles
+from clearhead.cli.tables import print_roles
 from hostile import change_fact, controls, damaged, typed
 from recordings import decoder
 

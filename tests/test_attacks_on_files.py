@@ -16,13 +16,13 @@ import torch
 from typer.testing import CliRunner
 
 from clearhead import AttentionWeights, Recording
+from clearhead.analysis.accumulate import Tally
+from clearhead.analysis.resumable import Job, added_up
 from clearhead.cli import app
-from clearhead.corpora import Job, added_up
-from clearhead.recording import Stack, Tokens
-from clearhead.tallies import Tally
-from clearhead.transformer.model import Transformer
-from clearhead.transformer.runs import Run
-from clearhead.transformer.train import Report, Stopped, train
+from clearhead.recording.recording import Stack, Tokens
+from clearhead.translation.model import Transformer
+from clearhead.translation.run_directory import Run
+from clearhead.translation.training import Report, Stopped, train
 from crafted import weights_of
 from crashes import Killed, operations
 from damage import flipped, places

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.transformer.batching import Ids, collate, in_batches, padded
-from clearhead.transformer.tokens import END, PAD, START
+from clearhead.translation.data._batching import Ids, collate, in_batches, padded
+from clearhead.translation.tokenizer import END, PAD, START
 
 A = Ids([5, 6, 7, END], [11, 12, END])
 B = Ids([8, END], [13, END])

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Padding, Prefix, Window, attention
-from clearhead.heads import join_heads, split_heads
-from clearhead.positions import Rotary, alibi_slopes
-from clearhead.windowed_cache import WindowedKVCache
+from clearhead.nn.head import join_heads, split_heads
+from clearhead.nn.rope import Rotary, alibi_slopes
+from clearhead.nn.windowed_kv_cache import WindowedKVCache
 from peers import assert_agrees
 
 LAYERS = {
@@ -149,10 +149,10 @@ class TestRaggedBatches:
             layer(text(), mask=Causal(), cache=cache)
             cache.truncate([5, 9, 2])
             seen = []
-            from clearhead import kernels
+            from clearhead.ops import dispatch
 
-            choose = kernels.choose
-            monkeypatch.setattr(kernels, "choose", lambda *a: seen.append(choose(*a)[0]) or choose(*a))
+            choose = dispatch.choose
+            monkeypatch.setattr(dispatch, "choose", lambda *a: seen.append(choose(*a)[0]) or choose(*a))
             layer(text()[:, :1], mask=Causal(), cache=cache)
         assert seen == ["sdpa"]
 

@@ -5,9 +5,9 @@ import torch
 
 from audits import STEPS, WEIGHTS, X, audited, claim, matrices
 from clearhead import check
-from clearhead.worked import BUILT_IN, recomputing
-from clearhead.worked.calculation import Calculation
-from clearhead.worked.reading import load, parse
+from clearhead.explain import BUILT_IN, _recomputation
+from clearhead.explain._calculation import Calculation
+from clearhead.explain.toml_format import load, parse
 
 
 def messages(name):
@@ -339,7 +339,7 @@ class TestPlantedErrors:
         text["scores"] = text["query"] @ text["key"].T
         claims = [claim("query", text["query"], digits=1), claim("scores", text["scores"], digits=4)]
         whole = audited(claims)["scores"]
-        monkeypatch.setattr(recomputing, "_MAX_BATCH", 5)
+        monkeypatch.setattr(_recomputation, "_MAX_BATCH", 5)
         assert audited(claims)["scores"] == whole
 
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from clearhead import check
-from clearhead.worked.reading import parse
-from clearhead.worked.terminal import print_audit
+from clearhead.explain.render.text import print_audit
+from clearhead.explain.toml_format import parse
 from random_texts import FAILURES, outcome, random_text
 
 SEEDS, CHUNK = 80, 10

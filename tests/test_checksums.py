@@ -8,9 +8,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from clearhead import Recording, checksums, storage
-from clearhead.tallies import Tally
-from clearhead.transformer.translate import Translator
+from clearhead import Recording
+from clearhead._utils import checksums
+from clearhead.analysis.accumulate import Tally
+from clearhead.translation.translator import Translator
+from clearhead.weights import serialization
 from crafted import weights_of
 from damage import flipped
 
@@ -19,12 +21,12 @@ FACTS = {"format": FORMAT, "version": 1, "name": '"sha256": "' + "0" * 64 + '"'}
 
 
 def read(path, **options):
-    return storage.read(path, FORMAT, 1, "cpu", **options)
+    return serialization.read(path, FORMAT, 1, "cpu", **options)
 
 
 @pytest.fixture
 def path(tmp_path):
-    storage.write(tmp_path / "file", {"a": torch.arange(7.0), "b": torch.ones(3, dtype=torch.int64)}, FACTS)
+    serialization.write(tmp_path / "file", {"a": torch.arange(7.0), "b": torch.ones(3, dtype=torch.int64)}, FACTS)
     return tmp_path / "file"
 
 
@@ -52,7 +54,7 @@ def test_anybody_can_read_the_file(path):
 
 def test_files_with_the_same_contents_are_the_same_bytes(path, tmp_path):
     tensors, facts = read(path)
-    storage.write(tmp_path / "again", tensors, facts)
+    serialization.write(tmp_path / "again", tensors, facts)
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
@@ -83,7 +85,7 @@ def test_only_a_file_with_the_entries_can_be_sealed(tmp_path):
 
 def test_a_file_is_read_in_pieces(path, monkeypatch):
     """The data are not held in memory a second time while they are checked."""
-    storage.write(path, {"a": torch.zeros(2_000_000)}, FACTS)
+    serialization.write(path, {"a": torch.zeros(2_000_000)}, FACTS)
     largest = 0
     update = checksums.hashlib.sha256
 
@@ -107,7 +109,7 @@ def test_a_file_is_read_in_pieces(path, monkeypatch):
 
 def test_tensors_that_share_memory_are_written(tmp_path):
     whole = torch.arange(6.0)
-    storage.write(tmp_path / "file", {"a": whole, "b": whole, "c": whole[2:4]}, FACTS)
+    serialization.write(tmp_path / "file", {"a": whole, "b": whole, "c": whole[2:4]}, FACTS)
     tensors, _ = read(tmp_path / "file")
     assert torch.equal(tensors["b"], whole)
     assert torch.equal(tensors["c"], whole[2:4])
@@ -116,7 +118,7 @@ def test_tensors_that_share_memory_are_written(tmp_path):
 def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="pipe: a pipe or a device; expected the name of a file"):
-        storage.write(tmp_path / "pipe", {}, FACTS)
+        serialization.write(tmp_path / "pipe", {}, FACTS)
     assert (tmp_path / "pipe").is_fifo()
 
 
@@ -135,7 +137,7 @@ def test_recordings_and_tallies_are_checked(tmp_path):
     path.write_bytes(flipped(path.read_bytes(), -1))
     with pytest.raises(ValueError, match="damaged"):
         Tally.load(path)
-    storage.write(path, {}, {"format": "clearhead.Tally", "version": 1})
+    serialization.write(path, {}, {"format": "clearhead.Tally", "version": 1})
     with pytest.raises(ValueError, match="file: saved by Tally.save, but without model or heads"):
         Tally.load(path)
 

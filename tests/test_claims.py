@@ -5,7 +5,7 @@ import torch
 
 from audits import WEIGHTS, X, audited, claim, matrices
 from clearhead import check
-from clearhead.worked.reading import parse
+from clearhead.explain.toml_format import parse
 
 
 class TestDigits:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from clearhead.analysis.accumulate import Tally, nothing
+from clearhead.analysis.corpus import statistics
+from clearhead.analysis.resumable import Job, added_up, forget
+from clearhead.analysis.statistics import from_tally, measure, tally
+from clearhead.analysis.summary import Watched
 from clearhead.cli import app
-from clearhead.corpora import Job, added_up, forget
-from clearhead.head_statistics import from_tally, measure, tally
-from clearhead.processes import Processes
-from clearhead.surveys import statistics
-from clearhead.tallies import Tally, nothing
-from clearhead.transformer import Translator
-from clearhead.watched import Watched
+from clearhead.distributed.process_group import Processes
+from clearhead.translation import Translator
 from ranks import started
 from recordings import decoder, translation
 

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from clearhead.transformer.corpus import Corpus, Pair, prepared, read_pairs
-from clearhead.transformer.normalising import Normaliser
+from clearhead.translation.data._corpus import Corpus, Pair, prepared, read_pairs
+from clearhead.translation.data._normalize import Normaliser
 
 AS_IT_IS = Normaliser()
 

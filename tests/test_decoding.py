@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from clearhead.transformer.decoding import Written, beam_search, greedy
-from clearhead.transformer.tokens import END, PAD, START, UNKNOWN
+from clearhead.translation._decoding import Written, beam_search, greedy
+from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
 from small_transformers import draw, favour, make
 
 VOCABULARY, MOST = 11, 13

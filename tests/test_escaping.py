@@ -7,8 +7,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.consoles import PlainConsole
-from clearhead.escaping import json_text, printable, visible
+from clearhead._utils.consoles import PlainConsole
+from clearhead._utils.text import json_text, printable, visible
 from hostile import NAMES, controls
 
 

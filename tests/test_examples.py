@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from clearhead import Causal, MultiHeadAttention, attention, check
-from clearhead.worked import BUILT_IN
-from clearhead.worked.reading import load, parse
+from clearhead.explain import BUILT_IN
+from clearhead.explain.toml_format import load, parse
 
 X = "x = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
 

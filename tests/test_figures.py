@@ -8,8 +8,8 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.colors import LogNorm
 
-from clearhead.transformer import Translator
-from clearhead.viewer.figures import NOTHING, plot_alignment, plot_head, plot_heads
+from clearhead.plot.figures import NOTHING, plot_alignment, plot_head, plot_heads
+from clearhead.translation import Translator
 from recordings import decoder, translation
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.files import place_of, replacing, write_text
+from clearhead._utils.files import place_of, replacing, write_text
 
 
 def test_written_whole_with_the_rights_of_a_new_file(tmp_path):
@@ -132,7 +132,7 @@ class TestLeftovers:
     def left(self, tmp_path):
         """The folder that a killed process has left."""
         code = (
-            "import os, sys; from clearhead.files import replacing\n"
+            "import os, sys; from clearhead._utils.files import replacing\n"
             "with replacing(sys.argv[1]) as file: file.write_text('half'); os._exit(9)"
         )
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "page.html")], check=False)

@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.transformer.grammar import (
-    LONGEST,
-    SHORTEST,
-    SOURCE_RELATIONS,
-    TARGET_RELATIONS,
-    Example,
-    Link,
-    sentences,
-    vocabulary,
-)
-from clearhead.transformer.lexicon import (
+from clearhead.translation.data.grammar._lexicon import (
     ADJECTIVES,
     ALIVE,
     DEGREES,
@@ -29,6 +19,16 @@ from clearhead.transformer.lexicon import (
     PRONOUNS,
     TIMES,
     VERBS,
+)
+from clearhead.translation.data.grammar.generate import (
+    LONGEST,
+    SHORTEST,
+    SOURCE_RELATIONS,
+    TARGET_RELATIONS,
+    Example,
+    Link,
+    sentences,
+    vocabulary,
 )
 
 BE = {"am", "is", "are", "was", "were"}

@@ -8,7 +8,7 @@ from transformers.masking_utils import create_causal_mask
 
 from clearhead import AttentionWeights
 from clearhead.huggingface import LazyMask, attention_modules
-from clearhead.huggingface.forward import attention_forward
+from clearhead.huggingface._attention_function import attention_forward
 from peers import assert_agrees, gradients
 from tiny_models import DECODERS, ENCODERS, LENGTH, MAKERS, PAIRS, SIZES, VOCABULARY, inputs_for, make
 

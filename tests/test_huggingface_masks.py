@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import masking_utils as theirs
 
-from clearhead.huggingface.mask_functions import Place, UnknownFunctionError, evaluate, translate
-from clearhead.huggingface.masking import LazyMask, make_mask
-from clearhead.masks import Causal, Dense, Fixed, Padding, Window
+from clearhead.huggingface._mask_translation import Place, UnknownFunctionError, evaluate, translate
+from clearhead.huggingface.lazy_mask import LazyMask, make_mask
+from clearhead.ops.masks import Causal, Dense, Fixed, Padding, Window
 
 BATCH, LONGEST = 2, 24
 
@@ -89,7 +89,7 @@ def test_unknown_functions_are_evaluated(name, monkeypatch):
     place = Place(BATCH, 9, 9, 0, 0, torch.device("cpu"))
     with pytest.raises(UnknownFunctionError):
         translate(UNKNOWN[name], place)
-    monkeypatch.setattr("clearhead.huggingface.mask_functions.BLOCK", 40)  # two rows at a time
+    monkeypatch.setattr("clearhead.huggingface._mask_translation.BLOCK", 40)  # two rows at a time
     mask = evaluate(UNKNOWN[name], place, None, use_vmap=True)
     assert isinstance(mask, Dense if name == "odd keys" else Fixed)
     allowed = mask.dense(9, 9, 0).expand(BATCH, 1, 9, 9)

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from clearhead import inputs
-from clearhead.inputs import BEAMS, LINE, SENTENCE, TEXT, TOKENS, lines_of_standard_input, numbered_lines, read_text
+from clearhead._utils import bounded_reads
+from clearhead._utils.bounded_reads import (
+    BEAMS,
+    LINE,
+    SENTENCE,
+    TEXT,
+    TOKENS,
+    lines_of_standard_input,
+    numbered_lines,
+    read_text,
+)
 
 MIB = 2**20
 
@@ -79,7 +88,7 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch, raw):
 
 def test_every_limit_is_documented():
     page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
-    known = [own for own in vars(inputs).values() if isinstance(own, inputs.Limit)]
+    known = [own for own in vars(bounded_reads).values() if isinstance(own, bounded_reads.Limit)]
     assert set(known) == {TEXT, LINE, TOKENS, SENTENCE, BEAMS}
     for limit in known:
         assert f"| `{limit.variable}` | {limit.default:,} {limit.unit} |" in page

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from clearhead import ALiBi, Causal, MultiHeadAttention, Padding, Window
-from clearhead.positions import Rotary
+from clearhead.nn.rope import Rotary
 from harness import assert_matches
 from layers import OPTIONS, every_option, inputs, make
 from peers import assert_agrees, by_module

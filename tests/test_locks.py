@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from clearhead.locks import locked
+from clearhead._utils.locks import locked
 
 HOLD = """
 import pathlib, sys
-from clearhead.locks import locked
+from clearhead._utils.locks import locked
 with locked(pathlib.Path(sys.argv[1])):
     print(flush=True)
     input()
@@ -49,6 +49,6 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     def acquire(self, blocking):
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".lock"))
 
-    monkeypatch.setattr("clearhead.locks.FileLock.acquire", acquire)
+    monkeypatch.setattr("clearhead._utils.locks.FileLock.acquire", acquire)
     with pytest.raises(OSError, match=f"Read-only file system: '{tmp_path}'$"), locked(tmp_path):
         pass

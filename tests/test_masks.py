@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import Causal, Dense, Documents, Padding, Prefix, Window, attention
-from clearhead.masks import positions
-from clearhead.posing import pose
+from clearhead.ops.arguments import pose
+from clearhead.ops.masks import positions
 from harness import brute_force
 from peers import assert_agrees
 from strategies import masks

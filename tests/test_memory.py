@@ -6,8 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clearhead import Causal, Documents, Window, attention
-from clearhead.kernels import streaming
-from clearhead.kernels.operation import Inputs, Results
+from clearhead.ops._custom_op import Inputs, Results
+from clearhead.ops.tiled import attention as streaming
 
 
 class LargestTensor(TorchDispatchMode):

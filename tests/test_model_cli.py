@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from clearhead.analysis.roles import Roles
 from clearhead.cli import app
-from clearhead.roles import Roles
 from test_models import tokenizer
 from tiny_models import make
 

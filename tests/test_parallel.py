@@ -8,12 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention, processes
-from clearhead.parallel import Layout, attend_to_shards, gather, head_plan, sequence_attention, shard_heads
-from clearhead.parallel.cost import Cost, Shape, over_heads, over_sequence
-from clearhead.transformer.config import ModelConfig
-from clearhead.transformer.model import Transformer
-from clearhead.transformer.sharding import shard_model
+from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention
+from clearhead.distributed import (
+    Layout,
+    attend_to_shards,
+    gather,
+    head_plan,
+    process_group,
+    sequence_attention,
+    shard_heads,
+)
+from clearhead.distributed.cost_model import Cost, Shape, over_heads, over_sequence
+from clearhead.translation.config import ModelConfig
+from clearhead.translation.model import Transformer
+from clearhead.translation.sharding import shard_model
 from ranks import started
 
 LENGTH = 37  # divided by nothing
@@ -407,10 +415,10 @@ def test_every_rank_says_what_is_wrong(ranks):
 
 
 def of_another_version(mesh):
-    together = processes.Processes(mesh.get_local_rank(), mesh.size())
-    processes.__version__ = "9.9" if together.rank == 3 else "1.0"
+    together = process_group.Processes(mesh.get_local_rank(), mesh.size())
+    process_group.__version__ = "9.9" if together.rank == 3 else "1.0"
     try:
-        processes._check_versions(together)
+        process_group._check_versions(together)
     except ValueError as error:
         return str(error)
     return None

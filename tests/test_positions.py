@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from clearhead.context import Llama3, Stretch, YaRN
-from clearhead.positions import Rotary, alibi_slopes, sinusoidal
+from clearhead.nn.rope import Rotary, alibi_slopes, sinusoidal
+from clearhead.nn.rope_scaling import Llama3, Stretch, YaRN
 from harness import assert_matches
 from plain_layer import turned
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from clearhead.analysis.corpus import roles
+from clearhead.analysis.roles import head_roles
 from clearhead.models import PASSAGE, load
-from clearhead.roles import head_roles
-from clearhead.surveys import roles
 from peers import assert_agrees
 from pretrained import minilm, smollm2
 

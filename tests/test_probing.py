@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.syntax import wilson
-from clearhead.transformer import grammar, probing
-from clearhead.transformer.config import Config, TextConfig
-from clearhead.transformer.data import of_grammar, to_ids
-from clearhead.transformer.grammar import SOURCE_RELATIONS, TARGET_RELATIONS, Example, Link
-from clearhead.transformer.probing import STACK, Finding, accuracies, findings
-from clearhead.transformer.runs import Run
-from clearhead.transformer.specialising import KINDS, Damage, Specialised, damage, kinds, specialised
-from clearhead.transformer.tokens import PAD, Vocabulary
+from clearhead.analysis.relations import wilson
+from clearhead.translation.config import Config, TextConfig
+from clearhead.translation.data.dataset import of_grammar, to_ids
+from clearhead.translation.data.grammar import generate
+from clearhead.translation.data.grammar.generate import SOURCE_RELATIONS, TARGET_RELATIONS, Example, Link
+from clearhead.translation.heads import probes
+from clearhead.translation.heads.emergence import KINDS, Damage, Specialised, damage, kinds, specialised
+from clearhead.translation.heads.probes import STACK, Finding, accuracies, findings
+from clearhead.translation.run_directory import Run
+from clearhead.translation.tokenizer import PAD, Vocabulary
 from small_transformers import make
 
 WORDS = [f"w{number}" for number in range(47)]
@@ -115,7 +116,7 @@ class TestAccuracies:
 
     @pytest.mark.parametrize("batch", [1, 3, 100])
     def test_halves_are_those_of_the_probe_not_of_a_batch(self, batch, monkeypatch):
-        monkeypatch.setattr(probing, "BATCH", batch)
+        monkeypatch.setattr(probes, "BATCH", batch)
         model = Known(self.PROBE, [[next_word]], [[next_word]])
         assert accuracies(model, VOCABULARY, self.PROBE)["noun"] == {"0.0": (0.8, 0.4)}
         assert model.batches[0] == min(batch, 10)
@@ -128,9 +129,9 @@ class TestAccuracies:
 
     def test_of_a_model_sentence_by_sentence(self, monkeypatch):
         """In padded batches the same as one at a time, counted by hand."""
-        monkeypatch.setattr(probing, "BATCH", 31)
-        probe = tuple(islice(grammar.sentences(0, "probe"), 71))
-        source, target = grammar.vocabulary()
+        monkeypatch.setattr(probes, "BATCH", 31)
+        probe = tuple(islice(generate.sentences(0, "probe"), 71))
+        source, target = generate.vocabulary()
         vocabulary = Vocabulary.of_words(sorted({*source, *target}))
         model = make(len(vocabulary), scale=0.1)
         right, asked = {}, {}
@@ -152,7 +153,7 @@ class TestAccuracies:
 
 
 def test_every_word_of_the_grammar_is_one_token(monkeypatch):
-    monkeypatch.setattr("clearhead.transformer.data.PROBE", 211)
+    monkeypatch.setattr("clearhead.translation.data.dataset.PROBE", 211)
     data = of_grammar(Config(text=TextConfig(validation=1)))
     assert len(data.probe) == 211
     for own in data.probe:
@@ -296,8 +297,8 @@ class TestDamage:
         )
 
     def test_a_head_that_contributes_nothing(self):
-        probe = tuple(islice(grammar.sentences(0, "probe"), 31))
-        source, target = grammar.vocabulary()
+        probe = tuple(islice(generate.sentences(0, "probe"), 31))
+        source, target = generate.vocabulary()
         vocabulary = Vocabulary.of_words(sorted({*source, *target}))
         model = make(len(vocabulary), scale=0.1)
         with torch.no_grad():
@@ -310,7 +311,7 @@ class TestDamage:
 
 
 def test_kinds_of_tokens():
-    found = next(own for own in grammar.sentences(0) if "yukkuri" in own.target and "mashita" in own.target)
+    found = next(own for own in generate.sentences(0) if "yukkuri" in own.target and "mashita" in own.target)
     named = dict(zip(found.target, kinds(found), strict=True))
     assert (named["yukkuri"], named["mashita"], named["."]) == ("adverb", "tense", "other word")
     assert {named[token] for token in ("wa", "ga", "o") if token in named} == {"particle"}
@@ -327,7 +328,7 @@ class TestChart:
 
     def test_an_svg_and_nothing_beside_it(self, tmp_path):
         pytest.importorskip("matplotlib")
-        from clearhead.transformer.chart import draw
+        from clearhead.translation.heads.chart import draw
 
         path = tmp_path / "heads.svg"
         draw(self.found(), path, title="a run < another & so on")
@@ -340,7 +341,7 @@ class TestChart:
 
     def test_the_same_file_for_the_same_run(self, tmp_path):
         pytest.importorskip("matplotlib")
-        from clearhead.transformer.chart import draw
+        from clearhead.translation.heads.chart import draw
 
         for name in ("one.svg", "two.svg"):
             draw(self.found(), tmp_path / name)
@@ -349,7 +350,7 @@ class TestChart:
 
     def test_a_picture_and_a_kind_there_is_not(self, tmp_path):
         pytest.importorskip("matplotlib")
-        from clearhead.transformer.chart import draw
+        from clearhead.translation.heads.chart import draw
 
         draw(self.found(), tmp_path / "heads.png")
         assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")

@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from clearhead import Recording
+from clearhead.analysis.roles import Roles
 from clearhead.cli import app
-from clearhead.roles import Roles
 from harness import assert_matches
 from recordings import decoder
 
@@ -71,7 +71,9 @@ def test_of_a_file_and_of_a_text_of_our_own(tmp_path):
 
 
 def test_none_of_this_needs_transformers(kept, monkeypatch, tmp_path):
-    for name in [name for name in sys.modules if name.startswith(("clearhead.huggingface", "clearhead.surveys"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("clearhead.huggingface", "clearhead.analysis.corpus"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     for arguments in (("stats", kept), ("roles", kept), ("stats", TEXT, "--model", "en-ja")):

@@ -7,8 +7,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from clearhead import AttentionWeights, Causal, Recording, attention, checksums, storage
-from clearhead.recording import FORMAT, VERSION, Stack, Tokens
+from clearhead import AttentionWeights, Causal, Recording, attention
+from clearhead._utils import checksums
+from clearhead.recording.recording import FORMAT, VERSION, Stack, Tokens
+from clearhead.weights import serialization
 
 
 def tokens(*texts):
@@ -78,10 +80,10 @@ def test_foreign_and_broken_files(tmp_path):
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         Recording.load(path)
     facts = {"format": "clearhead.Recording", "version": 1, "model": "m", "stacks": {"encoder": {"layers": [{}]}}}
-    storage.write(path, {"x": torch.zeros(1)}, facts)
+    serialization.write(path, {"x": torch.zeros(1)}, facts)
     with pytest.raises(ValueError, match="saved by Recording.save, but damaged"):
         Recording.load(path)
-    storage.write(path, {"x": torch.zeros(1)}, {**facts, "version": 9})
+    serialization.write(path, {"x": torch.zeros(1)}, {**facts, "version": 9})
     with pytest.raises(ValueError, match="format version 9, but this clearhead reads 1 to 1"):
         Recording.load(path)
 
@@ -205,9 +207,9 @@ def test_tokens_have_texts_flags_and_words(part, value, says):
 def with_tensor(path, name, change):
     """A recording's file with one tensor of its first layer changed."""
     recording().save(path)
-    tensors, facts = storage.read(path, FORMAT, VERSION, "cpu")
+    tensors, facts = serialization.read(path, FORMAT, VERSION, "cpu")
     tensors[f"encoder.0.{name}"] = change(tensors[f"encoder.0.{name}"])
-    storage.write(path, tensors, facts)
+    serialization.write(path, tensors, facts)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +236,8 @@ def test_tensors_that_nothing_can_be_computed_from_are_refused(tmp_path, name, c
 def test_factors_that_nothing_can_be_computed_with_are_refused(tmp_path, facts):
     path = tmp_path / "file.safetensors"
     recording().save(path)
-    tensors, own = storage.read(path, FORMAT, VERSION, "cpu")
+    tensors, own = serialization.read(path, FORMAT, VERSION, "cpu")
     own["stacks"]["encoder"]["layers"][0] |= facts
-    storage.write(path, tensors, own)
+    serialization.write(path, tensors, own)
     with pytest.raises(ValueError, match="saved by Recording.save, but damaged"):
         Recording.load(path)

@@ -13,11 +13,11 @@ import torch
 from markdown_it import MarkdownIt
 
 from clearhead import MultiHeadAttention, trace
-from clearhead.escaping import visible
-from clearhead.worked import BUILT_IN
-from clearhead.worked.reading import load, parse
-from clearhead.worked.render import render
-from clearhead.worked.wording import number, typeset
+from clearhead._utils.text import visible
+from clearhead.explain import BUILT_IN
+from clearhead.explain.render.formats import render
+from clearhead.explain.render.wording import number, typeset
+from clearhead.explain.toml_format import load, parse
 from layers import every_option, make
 
 AWKWARD = ["</script>", "a|b", "$x_1$", "%#&{}~^\\", "日本語", "שלום", "🙂", "\n", "", "<b>", "*a*", "x" * 10_000]

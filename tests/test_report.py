@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from browser import browser, emulate, requested, resize
 from clearhead import Causal, Recording, report
+from clearhead.analysis.roles import Roles, head_roles
 from clearhead.cli import app
-from clearhead.recording import Stack
-from clearhead.roles import Roles, head_roles
-from clearhead.viewer import digest, thumbnails
-from clearhead.viewer import report as report_module
-from clearhead.viewer.digest import outline
+from clearhead.recording.recording import Stack
+from clearhead.viewer import _thumbnails
+from clearhead.viewer.report import _layer_summary
+from clearhead.viewer.report import export as report_module
+from clearhead.viewer.report._layer_summary import outline
 from recordings import AWKWARD, decoder, translation
 from viewer_page import number, page, violations
 
@@ -30,7 +31,7 @@ PLAIN = [f"t{place}" for place in range(12)]
 def kept(recording, name="decoder", layer=0, side=128):
     stack = recording[name]
     own = outline(stack, side)
-    return own, digest.digest(name, stack, layer, own)
+    return own, _layer_summary.digest(name, stack, layer, own)
 
 
 def facts_of(written):
@@ -74,8 +75,8 @@ class TestWhatIsKept:
             np.testing.assert_allclose(values, expected, atol=1e-6)
 
     def test_of_long_texts_exact_rows(self, monkeypatch):
-        monkeypatch.setattr(thumbnails, "EXACT", 100)
-        monkeypatch.setattr(digest, "SAMPLED", 40)
+        monkeypatch.setattr(_thumbnails, "EXACT", 100)
+        monkeypatch.setattr(_layer_summary, "SAMPLED", 40)
         recording = decoder([str(place) for place in range(210)], mask=Causal())
         own, found = kept(recording, side=16)
         dense = recording["decoder"].layers[0].dense()[0]
@@ -123,7 +124,7 @@ class TestWhatIsKept:
             )
 
     def test_queries_are_left_out_where_there_is_no_room(self, monkeypatch):
-        monkeypatch.setattr(digest, "KEPT", 200)
+        monkeypatch.setattr(_layer_summary, "KEPT", 200)
         recording = decoder([str(place) for place in range(300)])
         room = arrays_in(report(recording)) - 1
         monkeypatch.setattr(report_module, "LIMIT", room)
@@ -152,8 +153,8 @@ class TestWhatIsKept:
         assert stack["kept"] == 300
 
     def test_few_queries_on_many_keys_are_not_sampled(self, monkeypatch):
-        monkeypatch.setattr(thumbnails, "EXACT", 100)
-        monkeypatch.setattr(digest, "SAMPLED", 50)
+        monkeypatch.setattr(_thumbnails, "EXACT", 100)
+        monkeypatch.setattr(_layer_summary, "SAMPLED", 50)
         written = report(translation([str(place) for place in range(150)], ["a", "b", "c"]))
         cross = facts_of(written)["stacks"][2]
         assert cross["sampled"] == 0
@@ -161,8 +162,8 @@ class TestWhatIsKept:
         assert [note.split(":")[0] for note in written.notes] == ["encoder"]
 
     def test_what_is_sampled_and_what_is_thinned_are_told_apart(self, monkeypatch):
-        monkeypatch.setattr(thumbnails, "EXACT", 100)
-        monkeypatch.setattr(digest, "SAMPLED", 64)
+        monkeypatch.setattr(_thumbnails, "EXACT", 100)
+        monkeypatch.setattr(_layer_summary, "SAMPLED", 64)
         recording = decoder([str(place) for place in range(300)])
         monkeypatch.setattr(report_module, "LIMIT", arrays_in(report(recording)) - 1)
         written = report(recording)
@@ -173,7 +174,7 @@ class TestWhatIsKept:
         assert facts_of(written)["stacks"][0]["sampled"] == 64
 
     def test_a_tiny_weight_is_not_none(self):
-        tiny = digest._cells(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
+        tiny = _layer_summary._cells(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
         assert tiny[0, 0, 0] == 0
         assert 0 < tiny[0, 0, 1] < 1e-7
         assert tiny[0, 0, 2] == 0.5
@@ -229,7 +230,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("name", ["missing/r.html", "own.safetensors", "."])
     def test_where_it_cannot_be_written_is_said_before_the_model_runs(self, tmp_path, name, monkeypatch):
-        monkeypatch.setattr("clearhead.cli_viewing.load_model", lambda *given: pytest.fail("it was loaded"))
+        monkeypatch.setattr("clearhead.cli.view.load_model", lambda *given: pytest.fail("it was loaded"))
         done = CliRunner().invoke(app, ["view", "One.", "--output", str(tmp_path / name)])
         assert done.exit_code == 2
         assert str(tmp_path) in done.output
@@ -396,7 +397,7 @@ def test_the_table_sorts_and_opens(page, written):
 
 
 def test_entropies_stand_where_their_queries_do(page, tmp_path, monkeypatch):
-    monkeypatch.setattr(digest, "KEPT", 200)
+    monkeypatch.setattr(_layer_summary, "KEPT", 200)
     recording = decoder([f"w{place}" for place in range(300)])
     report(recording, tmp_path / "thinned.html")
     page.open((tmp_path / "thinned.html").as_uri(), "#head=decoder.0.1")
@@ -421,8 +422,8 @@ def test_those_who_do_not_see_hear_of_the_cell(page, written):
 
 
 def test_says_what_was_left_out(page, tmp_path, monkeypatch):
-    monkeypatch.setattr(thumbnails, "EXACT", 100)
-    monkeypatch.setattr(digest, "SAMPLED", 50)
+    monkeypatch.setattr(_thumbnails, "EXACT", 100)
+    monkeypatch.setattr(_layer_summary, "SAMPLED", 50)
     recording = decoder([f"w{place}" for place in range(210)])
     report(recording, tmp_path / "long.html")
     page.open((tmp_path / "long.html").as_uri(), "#head=decoder.0.2&cell=100-3")

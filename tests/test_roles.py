@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from clearhead import Causal, Dense, Prefix, Window, attention
-from clearhead.head_statistics import REACH
-from clearhead.recording import Recording, Stack
-from clearhead.roles import KEYS, SCORES, SINK, HeadStatistics, Roles, head_roles
-from clearhead.syntax import RelationScore
+from clearhead.analysis.relations import RelationScore
+from clearhead.analysis.roles import KEYS, SCORES, SINK, HeadStatistics, Roles, head_roles
+from clearhead.analysis.statistics import REACH
+from clearhead.recording.recording import Recording, Stack
 from crafted import looking_at, recording, tokens, weights_of
 
 SIZE = 17  # causal: 9 keys a query on average
@@ -148,7 +148,7 @@ def test_keys_are_counted_by_the_mask(mask, bias):
 def test_the_count_of_visible_keys_does_not_depend_on_how_it_is_cut(monkeypatch):
     one = recording(weights_of(torch.ones(1, SIZE, SIZE), Window(before=2)))
     whole = head_roles([one])
-    monkeypatch.setattr("clearhead.head_statistics.CELLS", 3 * SIZE)
+    monkeypatch.setattr("clearhead.analysis.statistics.CELLS", 3 * SIZE)
     assert head_roles([one]) == whole
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from clearhead import Causal, attention
-from clearhead.recording import Recording, Stack
-from clearhead.syntax import OFFSETS, RelationScore, relation_scores, wilson
-from clearhead.treebank import Sentence, read_conllu
+from clearhead.analysis.conllu import Sentence, read_conllu
+from clearhead.analysis.relations import OFFSETS, RelationScore, relation_scores, wilson
+from clearhead.recording.recording import Recording, Stack
 from crafted import looking_at, recording, tokens, weights_of
 
 TINY = Path(__file__).parent / "data" / "tiny.conllu"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.transformer.tokens import END, LONGEST, PAD, START, UNKNOWN, Vocabulary
-from clearhead.transformer.translate import Translator
+from clearhead.translation.tokenizer import END, LONGEST, PAD, START, UNKNOWN, Vocabulary
+from clearhead.translation.translator import Translator
 
 ENGLISH = ["I read a book in the library.", "the man eats bread.", "don't read 1998 books!", "a big red hat, a hat"]
 JAPANESE = ["私は図書館で本を読んだ。", "男はパンを食べる。", "本を1998冊読むな!", "大きな赤い帽子、帽子"]

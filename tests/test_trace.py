@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead import Causal, Dense, MultiHeadAttention, Padding, trace
-from clearhead.worked.steps import NAMES
+from clearhead.explain.steps import NAMES
 from layers import every_option, make
 
 

@@ -16,21 +16,21 @@ from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from typer.testing import CliRunner
 
-from clearhead import storage
 from clearhead.cli import app
-from clearhead.transformer import data as making
-from clearhead.transformer import train as training
-from clearhead.transformer import validation
-from clearhead.transformer.batching import collate, in_batches
-from clearhead.transformer.config import Config
-from clearhead.transformer.data import of_files, of_grammar
-from clearhead.transformer.grammar import TARGET_RELATIONS
-from clearhead.transformer.model import Transformer
-from clearhead.transformer.probing import findings
-from clearhead.transformer.runs import Run
-from clearhead.transformer.tokens import PAD
-from clearhead.transformer.train import Report, schedule, train
-from clearhead.transformer.validation import Quality, bleu_score, cross_entropy, validate, write_all
+from clearhead.translation import _evaluation
+from clearhead.translation import training as training
+from clearhead.translation._evaluation import Quality, bleu_score, cross_entropy, validate, write_all
+from clearhead.translation.config import Config
+from clearhead.translation.data import dataset as making
+from clearhead.translation.data._batching import collate, in_batches
+from clearhead.translation.data.dataset import of_files, of_grammar
+from clearhead.translation.data.grammar.generate import TARGET_RELATIONS
+from clearhead.translation.heads.probes import findings
+from clearhead.translation.model import Transformer
+from clearhead.translation.run_directory import Run
+from clearhead.translation.tokenizer import PAD
+from clearhead.translation.training import Report, schedule, train
+from clearhead.weights import serialization
 from damage import flipped
 from toy_training import (
     TINY,
@@ -305,8 +305,8 @@ class TestCheckpoints:
     )
     def test_a_whole_file_with_other_contents(self, run, whole, change, says):
         path, said = run.folder / "last.safetensors", []
-        tensors, facts = storage.read(path, "clearhead.Checkpoint", 1, "cpu")
-        storage.write(path, change({name: tensor.clone() for name, tensor in tensors.items()}), facts)
+        tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
+        serialization.write(path, change({name: tensor.clone() for name, tensor in tensors.items()}), facts)
         train(copying(), TINY, run, resume=True, report=Report(say=said.append))
         assert says in said[0]
         assert "goes on from previous.safetensors, step 4" in said[0]
@@ -315,8 +315,8 @@ class TestCheckpoints:
     @pytest.mark.parametrize("progress", [{"step": "6"}, {"step": -1}, {"stop": 6}, {"bleu": "x"}, [], None])
     def test_another_progress_is_refused(self, run, progress):
         path, said = run.folder / "last.safetensors", []
-        tensors, facts = storage.read(path, "clearhead.Checkpoint", 1, "cpu")
-        storage.write(path, tensors, {**facts, "progress": progress})
+        tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
+        serialization.write(path, tensors, {**facts, "progress": progress})
         train(copying(), TINY, run, resume=True, report=Report(say=said.append))
         assert "goes on from previous.safetensors, step 4" in said[0]
 
@@ -334,7 +334,7 @@ class TestCheckpoints:
 
     def test_one_of_an_earlier_version(self, run, whole):
         path = run.folder / "last.safetensors"
-        tensors, facts = storage.read(path, "clearhead.Checkpoint", 1, "cpu")
+        tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"clearhead": json.dumps(facts)})
         with pytest.warns(UserWarning, match="last.safetensors: carries no checksum"):
             train(copying(), TINY, run, resume=True)
@@ -405,7 +405,7 @@ class TestCheckpoints:
             if progress.step < 8:
                 return save(self, model, optimizer, progress)
             if error is not None:
-                patch.setattr(storage, "save_file", lambda *arguments: (_ for _ in ()).throw(error))
+                patch.setattr(serialization, "save_file", lambda *arguments: (_ for _ in ()).throw(error))
             else:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
             return save(self, model, optimizer, progress)
@@ -578,7 +578,7 @@ class TestValidation:
         sources, references = [pair.source for pair in data.valid], [pair.target for pair in data.references]
         found = []
         for tokens in (8192, 40):
-            monkeypatch.setattr(validation, "BATCH_TOKENS", tokens)
+            monkeypatch.setattr(_evaluation, "BATCH_TOKENS", tokens)
             assert (len(in_batches(data.valid, tokens)) > 1) is (tokens < 1000)
             for mode in (True, False):
                 model.train(mode)

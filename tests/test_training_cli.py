@@ -11,14 +11,14 @@ from rich.console import Console
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
-from clearhead import storage
 from clearhead.cli import app
-from clearhead.tables import print_alignment
-from clearhead.transformer import Translator
-from clearhead.transformer import data as making
-from clearhead.transformer import train as training
-from clearhead.transformer.batching import collate
-from clearhead.transformer.runs import Run
+from clearhead.cli.tables import print_alignment
+from clearhead.translation import Translator
+from clearhead.translation import training as training
+from clearhead.translation.data import dataset as making
+from clearhead.translation.data._batching import collate
+from clearhead.translation.run_directory import Run
+from clearhead.weights import serialization
 from toy_training import TOML, sentences, written_columns
 
 BOOK, HON = "I read a book in the library yesterday.", "私は昨日図書館で本を読んだ。"
@@ -168,7 +168,7 @@ class TestTraining:
         def save_file(tensors, path, metadata):
             raise error
 
-        monkeypatch.setattr(storage, "save_file", save_file)
+        monkeypatch.setattr(serialization, "save_file", save_file)
         result = run("train", "--data", "copies.tsv", "--config", "tiny.toml", "--output", "run", status=2)
         said = [line for line in result.stderr.splitlines() if "o space left" in line]
         assert len(said) == 1

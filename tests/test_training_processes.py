@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.transformer.batching import in_batches
-from clearhead.transformer.config import Config
-from clearhead.transformer.data import of_files
-from clearhead.transformer.runs import Run
-from clearhead.transformer.train import train
+from clearhead.translation.config import Config
+from clearhead.translation.data._batching import in_batches
+from clearhead.translation.data.dataset import of_files
+from clearhead.translation.run_directory import Run
+from clearhead.translation.training import train
 from toy_training import TOML, WORDS, weights, written_columns
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead", "train"]

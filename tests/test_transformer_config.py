@@ -6,9 +6,9 @@ from importlib import resources
 
 import pytest
 
-from clearhead.transformer.config import Config, ModelConfig, TextConfig, TrainingConfig
-from clearhead.transformer.normalising import Normaliser
-from clearhead.transformer.runs import Run
+from clearhead.translation.config import Config, ModelConfig, TextConfig, TrainingConfig
+from clearhead.translation.data._normalize import Normaliser
+from clearhead.translation.run_directory import Run
 
 EVERYTHING = """
 [model]
@@ -72,7 +72,7 @@ def test_there_and_back(text, tmp_path):
 
 
 def test_the_bundled_models_can_be_read():
-    config, _ = Run(str(resources.files("clearhead.transformer") / "en-ja")).read()
+    config, _ = Run(str(resources.files("clearhead.translation") / "en-ja")).read()
     assert config.text.target.join
     assert Config.of(config.to_dict()) == config
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from clearhead.positions import sinusoidal
-from clearhead.transformer.config import ModelConfig
-from clearhead.transformer.model import Transformer
+from clearhead.nn.rope import sinusoidal
+from clearhead.translation.config import ModelConfig
+from clearhead.translation.model import Transformer
 from peers import assert_agrees
 from small_transformers import SIZES, draw, make
 

@@ -10,12 +10,12 @@ from safetensors import safe_open
 
 import clearhead
 from clearhead.models import load
-from clearhead.recording import Recording
-from clearhead.transformer import Translator
-from clearhead.transformer import translate as translating
+from clearhead.recording.recording import Recording
+from clearhead.translation import Translator
+from clearhead.translation import translator as translating
 
 BOOK, HON = "I read a book in the library yesterday.", "私は昨日図書館で本を読んだ。"
-BUNDLED = Path(str(resources.files("clearhead.transformer") / "en-ja"))
+BUNDLED = Path(str(resources.files("clearhead.translation") / "en-ja"))
 
 
 @pytest.fixture(scope="module")

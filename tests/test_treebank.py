@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.treebank import Sentence, read_conllu
+from clearhead.analysis.conllu import Sentence, read_conllu
 
 TINY = Path(__file__).parent / "data" / "tiny.conllu"
 

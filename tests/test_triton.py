@@ -7,13 +7,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention, kernels
-from clearhead.kernels import triton_backend, triton_decode
-from clearhead.kernels.operation import Inputs
-from clearhead.kernels.triton_blocks import seen_by
-from clearhead.kernels.triton_scores import Matrix, Scores, rows_of
-from clearhead.kernels.triton_tiles import HALF, SINGLE, Tile, tile_for
-from clearhead.posing import pose
+from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention
+from clearhead.ops import dispatch
+from clearhead.ops._custom_op import Inputs
+from clearhead.ops.arguments import pose
+from clearhead.ops.triton import backend as triton_backend
+from clearhead.ops.triton import decode
+from clearhead.ops.triton.block_ranges import seen_by
+from clearhead.ops.triton.config import HALF, SINGLE, Tile, tile_for
+from clearhead.ops.triton.logits import Matrix, Scores, rows_of
 from harness import Case, assert_matches
 from peers import assert_agrees
 from strategies import cases
@@ -39,7 +41,7 @@ MASKS = [
 def few_queries(request, monkeypatch):
     """Few queries go to a kernel of their own; here to the usual one as well."""
     if request.param == "one program per block":
-        monkeypatch.setattr(triton_decode, "MOST_QUERIES", 0)
+        monkeypatch.setattr(decode, "MOST_QUERIES", 0)
 
 
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
@@ -188,11 +190,11 @@ def test_refusals():
     x = torch.randn(1, 2, 3, 300)
     reasons = triton_backend.refuse(pose(x.double(), x.double(), x[..., :4].double()))
     assert reasons == ["dtype torch.float64 is not float32, bfloat16 or float16", "key_dim 300 is not from 1 to 256"]
-    assert "triton" in kernels.BACKENDS
+    assert "triton" in dispatch.BACKENDS
 
 
 def test_tiles_are_there_for_every_width(monkeypatch):
-    monkeypatch.setattr("clearhead.kernels.triton_tiles.interpreted", lambda: False)
+    monkeypatch.setattr("clearhead.ops.triton.config.interpreted", lambda: False)
     for table in (HALF, SINGLE):
         assert table.keys() == HALF.keys()
     for kernel in HALF:

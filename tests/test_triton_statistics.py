@@ -6,12 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead import Causal, Dense, Padding, Prefix, Window
-from clearhead.kernels import pooling, streaming, triton_backend, triton_observe, triton_topk
-from clearhead.kernels.operation import Inputs
-from clearhead.kernels.pooling import Map
-from clearhead.kernels.sweep import sweep
-from clearhead.masks import And
-from clearhead.posing import pose
+from clearhead.ops._custom_op import Inputs
+from clearhead.ops.arguments import pose
+from clearhead.ops.masks import And
+from clearhead.ops.tiled import attention as streaming
+from clearhead.ops.tiled import pooling
+from clearhead.ops.tiled.pooling import Map
+from clearhead.ops.tiled.statistics import sweep
+from clearhead.ops.triton import backend as triton_backend
+from clearhead.ops.triton import statistics, topk
 from harness import assert_matches
 from strategies import cases
 from test_triton import MASKS, check_statistics
@@ -74,7 +77,7 @@ def test_a_map_with_the_statistics(mask, reduce):
     sizes = {"q_len": 32, "kv_len": 64}
     problem, lse = lazy(mask, **sizes)
     for picture in (Map(2, 4, reduce), Map(1, 1, reduce)):
-        assert triton_observe.map_fits(Inputs.of(problem, problem.key), picture)
+        assert statistics.map_fits(Inputs.of(problem, problem.key), picture)
         seen = triton_backend.observe(problem, lse, received=True, entropy=True, picture=picture)
         assert_as_exact(seen.pooled, pooled(picture), mask, **sizes)
         assert_as_exact(
@@ -95,7 +98,7 @@ def test_a_map_whose_bins_do_not_fit_comes_alone():
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if not isinstance(mask, And)], ids=repr)
 def test_largest_weights(mask, count):
     problem, lse = lazy(mask)
-    top = triton_topk.top_weights(Inputs.of(problem, problem.key), lse, count)
+    top = topk.top_weights(Inputs.of(problem, problem.key), lse, count)
     expected = sweep(streaming.scoring(problem), lse, top=count).top
     assert top is not None
     assert_as_exact(top.weights, lambda p, lse: sweep(streaming.scoring(p), lse, top=count).top.weights, mask)
@@ -105,7 +108,7 @@ def test_largest_weights(mask, count):
 def test_largest_of_weights_that_are_all_equal():
     """No room for all that reach the bound: another way is taken."""
     problem, lse = lazy(kv_len=200, scale=0.0)
-    assert triton_topk.top_weights(triton_backend._inputs(problem), lse, 3) is None
+    assert topk.top_weights(triton_backend._inputs(problem), lse, 3) is None
     top = triton_backend.observe(problem, lse, top=3).top
     assert top is not None
     torch.testing.assert_close(top.weights, torch.full((1, 2, 37, 3), 1 / 200))

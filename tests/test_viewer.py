@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 
 from browser import browser, complaints, emulate, requested, resize
 from clearhead.models import SENTENCE
-from clearhead.viewer.texts import Texts
+from clearhead.viewer.server._texts import Texts
 from recordings import AWKWARD, decoder, translation
 from viewer_page import number, page, served, showing, violations
 
@@ -425,8 +425,8 @@ def test_tokens_are_shown_as_they_are(page, browser):
 
 
 def test_labels_of_a_file_are_shown(page):
-    from clearhead.head_statistics import HeadStatistics
-    from clearhead.roles import Roles
+    from clearhead.analysis.roles import Roles
+    from clearhead.analysis.statistics import HeadStatistics
 
     roles = Roles("a model", {("decoder", 1, 3): HeadStatistics(9, induction=0.8)})
     with showing(page, decoder(PLAIN), roles=roles) as found:
@@ -503,7 +503,7 @@ def test_a_server_that_has_stopped_is_said(page, browser):
 def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
     texts = Texts(decoder(PLAIN))
     monkeypatch.setattr(texts.first.gallery, "overview", lambda *a, **k: 1 / 0)
-    monkeypatch.setattr("clearhead.viewer.serving.Texts", lambda *a: texts)
+    monkeypatch.setattr("clearhead.viewer.server.serve.Texts", lambda *a: texts)
     with showing(page, decoder(PLAIN)) as found:
         page.open(found.url)
         page.until(lambda: page.text("status") == "division by zero")

@@ -14,7 +14,7 @@ from bokeh.util.token import get_token_payload
 from tornado.websocket import WebSocketClosedError
 
 from clearhead import view
-from clearhead.viewer.serving import MESSAGE, PORT
+from clearhead.viewer.server.serve import MESSAGE, PORT
 from recordings import decoder
 from viewer_client import close, connect, cookie, fetch, home, page_token, token_in
 
@@ -296,7 +296,7 @@ def test_the_file_is_removed_at_the_end(home_folder, opened):
 
 
 def test_the_file_is_removed_when_no_browser_opens_it(home_folder, opened, monkeypatch):
-    monkeypatch.setattr("clearhead.viewer.serving.OPENING", 0.01)
+    monkeypatch.setattr("clearhead.viewer.server.serve.OPENING", 0.01)
     with view(decoder("abc"), wait=False):
         (page,) = home_folder.iterdir()
         link = re.search(r"url=([^\"]+)", page.read_text())[1]
@@ -328,7 +328,7 @@ def test_without_any_folder_no_browser_is_opened(tmp_path, opened, monkeypatch):
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):
-    monkeypatch.setattr("clearhead.viewer.serving.IDLE", 0.05)
+    monkeypatch.setattr("clearhead.viewer.server.serve.IDLE", 0.05)
     with (
         view(decoder("abc"), browser=False, wait=False) as found,
         socket.create_connection(("127.0.0.1", found.port), timeout=60) as connection,

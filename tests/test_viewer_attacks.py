@@ -11,7 +11,7 @@ import pytest
 from tornado.websocket import WebSocketClosedError
 
 from clearhead import view
-from clearhead.viewer.serving import MESSAGE
+from clearhead.viewer.server.serve import MESSAGE
 from recordings import decoder
 from viewer_client import close, connect, cookie, fetch, home, page_token
 
@@ -63,7 +63,7 @@ class Target:
 @pytest.fixture(scope="module")
 def target():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clearhead.viewer.serving.IDLE", 2.0)
+        patch.setattr("clearhead.viewer.server.serve.IDLE", 2.0)
         with (
             view(decoder("abcdef"), browser=False, wait=False) as viewer,
             view(decoder("abc"), browser=False, wait=False) as other,

@@ -10,13 +10,13 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from clearhead.analysis.roles import Roles
+from clearhead.analysis.statistics import HeadStatistics
 from clearhead.cli import app
-from clearhead.cli_viewing import what_to_show
-from clearhead.head_statistics import HeadStatistics
+from clearhead.cli.view import what_to_show
 from clearhead.models import SENTENCE
-from clearhead.roles import Roles
-from clearhead.transformer import Translator
-from clearhead.viewer.texts import Texts, typed
+from clearhead.translation import Translator
+from clearhead.viewer.server._texts import Texts, typed
 from recordings import decoder
 from viewer_client import fetch
 
@@ -125,7 +125,7 @@ def test_texts_and_files_are_all_there_to_choose_from(tmp_path):
 
 
 def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
-    monkeypatch.setattr("clearhead.viewer.texts.KEPT", 2)
+    monkeypatch.setattr("clearhead.viewer.server._texts.KEPT", 2)
     texts = Texts("en-ja", "She plays.")
     first = texts.recorded("one")
     texts.recorded("two")

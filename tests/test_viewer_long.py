@@ -5,7 +5,8 @@ import torch
 from selenium.webdriver.common.by import By
 
 from browser import browser
-from clearhead.viewer import explorer, maps, thumbnails
+from clearhead.viewer import _heatmap, _thumbnails
+from clearhead.viewer.server import _explorer
 from recordings import decoder
 from viewer_page import number, page, showing
 
@@ -15,13 +16,13 @@ __all__ = ["browser", "page"]
 @pytest.fixture
 def long(page, monkeypatch):
     """Limits so low that a few hundred tokens are many."""
-    monkeypatch.setattr(thumbnails, "EXACT", 200)
-    monkeypatch.setattr(thumbnails, "SIDE", 32)
-    monkeypatch.setattr(maps, "OVERVIEW", 64)
-    monkeypatch.setattr(maps, "SCREEN", 32)
-    monkeypatch.setattr(explorer, "SCREEN", 32)
-    monkeypatch.setitem(maps.EXACT, "cpu", 128**2)
-    monkeypatch.setitem(maps.BAND, "cpu", 2**14)
+    monkeypatch.setattr(_thumbnails, "EXACT", 200)
+    monkeypatch.setattr(_thumbnails, "SIDE", 32)
+    monkeypatch.setattr(_heatmap, "OVERVIEW", 64)
+    monkeypatch.setattr(_heatmap, "SCREEN", 32)
+    monkeypatch.setattr(_explorer, "SCREEN", 32)
+    monkeypatch.setitem(_heatmap.EXACT, "cpu", 128**2)
+    monkeypatch.setitem(_heatmap.BAND, "cpu", 2**14)
     recording = decoder([f"t{place}" for place in range(512)])
     with showing(page, recording) as found:
         yield recording, found.url

@@ -9,18 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead import Causal, Dense, attention, pictures
+from clearhead import Causal, Dense, attention
+from clearhead._utils import color_scales
+from clearhead._utils.text import short_token
+from clearhead.analysis.roles import Roles
 from clearhead.functional import keeping_vectors
-from clearhead.indexing import spread
-from clearhead.recording import Stack
-from clearhead.roles import Roles
-from clearhead.viewer import gallery as gallery_module
-from clearhead.viewer import maps, thumbnails
-from clearhead.viewer.calculation import calculate
-from clearhead.viewer.facts import shown
-from clearhead.viewer.gallery import Gallery
-from clearhead.viewer.looking import looks
-from clearhead.viewer.maps import Overview, Picture, Window
+from clearhead.recording.recording import Stack
+from clearhead.viewer import _heatmap, _thumbnails
+from clearhead.viewer import _recording_cache as gallery_module
+from clearhead.viewer._calculation import calculate
+from clearhead.viewer._heatmap import Overview, Picture, Window
+from clearhead.viewer._recording_cache import Gallery
+from clearhead.viewer._top_tokens import looks
+from clearhead.weights.indexing import spread
 from recordings import decoder, layer, tokens, translation
 
 REDUCE = {"max": np.max, "mean": np.mean}
@@ -55,7 +56,7 @@ def test_a_picture_is_the_matrix_in_bins(data):
     weights = layer(q_len, kv_len, heads=1, kv_heads=1, mask=data.draw(st.sampled_from([None, Causal()])))
     picture = Picture(weights, window, side, (reduce,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(maps.BAND, "cpu", 50)
+        patch.setitem(_heatmap.BAND, "cpu", 50)
         filled(picture)
     plate, dense = picture.plate(reduce), weights.dense()[0, 0].numpy()
     check(plate, dense, reduce)
@@ -95,14 +96,14 @@ def test_single_cells_are_the_numbers_that_indexing_gives():
 
 
 def test_pictures_come_in_bands_that_can_be_left_off(monkeypatch):
-    monkeypatch.setitem(maps.BAND, "cpu", 2**10)
+    monkeypatch.setitem(_heatmap.BAND, "cpu", 2**10)
     weights = layer(128, 128, heads=1, kv_heads=1)
     assert filled(Picture(weights, Window(0, 128, 0, 128), 64, ("max",))) == 128 * 128 / 2**10
 
 
 def test_an_overview_holds_both_maps_and_both_profiles(monkeypatch):
-    monkeypatch.setattr(maps, "OVERVIEW", 16)
-    monkeypatch.setitem(maps.BAND, "cpu", 500)
+    monkeypatch.setattr(_heatmap, "OVERVIEW", 16)
+    monkeypatch.setitem(_heatmap.BAND, "cpu", 500)
     weights = layer(61, 53, heads=1, kv_heads=1, mask=Causal())
     overview = Overview(weights)
     seen = []
@@ -130,14 +131,14 @@ def test_hidden_keys_leave_the_maps_but_not_the_profiles():
 
 def test_only_windows_that_are_not_too_large_are_computed_at_once():
     weights = layer(4, 4, heads=1, kv_heads=1)
-    assert maps.is_exact(weights, Window(0, 8192, 0, 8192))
-    assert not maps.is_exact(weights, Window(0, 8193, 0, 8192))
+    assert _heatmap.is_exact(weights, Window(0, 8192, 0, 8192))
+    assert not _heatmap.is_exact(weights, Window(0, 8193, 0, 8192))
 
 
 class TestThumbnails:
     def test_of_short_texts_they_are_exact(self):
         stack = decoder("abcdefghijklmnopqrs", special=(0,))["decoder"]
-        found = thumbnails.thumbnails("decoder", stack, 1)
+        found = _thumbnails.thumbnails("decoder", stack, 1)
         assert len(found) == 4
         weights = stack.layers[1]
         for head, own in enumerate(found):
@@ -147,12 +148,12 @@ class TestThumbnails:
             assert not own.sampled
 
     def test_of_long_texts_they_come_from_exact_rows(self, monkeypatch):
-        monkeypatch.setattr(thumbnails, "EXACT", 100)
-        monkeypatch.setattr(thumbnails, "ROWS", 20)
-        monkeypatch.setattr(thumbnails, "SIDE", 16)
+        monkeypatch.setattr(_thumbnails, "EXACT", 100)
+        monkeypatch.setattr(_thumbnails, "ROWS", 20)
+        monkeypatch.setattr(_thumbnails, "SIDE", 16)
         stack = decoder([str(place) for place in range(210)])["decoder"]
         rows = torch.cat([torch.arange(210)[part] for part in spread(210, 20)])
-        for head, own in enumerate(thumbnails.thumbnails("decoder", stack, 0)):
+        for head, own in enumerate(_thumbnails.thumbnails("decoder", stack, 0)):
             dense = stack.layers[0].dense()[0, head, rows]
             assert own.sampled
             assert own.statistics.queries == 20
@@ -181,9 +182,9 @@ class TestThumbnails:
         query = 60 * key.roll(1, dims=2)
         _, weights = attention(query, key, key, mask=Causal(), return_weights=True)
         stack = Stack((weights,), tokens(["x"] * 300), tokens(["x"] * 300))
-        exact = thumbnails.thumbnails("decoder", stack, 0)[0].statistics
-        monkeypatch.setattr(thumbnails, "EXACT", 100)
-        sampled = thumbnails.thumbnails("decoder", stack, 0)[0].statistics
+        exact = _thumbnails.thumbnails("decoder", stack, 0)[0].statistics
+        monkeypatch.setattr(_thumbnails, "EXACT", 100)
+        sampled = _thumbnails.thumbnails("decoder", stack, 0)[0].statistics
         for found in (exact, sampled):
             labels = Roles("", {("decoder", 0, 0): found}).labels(("decoder", 0, 0))
             assert {"previous token", "positional −1", "sharp"} <= set(labels)
@@ -191,14 +192,14 @@ class TestThumbnails:
 
     def test_shades_are_logarithmic(self):
         values = np.array([[1.0, 0.1 / 100, 0.0], [10**-1.5, 0.5, 1e-9]], np.float32)
-        levels = pictures.levels(values, 100)
+        levels = color_scales.levels(values, 100)
         assert levels.dtype == np.uint8
         assert levels.tolist() == [[255, 0, 0], [128, levels[1, 1], 0]]
         assert 200 < levels[1, 1] < 255
 
     def test_text_that_repeats_itself_still_has_its_entropy(self):
         stack = decoder("abcdefghabcdefgh")["decoder"]
-        assert thumbnails.thumbnails("decoder", stack, 0)[0].statistics.entropy is not None
+        assert _thumbnails.thumbnails("decoder", stack, 0)[0].statistics.entropy is not None
 
 
 class TestGallery:
@@ -226,7 +227,7 @@ class TestGallery:
 
     def test_labels_are_those_of_the_file_where_there_is_one(self):
         recording = decoder("abcdefghijklmnopqrstuvwxyz")
-        statistics = thumbnails.thumbnails("decoder", recording["decoder"], 0)[0].statistics
+        statistics = _thumbnails.thumbnails("decoder", recording["decoder"], 0)[0].statistics
         found = Roles("a model", {("decoder", 0, 0): type(statistics)(4, induction=0.9, sink=0.5, keys=50.0)})
         made = Gallery(recording, found)
         assert made.labels(("decoder", 0, 0)) == ("induction", "first token")
@@ -320,4 +321,4 @@ class TestCalculation:
     ],
 )
 def test_tokens_can_be_seen_and_fit(token, columns, expected):
-    assert shown(token, columns) == expected
+    assert short_token(token, columns) == expected

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from bokeh.application import Application
 from bokeh.server.contexts import ApplicationContext
 
-from clearhead.viewer.sessions import Sessions
-from clearhead.viewer.texts import Texts
+from clearhead.viewer.server._sessions import Sessions
+from clearhead.viewer.server._texts import Texts
 from recordings import decoder
 
 PAGES = 7

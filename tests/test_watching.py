@@ -10,7 +10,7 @@ import transformers
 from transformers import GPTJConfig, GPTJModel
 
 from clearhead.huggingface import ablate, watch
-from clearhead.huggingface.taps import TAPPINGS
+from clearhead.huggingface._hooks import TAPPINGS
 from peers import assert_agrees, doubled
 from tiny_models import LENGTH, SIZES, inputs_for, make
 
@@ -240,7 +240,7 @@ def test_bad_input():
 
 def test_in_inference_mode_nothing_is_hashed(monkeypatch):
     """Hashes that are compared make a GPU wait in every layer; what is read at once needs none."""
-    monkeypatch.setattr("clearhead.fingerprints._hash", lambda tensor: pytest.fail("hashed"))
+    monkeypatch.setattr("clearhead.weights.mutation._hash", lambda tensor: pytest.fail("hashed"))
     model = make("llama")
     with torch.inference_mode(), watch(model, entropy=True) as seen:
         model(**inputs_for("llama"))

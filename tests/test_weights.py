@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import ALiBi, AttentionWeights, Causal, Dense, Documents, Padding, Prefix, Window, attention
-from clearhead import weights as weights_module
-from clearhead.posing import pose
+from clearhead.ops.arguments import pose
+from clearhead.weights import matrix as weights_module
 from harness import Case, assert_matches, poisoned
 from strategies import cases
 
@@ -424,7 +424,7 @@ class TestFiles:
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("clearhead.storage.save_file", full)
+        monkeypatch.setattr("clearhead.weights.serialization.save_file", full)
         with pytest.raises(OSError, match="No space"):
             sample()[-1].save(path)
         assert path.read_bytes() == before

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from clearhead import check
 from clearhead.cli import app
-from clearhead.worked import BUILT_IN
-from clearhead.worked.reading import load, parse
-from clearhead.worked.terminal import print_audit, print_trace
+from clearhead.explain import BUILT_IN
+from clearhead.explain.render.text import print_audit, print_trace
+from clearhead.explain.toml_format import load, parse
 from test_examples import REFUSED, X
 
 

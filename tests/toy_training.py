@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from clearhead import storage
-from clearhead.transformer.batching import Ids
-from clearhead.transformer.config import Config, ModelConfig, TextConfig, TrainingConfig
-from clearhead.transformer.corpus import Pair
-from clearhead.transformer.data import Data
-from clearhead.transformer.tokens import Vocabulary
+from clearhead.translation.config import Config, ModelConfig, TextConfig, TrainingConfig
+from clearhead.translation.data._batching import Ids
+from clearhead.translation.data._corpus import Pair
+from clearhead.translation.data.dataset import Data
+from clearhead.translation.tokenizer import Vocabulary
+from clearhead.weights import serialization
 
 WORDS = ("ka", "ki", "ku", "ke", "ko", "sa", "su", "se", "so", "ta", "te")
 TINY = Config(
@@ -90,4 +90,4 @@ def assert_same(run, whole):
 
 
 def progress_of(run, name="last"):
-    return storage.read(run.folder / f"{name}.safetensors", "clearhead.Checkpoint", 1, "cpu")[1]["progress"]
+    return serialization.read(run.folder / f"{name}.safetensors", "clearhead.Checkpoint", 1, "cpu")[1]["progress"]

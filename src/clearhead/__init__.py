@@ -7,7 +7,7 @@ torch.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from clearhead._utils.version import __version__ as __version__
 
 __all__ = [  # noqa: RUF022, in the order one meets them
     "attention",
@@ -30,37 +30,37 @@ __all__ = [  # noqa: RUF022, in the order one meets them
 ]
 
 if TYPE_CHECKING:
-    from clearhead.biases import ALiBi
-    from clearhead.cache import KVCache
+    from clearhead.explain.checking import check
+    from clearhead.explain.tracing import trace
     from clearhead.functional import attention
-    from clearhead.layer import MultiHeadAttention
-    from clearhead.masks import Causal, Dense, Documents, Padding, Prefix, Window
     from clearhead.models import record
-    from clearhead.recording import Recording
-    from clearhead.viewer.report import report
-    from clearhead.viewer.serving import view
-    from clearhead.weights import AttentionWeights
-    from clearhead.worked.check import check
-    from clearhead.worked.trace import trace
+    from clearhead.nn.attention import MultiHeadAttention
+    from clearhead.nn.kv_cache import KVCache
+    from clearhead.ops.alibi import ALiBi
+    from clearhead.ops.masks import Causal, Dense, Documents, Padding, Prefix, Window
+    from clearhead.recording.recording import Recording
+    from clearhead.viewer.report.export import report
+    from clearhead.viewer.server.serve import view
+    from clearhead.weights.matrix import AttentionWeights
 
 _HOMES = {
     "attention": "functional",
-    "AttentionWeights": "weights",
-    "Causal": "masks",
-    "Window": "masks",
-    "Padding": "masks",
-    "Documents": "masks",
-    "Prefix": "masks",
-    "Dense": "masks",
-    "ALiBi": "biases",
-    "MultiHeadAttention": "layer",
-    "KVCache": "cache",
-    "trace": "worked.trace",
-    "check": "worked.check",
+    "AttentionWeights": "weights.matrix",
+    "Causal": "ops.masks",
+    "Window": "ops.masks",
+    "Padding": "ops.masks",
+    "Documents": "ops.masks",
+    "Prefix": "ops.masks",
+    "Dense": "ops.masks",
+    "ALiBi": "ops.alibi",
+    "MultiHeadAttention": "nn.attention",
+    "KVCache": "nn.kv_cache",
+    "trace": "explain.tracing",
+    "check": "explain.checking",
     "record": "models",
-    "Recording": "recording",
-    "view": "viewer.serving",
-    "report": "viewer.report",
+    "Recording": "recording.recording",
+    "view": "viewer.server.serve",
+    "report": "viewer.report.export",
 }
 
 

@@ -11,14 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead import kernels
-from clearhead.biases import ALiBi
-from clearhead.checks import flag
-from clearhead.kernels import reference
-from clearhead.masks import Mask
-from clearhead.posing import pose
-from clearhead.problem import Problem
-from clearhead.weights import AttentionWeights
+from clearhead._utils.checks import flag
+from clearhead.ops import dispatch, reference
+from clearhead.ops.alibi import ALiBi
+from clearhead.ops.arguments import pose
+from clearhead.ops.call import Problem
+from clearhead.ops.masks import Mask
+from clearhead.weights.matrix import AttentionWeights
 
 _KEEP_VECTORS = ContextVar("keep_vectors", default=False)
 
@@ -113,7 +112,7 @@ def attention(
     )
     if return_weights is not False and return_weights is not True:
         return_weights = flag("return_weights", return_weights)
-    _, kernel = kernels.choose(problem, backend)
+    _, kernel = dispatch.choose(problem, backend)
     output, lse = kernel.attend(problem, return_weights)
     if not return_weights:
         return output

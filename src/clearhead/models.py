@@ -18,13 +18,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from clearhead.checks import whole_number
+from clearhead._utils.bounded_reads import TOKENS
+from clearhead._utils.checks import whole_number
 from clearhead.functional import keeping_vectors
-from clearhead.inputs import TOKENS
-from clearhead.recording import Recording, Stack, Tokens
-from clearhead.transformer.runs import Run
-from clearhead.transformer.translate import BUNDLED, Translator
-from clearhead.weights import AttentionWeights
+from clearhead.recording.recording import Recording, Stack, Tokens
+from clearhead.translation.run_directory import Run
+from clearhead.translation.translator import BUNDLED, Translator
+from clearhead.weights.matrix import AttentionWeights
 
 NEW_TOKENS = 128  # that an encoder–decoder writes at most, where no target is given
 # What a model reads where no text is given: a sentence that is reordered when it is translated, and

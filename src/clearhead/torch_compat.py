@@ -13,12 +13,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from clearhead.checks import shown, truth, whole_number
+from clearhead._utils.checks import shown, truth, whole_number
+from clearhead._utils.tensor_checks import (
+    DTYPES,
+    dense_tensor,
+    float_dtype,
+    float_tensor,
+    refuse_inference,
+    usable_device,
+)
 from clearhead.functional import attention
-from clearhead.heads import join_heads, split_heads
-from clearhead.masks import And, Causal, Dense, Documents, Mask, Padding
-from clearhead.posing import checked_dropout
-from clearhead.tensor_checks import DTYPES, dense_tensor, float_dtype, float_tensor, refuse_inference, usable_device
+from clearhead.nn.head import join_heads, split_heads
+from clearhead.ops.arguments import checked_dropout
+from clearhead.ops.masks import And, Causal, Dense, Documents, Mask, Padding
 
 Model = TypeVar("Model", bound=nn.Module)
 

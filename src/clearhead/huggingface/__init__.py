@@ -12,12 +12,12 @@ except ImportError as error:
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from clearhead.huggingface._attention_function import attention_forward
+from clearhead.huggingface._whisper import keep_implementation
 from clearhead.huggingface.ablation import ablate, head_importance
-from clearhead.huggingface.forward import attention_forward
-from clearhead.huggingface.masking import LazyMask, make_mask
+from clearhead.huggingface.lazy_mask import LazyMask, make_mask
 from clearhead.huggingface.modules import NAME, attention_modules
 from clearhead.huggingface.watching import Watched, watch
-from clearhead.huggingface.whisper import keep_implementation
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, make_mask)

@@ -13,7 +13,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from clearhead.huggingface.modules import Attention, attention_modules, layer_of, tapped
-from clearhead.weights import AttentionWeights
+from clearhead.weights.matrix import AttentionWeights
 
 Head = tuple[int, int] | tuple[str, int, int]
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from clearhead.huggingface.taps import Tap, Tapping, attached
+from clearhead.huggingface._hooks import Tap, Tapping, attached
 
 NAME = "clearhead"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a module looks up to find the attention function it calls

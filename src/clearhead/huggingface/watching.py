@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from clearhead.fingerprints import used_at_once
-from clearhead.huggingface.masking import LazyMask
+from clearhead.analysis.summary import Layer, Watched
+from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.huggingface.modules import Attention, attention_modules, layer_of, owner_of, tapped
-from clearhead.watched import Layer, Watched
-from clearhead.weights import AttentionWeights
+from clearhead.weights.matrix import AttentionWeights
+from clearhead.weights.mutation import used_at_once
 
 WHAT = ("entropy", "received", "distance", "top", "pool", "reduce")  # what `AttentionWeights.observe` takes
 

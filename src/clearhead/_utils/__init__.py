@@ -1,0 +1,1 @@
+"""Helpers without domain knowledge: argument checks, files, text, color scales."""

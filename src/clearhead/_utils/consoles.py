@@ -1,0 +1,31 @@
+"""Rich consoles for text that nobody has checked: markup off, emoji codes off, control characters escaped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from clearhead._utils.text import printable
+
+
+class PlainConsole(Console):
+    """A console that prints strings as they are written, `[bold]` and `:smile:` included."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for the command line to deal with
+
+
+def console_for_output() -> Console:
+    """Return a console on standard output; where that is not a terminal, too wide for lines to be cut or wrapped."""
+    console = PlainConsole()
+    if not console.is_terminal:
+        console.width = 1_000_000
+    return console

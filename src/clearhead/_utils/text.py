@@ -1,0 +1,59 @@
+"""Escaping of text from files, models and users: for terminals, for labels and for JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+TOKEN_COLUMNS = 80
+# Control characters (C0 without tab and newline, DEL, C1), line and paragraph separators, bidirectional embeddings,
+# overrides and isolates, and halves of surrogate pairs. A terminal or a reader is misled by each of them.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Return prose that is safe to print on a terminal: control characters and bidi overrides as `\x1b` or `\u202e`.
+
+    Tabs, newlines and characters that scripts need, such as the zero-width joiner, stay.
+    """
+    return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
+
+
+def visible(token: str) -> str:
+    r"""Return a token or name on one line, with every invisible character escaped; blank ones stand in quotes."""
+    shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in token)
+    return shown if shown.strip() else f'"{shown}"'
+
+
+def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
+    """Return a token with every invisible character escaped, cut to a number of terminal columns."""
+    text = visible(token[: 4 * columns])
+    if len(token) <= 4 * columns and cell_len(text) <= columns:
+        return text
+    return f"{set_cell_size(text, columns - 1).rstrip()}…"
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    r"""Return JSON that is safe to print: unprintable characters as `\u009b`, and null for NaN and infinities."""
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    return repr(letter)[1:-1]
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

@@ -1,0 +1,1 @@
+"""Numbers about heads: statistics, roles, syntactic relations, and their sums over corpora."""

@@ -1,0 +1,94 @@
+"""Sentences with their dependency trees, read from CoNLL-U, the format of Universal Dependencies."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from clearhead._utils.bounded_reads import numbered_lines
+
+_COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
+_NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # 1-2 is a multiword token, 1.1 an empty node
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words and the tree over them: the number of each word's head, from 0, and the relation it stands in to it."""
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...]  # −1 for the root
+    relations: tuple[str, ...]  # without subtype: "nsubj", not "nsubj:pass"
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.words), len(self.heads), len(self.relations))
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"Sentence: words, heads and relations have {lengths} entries; expected one of each a word"
+            )
+        for word, head in enumerate(self.heads):
+            if not -1 <= head < len(self.words) or head == word:
+                raise ValueError(
+                    f"Sentence: the head of word {word} is {head}; expected another of the {len(self.words)} words, or"
+                    " -1 for the root"
+                )
+
+
+def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
+    """The sentences of a CoNLL-U file, or of one packed as .gz.
+
+    Trees are over the numbered words: the lines of multiword tokens (1-2) and of empty nodes (1.1) are passed over.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    sentences: list[Sentence] = []
+    rows: list[_Row] = []
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            sentences += _sentence(path, rows)
+            rows = []
+        elif not line.startswith("#"):
+            rows += _row(f"{path}, line {number}", number, line, following=len(rows) + 1)
+    return sentences + _sentence(path, rows)  # the last may lack the empty line that ends it
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One word's line."""
+
+    line: int
+    word: str
+    head: int  # counted from 1, as the file does; 0 for the root
+    relation: str
+
+
+def _row(place: str, number: int, line: str, following: int) -> list[_Row]:
+    """The word on a line; none where the line is of a multiword token or an empty node."""
+    columns = line.split("\t")
+    if len(columns) != _COLUMNS:
+        raise ValueError(f"{place}: has {len(columns)} columns; expected {_COLUMNS}, with a tab between them")
+    identifier, word, head, relation = columns[0], columns[1], columns[6], columns[7].split(":")[0]
+    if _NO_WORD.fullmatch(identifier):
+        return []
+    if identifier != str(following):
+        raise ValueError(f"{place}: ID is {identifier!r}; expected {following}, the sentence's next word")
+    if not head.isdecimal():
+        raise ValueError(f"{place}: HEAD is {head!r}; expected the number of a word, or 0 for the root")
+    if relation in ("", "_"):
+        raise ValueError(f"{place}: DEPREL is {columns[7]!r}; expected a relation such as nsubj")
+    return [_Row(number, word, int(head), relation)]
+
+
+def _sentence(path: str | os.PathLike[str], rows: list[_Row]) -> list[Sentence]:
+    """The sentence on these lines; none where there are none, as between two empty lines."""
+    for number, row in enumerate(rows, start=1):
+        if row.head > len(rows) or row.head == number:
+            raise ValueError(
+                f"{path}, line {row.line}: HEAD is {row.head}; expected another of the sentence's {len(rows)} words,"
+                " or 0 for the root"
+            )
+    if not rows:
+        return []
+    words, heads, relations = zip(*((row.word, row.head - 1, row.relation) for row in rows), strict=True)
+    return [Sentence(words, heads, relations)]

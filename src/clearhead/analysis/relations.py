@@ -1,0 +1,267 @@
+"""`relation_scores`: which heads attend along the edges of dependency trees, next to what a fixed offset would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead._utils.checks import whole_number
+from clearhead.analysis.conllu import Sentence
+from clearhead.recording.recording import Address, Recording, Stack, Tokens, attends_to_itself, of_one_model
+from clearhead.weights.matrix import AttentionWeights
+
+Direction = Literal["dependent → head", "head → dependent"]
+Kind = tuple[str, Direction]  # a relation, and which of its two words attends to the other
+FIRST = ("aux", "amod", "advmod")  # these head the table, in this order
+LEFT_OUT = ("root", "punct")  # the root has no head; where punctuation hangs is the annotators' convention
+OFFSETS = tuple(sign * step for step in range(1, 6) for sign in (-1, 1))  # in words, the nearest first
+Z = 1.959964  # of a normal distribution, 95 % lie within so many standard deviations
+_END: Any = object()
+
+
+@dataclass(frozen=True)
+class RelationScore:
+    """How often the best head for a relation attends most to the right word, on sentences it was not chosen on."""
+
+    relation: str
+    direction: Direction
+    address: Address
+    accuracy: float
+    low: float  # Wilson's 95 % interval of the accuracy
+    high: float
+    count: int  # of the questions asked: see relation_scores
+    baseline: float  # accuracy of the best fixed offset on the same questions
+    offset: int  # which is this many words away
+
+
+def relation_scores(
+    recordings: Iterable[Recording], sentences: Iterable[Sentence], *, minimum: int = 20
+) -> list[RelationScore]:
+    """The best head of each self-attention for every relation, both ways; `aux`, `amod`, `advmod` first, then by count.
+
+    Args:
+        recordings: one of each sentence, in order; its tokens say which word each is a part of. Read in one pass, and
+            none is kept: give a generator that makes them one by one.
+        sentences: with their trees.
+        minimum: relations with fewer questions than this on the scored half are left out.
+
+    Each word that is a dependent asks of a head: is the word I attend to most my head? And each word that has
+    dependents of a relation asks: is the word I attend to most one of them? The attention to a word is the sum over
+    its pieces, the attention from it the mean over its own; the word itself and what is no word do not stand for
+    election, and a head that gives no other word any weight has chosen none, which is not right.
+
+    A question is asked only where a right word is visible: in a causal decoder none that lies behind. Visible is what
+    the mask allows (scores above −inf), not what has weight, as the smallest weights round to 0. So questions of an
+    encoder and of a decoder are not the same ones, and each self-attention has rows of its own.
+
+    The head, and the offset it is compared with, are chosen as the best on sentences 0, 2, 4 …, and scored on
+    sentences 1, 3, 5 …: the best of many, scored on what it was chosen by, would flatter itself. An offset, too, is
+    right only where it lands on a visible right word.
+
+    In an encoder–decoder the sentence is what the encoder reads; the decoder takes part if it reads the same.
+    """
+    minimum = whole_number("minimum", minimum)
+    counts: dict[str, _Counts] = {}
+    for number, (recording, sentence) in enumerate(_pairs(recordings, sentences)):
+        questions = _questions(sentence)
+        for name, stack in _readers(number, recording).items():
+            pieces = _pieces(f"recordings[{number}]", stack.queries, sentence)
+            if name not in counts:
+                counts[name] = _Counts(name, stack)
+            if questions.kinds:
+                counts[name].add(number % 2, stack, pieces, questions)
+    scores = [score for own in counts.values() for score in own.scores(minimum)]
+    return sorted(scores, key=_place)
+
+
+@dataclass(frozen=True, eq=False)
+class _Questions:
+    """What a sentence asks of every head. An answer is any of the words that are right."""
+
+    kinds: list[Kind]
+    words: Int[Tensor, " questions"]  # the word that attends
+    answers: Bool[Tensor, "questions words"]
+
+    def to(self, device: torch.device) -> _Questions:
+        return _Questions(self.kinds, self.words.to(device), self.answers.to(device))
+
+
+def _questions(sentence: Sentence) -> _Questions:
+    right: dict[tuple[str, Direction, int], list[int]] = {}
+    for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+        if head >= 0 and relation not in LEFT_OUT:
+            right.setdefault((relation, "dependent → head", word), []).append(head)
+            right.setdefault((relation, "head → dependent", head), []).append(word)
+    answers = torch.zeros(len(right), len(sentence.words), dtype=torch.bool)
+    for number, words in enumerate(right.values()):
+        answers[number, words] = True
+    words = torch.tensor([word for _, _, word in right], dtype=torch.long)
+    return _Questions([(relation, direction) for relation, direction, _ in right], words, answers)
+
+
+class _Counts:
+    """Right answers of every head and offset of a stack, by half of the corpus and kind of question.
+
+    One table `[half, kind, column]` whose columns are, layer by layer: a head each, an offset each, and the number of
+    questions asked. Its size follows from the model and the number of relations, not from the corpus.
+    """
+
+    def __init__(self, name: str, stack: Stack) -> None:
+        self.name = name
+        self.heads = [weights.shape[1] for weights in stack.layers]
+        self.kinds: dict[Kind, int] = {}
+        self.table = torch.zeros(2, 0, sum(self._widths()), dtype=torch.long)
+
+    def _widths(self) -> list[int]:
+        return [heads + len(OFFSETS) + 1 for heads in self.heads]
+
+    @torch.no_grad()
+    def add(self, half: int, stack: Stack, pieces: Float[Tensor, "words tokens"], questions: _Questions) -> None:
+        rows = torch.tensor([self.kinds.setdefault(kind, len(self.kinds)) for kind in questions.kinds])
+        missing = len(self.kinds) - self.table.shape[1]
+        if missing:
+            self.table = torch.nn.functional.pad(self.table, (0, 0, 0, missing))
+        columns = torch.cat([_answered(weights, pieces, questions).cpu() for weights in stack.layers])
+        self.table[half].index_add_(0, rows, columns.T.long())
+
+    def scores(self, minimum: int) -> Iterator[RelationScore]:
+        for (relation, direction), row in self.kinds.items():
+            choosing, scoring = (
+                [_LayerCounts.read(part.tolist()) for part in half[row].split(self._widths())] for half in self.table
+            )
+            enough = [
+                layer for layer in range(len(self.heads)) if choosing[layer].asked and scoring[layer].asked >= minimum
+            ]
+            shares = {
+                (layer, head): choosing[layer].right[head] / choosing[layer].asked
+                for layer in enough
+                for head in range(self.heads[layer])
+            }
+            if not shares:
+                continue
+            layer, head = max(shares, key=lambda place: shares[place])
+            offset = max(range(len(OFFSETS)), key=lambda number: choosing[layer].by_offset[number])
+            found = scoring[layer]
+            yield RelationScore(
+                relation,
+                direction,
+                (self.name, layer, head),
+                found.right[head] / found.asked,
+                *wilson(found.right[head], found.asked),
+                found.asked,
+                found.by_offset[offset] / found.asked,
+                OFFSETS[offset],
+            )
+
+
+@dataclass(frozen=True)
+class _LayerCounts:
+    """One layer's columns of the table."""
+
+    right: list[int]  # a head each
+    by_offset: list[int]
+    asked: int
+
+    @classmethod
+    def read(cls, columns: list[int]) -> _LayerCounts:
+        heads = len(columns) - len(OFFSETS) - 1
+        return cls(columns[:heads], columns[heads:-1], columns[-1])
+
+
+def _answered(
+    weights: AttentionWeights, pieces: Float[Tensor, "words tokens"], questions: _Questions
+) -> Bool[Tensor, "columns questions"]:
+    """Of each question, which heads and which offsets answer it right, and whether it is asked at all."""
+    pieces, questions = pieces.to(weights.device, weights.dtype), questions.to(weights.device)
+    attention, visible = _between_words(weights, pieces)
+    attention.diagonal(dim1=1, dim2=2).zero_()  # the word itself does not stand for election
+    most, chosen = attention[:, questions.words].max(dim=-1)  # [heads, questions]
+    right_words = questions.answers & visible[questions.words]
+    every = torch.arange(len(questions.kinds), device=weights.device)
+    right = right_words[every, chosen] & (most > 0)
+    places = questions.words + torch.tensor(OFFSETS, device=weights.device)[:, None]  # [offsets, questions]
+    inside = (places >= 0) & (places < len(visible))
+    by_offset = right_words[every, places.clamp(0, len(visible) - 1)] & inside
+    return torch.cat([right, by_offset, right_words.any(dim=-1)[None]])
+
+
+def _between_words(
+    weights: AttentionWeights, pieces: Float[Tensor, "words tokens"]
+) -> tuple[Float[Tensor, "heads words words"], Bool[Tensor, "words words"]]:
+    """Attention from each word to each, and which of them some head of the layer may see any piece of."""
+    scores, lse = weights.scores[0], weights.lse[0]
+    # one look at the scores gives both; a row without a key has lse −inf, and subtracting it would give nan
+    cells = torch.exp(scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None])
+    mean = pieces / pieces.sum(dim=-1, keepdim=True).clamp(min=1)
+    allowed = (scores > -torch.inf).any(dim=0).to(pieces.dtype)
+    return mean @ cells @ pieces.T, pieces @ allowed @ pieces.T > 0
+
+
+def _pieces(name: str, tokens: Tokens, sentence: Sentence) -> Float[Tensor, "words tokens"]:
+    """1 where a token is a piece of a word. A word of which the tokenizer left nothing has none."""
+    count = 1 + max((word for word in tokens.words if word is not None), default=-1)
+    if count != len(sentence.words):
+        raise ValueError(
+            f"{name} has {count} words, but its sentence has {len(sentence.words)}"
+            f" ({' '.join(sentence.words[:8])}{' …' if len(sentence.words) > 8 else ''}); expected a recording of the"
+            " sentence's words"
+        )
+    pieces = torch.zeros(count, len(tokens))
+    for place, word in enumerate(tokens.words):
+        if word is not None:
+            pieces[word, place] = 1
+    return pieces
+
+
+def _readers(number: int, recording: Recording) -> dict[str, Stack]:
+    """The self-attentions over the sentence: the first, and others that read the same text."""
+    own = {name: stack for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
+    if not own:
+        raise ValueError(
+            f"recordings[{number}] has {', '.join(recording.stacks) or 'nothing'}; expected self-attention"
+        )
+    text = _plain(next(iter(own.values())).queries)
+    return {name: stack for name, stack in own.items() if _plain(stack.queries) == text}
+
+
+def _plain(tokens: Tokens) -> list[str]:
+    return [text for text, special in zip(tokens.texts, tokens.special, strict=True) if not special]
+
+
+def _pairs(recordings: Iterable[Recording], sentences: Iterable[Sentence]) -> Iterator[tuple[Recording, Sentence]]:
+    # by hand: itertools.zip_longest may hold on to the first pair, and so to a recording
+    waiting, read = iter(sentences), 0
+    for recording in of_one_model(recordings):
+        sentence = next(waiting, _END)
+        if sentence is _END:
+            raise ValueError(
+                f"sentences has {read} entries, but recordings has more; expected a sentence per recording"
+            )
+        if not isinstance(sentence, Sentence):
+            raise TypeError(f"sentences[{read}] is {sentence!r}; expected a Sentence")
+        yield recording, sentence
+        read += 1
+    if next(waiting, _END) is not _END:
+        raise ValueError(f"recordings has {read} entries, but sentences has more; expected a sentence per recording")
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share: it stays within 0 and 1, and is honest for few and for extreme counts.
+
+    >>> [round(end, 3) for end in wilson(9, 10)]
+    [0.596, 0.982]
+    """
+    share, spread = right / count, Z * Z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * share * (1 - share) + spread * spread / 4) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _place(score: RelationScore) -> tuple[int, int]:
+    return FIRST.index(score.relation) if score.relation in FIRST else len(FIRST), -score.count

@@ -1,0 +1,135 @@
+"""Errors of the command line: one line on stderr and an exit code, for every command.
+
+0: done, or `check` agrees; 1: `check` found a difference; 2: unusable input, or anything else that went wrong;
+130: interrupted; 141: the reader of standard output has gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from clearhead._utils.text import printable
+
+TRACEBACK = "CLEARHEAD_TRACEBACK"  # the environment variable that shows where an error comes from
+
+
+class OneLineErrors(TyperGroup):
+    """A group of commands in which every error ends in one line and an exit code."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _one_line_errors():
+            _check_streams()
+            _check_encoding(args)
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_line_errors():
+            return super().invoke(ctx)
+
+
+def say(line: str) -> None:
+    """Print one line on stderr."""
+    typer.echo(printable(line), err=True)
+
+
+def _check_streams() -> None:
+    """Refuse a closed standard output; replace a closed stderr by the null device.
+
+    A descriptor that is closed is given to the next file that is opened, and what a library prints would go into it.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, for the rest of the process
+    if sys.stdout is None:
+        raise ValueError("standard output is closed; expected a terminal, a file, a pipe or /dev/null")
+
+
+def _check_encoding(arguments: list[str]) -> None:
+    """Refuse text that is not UTF-8. Files may have any name."""
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            if os.path.isfile(argument):
+                continue
+            raw = os.fsencode(argument[:40])
+            raise ValueError(f"argument {number} is {str(raw)[1:]}; expected text in UTF-8") from None
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        try:
+            with _warnings_as_lines():
+                yield
+        finally:
+            _flush()
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except BrokenPipeError:
+        _discard_output()
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except Exception as error:
+        if hasattr(error, "format_message"):  # about the command's usage: typer prints it, with the usage
+            error.message = printable(getattr(error, "message", ""))  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+        say(f"clearhead{rank}: {' '.join(_in_words(error).split())}")
+        raise typer.Exit(2) from None
+
+
+def _flush() -> None:
+    """Write out what standard output still holds; on failure drop it, or Python would try again while it exits."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:  # without its number
+        # an open file's error does not name it; files that are written here name themselves
+        name = error.filename or ("standard output" if error.errno == errno.ENOSPC else "input or output")
+        return f"{name}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    if isinstance(error, ValueError | OSError | ImportError):
+        return str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return f"not enough memory ({str(error)[:200] or type(error).__name__}); expected a shorter input"
+    advice = f"{TRACEBACK}=1 shows where; please report it"
+    return f"unexpected error: {type(error).__name__}: {str(error)[:300]} ({advice})"
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of the library as one line each on stderr."""
+
+    def show(message: Warning | str, *args: object, **kwargs: object) -> None:
+        say(f"clearhead: {' '.join(str(message).split())}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,120 @@
+"""Heads in tables, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clearhead._utils.color_scales import shade
+from clearhead._utils.text import visible
+from clearhead.analysis.roles import Roles
+from clearhead.explain.render.text import fitting
+from clearhead.recording.recording import Address, Recording
+from clearhead.translation.heads.emergence import Damage, Specialised
+
+NOTICED = 0.005  # a kind of token that is wrong more often by that is worth a word
+BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
+
+
+def print_statistics(console: Console, columns: dict[str, list], title: str) -> None:
+    """A row a head: names as they are, means with three digits."""
+    table = Table(title=title)
+    for name, values in columns.items():
+        number = bool(values) and not isinstance(values[0], str)
+        table.add_column(name, justify="right" if number else "left")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else visible(str(value)) for value in row))
+    console.print(table)
+
+
+def print_roles(console: Console, roles: Roles) -> None:
+    """The heads with a label, the best of each score, and the relations."""
+    labelled = [address for address in roles.heads if roles.labels(address)]
+    table = Table("head", "labels", "entropy", "distance", title=f"{visible(roles.model)}: heads with a clear role")
+    for address in labelled:
+        own = roles.heads[address]
+        labels = visible(", ".join(roles.labels(address)))
+        table.add_row(name(address), labels, _number(own.entropy), _number(own.distance))
+    console.print(table)
+    console.print(f"{len(roles.heads) - len(labelled)} of {len(roles.heads)} heads have no clear role")
+    table = Table("score", "heads that score highest", title="Best heads")
+    for score in BEST:
+        best = roles.top(score)
+        if best:
+            table.add_row(score, ", ".join(f"{name(address)} {value:.2f}" for address, value in best))
+    console.print(table)
+    if not roles.relations:
+        return
+    columns = ("relation", "direction", "best head", "right", "95 %", "fixed offset", "pairs")
+    table = Table(*columns, title="Relations: the head chosen on one half of the sentences, scored on the other")
+    for score in roles.relations:
+        interval, fixed = f"{score.low:.2f}–{score.high:.2f}", f"{score.baseline:.2f} at {score.offset:+d}"
+        place = (visible(score.relation), score.direction, name(score.address))
+        table.add_row(*place, f"{score.accuracy:.2f}", interval, fixed, str(score.count))
+    console.print(table)
+
+
+def name(address: Address) -> str:
+    """A head as one reads it: decoder 3.7 is head 7 of layer 3, both from 0."""
+    stack, layer, head = address
+    return f"{visible(stack)} {layer}.{head}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def print_specialised(console: Console, found: Specialised) -> None:
+    """Each relation with the head that finds it best, the untrained model and a fixed offset beside it."""
+    columns = ("relation", "head", "right", "95 %", "untrained", "fixed offset", "questions", "found")
+    table = Table(*columns, title="Which head came to find which relation (chosen on one half, scored on the other)")
+    for after, before in zip(found.trained, found.untrained, strict=True):
+        interval, fixed = f"{after.low:.2f}–{after.high:.2f}", f"{after.baseline:.2f} at {after.offset:+d}"
+        place = (after.relation, name(after.address), f"{after.accuracy:.2f}", interval, f"{before.accuracy:.2f}")
+        table.add_row(*place, fixed, str(after.count), "yes" if after.clear else "no")
+    console.print(table)
+
+
+def print_damages(console: Console, damages: Iterable[Damage], labels: Mapping[Address, list[str]]) -> None:
+    """What goes wrong without each head that has a label."""
+    for own in damages:
+        before, after = own.exact
+        worse = [(kind, *shares) for kind, shares in own.errors.items() if shares[1] - shares[0] >= NOTICED]
+        worse.sort(key=lambda item: item[1] - item[2])
+        wrong = ", ".join(f"{kind} {was:.1%} → {now:.1%}" for kind, was, now in worse)
+        hurt = f"wrong tokens: {wrong}" if wrong else f"no kind of token is wrong more often by {NOTICED:.1%}"
+        label = ", ".join(labels[own.address])
+        console.print(f"without {name(own.address)} ({label}): {before:.1%} → {after:.1%} exact; {hurt}")
+        if own.example is not None:
+            source, right, written = own.example
+            console.print(f"  {source}\n    with it:    {right}\n    without it: {written}")
+
+
+def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
+    """Rows: what was written; columns: source words, darker for more weight, the mean of all heads that look across.
+
+    The weight of a word is that of its tokens together.
+    """
+    cross = recording["cross"]
+    mean = torch.stack([weights.dense()[0].mean(dim=0) for weights in cross.layers]).mean(dim=0)
+    words = sorted({word for word in cross.keys.words if word is not None})
+    if not words:
+        console.print("no word of the source is in the model's vocabulary, so there is no alignment to show")
+        return
+    parts = [[place for place, own in enumerate(cross.keys.words) if own == word] for word in words]
+    columns = torch.stack([mean[:, own].sum(dim=1) for own in parts], dim=1).cpu().numpy()
+    heads = [visible("".join(cross.keys.texts[place] for place in own)) for own in parts]
+    written = [visible(token) for token in written]
+    before = max(map(cell_len, written), default=0) + 2
+    for chosen in fitting([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
+        table = Table(box=None, padding=(0, 1))
+        for head in ("", *(heads[place] for place in chosen)):
+            table.add_column(Text(head), no_wrap=True)
+        for token, line in zip(written, shade(columns), strict=False):
+            table.add_row(Text(token), *(line[2 * place : 2 * place + 2] for place in chosen))
+        console.print(table)

@@ -1,0 +1,105 @@
+"""Several processes that work together, as torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from clearhead._utils.version import __version__
+
+T = TypeVar("T")
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the one that writes and speaks for all."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's number, and how many there are."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Over all processes."""
+        if self.world == 1:
+            return tensor
+        total = tensor.clone()
+        distributed.all_reduce(total)
+        return total
+
+    def any(self, condition: bool, device: torch.device) -> bool:
+        """Whether it holds in any process."""
+        return condition if self.world == 1 else bool(self.summed(torch.tensor(int(condition), device=device)))
+
+    def same(self, value: T) -> T:
+        """What the first process has, for all."""
+        if self.world == 1:
+            return value
+        box = [value]
+        distributed.broadcast_object_list(box)
+        return box[0]
+
+    def once(self, action: Callable[[], T]) -> T:
+        """Run `action` in the first process; return its result, or raise its error, in all of them."""
+        if self.world == 1:
+            return action()
+        result: T | None = None
+        error: Exception | None = None
+        if self.first:
+            try:
+                result = action()
+            except Exception as caught:
+                error = caught
+        result, error = self.same((result, error))
+        if error is not None:
+            raise error
+        return result  # pyright: ignore[reportReturnType]
+
+    def each(self, value: T) -> list[T]:
+        """What every process has, in the order of their numbers."""
+        if self.world == 1:
+            return [value]
+        found: list[T] = [value] * self.world
+        distributed.all_gather_object(found, value)
+        return found
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """This one alone, or together with those that torchrun says there are."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if world == 1:
+        yield Processes()
+        return
+    if device.type == "cuda" and device.index is None:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
+    # numbers that are written down are added up on the CPU, wherever the model is
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        together = Processes(distributed.get_rank(), world)
+        _check_versions(together)
+        yield together
+    finally:
+        distributed.destroy_process_group()
+
+
+def _check_versions(together: Processes) -> None:
+    """Processes of different versions would not do the same, and wait for each other in vain."""
+    versions = together.each(f"clearhead {__version__}, torch {torch.__version__}")
+    others = [(rank, version) for rank, version in enumerate(versions) if version != versions[0]]
+    if others:
+        rank, version = others[0]
+        raise ValueError(f"rank {rank} has {version}, but rank 0 has {versions[0]}; expected the same everywhere")

@@ -1,0 +1,1 @@
+"""Worked calculations as text, HTML, LaTeX, Markdown and spreadsheets."""

@@ -1,0 +1,116 @@
+"""Worked examples as documents to go on writing: Markdown with formulas in dollars, and LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from clearhead._utils.text import visible
+from clearhead.explain.render.wording import DIGITS, cost, heading, sentence, short, typeset
+from clearhead.explain.steps import Operand, Step, Trace
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$&<>-])")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "−": "$-$",
+    "∞": r"$\infty$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "…": r"\dots{}",
+    "→": r"$\to$",
+    '"': r"\textquotedbl{}",
+} | {letter: f"\\{letter}" for letter in "&%$#_{}"}
+_PREAMBLE = r"""\documentclass{article}
+\usepackage{iftex}
+\ifPDFTeX
+  \usepackage[T1]{fontenc}
+  \IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
+\else
+  \usepackage{fontspec}
+\fi
+\usepackage{amsmath}
+\usepackage{graphicx}
+\usepackage[margin=25mm]{geometry}
+\setlength{\parindent}{0pt}
+\raggedbottom
+\newsavebox{\matrixbox}
+% a matrix too wide for the page is made smaller
+\newcommand{\fitted}[1]{\sbox{\matrixbox}{#1}%
+  \ifdim\wd\matrixbox>\linewidth\resizebox{\linewidth}{!}{\usebox{\matrixbox}}\else\usebox{\matrixbox}\fi}
+"""
+
+
+def as_markdown(trace: Trace, title: str, digits: int = DIGITS) -> str:
+    """For GitHub, notebooks and whatever else reads tables and `$$`."""
+    parts = [f"# {_markdown(title)}"]
+    for count, step in enumerate(trace, 1):
+        parts += [f"## {count}. {heading(step, trace)}", f"$$\n{step.latex}\n$$", f"{sentence(step)} {_facts(step)}."]
+        parts += [_markdown_table(trace, matrix, digits) for matrix in _shown(step)]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_latex(trace: Trace, title: str, digits: int = DIGITS) -> str:
+    """A whole document. Tokens beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."""
+    parts = [_PREAMBLE + f"\\title{{{_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
+    for count, step in enumerate(trace, 1):
+        facts = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _latex(_facts(step)))
+        parts += [
+            f"\\filbreak\n\\section*{{{count}. {_latex(heading(step, trace))}}}\n\\nopagebreak",
+            f"\\[ {step.latex} \\]\n\\nopagebreak",
+            f"{_latex(sentence(step))} {facts}.\\nopagebreak",
+        ]
+        parts += [_latex_table(trace, matrix, digits) for matrix in _shown(step)]
+    return "\n\n".join([*parts, "\\end{document}\n"])
+
+
+def _shown(step: Step) -> Iterator[tuple[str, Step | Operand]]:
+    """A step's learned matrices and its result, each with its name in LaTeX."""
+    for operand in step.operands:
+        if operand.new:
+            yield operand.latex, operand
+    yield step.latex_symbol, step
+
+
+def _facts(step: Step) -> str:
+    costs = cost(step)
+    return f"{step.shapes}; {costs}" if costs else step.shapes
+
+
+def _table(
+    trace: Trace, matrix: Step | Operand, digits: int, escape: Callable[[str], str]
+) -> tuple[list[str], list[list[str]]]:
+    """Column labels, and rows that start with theirs."""
+    count, width = matrix.values.shape
+    labels = [escape(label) for label in trace.labels(matrix.rows, count)]
+    columns = [escape(label) for label in trace.labels(matrix.columns, width)]
+    return columns, [[label, *row] for label, row in zip(labels, typeset(matrix.values, digits), strict=True)]
+
+
+def _markdown_table(trace: Trace, shown: tuple[str, Step | Operand], digits: int) -> str:
+    columns, rows = _table(trace, shown[1], digits, _markdown)
+    lines = [[f"${shown[0]}$", *columns], [":--", *["--:"] * len(columns)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _latex_table(trace: Trace, shown: tuple[str, Step | Operand], digits: int) -> str:
+    columns, rows = _table(trace, shown[1], digits, lambda token: _latex(short(token)))
+    head = " & ".join([f"${shown[0]}$", *columns])
+    body = " \\\\\n".join(" & ".join([label, *(f"${_latex_number(cell)}$" for cell in row)]) for label, *row in rows)
+    table = f"\\begin{{tabular}}{{l|{'r' * len(columns)}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}"
+    return f"\\begin{{center}}\\fitted{{%\n{table}}}\\end{{center}}"
+
+
+def _latex_number(cell: str) -> str:
+    return cell.replace("∞", "\\infty")
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
+
+
+def _markdown(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", visible(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")

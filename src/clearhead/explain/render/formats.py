@@ -1,0 +1,46 @@
+"""A worked example in any of its formats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from clearhead._utils.text import json_text
+from clearhead.explain.render._documents import as_latex, as_markdown
+from clearhead.explain.render._html import as_html
+from clearhead.explain.render.text import as_text
+from clearhead.explain.render.wording import DIGITS
+from clearhead.explain.steps import Step, Trace
+
+FORMATS = ("text", "html", "markdown", "latex", "json")
+_WRITERS = {"text": as_text, "html": as_html, "markdown": as_markdown, "latex": as_latex}
+
+
+def render(trace: Trace, style: str = "text", *, title: str = "A worked example", digits: int | None = None) -> str:
+    """A calculation written out as text, one HTML page, Markdown, LaTeX or JSON.
+
+    Args:
+        digits: after the point; 3 where it is None, and in JSON all of them.
+    """
+    if style == "json":
+        steps = [_as_json(step, digits) for step in trace]
+        return json_text({"title": title, "steps": steps}) + "\n"
+    if style not in _WRITERS:
+        raise ValueError(f"style is {style!r}; expected one of {', '.join(FORMATS)}")
+    return _WRITERS[style](trace, title, DIGITS if digits is None else digits)
+
+
+def _as_json(step: Step, digits: int | None) -> dict[str, Any]:
+    def plain(cell: float) -> float | None:
+        if not math.isfinite(cell):
+            return None  # JSON has no −inf
+        return cell if digits is None else round(cell, digits)
+
+    return {
+        "name": step.name,
+        "head": step.head,
+        "formula": step.formula,
+        "shapes": step.shapes,
+        "shape": list(step.shape),
+        "values": [[plain(cell) for cell in row] for row in step.values.tolist()],
+    }

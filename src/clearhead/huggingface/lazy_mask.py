@@ -1,0 +1,201 @@
+"""The mask function that transformers calls: masks without their n × n cells."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from transformers import masking_utils
+
+from clearhead.huggingface._mask_translation import (
+    MaskFunction,
+    Place,
+    UnknownFunctionError,
+    both,
+    evaluate,
+    hidden_keys,
+    is_bidirectional,
+    translate,
+)
+from clearhead.huggingface.modules import INTERFACE
+from clearhead.ops.masks import Causal, Dense, Mask, Window, positions
+
+ATEN = torch.ops.aten
+# These rearrange cells without computing with them, so the result can still be a mask.
+REARRANGING = {
+    ATEN.expand.default,
+    ATEN.index.Tensor,
+    ATEN.index_select.default,
+    ATEN.repeat.default,
+    ATEN.repeat_interleave.self_int,
+    ATEN.select.int,
+    ATEN.slice.Tensor,
+    ATEN.squeeze.dim,
+    ATEN.unsqueeze.default,
+    ATEN.view.default,
+}
+
+
+class LazyMask(Tensor):
+    """Eager attention's mask [batch, 1, q_len, kv_len] without its memory: it carries a clearhead mask.
+
+    Models hand masks through to the attention function, which reads `mask` and `query_start`. A model that runs its own
+    attention code computes with it as with eager's mask: 0 where a query may attend, else the lowest number of `dtype`.
+    """
+
+    mask: Mask | None  # None where every query may attend to every key
+    query_start: int | None  # None where cells were rearranged
+    real_queries: Bool[Tensor, "batch q_len"] | None  # False at padding; None if there is none, or it is not known
+
+    @staticmethod
+    def __new__(
+        cls,
+        mask: Mask | None,
+        shape: tuple[int, ...],
+        query_start: int | None,
+        real_queries: Bool[Tensor, "batch q_len"] | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> LazyMask:
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # pyright: ignore[reportAttributeAccessIssue]
+        made.mask, made.query_start, made.real_queries = mask, query_start, real_queries
+        return made
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def _copy(self) -> LazyMask:
+        return LazyMask(self.mask, self.shape, self.query_start, self.real_queries, self.dtype, self.device)
+
+    def dense(self) -> Bool[Tensor, "batch heads q_len kv_len"]:
+        """Return True where a query may attend to a key."""
+        _, _, q_len, kv_len = self.shape
+        if self.mask is None:
+            return torch.ones(self.shape, dtype=torch.bool, device=self.device)
+        lowered = self.mask.lower(positions(q_len, kv_len, self.query_start, self.device), kv_len)
+        return lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).expand(self.shape)
+
+    def additive(self) -> Float[Tensor, "batch heads q_len kv_len"]:
+        """Return eager's mask as a plain tensor."""
+        return _additive(self.dense(), self.dtype)
+
+    def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return f"LazyMask({self.mask}, {list(self.shape)}, query_start={self.query_start})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (ATEN.detach.default, ATEN.alias.default, ATEN.clone.default):
+            return args[0]._copy()
+        if function is ATEN.slice.Tensor and _takes_all(*args, **kwargs):
+            return args[0]._copy()
+        if function._schema.is_mutable and isinstance(args[0], cls):
+            raise RuntimeError(
+                f"{function} would change {args[0]!r} in place; make a plain tensor of it with .additive()"
+            )
+        moved = function is ATEN._to_copy.default and kwargs.get("dtype") in (None, args[0].dtype)
+        if (moved or function in REARRANGING) and isinstance(args[0], cls):
+            options = {name: given for name, given in kwargs.items() if name != "dtype"}
+            cells = function(args[0].dense(), *args[1:], **options)
+            if cells.ndim == 4:
+                return LazyMask(Dense(cells), cells.shape, None, None, args[0].dtype, cells.device)
+            return _additive(cells, args[0].dtype)
+        plain = tree_map(lambda x: x.additive() if isinstance(x, cls) else x, (args, kwargs))
+        return function(*plain[0], **plain[1])
+
+
+def _additive(allowed: Bool[Tensor, "*axes"], dtype: torch.dtype) -> Float[Tensor, "*axes"]:
+    """Return 0 where True, and the lowest number elsewhere, as transformers' `eager_mask` does."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def _takes_all(mask: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> bool:
+    """Return whether a slice is the whole, as models cut masks to the keys there are."""
+    return range(mask.shape[dim])[slice(start, end, step)] == range(mask.shape[dim])
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    config: Any = None,
+    **others: Any,
+) -> Tensor:
+    """Return a lazy mask in O(n): the function that transformers calls for "clearhead". Arguments as for `eager_mask`.
+
+    transformers' `sdpa_mask` may return None for "causal or everything, as the module says", and not every module says
+    it right. A lazy mask costs nothing, so this always returns one.
+
+    Compiled code gets eager's mask, which serves both our attention function and models' own attention code.
+    """
+    if torch.compiler.is_compiling():
+        return masking_utils.eager_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, dtype,  # pyright: ignore[reportArgumentType]
+            use_vmap=use_vmap, device=device,
+        )  # fmt: skip
+    if config is not None and _runs_own_attention(type(config)):
+        _warn_of_own_attention(config.model_type)
+    place = Place(batch_size, q_length, kv_length, int(q_offset), kv_offset, torch.device(device))
+    real_queries = None
+    try:
+        mask = translate(mask_function, place)
+        if attention_mask is not None:
+            mask = both([mask, _padding(attention_mask, mask, place)])
+    except UnknownFunctionError:
+        mask = evaluate(mask_function, place, attention_mask, use_vmap)
+    if attention_mask is not None and (q_length == kv_length or not is_bidirectional(mask_function)):
+        real_queries = _real_queries(attention_mask, place)
+    shape = (batch_size, 1, q_length, kv_length)
+    return LazyMask(mask, shape, place.query_start, real_queries, dtype, place.device)
+
+
+def _real_queries(attention_mask: Tensor, place: Place) -> Bool[Tensor, "batch q_len"] | None:
+    """Return which queries are not padding; None if all are real, or if the mask does not reach them."""
+    real = attention_mask[:, place.q_offset : place.q_offset + place.q_len].bool()
+    return None if real.shape[1] < place.q_len or bool(real.all()) else real
+
+
+@functools.cache
+def _runs_own_attention(kind: type) -> bool:
+    """Return whether the modelling code of a configuration has attention that never looks up our function."""
+    code = sys.modules.get(kind.__module__.replace(".configuration_", ".modeling_"))
+    if code is None or INTERFACE in vars(code):
+        return False
+    return any("Attention" in name and _is_module(made) for name, made in vars(code).items())
+
+
+def _is_module(made: object) -> bool:
+    return isinstance(made, type) and issubclass(made, nn.Module)
+
+
+@functools.cache  # once per type, not in every pass
+def _warn_of_own_attention(model_type: str) -> None:
+    warnings.warn(
+        f"{model_type} models run their own attention code, whatever attn_implementation is: they compute what they"
+        " compute on 'eager', and clearhead cannot show their weights",
+        stacklevel=3,
+    )
+
+
+def _padding(attention_mask: Tensor, mask: Mask | None, place: Place) -> Mask | None:
+    """Hidden keys, but for those that causality hides anyway, such as the free places of a static cache."""
+    allowed = place.keys_of(attention_mask.bool()).to(place.device)
+    if isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0):
+        allowed = allowed.clone()
+        allowed[:, max(0, place.query_start + place.q_len) :] = True
+    return hidden_keys(allowed)

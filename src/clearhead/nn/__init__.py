@@ -1,0 +1,1 @@
+"""Modules: multi-head attention, position encodings and key-value caches."""

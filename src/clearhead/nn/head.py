@@ -1,0 +1,59 @@
+"""One head among many: its slice of a projected tensor, its own matrices, its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead._utils.checks import items, whole_number
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The weights of one head, as views of the layer's own, each used as `x @ W + b`.
+
+    `columns` are the columns of x that its queries read, `kv_columns` those that its keys and values read: all of them,
+    or the head's own slice. Heads that share a key head have the same key and value weights.
+    """
+
+    number: int
+    columns: slice
+    kv_columns: slice
+    query_weight: Float[Tensor, "input key_dim"]
+    key_weight: Float[Tensor, "kv_input key_dim"]
+    value_weight: Float[Tensor, "kv_input value_dim"]
+    output_weight: Float[Tensor, "value_dim output_dim"]
+    query_bias: Float[Tensor, " key_dim"] | None
+    key_bias: Float[Tensor, " key_dim"] | None
+    value_bias: Float[Tensor, " value_dim"] | None
+
+
+def split_heads(x: Float[Tensor, "batch n width"], dim: int) -> Float[Tensor, "batch heads n dim"]:
+    """`width / dim` heads side by side become an axis."""
+    return x.unflatten(-1, (-1, dim)).transpose(1, 2)
+
+
+def join_heads(x: Float[Tensor, "batch heads n dim"]) -> Float[Tensor, "batch n width"]:
+    """Concat: all heads side by side again."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def place(number: int, dim: int) -> slice:
+    """Where a head's columns stand among those of all heads, `dim` each."""
+    return slice(number * dim, (number + 1) * dim)
+
+
+def places(numbers: Iterable[int], dim: int) -> list[int]:
+    """The columns of several heads, one head after the other."""
+    return [column for number in numbers for column in range(number * dim, (number + 1) * dim)]
+
+
+def head_numbers(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
+    """Return numbers of heads, one or many, sorted and without repeats; an error names the argument they came as."""
+    numbers = sorted({whole_number(name, number, least=0) for number in items(name, chosen)})
+    if numbers and numbers[-1] >= heads:
+        raise ValueError(f"{name} has head {numbers[-1]}, but there are {heads}, numbered from 0 to {heads - 1}")
+    return numbers

@@ -1,0 +1,1 @@
+"""The attention operator: call record, masks, backends and their dispatch."""

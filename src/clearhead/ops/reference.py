@@ -1,0 +1,132 @@
+"""Backend `reference`: the equation, dense and differentiable to any order. The ground truth."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.ops._dropout import kept, row_numbers
+from clearhead.ops._precision import without_autocast
+from clearhead.ops.call import Problem
+from clearhead.ops.masks import Lowered
+
+ALL = slice(None)
+
+
+def refuse(problem: Problem) -> list[str]:
+    return []
+
+
+@without_autocast
+def attend(
+    problem: Problem, with_lse: bool
+) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
+    """Output and log-sum-exp, by the equation."""
+    assert problem.value is not None
+    logits = scores(problem, problem.lower())
+    sinks = logits.new_full((1,), -torch.inf) if problem.sinks is None else problem.sinks.to(logits.dtype)
+    sink = sinks[:, None, None].expand(*logits.shape[:-1], 1)
+    logits = torch.cat([logits, sink], dim=-1)  # one more column: the sink takes part and is then dropped
+    # a row with no key has max = -inf; subtracting it would give nan
+    pivot = logits.detach().amax(dim=-1, keepdim=True)
+    pivot = torch.where(pivot == -torch.inf, 0.0, pivot)
+    exponentials = torch.exp(logits - pivot)
+    total = exponentials.sum(dim=-1, keepdim=True)
+    weights = exponentials[..., :-1] / torch.where(total == 0, 1.0, total)
+    if problem.seed is not None:
+        batch, heads, q_len, kv_len = problem.shape
+        rows = row_numbers(slice(0, batch), torch.arange(heads, device=weights.device), slice(0, q_len), heads, q_len)
+        survivors = kept(problem.seed, problem.dropout, rows, torch.arange(kv_len, device=weights.device))
+        weights = weights * survivors / (1 - problem.dropout)
+    value = problem.value.to(weights.dtype).repeat_interleave(problem.group, dim=1)
+    output = (weights @ value).to(problem.query.dtype)
+    return output, (pivot + total.log()).squeeze(-1)
+
+
+@without_autocast
+def scores(
+    problem: Problem,
+    lowered: Lowered,
+    *,
+    batch: slice = ALL,
+    heads: slice = ALL,
+    rows: slice = ALL,
+    keys: slice = ALL,
+) -> Float[Tensor, "batch heads rows keys"]:
+    """softcap(scale · Q Kᵀ) + bias, −inf where the mask forbids: of the matrix or any rectangle, steps included."""
+    _, total_heads, _, kv_len = problem.shape
+    device = problem.query.device
+    query = problem.query[batch, heads, rows].to(problem.compute_dtype)
+    key = problem.key[batch, :, keys].to(problem.compute_dtype)
+    if query.shape[1] == total_heads:  # the rows of all heads that read a key head, so that no key is repeated
+        folded = query.unflatten(1, (-1, problem.group)).flatten(2, 3)
+        logits = (folded @ key.mT).view(*query.shape[:3], key.shape[2]) * problem.scale
+    else:
+        key_heads = (torch.arange(total_heads, device=device) // problem.group)[heads]
+        logits = query @ key[:, key_heads].mT * problem.scale
+    if problem.softcap is not None:
+        logits = problem.softcap * torch.tanh(logits / problem.softcap)
+    key_positions = torch.arange(kv_len, device=device)[keys]
+    allowed = _pick(lowered.dense, batch, heads, rows, keys)
+    if lowered.ranges is not None:
+        ranges = lowered.ranges[..., rows] if lowered.ranges.shape[2] == 1 else lowered.ranges[:, :, batch, rows]
+        within = Lowered(ranges).allowed(query.shape[2], key_positions)
+        allowed = within if allowed is None else within & allowed
+    if problem.slopes is not None:
+        positions = problem.positions()
+        positions = positions[:, rows] if positions.shape[0] == 1 else positions[batch, rows]
+        distance = (positions[:, None, :, None] - key_positions).abs()
+        logits = logits - problem.slopes.to(logits.dtype)[heads][:, None, None] * distance
+    bias = _pick(problem.tensor_bias, batch, heads, rows, keys)
+    if bias is not None:
+        bias = bias.to(logits.dtype)
+        logits = logits + bias
+        # a -inf in the bias forbids its key just as the mask does; a NaN must not, or it would go unseen
+        finite = bias != -torch.inf
+        allowed = finite if allowed is None else finite & allowed
+    return logits if allowed is None else torch.where(allowed, logits, -torch.inf)
+
+
+@without_autocast
+def diagonal_scores(problem: Problem, lowered: Lowered, offset: int) -> Float[Tensor, "batch heads q_len"]:
+    """The score of each query and the key `offset` positions from it; −inf where there is none, or none allowed."""
+    batch, heads, q_len, kv_len = problem.shape
+    places = (problem.positions() + offset).expand(batch, -1)  # [batch, q_len]
+    allowed = (places >= 0) & (places < kv_len)
+    places = places.clamp(0, max(kv_len - 1, 0))
+    if lowered.ranges is not None:
+        allowed = allowed & ((places >= lowered.ranges[:, 0]) & (places < lowered.ranges[:, 1])).any(dim=0)
+    allowed = allowed[:, None]
+    if kv_len == 0:
+        return problem.query.new_full((batch, heads, q_len), -torch.inf, dtype=problem.compute_dtype)
+
+    def along(tensor: Tensor) -> Tensor:
+        """A broadcasting [batch, heads, q_len, kv_len] tensor at the diagonal's cells, never made larger than it is."""
+        if tensor.shape[3] == 1:
+            return tensor.squeeze(-1)
+        tensor = tensor.expand(batch, -1, -1, -1)
+        if tensor.shape[2] == 1:
+            return tensor.squeeze(2).gather(-1, places[:, None].expand(-1, tensor.shape[1], -1))
+        return tensor.gather(-1, places[:, None, :, None].expand(-1, tensor.shape[1], -1, -1)).squeeze(-1)
+
+    query = problem.query.to(problem.compute_dtype).unflatten(1, (-1, problem.group))
+    index = places[:, None, :, None].expand(-1, problem.key.shape[1], -1, problem.key.shape[3])
+    key = problem.key.gather(2, index).to(query.dtype)  # [batch, kv_heads, q_len, key_dim]
+    logits = (query * key[:, :, None]).sum(dim=-1).flatten(1, 2) * problem.scale
+    if problem.softcap is not None:
+        logits = problem.softcap * torch.tanh(logits / problem.softcap)
+    if problem.slopes is not None:
+        logits = logits - problem.slopes.to(logits.dtype)[:, None] * abs(offset)
+    if problem.tensor_bias is not None:
+        bias = along(problem.tensor_bias).to(logits.dtype)
+        logits = logits + bias
+        allowed = allowed & (bias != -torch.inf)
+    if lowered.dense is not None:
+        allowed = allowed & along(lowered.dense)
+    return torch.where(allowed, logits, -torch.inf)
+
+
+def _pick(tensor: Tensor | None, *index: slice) -> Tensor | None:
+    """`tensor[index]`, leaving alone the axes along which it broadcasts."""
+    if tensor is None:
+        return None
+    return tensor[tuple(ALL if size == 1 else part for size, part in zip(tensor.shape, index, strict=True))]

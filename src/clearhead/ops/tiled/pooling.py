@@ -1,0 +1,91 @@
+"""Any rectangle of the matrix at the size of a screen, tile by tile."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.ops._precision import without_autocast
+from clearhead.ops.tiled.logits import BlockScores, Scoring, Scratch, exp_, fold_heads
+from clearhead.ops.tiled.schedule import largest_tile, walk
+
+Reduce = Literal["mean", "max"]
+
+
+class Map(NamedTuple):
+    """How large a picture of the matrix is, and what stands for the weights in each of its bins."""
+
+    rows: int
+    cols: int
+    reduce: Reduce
+
+
+@without_autocast
+def pool(
+    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], picture: Map
+) -> Float[Tensor, "batch heads rows cols"]:
+    """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
+    rows, cols, reduce = picture
+    batch, kv_heads, group, q_len, kv_len = scores.shape
+    log_weights = scores.shifted(fold_heads(lse, kv_heads))
+    may_underflow = scores.underflow_bound()
+    row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
+    pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
+    scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
+    for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
+        here = BlockScores(log_weights, block)
+        underflows = may_underflow(block)
+        down = row_bins.over(block.rows)
+        for tile in tiles:
+            logs = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)
+            weights = here.unflat(exp_(logs, masked=scores.masked(tile), may_underflow=underflows))
+            across = col_bins.over(tile.keys)
+            part = pooled[block[:3]][..., down.bins, across.bins]
+            if reduce == "mean":
+                part += down.mean @ weights @ across.mean.mT
+            else:
+                peaks = down.peaks(weights, dim=-2)
+                torch.maximum(part, across.peaks(peaks, dim=-1), out=part)
+    return pooled.flatten(1, 2)
+
+
+def bin_ends(length: int, count: int, device: torch.device) -> tuple[Int[Tensor, " bins"], Int[Tensor, " bins"]]:
+    """Where each of `count` bins over `length` positions begins, and where it ends."""
+    number = torch.arange(count, device=device)
+    return number * length // count, -(-(number + 1) * length // count)
+
+
+class _Span(NamedTuple):
+    """The bins that some positions reach into, and which of the positions each of them holds."""
+
+    bins: slice
+    first: Int[Tensor, " bins"]  # counted from the span's first position
+    last: Int[Tensor, " bins"]
+    mean: Float[Tensor, "bins positions"]  # one over the whole bin's width, or 0
+
+    def peaks(self, weights: Tensor, dim: int) -> Tensor:
+        """The largest weight of each bin. Narrower bins repeat their last position, which changes no maximum."""
+        widest = int((self.last - self.first).max())
+        if len(self.first) * widest == weights.shape[dim]:  # all alike, side by side: nothing need be gathered
+            return weights.unflatten(dim, (-1, widest)).amax(dim=dim)
+        steps = torch.arange(widest, device=weights.device)
+        index = torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
+        return weights.index_select(dim, index.flatten()).unflatten(dim, index.shape).amax(dim=dim)
+
+
+class _Bins:
+    def __init__(self, length: int, count: int, like: Tensor) -> None:
+        self.first, self.last = bin_ends(length, count, like.device)
+        self.like = like
+
+    def over(self, part: slice) -> _Span:
+        """The bins over some of the positions."""
+        start = int((self.last <= part.start).sum())
+        stop = int((self.first < part.stop).sum())
+        whole_first, whole_last = self.first[start:stop], self.last[start:stop]
+        first = whole_first.clamp(min=part.start) - part.start
+        last = whole_last.clamp(max=part.stop) - part.start
+        place = torch.arange(part.stop - part.start, device=first.device)
+        inside = (place >= first[:, None]) & (place < last[:, None])
+        return _Span(slice(start, stop), first, last, inside.to(self.like.dtype) / (whole_last - whole_first)[:, None])

@@ -1,0 +1,164 @@
+"""Walking the matrix in tiles: which of them the key ranges leave to be computed.
+
+Query heads are folded over the key heads they read, `[batch, kv_heads, group, rows]`, so that grouped heads never
+repeat a key. A block is some heads and a band of rows; its tiles run over the keys, and those that no row of the band
+may attend to are never visited.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.ops import key_ranges as key_ranges
+from clearhead.ops.key_ranges import Ranges
+
+# rows and keys of a tile: with one head per thread its scores and weights stay in the cache
+TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges, of which a taller tile would waste more
+CUDA_CELLS = 2**25  # in one step on CUDA, which has no such cache to keep to
+ALIGN = 64  # full tiles begin and end on multiples of this, which the matrix product likes
+MASKS_KEPT = 8  # per band of rows: partial tiles whose mask is kept for the next heads
+
+Shape = tuple[int, int, int, int, int]  # batch, kv_heads, group, q_len, kv_len
+
+
+class Block(NamedTuple):
+    """Some heads and a band of rows: slices of `[batch, kv_heads, group, q_len]`."""
+
+    batch: slice
+    kv_heads: slice
+    group: slice
+    rows: slice
+
+
+class Tile(NamedTuple):
+    """Some keys of a block; `mask` is what to add where not every row may attend to every key."""
+
+    keys: slice
+    mask: Float[Tensor, "batch 1 1 rows keys"] | None
+
+
+def walk(
+    shape: Shape, ranges: Ranges | None, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[Block, Iterable[Tile]]]:
+    """Every block with its tiles. Heads run innermost: the masks of a band of rows serve all of them."""
+    batch, kv_heads, group, q_len, kv_len = shape
+    step = _steps(shape, device, ranged=ranges is not None)
+    bands = None if ranges is None or 0 in shape else _Bands(ranges, step.rows, kv_len)
+    for sequences in cut(batch, step.batch):
+        for rows in cut(q_len, step.rows):
+            if bands is None or ranges is None:
+                tiles = [Tile(keys, None) for keys in cut(kv_len, step.keys)]
+            else:
+                own = ranges if ranges.shape[2] == 1 else ranges[:, :, sequences]
+                tiles = _MaskedTiles(bands.pieces(sequences, rows, step.keys), own[..., rows], dtype)
+            for heads in cut(kv_heads, step.kv_heads):
+                for members in cut(group, step.group):
+                    yield Block(sequences, heads, members, rows), tiles
+
+
+def largest_tile(shape: Shape, ranges: Ranges | None, device: torch.device) -> int:
+    """How many scores a tile holds at most: the size of scratch buffers."""
+    return math.prod(_steps(shape, device, ranged=ranges is not None))
+
+
+def cut(length: int, size: int) -> list[slice]:
+    """`range(length)` in slices of at most `size`."""
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+class _Steps(NamedTuple):
+    batch: int
+    kv_heads: int
+    group: int
+    rows: int
+    keys: int
+
+
+def _steps(shape: Shape, device: torch.device, *, ranged: bool) -> _Steps:
+    """How much of each axis one step takes: a tile per thread, and more heads or sequences where tiles are small."""
+    batch, kv_heads, group, q_len, kv_len = (max(1, size) for size in shape)
+    most_rows, most_keys = RANGED_TILE if ranged else TILE
+    cells = CUDA_CELLS if device.type == "cuda" else torch.get_num_threads() * most_rows * most_keys
+    rows = min(q_len, most_rows)
+    keys = min(kv_len, most_rows * most_keys // rows)
+    tiles = max(1, cells // (rows * keys))
+    step_group = min(group, tiles)
+    step_heads = min(kv_heads, tiles // step_group) if step_group == group else 1
+    step_batch = min(batch, tiles // (group * kv_heads)) if step_heads == kv_heads and step_group == group else 1
+    return _Steps(step_batch, step_heads, step_group, rows, keys)
+
+
+class _MaskedTiles:
+    """The tiles of one band of rows, with masks made when they are reached and the first few kept."""
+
+    def __init__(self, pieces: list[tuple[slice, bool]], ranges: Ranges, dtype: torch.dtype) -> None:
+        self.pieces, self.ranges, self.dtype = pieces, ranges, dtype
+        self.kept: dict[int, Tensor] = {}
+
+    def __iter__(self) -> Iterator[Tile]:
+        for keys, full in self.pieces:
+            yield Tile(keys, None if full else self._mask(keys))
+
+    def _mask(self, keys: slice) -> Tensor:
+        mask = self.kept.get(keys.start)
+        if mask is None:
+            places = torch.arange(keys.start, keys.stop, device=self.ranges.device, dtype=torch.int32)
+            allowed = key_ranges.contains(self.ranges, places)[:, None, None]  # [batch, 1, 1, rows, keys]
+            mask = torch.where(allowed, 0.0, -torch.inf).to(self.dtype)
+            if len(self.kept) < MASKS_KEPT:
+                self.kept[keys.start] = mask
+        return mask
+
+
+class _Bands:
+    """For each band of rows, from the smallest and largest ends of its ranges: where tiles are needed, where full."""
+
+    def __init__(self, ranges: Ranges, rows: int, kv_len: int) -> None:
+        empty = ranges[:, 0] >= ranges[:, 1]
+        first = ranges[:, 0].masked_fill(empty, kv_len)
+        last = ranges[:, 1].masked_fill(empty, 0)
+        missing = -ranges.shape[3] % rows  # the last band is filled up with copies of the last row
+        first, last = (
+            torch.cat([ends, ends[..., -1:].expand(-1, -1, missing)], dim=-1).unflatten(-1, (-1, rows))
+            for ends in (first, last)
+        )
+        self.rows = rows
+        self.one_for_all = ranges.shape[2] == 1
+        # [ranges, 4, batch, bands], brought over in one transfer
+        extremes = torch.stack([first.amin(-1), first.amax(-1), last.amin(-1), last.amax(-1)], dim=1)
+        self.extremes: list[list[list[list[int]]]] = extremes.tolist()
+
+    def pieces(self, batch: slice, rows: slice, size: int) -> list[tuple[slice, bool]]:
+        """The keys to visit, in order and in pieces of at most `size`, and whether every row may see all of a piece."""
+        band = rows.start // self.rows
+        sequences = [0] if self.one_for_all else range(batch.start, batch.stop)
+        needed, full = [], []
+        for least_first, most_first, least_last, most_last in self.extremes:
+            needed.append((min(least_first[b][band] for b in sequences), max(most_last[b][band] for b in sequences)))
+            start = max(most_first[b][band] for b in sequences)
+            end = min(least_last[b][band] for b in sequences)
+            full.append((-(-start // ALIGN) * ALIGN, end // ALIGN * ALIGN))
+        full = [(start, end) for start, end in full if start < end]
+        pieces = []
+        for start, end in _merged(needed):
+            edges = sorted({start, end} | {edge for span in full for edge in span if start < edge < end})
+            for low, high in itertools.pairwise(edges):
+                whole = any(first <= low and high <= last for first, last in full)
+                pieces += [(slice(low + part.start, low + part.stop), whole) for part in cut(high - low, size)]
+        return pieces
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans that overlap or touch as one; empty ones left out."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged

@@ -1,0 +1,207 @@
+"""The observing sweep: statistics of every row and column from (query, key, log-sum-exp), in one pass over tiles."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.ops._precision import without_autocast
+from clearhead.ops.tiled.logits import BlockScores, Scoring, Scratch, exp_, fold_heads
+from clearhead.ops.tiled.schedule import largest_tile, walk
+
+
+class TopK(NamedTuple):
+    """The largest weights of each query and the keys they stand on; key −1 and weight 0 where a row has fewer."""
+
+    weights: Float[Tensor, "batch heads q_len top"]
+    keys: Int[Tensor, "batch heads q_len top"]
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What a sweep was asked for; None where it was not."""
+
+    entropy: Float[Tensor, "batch heads q_len"] | None = None
+    received: Float[Tensor, "batch heads kv_len"] | None = None
+    distance: Float[Tensor, "batch heads q_len"] | None = None
+    top: TopK | None = None
+    pooled: Float[Tensor, "batch heads rows cols"] | None = None
+
+
+@without_autocast
+def sweep(
+    scores: Scoring,
+    lse: Float[Tensor, "batch heads q_len"],
+    *,
+    entropy: bool = False,
+    received: bool = False,
+    distance: bool = False,
+    top: int = 0,
+) -> Observation:
+    """Entropy, column sums, mean distance and the `top` largest weights of each row, whichever are asked for."""
+    batch, kv_heads, group, q_len, kv_len = scores.shape
+    log_weights = scores.shifted(fold_heads(lse, kv_heads))
+    may_underflow = scores.underflow_bound()
+    heads_shape = (batch, kv_heads, group)
+
+    entropies = lse.new_zeros((*heads_shape, q_len)) if entropy else None
+    distances = lse.new_zeros((*heads_shape, q_len)) if distance else None
+    # columns gather a sum from every band of rows; float64, so that the number of bands does not show
+    columns = lse.new_zeros((*heads_shape, kv_len), dtype=torch.float64) if received else None
+    best = lse.new_full((*heads_shape, q_len, top), -torch.inf)
+    best_keys = torch.full_like(best, -1, dtype=torch.long)
+    cells = largest_tile(scores.shape, scores.ranges, lse.device)
+    first, second = Scratch(cells, lse), Scratch(cells, lse)
+    distance_to = _Distances(scores) if distance and q_len else None
+    for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
+        here = BlockScores(log_weights, block)
+        underflows = may_underflow(block)
+        heads, rows = here.shape[:3].numel(), here.shape[3]
+        ones = lse.new_ones((heads, 1, rows))
+        row_entropies: list[Tensor] = []
+        row_distances = None if distance_to is None else _RowDistances(distance_to, here)
+        column_sums: list[tuple[slice, Tensor]] = []
+        largest_here = _Largest(top) if top else None
+        for tile in tiles:
+            shape = here.tile_shape(tile)
+            logs = here.finish_(here.products(tile, first.fit(*shape)), tile)
+            if largest_here is not None:
+                largest_here.add(here.unflat(logs), tile.keys)
+            if not (entropy or received or distance):
+                continue
+            weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows, out=second.fit(*shape))
+            if received:
+                column_sums.append((tile.keys, torch.bmm(ones, second.fit(heads, rows, shape[2]))))
+            if entropy:
+                row_entropies.append(logs.mul_(weights).sum(dim=-1))
+            if row_distances is not None:
+                row_distances.add(second.fit(heads * rows, shape[2]), tile.keys, spare=first)
+        if largest_here is not None and largest_here.parts:
+            values, keys = largest_here.merged()
+            best[block][..., : values.shape[-1]], best_keys[block][..., : keys.shape[-1]] = values, keys
+        if entropies is not None and row_entropies:
+            entropies[block] = -here.unflat(_added_up(row_entropies))
+        if distances is not None and row_distances is not None:
+            distances[block] = row_distances.total()
+        if columns is not None:
+            _add_columns(columns[block[:3]].flatten(0, 2).unsqueeze(1), column_sums)  # a view of it
+
+    def unfold(folded: Tensor | None) -> Tensor | None:
+        return None if folded is None else folded.flatten(1, 2).to(lse.dtype)
+
+    largest = TopK(best.exp().flatten(1, 2), best_keys.flatten(1, 2)) if top else None
+    return Observation(unfold(entropies), unfold(columns), unfold(distances), largest)
+
+
+def _added_up(parts: list[Tensor]) -> Tensor:
+    """Sums of tiles. torch adds them pairwise, so that their number does not show in the last digits."""
+    return torch.stack(parts).sum(dim=0)
+
+
+def _add_columns(columns: Float[Tensor, "heads 1 kv_len"], parts: list[tuple[slice, Tensor]]) -> None:
+    """Add the sums of tiles where they belong, those of tiles that follow one another in one call."""
+    while parts:
+        count = 1
+        while count < len(parts) and parts[count][0].start == parts[count - 1][0].stop:
+            count += 1
+        run = parts[:count]
+        columns[..., run[0][0].start : run[-1][0].stop] += torch.cat([sums for _, sums in run], dim=-1)
+        parts = parts[count:]
+
+
+class _Largest:
+    """The largest log weights of a block of rows, tile by tile; forbidden keys stay out with key −1.
+
+    torch.topk takes a microsecond for a row however short it is, so that tiles are merged many at a time.
+    """
+
+    MANY = 16
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
+        values, places = logs.topk(min(self.top, logs.shape[-1]), dim=-1)
+        self.parts.append((values, torch.where(values > -torch.inf, places + keys.start, -1)))
+        if len(self.parts) == self.MANY:
+            self.parts = [self.merged()]
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        if len(self.parts) == 1:
+            return self.parts[0]
+        values, keys = (torch.cat(part, dim=-1) for part in zip(*self.parts, strict=True))
+        values, order = values.topk(min(self.top, values.shape[-1]), dim=-1)
+        return values, keys.gather(-1, order)
+
+
+class _Distances:
+    """Σ weight · |position of query − key|, block by block.
+
+    Left of all queries of a block, and right of them, the distance is one number per row plus one per key, neither of
+    them negative: sums and a matrix-vector product, and nothing cancels. Only the keys between the block's first and
+    last query need the distances themselves, which all its heads share.
+    """
+
+    def __init__(self, scores: Scoring) -> None:
+        kv_len, key = scores.shape[4], scores.key
+        self.kv_len = kv_len
+        self.starts: list[int] = scores.positions[:, 0].tolist()
+        self.up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
+        self.down = self.up.flip(0)
+        self.between: dict[tuple[int, ...], Tensor] = {}  # of the rows at hand
+
+
+class _RowDistances:
+    def __init__(self, shared: _Distances, here: BlockScores) -> None:
+        self.shared, self.here = shared, here
+        starts = shared.starts if len(shared.starts) == 1 else shared.starts[here.block.batch]
+        lowest, highest = min(starts) + here.block.rows.start, max(starts) + here.block.rows.stop - 1
+        # keys before `left` lie left of every query, keys from `right` on lie right of them
+        self.left, self.right = min(max(lowest, 0), shared.kv_len), min(max(highest + 1, 0), shared.kv_len)
+        nothing = here.query.new_zeros(here.shape.numel())
+        self.near, self.on_left, self.on_right = [nothing], [nothing], [nothing]
+
+    def add(self, weights: Float[Tensor, "rows keys"], keys: slice, spare: Scratch) -> None:
+        """Take in a tile; `spare` is memory of its size."""
+        if keys.stop <= self.left:
+            self._add_left(weights, keys)
+        elif keys.start >= self.right:
+            self._add_right(weights, keys)
+        else:
+            left, right = max(self.left, keys.start), min(self.right, keys.stop)
+            if left > keys.start:
+                self._add_left(weights[:, : left - keys.start], slice(keys.start, left))
+            if right < keys.stop:
+                self._add_right(weights[:, right - keys.start :], slice(right, keys.stop))
+            between = weights[:, left - keys.start : right - keys.start].view(*self.here.shape, -1)
+            products = torch.mul(between, self._distance(slice(left, right)), out=spare.fit(*between.shape))
+            self.near.append(products.sum(dim=-1).view(-1))
+
+    def _add_left(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
+        skipped = self.shared.kv_len - self.left
+        self.on_left.append(weights.sum(dim=-1))
+        self.near.append(torch.mv(weights, self.shared.down[skipped + keys.start : skipped + keys.stop]))
+
+    def _add_right(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
+        skipped = 1 - self.right
+        self.on_right.append(weights.sum(dim=-1))
+        self.near.append(torch.mv(weights, self.shared.up[skipped + keys.start : skipped + keys.stop]))
+
+    def total(self) -> Float[Tensor, "b k g rows"]:
+        near, on_left, on_right = (
+            _added_up(parts).view(self.here.shape) for parts in (self.near, self.on_left, self.on_right)
+        )
+        positions = self.here.positions()[:, None, None, :]
+        return near + on_left * (positions - self.left) + on_right * (self.right - 1 - positions)
+
+    def _distance(self, keys: slice) -> Tensor:
+        block, between = self.here.block, self.shared.between
+        place = (block.batch.start, block.rows.start, keys.start, keys.stop)
+        if place not in between:
+            if between and next(iter(between))[:2] != place[:2]:
+                between.clear()
+            between[place] = self.here.distance(keys)
+        return between[place]

@@ -1,0 +1,91 @@
+"""Which blocks of queries see a block of keys: a mask's ranges, turned round, in O(n) memory."""
+
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from clearhead.ops.triton.config import Tile, blocks_of
+from clearhead.ops.triton.logits import Scores
+from clearhead.ops.triton.schedule import range_ends, span
+
+STEP = 1024  # blocks of queries looked at together
+
+
+class Seen(NamedTuple):
+    """For each block of keys, as numbers of blocks of queries: where those start that see some of it, where a run of
+    those that see all of it, where those that see only some of it again, and the end.
+    """
+
+    pointer: Any  # [ranges, 4, batch or 1, key blocks]
+    batch: Any  # strides
+    side: Any
+
+
+def seen_by(scores: Scores, tile: Tile) -> Seen | None:
+    """None without ranges: then every query sees every key."""
+    ranges = scores.ranges
+    if ranges is None:
+        return None
+    count, _, batch, q_len = ranges.shape
+    blocks, key_blocks = blocks_of(q_len, tile.queries), blocks_of(scores.kv_len, tile.keys)
+    spans = torch.empty((count, 4, batch, blocks), dtype=torch.int32, device=ranges.device)
+    _spans[(blocks, batch, count)](scores, spans, blocks, tile.queries)
+    seen = torch.empty((count, 4, batch, key_blocks), dtype=torch.int32, device=ranges.device)
+    _turned[(key_blocks, batch, count)](spans, seen, blocks, scores.kv_len, tile.keys, STEP)
+    return Seen(seen, 0 if batch == 1 else key_blocks, batch * key_blocks)
+
+
+@triton.jit
+def _spans(scores, spans, blocks, BLOCK_Q: tl.constexpr):
+    """Of every block of queries, the four ends of `span`."""
+    block, batch, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    first, last = range_ends(scores, number, batch, rows)
+    ends = span(scores, first, last, rows)
+    side = tl.num_programs(1) * blocks
+    for i in tl.static_range(4):
+        tl.store(spans + (number * 4 + i) * side + batch * blocks + block, ends[i])
+
+
+@triton.jit
+def _turned(spans, seen, blocks, kv_len, BLOCK_K: tl.constexpr, STEP: tl.constexpr):
+    block, batch, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, last = block * BLOCK_K, tl.minimum(block * BLOCK_K + BLOCK_K, kv_len)
+    side = tl.num_programs(1) * blocks
+    place = spans + number * 4 * side + batch * blocks
+    start, run, end = blocks, blocks, 0
+    for step in range(0, blocks, STEP):
+        numbers = step + tl.arange(0, STEP)
+        sees, whole = _sees(place, numbers, side, blocks, first, last)
+        start = tl.minimum(start, tl.min(tl.where(sees, numbers, blocks)))
+        end = tl.maximum(end, tl.max(tl.where(sees, numbers + 1, 0)))
+        run = tl.minimum(run, tl.min(tl.where(whole, numbers, blocks)))
+    run, run_end = tl.minimum(run, end), end
+    for step in range(run, end, STEP):
+        numbers = step + tl.arange(0, STEP)
+        _, whole = _sees(place, numbers, side, blocks, first, last)
+        run_end = tl.minimum(run_end, tl.min(tl.where(whole, blocks, numbers)))
+    target = seen + number * 4 * tl.num_programs(1) * tl.num_programs(0) + batch * tl.num_programs(0) + block
+    side = tl.num_programs(1) * tl.num_programs(0)
+    tl.store(target, start)
+    tl.store(target + side, run)
+    tl.store(target + 2 * side, run_end)
+    tl.store(target + 3 * side, end)
+
+
+@triton.jit
+def _sees(place, numbers, side, blocks, first, last):
+    """Whether blocks of queries see some of the keys from `first` to `last`, and whether they see them all."""
+    inside = numbers < blocks
+    low, high = tl.load(place + numbers, inside, other=0), tl.load(place + 3 * side + numbers, inside, other=0)
+    full, partial = (
+        tl.load(place + side + numbers, inside, other=0),
+        tl.load(place + 2 * side + numbers, inside, other=0),
+    )
+    return inside & (low < last) & (first < high), inside & (full <= first) & (last <= partial)

@@ -1,0 +1,259 @@
+"""Scores of one tile in Triton, in base 2: what the kernels on CUDA have in common.
+
+Everything a kernel reads comes as named tuples of pointers and strides; what is absent is None, and the code for it is
+never compiled. Rows of queries, keys and values come through the GPU's copy engine where they lie as it wants them.
+"""
+
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from clearhead.ops._custom_op import Inputs
+from clearhead.ops.triton.config import padded
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-1e38)
+PREPARED = 128  # no block of queries is taller
+ALIGNED = 16  # bytes, in which the copy engine counts addresses and strides
+
+
+class Matrix(NamedTuple):
+    """A pointer, the strides of its four axes (0 where it broadcasts), and the lengths of the last two."""
+
+    pointer: Any
+    batch: Any
+    head: Any
+    row: Any
+    column: Any
+    rows: Any
+    columns: Any
+
+    @classmethod
+    def of(cls, tensor: Tensor, shape: tuple[int, ...] | None = None) -> Matrix:
+        """A tensor as it lies in memory, broadcast to a shape."""
+        seen = tensor if shape is None else tensor.expand(shape)
+        return cls(tensor, *seen.stride(), *seen.shape[2:])
+
+
+class Scores(NamedTuple):
+    """What the scores of a problem follow from, beside queries and keys."""
+
+    ranges: Any  # [ranges, 2, batch or 1, q_len], contiguous
+    range_batch: Any  # stride of its batch axis
+    range_side: Any  # stride of its second axis
+    dense: Any
+    bias: Any
+    slopes: Any
+    sinks: Any
+    start: Any  # where the first query stands among the keys
+    starts: Any  # or a tensor of that
+    start_stride: Any
+    scale: Any  # of products, above 0; with a softcap, of what goes into tanh
+    softcap: Any  # times log2 e
+    batches: Any
+    heads: Any
+    group: Any
+    q_len: Any
+    length: Any  # of what is prepared of each row
+    kv_len: Any
+
+    @classmethod
+    def of(cls, inputs: Inputs) -> Scores:
+        query, key = inputs.query, inputs.key
+        batch, heads, q_len, _ = query.shape
+        kv_heads, kv_len = key.shape[1:3]
+        cells = (batch, heads, q_len, kv_len)
+        ranges = None if inputs.ranges is None else inputs.ranges.contiguous()
+        softcap, starts = inputs.softcap, inputs.starts
+        # a number that lies on the CPU goes along as an argument: copying it would wait for the GPU
+        known = starts.device.type == "cpu" and len(starts) == 1
+        return cls(
+            ranges,
+            0 if ranges is None or ranges.shape[2] == 1 else q_len,
+            0 if ranges is None else ranges.shape[2] * q_len,
+            None if inputs.dense is None else Matrix.of(inputs.dense.view(torch.uint8), cells),
+            None if inputs.bias is None else Matrix.of(inputs.bias, cells),
+            None if inputs.slopes is None else inputs.slopes.contiguous(),
+            None if inputs.sinks is None else inputs.sinks.contiguous(),
+            int(starts) if known else 0,
+            None if known else starts.to(query.device).contiguous(),
+            0 if len(starts) == 1 else 1,
+            inputs.scale * LOG2_E.value if softcap is None else inputs.scale / softcap,
+            None if softcap is None else softcap * LOG2_E.value,
+            batch,
+            heads,
+            heads // kv_heads,
+            q_len,
+            prepared_length(q_len),
+            kv_len,
+        )
+
+
+def prepared_length(q_len: int) -> int:
+    """Room for all rows of every block of queries and one more, so that what is prepared of rows is read without a
+    mask.
+    """
+    return (q_len // PREPARED + 1) * PREPARED
+
+
+def shifts(scores: Scores, lse: Tensor) -> Tensor:
+    """`[batch, heads, length]`: what is to be taken off the scores of each row, for `shift_at`."""
+    prepared = lse.new_empty((*lse.shape[:2], scores.length))
+    _shifts[(lse.shape[0] * lse.shape[1], scores.length // PREPARED)](scores, lse.contiguous(), prepared, PREPARED)
+    return prepared
+
+
+def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | Matrix:
+    """How a kernel reads blocks of rows, for `rows_at`."""
+    *steps, last = tensor.stride()
+    size = tensor.element_size()
+    # an axis of one element has any stride
+    steps = [step if length > 1 else ALIGNED // size for step, length in zip(steps, tensor.shape, strict=False)]
+    if (
+        0 in tensor.shape
+        or last != 1
+        or tensor.data_ptr() % ALIGNED
+        or any(step <= 0 or step * size % ALIGNED for step in steps)
+    ):
+        return Matrix.of(tensor)
+    return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded(tensor.shape[3])])
+
+
+@triton.jit
+def at(matrix, batch, head, rows, columns):
+    """Pointers to a tile, given rows and columns that broadcast; 64-bit, for tensors of more than 2³¹ elements."""
+    start = matrix.pointer + batch * matrix.batch + head * matrix.head
+    return start + rows.to(tl.int64) * matrix.row + columns.to(tl.int64) * matrix.column
+
+
+@triton.jit
+def rows_at(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """`[BLOCK, WIDTH]`: rows from `start` on, 0 beyond the last row and the last column."""
+    if isinstance(matrix, tl.core.tensor_descriptor_base):
+        return matrix.load([batch.to(tl.int32), head.to(tl.int32), start, 0]).reshape(BLOCK, WIDTH)
+    else:
+        return chosen_rows(matrix, batch, head, start + tl.arange(0, BLOCK), WIDTH)
+
+
+@triton.jit
+def chosen_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
+    """The same for any rows; `head` may differ from row to row."""
+    columns = tl.arange(0, WIDTH)
+    inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
+    return tl.load(at(matrix, batch, head, rows[:, None], columns[None, :]), inside, other=0.0)
+
+
+@triton.jit
+def store_rows(matrix, batch, head, rows, values):
+    """Rows where they belong, in the matrix's own dtype."""
+    columns = tl.arange(0, values.shape[1])
+    inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
+    values = values.to(matrix.pointer.dtype.element_ty)
+    tl.store(at(matrix, batch, head, rows[:, None], columns[None, :]), values, inside)
+
+
+@triton.jit
+def dot(left, right, added, PRECISION: tl.constexpr):
+    """left · right + added, in float32."""
+    if PRECISION == "upcast":  # the interpreter does not know bfloat16 products; in float32 they are the same
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), added, input_precision="ieee")
+    return tl.dot(left, right, added, input_precision=PRECISION)
+
+
+@triton.jit
+def product(left, right, PRECISION: tl.constexpr):
+    """left · rightᵀ, in float32."""
+    return dot(left, tl.trans(right), tl.zeros([left.shape[0], right.shape[0]], dtype=tl.float32), PRECISION)
+
+
+@triton.jit
+def tanh(x):
+    """Exact to the last digits near 0 too, where 1 − e^(−2x) would lose them."""
+    square = x * x
+    small = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
+    falling = tl.exp2(tl.abs(x) * (-2 * LOG2_E))
+    large = (1 - falling) / (1 + falling)
+    return tl.where(tl.abs(x) < 0.2, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def unit(scores):
+    """What `scored` is to be multiplied by: where scores are products alone, their scale can wait for the exponent."""
+    if scores.softcap is None and scores.bias is None and scores.slopes is None and scores.sinks is None:
+        return scores.scale
+    else:
+        return 1.0
+
+
+@triton.jit
+def scored(products, scores, batch, head, rows, keys, first, last, MASKED: tl.constexpr):
+    """log2(e) · (softcap(scale · Q Kᵀ) + bias) over `unit`, −inf where a key is forbidden or none.
+
+    `rows` and `keys` broadcast to the shape of the tile, either way round; `first` and `last` are the ends of each
+    row's range of keys.
+    """
+    result = products
+    if scores.softcap is not None:
+        result = scores.softcap * tanh(result * scores.scale)
+    elif scores.bias is not None or scores.slopes is not None or scores.sinks is not None:
+        result = result * scores.scale
+    inside = (rows < scores.q_len) & (keys < scores.kv_len)
+    if scores.bias is not None:
+        added = tl.load(at(scores.bias, batch, head, rows, keys), inside, other=0.0).to(tl.float32)
+        # the lowest number a dtype holds, times log2(e), must not become −∞, which alone forbids a key
+        result += tl.where(added > -float("inf"), tl.maximum(added, LOWEST), added) * LOG2_E
+    if scores.slopes is not None:
+        result -= tl.load(scores.slopes + head).to(tl.float32) * LOG2_E * distance(origin(scores, batch), rows, keys)
+    if MASKED:
+        allowed = (keys >= first) & (keys < last)
+        if scores.dense is not None:
+            allowed &= tl.load(at(scores.dense, batch, head, rows, keys), inside, other=0) != 0
+        result = tl.where(allowed, result, -float("inf"))
+    return result
+
+
+@triton.jit
+def origin(scores, batch):
+    """Where the first query stands among the keys."""
+    if scores.starts is None:
+        return scores.start
+    else:
+        return tl.load(scores.starts + batch * scores.start_stride)
+
+
+@triton.jit
+def distance(origin, rows, keys):
+    """|position of query − key|; made float before they broadcast: a conversion for each row and key, not each cell."""
+    return tl.abs((origin + rows).to(tl.float32) - keys.to(tl.float32))
+
+
+@triton.jit
+def shift_at(shift, scores, batch, head, rows):
+    """What `shifts` prepared for each row; one beyond the last may be among them."""
+    return tl.load(shift + (batch * scores.heads + head) * scores.length + rows)
+
+
+@triton.jit
+def log_sum_exp(scores, lse, number, rows):
+    """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: 0 in its place, for subtracting would give nan.
+
+    Beyond the last row a number so large that weights are 0, and finite, so that their products with logarithms are 0.
+    """
+    shift = tl.load(lse + number * scores.q_len + rows, rows < scores.q_len, other=1e30) * LOG2_E
+    return tl.where(shift == -float("inf"), 0.0, shift)
+
+
+@triton.jit
+def _shifts(scores, lse, prepared, ROWS: tl.constexpr):
+    number = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tl.store(prepared + number * scores.length + rows, log_sum_exp(scores, lse, number, rows))

@@ -1,0 +1,153 @@
+"""Any rectangle of the matrix at the size of a screen, in Triton.
+
+Tiles are made of bins: a bin's rows and keys fill a run of places as long as a power of 2, or several tiles if it is
+larger, so that its sum or maximum is one over an axis of the tile. Cells that two bins share are computed for both. A
+program owns the bins it fills: the same call gives the same bits.
+"""
+
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from clearhead.ops._custom_op import Inputs
+from clearhead.ops.tiled.pooling import Map, bin_ends
+from clearhead.ops.triton.config import blocks_of, constants, power_of_2, precision, tile_for
+from clearhead.ops.triton.logits import Matrix, Scores, chosen_rows, shift_at, shifts
+from clearhead.ops.triton.schedule import program_place, range_ends, span
+from clearhead.ops.triton.statistics import weights_of
+
+
+class Bins(NamedTuple):
+    """Bins over some rows or keys, drawn as adaptive pooling draws them."""
+
+    ends: Any  # [2, count]: the first row or key of each, and the one after its last
+    start: Any
+    length: Any
+    count: Any
+    steps: Any  # how many tiles the largest of them fills
+
+    @classmethod
+    def over(cls, part: slice, count: int, block: int, device: torch.device) -> tuple[Bins, int]:
+        """And how many places of a tile of `block` each of them takes."""
+        length = part.stop - part.start
+        ends = part.start + torch.stack(bin_ends(length, count, device))
+        largest = length // count if length % count == 0 else length // count + 2
+        places = min(power_of_2(largest), block)
+        return cls(ends.int(), part.start, length, count, blocks_of(largest, places)), places
+
+
+def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: Map) -> Tensor:
+    """The weights of some rows and keys in bins."""
+    down, across, reduce = picture
+    batch, heads, q_len, key_dim = inputs.query.shape
+    tile = tile_for("pool", inputs.query.dtype, key_dim, q_len)
+    row_bins, high = Bins.over(rows, down, tile.queries, lse.device)
+    key_bins, wide = Bins.over(keys, across, tile.keys, lse.device)
+    cells, scores = lse.new_zeros((batch, heads, down, across)), Scores.of(inputs)
+    _pool[(blocks_of(down, tile.queries // high) * heads * batch,)](
+        Matrix.of(inputs.query),
+        Matrix.of(inputs.key),
+        scores,
+        shifts(scores, lse),
+        cells,
+        row_bins,
+        key_bins,
+        HIGH=high,
+        WIDE=wide,
+        MEAN=reduce == "mean",
+        PRECISION=precision(inputs.query.dtype),
+        **constants(inputs, tile),
+    )
+    return cells
+
+
+@triton.jit
+def _ends(bins, number):
+    """Where a bin begins and ends; one beyond the last is empty."""
+    inside = number < bins.count
+    return tl.load(bins.ends + number, inside, other=0), tl.load(bins.ends + bins.count + number, inside, other=0)
+
+
+@triton.jit
+def _bin_of(bins, position):
+    """The bin a row or key lies in, or one beside it; 0 and the last for those outside."""
+    place = tl.minimum(tl.maximum(position - bins.start, 0), bins.length).to(tl.int64)
+    return (place * bins.count // bins.length).to(tl.int32)
+
+
+@triton.jit
+def _sizes(bins, number):
+    """How many rows or keys a bin has; 1 for one beyond the last."""
+    first, last = _ends(bins, number)
+    return tl.maximum(last - first, 1).to(tl.float32)
+
+
+@triton.jit
+def _members(bins, first_bin, step, beyond, BLOCK: tl.constexpr, PLACES: tl.constexpr):
+    """The row or key on each place of a tile, in step `step` of its bins; `beyond` where there is none."""
+    places = tl.arange(0, BLOCK)
+    first, last = _ends(bins, first_bin + places // PLACES)
+    member = first + step * PLACES + places % PLACES
+    return tl.where(member < last, member, beyond)
+
+
+@triton.jit
+def _pool(
+    query,
+    key,
+    scores,
+    shift,
+    cells,
+    row_bins,
+    key_bins,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    MEAN: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    RANGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    DOWN: tl.constexpr = BLOCK_Q // HIGH
+    ACROSS: tl.constexpr = BLOCK_K // WIDE
+    block, head, batch = program_place(row_bins.count, scores.heads, scores.batches, DOWN)
+    down = block * DOWN + tl.arange(0, DOWN)
+    tall = _sizes(row_bins, down)
+    place = ((batch * scores.heads + head) * row_bins.count + down) * key_bins.count
+    for row_step in range(row_bins.steps):
+        rows = _members(row_bins, block * DOWN, row_step, scores.q_len, BLOCK_Q, HIGH)
+        tile = chosen_rows(query, batch, head, rows, BLOCK_D)
+        own = shift_at(shift, scores, batch, head, rows)
+        for number in tl.static_range(RANGES if RANGES > 0 else 1):
+            first, last = range_ends(scores, number, batch, rows)
+            ends = span(scores, first, last, rows)
+            # groups of bins, as many as a tile holds, that some row may see
+            low = tl.maximum(_bin_of(key_bins, ends[0]) - 1, 0) // ACROSS
+            high = tl.cdiv(tl.minimum(_bin_of(key_bins, ends[3]) + 2, key_bins.count), ACROSS)
+            for turn in range(low * key_bins.steps, high * key_bins.steps):
+                group, key_step = turn // key_bins.steps, turn % key_bins.steps
+                keys = _members(key_bins, group * ACROSS, key_step, scores.kv_len, BLOCK_K, WIDE)
+                keys_tile = chosen_rows(key, batch, head // scores.group, keys, BLOCK_D)
+                weights = weights_of(
+                    tile, keys_tile, own, scores, batch, head, rows, keys, first, last, PRECISION, True
+                )[0]
+                across = group * ACROSS + tl.arange(0, ACROSS)
+                places = cells + place[:, None] + across[None, :]
+                inside = (down < row_bins.count)[:, None] & (across < key_bins.count)[None, :]
+                # nobody else writes there: an atomic orders what this program adds
+                # keys first, then rows: reduced both at once, Triton 3.6 gets bins of 4 wrong
+                if MEAN:
+                    lines = tl.reshape(tl.sum(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
+                    share = tl.sum(lines, 1) / (tall[:, None] * _sizes(key_bins, across)[None, :])
+                    tl.atomic_add(places, share, inside, sem="relaxed")
+                else:
+                    lines = tl.reshape(tl.max(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
+                    tl.atomic_max(places, tl.max(lines, 1), inside, sem="relaxed")

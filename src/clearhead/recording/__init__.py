@@ -1,0 +1,1 @@
+"""Recordings: the attention of a model on one input, with its tokens."""

@@ -1,0 +1,192 @@
+"""`Recording`: a model's attention on one text, by kind and layer, with the tokens on both axes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+
+from clearhead._utils.checks import shown
+from clearhead.weights import serialization
+from clearhead.weights.matrix import AttentionWeights
+
+FORMAT, VERSION = "clearhead.Recording", 1
+Address = tuple[str, int, int]  # stack, layer, head
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens along an axis: as text, which of them the tokenizer added, and the word each is a part of.
+
+    Words are numbered as they stood in the text before it was split; None for what is no part of one, or not known.
+    """
+
+    texts: tuple[str, ...]
+    special: tuple[bool, ...]
+    words: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.texts), len(self.special), len(self.words)}
+        if len(lengths) > 1:
+            raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
+        for number, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
+            if not isinstance(text, str) or not _is_unicode(text):
+                raise ValueError(f"Tokens: texts[{number}] is {shown(text)}; expected a string of Unicode text")
+            if not isinstance(special, bool):
+                raise ValueError(f"Tokens: special[{number}] is {shown(special)}; expected True or False")
+            if word is not None and (type(word) is not int or not 0 <= word < 2**31):
+                raise ValueError(f"Tokens: words[{number}] is {shown(word)}; expected a word's index from 0, or None")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """One kind of attention in a model, layer by layer, of one text: matrices of batch 1.
+
+    There is at least one layer, query and key, and every layer has at least one head.
+    """
+
+    layers: tuple[AttentionWeights, ...]
+    queries: Tokens
+    keys: Tokens
+
+    def __post_init__(self) -> None:
+        counts = {"layers": self.layers, "query tokens": self.queries, "key tokens": self.keys}
+        for what, own in counts.items():
+            if not len(own):
+                raise ValueError(f"Stack: there are no {what}; expected at least one")
+        for number, weights in enumerate(self.layers):
+            batch, heads, q_len, kv_len = weights.shape
+            if not heads:
+                raise ValueError(f"Stack: layer {number} has no heads; expected at least one")
+            if (batch, q_len, kv_len) != (1, len(self.queries), len(self.keys)):
+                raise ValueError(
+                    f"Stack: layer {number} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
+                    f" and {len(self.keys)} key tokens; expected one text"
+                )
+
+    @property
+    def has_values(self) -> bool:
+        return all(weights.value is not None for weights in self.layers)
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Made by `record(model, text)`. `recording["decoder"].layers[3]` is an `AttentionWeights`.
+
+    Stacks are "encoder", "decoder" and "cross" where there are such, in the order in which the model runs them.
+    There is at least one.
+    """
+
+    model: str
+    stacks: dict[str, Stack]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not _is_unicode(self.model):
+            raise ValueError(f"Recording: model is {shown(self.model)}; expected a name in Unicode text")
+        if not self.stacks:
+            raise ValueError("Recording: there are no stacks; expected at least one")
+        for name in self.stacks:
+            if not isinstance(name, str) or not name.isprintable() or not name.strip():
+                raise ValueError(f"Recording: a stack is named {shown(name)}; expected printable text")
+
+    def __getitem__(self, name: str) -> Stack:
+        if name not in self.stacks:
+            raise KeyError(f"{self.model} has no attention {name!r}; it has {', '.join(map(repr, self.stacks))}")
+        return self.stacks[name]
+
+    def heads(self) -> Iterator[Address]:
+        """Every head: (stack, layer, head)."""
+        for name, stack in self.stacks.items():
+            for layer, weights in enumerate(stack.layers):
+                for head in range(weights.shape[1]):
+                    yield name, layer, head
+
+    def weights(self, address: Address) -> AttentionWeights:
+        """The lazy matrix of one head, [1, 1, q_len, kv_len]."""
+        stack, layer, head = address
+        return self[stack].layers[layer].part(heads=head)
+
+    def to(self, device: torch.device | str) -> Recording:
+        """The same on another device."""
+
+        def moved(stack: Stack) -> Stack:
+            return Stack(tuple(weights.to(device) for weights in stack.layers), stack.queries, stack.keys)
+
+        return Recording(self.model, {name: moved(stack) for name, stack in self.stacks.items()})
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, stack in self.stacks.items():
+            heads = stack.layers[0].shape[1]
+            parts.append(f"{name} {len(stack.layers)} × {heads} heads, {len(stack.queries)} × {len(stack.keys)} tokens")
+        return f"Recording({self.model!r}: {'; '.join(parts)})"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: O(n · d) numbers per layer."""
+        tensors, stacks = {}, {}
+        for name, stack in self.stacks.items():
+            facts = []
+            for number, weights in enumerate(stack.layers):
+                own, about = weights.pack()
+                tensors |= {f"{name}.{number}.{key}": tensor for key, tensor in own.items()}
+                facts.append(about)
+            stacks[name] = {"queries": asdict(stack.queries), "keys": asdict(stack.keys), "layers": facts}
+        header = {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks}
+        serialization.write(path, tensors, header)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Recording:
+        """Read a file written by `save`."""
+        tensors, facts = serialization.read(path, FORMAT, VERSION, device)
+        try:
+            stacks = {}
+            for name, about in facts["stacks"].items():
+                layers = []
+                for number, own in enumerate(about["layers"]):
+                    prefix = f"{name}.{number}."
+                    mine = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                    layers.append(AttentionWeights(*serialization.unpack(mine, own)))
+                stacks[name] = Stack(tuple(layers), _tokens(about["queries"]), _tokens(about["keys"]))
+            return cls(facts["model"], stacks)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
+
+
+def of_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
+    """The recordings one by one, after making sure that there are some, and that all are of the same model."""
+    if isinstance(recordings, Recording):  # which has square brackets, and would be taken for a sequence
+        raise TypeError("recordings is a single Recording; expected several, such as [recording]")
+    model, heads = None, None
+    for number, recording in enumerate(recordings):
+        if not isinstance(recording, Recording):
+            raise TypeError(f"recordings[{number}] is {recording!r}; expected a Recording")
+        own = set(recording.heads())
+        if heads is None:
+            model, heads = recording.model, own
+        if (recording.model, own) != (model, heads):
+            raise ValueError(
+                f"recordings[{number}] is of {recording.model!r} with {len(own)} heads, but recordings[0] of {model!r}"
+                f" with {len(heads)}; expected recordings of one model"
+            )
+        yield recording
+    if heads is None:
+        raise ValueError("recordings has no entries; expected at least one Recording")
+
+
+def attends_to_itself(name: str, stack: Stack) -> bool:
+    """Whether queries and keys are the same tokens. Cross-attention is not meant, even from a text to its copy."""
+    return name != "cross" and stack.queries == stack.keys
+
+
+def _tokens(facts: dict[str, list]) -> Tokens:
+    return Tokens(tuple(facts["texts"]), tuple(facts["special"]), tuple(facts["words"]))
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for half a surrogate pair, which JSON can hold but no file in UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,0 +1,135 @@
+"""What a run is made with: the model's sizes, how it is trained, how text is read. A TOML file, or the defaults."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from clearhead._utils.checks import choice, path_like, real_number, shown, whole_number
+from clearhead.translation.data._normalize import Normaliser
+
+Positions = Literal["rope", "sinusoidal"]
+NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+Bleu = Literal["none", "13a", "char", "ja-mecab"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the Transformer."""
+
+    d_model: int = 128
+    heads: int = 4
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    feed_forward: int = 512
+    dropout: float = 0.1
+    positions: Positions = "sinusoidal"
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Budgets are in steps; a step is one batch of about `batch_tokens` tokens, source and target together."""
+
+    steps: int = 1500
+    batch_tokens: int = 2048
+    learning_rate: float = 2e-3
+    warmup: int = 150  # steps in which the rate rises; from then on it falls to 0 in the last step
+    weight_decay: float = 0.01
+    label_smoothing: float = 0.1
+    clip: float = 1.0  # norm of the gradient
+    validate_every: int = 150
+    patience: int = 0  # validations without a better BLEU after which it stops; 0: never
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """How sentences become tokens, and how translations are scored."""
+
+    source: Normaliser = field(default_factory=Normaliser)
+    target: Normaliser = field(default_factory=Normaliser)
+    vocabulary: int = 8000  # subwords, of both languages together
+    max_tokens: int = 128  # pairs with a longer side are left out, and counted
+    bleu: Bleu = "13a"  # how sacrebleu splits words
+    validation: int = 500  # pairs taken from the data where no validation set is given
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+
+    def __post_init__(self) -> None:
+        model, training, text = self.model, self.training, self.text
+        for item in fields(self):
+            table, wanted = getattr(self, item.name), type(item.default_factory())  # pyright: ignore[reportCallIssue]
+            if not isinstance(table, wanted):
+                raise TypeError(f"{item.name} is {shown(table)}; expected a {wanted.__name__}")
+        for title, table, names in (
+            ("model", model, ("d_model", "heads", "encoder_layers", "decoder_layers", "feed_forward")),
+            ("training", training, ("steps", "batch_tokens", "warmup", "validate_every")),
+            ("text", text, ("vocabulary", "max_tokens", "validation")),
+        ):
+            for name in names:
+                whole_number(f"{title}.{name}", getattr(table, name))
+        whole_number("training.patience", training.patience, least=0)
+        if model.d_model % (2 * model.heads):
+            raise ValueError(f"model.d_model is {model.d_model}; expected a multiple of twice the {model.heads} heads")
+        for name, share in (("model.dropout", model.dropout), ("training.label_smoothing", training.label_smoothing)):
+            if not 0 <= real_number(name, share, "a number in [0, 1)") < 1:
+                raise ValueError(f"{name} is {share}; expected a number in [0, 1)")
+        if real_number("training.weight_decay", training.weight_decay, "a number from 0 on") < 0:
+            raise ValueError(f"training.weight_decay is {training.weight_decay}; expected a number from 0 on")
+        for name in ("learning_rate", "clip"):
+            if real_number(f"training.{name}", getattr(training, name), "a number above 0") <= 0:
+                raise ValueError(f"training.{name} is {getattr(training, name)}; expected a number above 0")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Config:
+        """A TOML file with the tables model, training and text; what it leaves out keeps its default."""
+        if not Path(path_like("path", path)).is_file():
+            raise FileNotFoundError(f"{path}: there is no such file")
+        try:
+            return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except RecursionError:
+            raise ValueError(f"{path}: nested too deeply; expected the tables model, training and text") from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def of(cls, table: dict[str, Any]) -> Config:
+        """From nested tables; an unknown key is refused by name."""
+        if not isinstance(table, dict):
+            raise TypeError(f"table is {shown(table)}; expected a dict of tables")
+        return _filled(cls, table, "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
+    known, hints = {item.name for item in fields(kind)}, get_type_hints(kind)
+    values = {}
+    for name, value in table.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{place}{shown(name)} is not a known key; expected any of {', '.join(sorted(known))}")
+        where = f"{place}{name}"
+        if name not in known:
+            raise ValueError(f"{where} is not a known key; expected any of {', '.join(sorted(known))}")
+        wanted = hints[name]
+        if is_dataclass(wanted):
+            if not isinstance(value, dict):
+                raise ValueError(f"{where} is {value!r}; expected a table")
+            value = _filled(wanted, value, f"{where}.")
+        elif get_args(wanted):
+            value = choice(where, value, get_args(wanted))
+        else:
+            fitting = type(value) is wanted or (wanted is float and type(value) is int)
+            if not fitting:
+                raise ValueError(f"{where} is {value!r}; expected {NAMES[wanted]}")
+        values[name] = value
+    return kind(**values)

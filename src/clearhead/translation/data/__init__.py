@@ -1,0 +1,1 @@
+"""Training data: parallel corpora, and a grammar that writes them."""

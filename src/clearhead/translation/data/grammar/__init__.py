@@ -1,0 +1,1 @@
+"""A grammar that writes English sentences with their Japanese translations."""

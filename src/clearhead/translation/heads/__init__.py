@@ -1,0 +1,1 @@
+"""Probes of heads, and when in training heads specialize."""

@@ -1,0 +1,265 @@
+"""The Transformer: an encoder reads the source, a decoder writes the target, both built on `MultiHeadAttention`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead._utils.checks import flag, shown, whole_number
+from clearhead._utils.tensor_checks import dense_tensor, refuse_inference
+from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.kv_cache import KVCache
+from clearhead.nn.rope import sinusoidal
+from clearhead.ops.masks import Causal, Mask, Padding
+from clearhead.recording.recording import Address
+from clearhead.translation.config import ModelConfig
+from clearhead.weights.matrix import AttentionWeights
+
+Attentions = dict[str, list[AttentionWeights]]  # "encoder", "decoder" and "cross": the layers' matrices
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the encoder hands to the decoder: a vector for every source token, and which of them are real."""
+
+    states: Float[Tensor, "batch source d_model"]
+    mask: Mask | None
+
+    def select(self, sequences: Int[Tensor, " chosen"]) -> Memory:
+        """These sequences, in this order; one may come several times."""
+        mask = self.mask
+        if isinstance(mask, Padding):
+            mask = Padding(mask.lengths.index_select(0, sequences.to(mask.lengths.device)))
+        return Memory(self.states.index_select(0, sequences), mask)
+
+
+class Caches:
+    """What the decoder's layers have read: their own tokens, and the memory."""
+
+    def __init__(self, layers: int, capacity: int = 64) -> None:
+        self.own = [KVCache(capacity) for _ in range(layers)]
+        self.cross = [KVCache(capacity) for _ in range(layers)]
+
+    def __len__(self) -> int:
+        """How many tokens were read."""
+        return len(self.own[0])
+
+    def select(self, sequences: Sequence[int]) -> None:
+        """Keep these sequences, in this order; one may come several times."""
+        for cache in (*self.own, *self.cross):
+            cache.select(sequences)
+
+
+class Transformer(nn.Module):
+    """softmax over a vocabulary of what comes next in the target, given the source.
+
+    Normalised before each part, not after (pre-norm). One matrix embeds both languages and turns the decoder's last
+    states into logits.
+
+    Args:
+        config: the sizes.
+        vocabulary: number of tokens, special ones included.
+    """
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise TypeError(f"config is {shown(config)}; expected a ModelConfig, such as Config().model")
+        vocabulary = whole_number("vocabulary", vocabulary)
+        self.config = config
+        self.embedding = nn.Embedding(vocabulary, config.d_model)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.encoder_norm = nn.LayerNorm(config.d_model)
+        self.decoder_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        # scaled by √d_model on the way in, tokens start with length about 1 in every direction
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        # no buffer: each process of a run makes it as long as it needs, and buffers are kept equal
+        self._positions = torch.empty(0, config.d_model)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target: Int[Tensor, "batch target"],
+        lengths: Int[Tensor, " batch"] | None = None,
+        *,
+        ablate: Collection[Address] = (),
+        return_weights: bool = False,
+    ) -> Float[Tensor, "batch target vocabulary"] | tuple[Tensor, Attentions]:
+        """Logits of the token that follows each token of the target.
+
+        Args:
+            lengths: of the sources, where they are padded on the right; a target's padding is never looked at.
+            ablate: heads (stack, layer, head) whose contribution is left out.
+            return_weights: also return the attention matrices, layer by layer, of "encoder", "decoder" and "cross".
+        """
+        attentions: Attentions | None = {} if flag("return_weights", return_weights) else None
+        _check_tokens("source", source)
+        _check_tokens("target", target)
+        if source.shape[0] != target.shape[0]:
+            raise ValueError(f"target has batch {target.shape[0]}, but source has {source.shape[0]}; expected the same")
+        memory = self.encode(source, lengths, ablate=ablate, attentions=attentions)
+        logits = self.decode(target, memory, ablate=ablate, attentions=attentions)
+        return logits if attentions is None else (logits, attentions)
+
+    def encode(
+        self,
+        source: Int[Tensor, "batch source"],
+        lengths: Int[Tensor, " batch"] | None = None,
+        *,
+        ablate: Collection[Address] = (),
+        attentions: Attentions | None = None,
+    ) -> Memory:
+        """Read the source. `attentions` is a dictionary that is filled with the layers' matrices."""
+        self._check(ablate)
+        mask = None if lengths is None else Padding(lengths)
+        x = self._embed(source, 0, "source")
+        for number, layer in enumerate(self.encoder):
+            x = layer(x, mask, Watching(attentions, ablate, number))
+        return Memory(self.encoder_norm(x), mask)
+
+    def decode(
+        self,
+        target: Int[Tensor, "batch target"],
+        memory: Memory,
+        *,
+        caches: Caches | None = None,
+        ablate: Collection[Address] = (),
+        attentions: Attentions | None = None,
+    ) -> Float[Tensor, "batch target vocabulary"]:
+        """Logits after each token of the target. With caches, `target` is what follows the tokens they have read."""
+        self._check(ablate)
+        x = self._embed(target, 0 if caches is None else len(caches), "target")
+        for number, layer in enumerate(self.decoder):
+            own = (None, None) if caches is None else (caches.own[number], caches.cross[number])
+            x = layer(x, memory, own, Watching(attentions, ablate, number))
+        return self.decoder_norm(x) @ self.embedding.weight.T
+
+    def caches(self) -> Caches:
+        """Empty ones, for `decode`."""
+        return Caches(len(self.decoder))
+
+    def _check(self, ablate: Collection[Address]) -> None:
+        """A layer that is not there would be left out without a word; heads are checked where they are used."""
+        layers = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
+        if not isinstance(ablate, Collection) or isinstance(ablate, str | bytes | dict | Tensor):
+            raise TypeError(f"ablate is {shown(ablate)}; expected (stack, layer, head) triples")
+        for address in ablate:
+            triple = isinstance(address, tuple | list) and len(address) == 3
+            if not triple or not isinstance(address[0], str) or not isinstance(address[1], int):
+                raise TypeError(f"ablate has {shown(address)} in it; expected (stack, layer, head)")
+            stack, layer, head = address
+            if not 0 <= layer < layers.get(stack, 0):
+                there = ", ".join(f"{name} has {count}" for name, count in layers.items())
+                raise ValueError(f"ablate has {(stack, layer, head)} in it, but of layers {there}")
+
+    def _embed(
+        self, tokens: Int[Tensor, "batch n"], start: int, name: str = "tokens"
+    ) -> Float[Tensor, "batch n d_model"]:
+        _check_tokens(name, tokens)
+        weight = self.embedding.weight
+        if tokens.device != weight.device:
+            raise ValueError(f"{name} is on {tokens.device}, but the model is on {weight.device}; expected the same")
+        if weight.requires_grad:
+            refuse_inference(name, tokens)
+        try:
+            x = self.embedding(tokens) * math.sqrt(self.config.d_model)
+        except IndexError:  # raised on the CPU only: on a GPU looking would cost a sync
+            known = f"expected tokens from 0 to {weight.shape[0] - 1}"
+            raise IndexError(f"{name} has tokens from {int(tokens.min())} to {int(tokens.max())}; {known}") from None
+        if self.config.positions == "sinusoidal":
+            x = x + self._sinusoids(start + tokens.shape[1])[start:].to(x.dtype)
+        return self.dropout(x)
+
+    def _sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
+        device = self.embedding.weight.device
+        if self._positions.shape[0] < length or self._positions.device != device:
+            self._positions = sinusoidal(max(2 * length, 256), self.config.d_model).to(device)
+        return self._positions[:length]
+
+
+def _check_tokens(name: str, tokens: object) -> None:
+    tokens = dense_tensor(name, tokens, "an int64 or int32 tensor [batch, length]")
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        seen = f"has shape {tuple(tokens.shape)} in {tokens.dtype}"
+        raise ValueError(f"{name} {seen}; expected an int64 or int32 tensor [batch, length]")
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Which heads of a layer are left out, and where its matrices go."""
+
+    attentions: Attentions | None
+    ablate: Collection[Address]
+    layer: int
+
+    def attend(
+        self, stack: str, attention: MultiHeadAttention, x: Tensor, memory: Tensor | None = None, **options: object
+    ) -> Tensor:
+        left_out = [head for name, layer, head in self.ablate if (name, layer) == (stack, self.layer)]
+        if left_out:
+            options["ablate"] = left_out
+        if self.attentions is None:
+            return attention(x, memory, **options)
+        output, weights = attention(x, memory, return_weights=True, **options)
+        self.attentions.setdefault(stack, []).append(weights)
+        return output
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = _attention(config, rope=config.positions == "rope")
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Mask | None, watching: Watching) -> Tensor:
+        x = x + self.dropout(watching.attend("encoder", self.attention, self.attention_norm(x), mask=mask))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = _attention(config, rope=config.positions == "rope")
+        self.cross = _attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.cross_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, memory: Memory, caches: tuple[KVCache | None, KVCache | None], watching: Watching
+    ) -> Tensor:
+        own, cross = caches
+        # a cache takes the memory's keys once
+        states = memory.states if cross is None or not len(cross) else memory.states[:, :0]
+        y = watching.attend("decoder", self.attention, self.attention_norm(x), mask=Causal(), cache=own)
+        x = x + self.dropout(y)
+        y = watching.attend("cross", self.cross, self.cross_norm(x), states, mask=memory.mask, cache=cross)
+        x = x + self.dropout(y)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(
+            nn.Linear(config.d_model, config.feed_forward),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.feed_forward, config.d_model),
+        )
+
+
+def _attention(config: ModelConfig, rope: bool = False) -> MultiHeadAttention:
+    """Without dropout of its own: fused kernels are fastest so, and what comes out of it is dropped from anyway."""
+    return MultiHeadAttention(config.d_model, config.heads, rope=rope or None)

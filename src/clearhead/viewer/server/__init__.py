@@ -1,0 +1,1 @@
+"""The local web server of the viewer."""

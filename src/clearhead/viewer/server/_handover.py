@@ -1,0 +1,49 @@
+"""A private file that leads a browser to a one-time link, so that the link is not on a command line.
+
+Every user of a machine can read the arguments of all processes. A browser is therefore given the address of a file that
+only its owner can read, as Jupyter does. The file is in the home folder and not hidden: browsers packaged as a snap, as
+on Ubuntu, can read neither /tmp nor hidden files.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from clearhead._utils.temporaries import host_id, is_alive
+
+NAME = "clearhead-view-"
+PAGE = (
+    "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead</title>"
+    '<meta http-equiv=refresh content="0;url={url}"><p><a href="{url}">Open clearhead</a></p>\n'
+)
+
+
+def write_page(url: str) -> Path | None:
+    """Write a page that redirects to `url`, with mode 0600; None if no folder can be written to."""
+    for folder in (os.path.expanduser("~"), tempfile.gettempdir()):
+        _remove_stale(Path(folder))
+        try:
+            handle, name = tempfile.mkstemp(prefix=f"{NAME}{host_id()}-{os.getpid()}-", suffix=".html", dir=folder)
+        except OSError:
+            continue
+        path = Path(name)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(PAGE.format(url=url))
+        except OSError:  # a full disk
+            path.unlink(missing_ok=True)
+            continue
+        return path
+    return None
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the pages of viewers on this host that were killed before they could."""
+    with suppress(OSError):
+        for path in folder.glob(f"{NAME}{host_id()}-*.html"):
+            pid = path.name.removeprefix(f"{NAME}{host_id()}-").partition("-")[0]
+            if pid.isdecimal() and not is_alive(int(pid)):
+                path.unlink(missing_ok=True)

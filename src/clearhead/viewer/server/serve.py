@@ -1,0 +1,220 @@
+"""`view`: a page on this machine that shows a model's attention on a text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import getpass
+import logging
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from bokeh.application import Application
+from bokeh.server.server import BaseServer
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
+
+from clearhead._utils.checks import whole_number
+from clearhead.analysis.roles import Roles
+from clearhead.viewer.server._auth import ENTRANCE, Access
+from clearhead.viewer.server._gate import LOCAL, GatedTornado
+from clearhead.viewer.server._handover import write_page
+from clearhead.viewer.server._sessions import Sessions
+from clearhead.viewer.server._texts import Shown, Texts
+
+PORT = 5006
+TRIED = 100  # ports after the one that was asked for
+PARTING = 0.1  # seconds in which pages hear that it ends
+MESSAGE = 2**20  # bytes of the largest message that a page may send
+IDLE = 60.0  # seconds until a connection that sends no complete request is closed
+OPENING = 120.0  # seconds that a browser has to start and to open the page it was given
+
+
+class Viewer:
+    """A page being served, in a thread of its own until `close` is called."""
+
+    def __init__(self, texts: Texts, bound: socket.socket) -> None:
+        for name in (
+            "tornado.access",
+            "tornado.general",
+        ):  # requests that are refused, as anybody on the machine writes them
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._texts, self._access = texts, Access()
+        self._code = self._access.issue(self._renew)
+        self._prints = False
+        self._handed_over: dict[str, Path] = {}  # codes and the files that hold them
+        self.port = bound.getsockname()[1]
+        self._loop: Future[IOLoop] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(bound,), daemon=True)
+        self._thread.start()
+        self._loop.result()  # what goes wrong at the start goes wrong here
+
+    @property
+    def url(self) -> str:
+        """The link to open. It opens the page once, in one browser; after that this is a new link."""
+        return self._link(self._code)
+
+    @property
+    def forwarding(self) -> str:
+        """What to type on another machine before opening the address there."""
+        return f"ssh -L {self.port}:127.0.0.1:{self.port} {getpass.getuser()}@{socket.gethostname()}"
+
+    def open(self) -> bool:
+        """Open the page in a browser; False if there is none."""
+        code = self._access.issue(lambda: self._withdraw(code))
+        page = write_page(self._link(code))
+        if page is None:
+            self._access.revoke(code)
+            return False
+        self._handed_over[code] = page
+        loop = self._loop.result()
+        loop.add_callback(
+            loop.call_later, OPENING, self._withdraw, code
+        )  # first: a browser in the terminal is waited for
+        opened = webbrowser.open(page.as_uri())
+        if not opened:
+            self._withdraw(code)
+        return opened
+
+    def print_link(self) -> None:
+        """Print the link, and a new one whenever the last was used."""
+        self._prints = True
+        print(f"Open  {self.url}")
+        print(f"From another machine first:  {self.forwarding}")
+        print("Ctrl-C stops it.", flush=True)
+
+    def wait(self) -> None:
+        """Serve until `close` is called, or until Ctrl-C."""
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            self.close()
+
+    def close(self) -> None:
+        """Stop serving. Pages that are open stay as they are."""
+        loop = self._loop.result()
+        if self._thread.is_alive():
+            loop.add_callback(loop.stop)
+            self._thread.join()
+        for code in list(self._handed_over):
+            self._withdraw(code)
+        self._texts.worker.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Viewer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _link(self, code: str) -> str:
+        return f"http://127.0.0.1:{self.port}{ENTRANCE}?code={code}"
+
+    def _renew(self) -> None:
+        """Replace the link that was just used."""
+        self._code = self._access.issue(self._renew)
+        if self._prints:
+            with contextlib.suppress(OSError):  # the terminal is gone; the page is still to be served
+                print(f"That link was used. For another browser:  {self.url}", flush=True)
+
+    def _withdraw(self, code: str) -> None:
+        """Revoke a code that was handed to a browser, and remove its file."""
+        self._access.revoke(code)
+        page = self._handed_over.pop(code, None)
+        if page is not None:
+            page.unlink(missing_ok=True)
+
+    def _serve(self, bound: socket.socket) -> None:
+        asyncio.set_event_loop(asyncio.new_event_loop())
+        loop = IOLoop.current()
+        try:
+            server, http = _server(Application(Sessions(self._texts)), self._access, bound)
+            server.start()
+        except BaseException as error:
+            bound.close()
+            loop.close()
+            self._loop.set_exception(error)
+            return
+        self._loop.set_result(loop)
+        loop.start()
+        server.stop()
+
+        async def part() -> None:  # or browsers would go on waiting for an answer
+            self._access.close_sockets()
+            await asyncio.sleep(PARTING)
+            await http.close_all_connections()
+
+        loop.run_sync(part)
+        loop.close()
+
+
+def view(
+    shown: Shown | Callable[[], Shown] = "en-ja",
+    text: str | list[str] | None = None,
+    *,
+    roles: Roles | None = None,
+    port: int = PORT,
+    browser: bool = True,
+    wait: bool = True,
+) -> Viewer:
+    """Serve a page on this machine that shows every head, from the whole matrix to one cell.
+
+    Args:
+        shown: a recording; or a model, by name or as `models.load` gives it, to record; or a function that gives one,
+            which is called in the thread that computes.
+        text: what the model reads, or several texts to choose from; a sentence of our own where none is given.
+        roles: what `clearhead roles --output` found, for labels such as "induction" that no single text shows.
+        port: the port to serve on; if it is in use, the next that is free.
+        browser: open the page in a browser.
+        wait: print the link and serve until Ctrl-C. Otherwise return at once, and serve until `close` is called on
+            the viewer that is returned; its `url` is the link.
+    """
+    bound = _bind(whole_number("port", port))  # first, for a model may take its time to load
+    try:
+        viewer = Viewer(Texts(shown, text, roles), bound)
+    except BaseException:
+        bound.close()
+        raise
+    if wait:
+        viewer.print_link()
+    if browser:
+        viewer.open()
+    if wait:
+        viewer.wait()
+    return viewer
+
+
+def _server(application: Application, access: Access, bound: socket.socket) -> tuple[BaseServer, HTTPServer]:
+    port = bound.getsockname()[1]
+    tornado = GatedTornado(
+        {"/": application},
+        auth_provider=access,
+        extra_websocket_origins=[f"{host}:{port}" for host in LOCAL],
+        use_index=False,
+        include_cookies=[],  # which Bokeh would write into the page's own text
+        include_headers=[],
+        websocket_max_message_size_bytes=MESSAGE,
+    )
+    http = HTTPServer(tornado, idle_connection_timeout=IDLE, body_timeout=IDLE, max_body_size=MESSAGE)
+    http.add_socket(bound)
+    return BaseServer(IOLoop.current(), tornado, http), http
+
+
+def _bind(port: int) -> socket.socket:
+    """A socket on the first free port from `port` on, of this machine only."""
+    if port > 65_535:
+        raise ValueError(f"port is {port}; expected at most 65535")
+    for chosen in range(port, min(port + TRIED, 65_535) + 1):
+        try:
+            bound = socket.create_server(("127.0.0.1", chosen))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(f"port is {port}: {error.strerror}") from None
+        else:
+            bound.setblocking(False)
+            return bound
+    raise OSError(f"port is {port}; it and the {TRIED} after it are in use")

@@ -1,0 +1,1 @@
+"""The lazy attention matrix."""

@@ -1,0 +1,129 @@
+"""Still pictures for notebooks: HTML with inline PNGs and no script, which most front ends would take out."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from clearhead._utils.color_scales import levels
+from clearhead.weights.indexing import spread
+
+SIDE = 96  # bins of a map each way, at most
+SHOWN = 16  # heads, or layers, at most
+CELLS = 2**26  # of all maps together; of larger matrices ROWS queries are looked at
+ROWS = 64
+WIDTH = 96  # pixels of a map
+CELL = 14  # pixels of a head in a table of means
+
+
+class Matrix(Protocol):
+    """What is read of an `AttentionWeights`."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    def __getitem__(self, index: object) -> Tensor: ...
+    def part(self, *, batch: Any = ..., heads: Any = ...) -> Matrix: ...
+    def pool(self, rows: int, cols: int, *, reduce: Any = ...) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
+
+
+@torch.no_grad()
+def of_weights(weights: Matrix) -> str:
+    """A small map of each head of the first sequence, with its mean entropy."""
+    batch, heads, q_len, kv_len = weights.shape
+    said = html.escape(repr(weights))
+    if 0 in weights.shape:
+        return f"<p>{said}</p>"
+    count = min(SHOWN, heads)
+    sampled = count * q_len * kv_len > CELLS
+    rows = min(ROWS, max(1, CELLS // kv_len))
+    figures = []
+    for head in range(count):
+        own = weights.part(batch=0, heads=head)
+        if sampled:
+            cells = torch.cat([own[0, 0, part] for part in spread(q_len, rows)]).float()  # [rows, kv_len]
+            size = (min(SIDE, len(cells)), min(SIDE, kv_len))
+            pooled = torch.nn.functional.adaptive_max_pool2d(cells[None], size)[0]
+            entropy = torch.special.entr(cells).sum(dim=-1)
+        else:
+            pooled = own.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0, 0].float()
+            entropy = own.entropy()
+        shades = levels(pooled.cpu().numpy(), kv_len)
+        figures.append(_map(shades, f"head {head} · {float(entropy.mean()):.2f} nats"))
+    notes = [
+        f"the first {count} of {heads} heads" if count < heads else "",
+        f"the first of {batch} sequences" if batch > 1 else "",
+        f"from {min(rows, q_len)} evenly spaced queries, each of them exact" if sampled else "",
+    ]
+    note = "; ".join(filter(None, notes))
+    return f"<p>{said}{f'<br>{note}' if note else ''}</p>{_row(figures)}"
+
+
+def of_means(said: str, means: Mapping[str, Mapping[int, Mapping[str, list[float]]]]) -> str:
+    """Means by stack, layer and name, one for each head: each name in shades, a row a layer."""
+    parts = [f"<p>{html.escape(said)}<br>means over queries: layers down, heads across</p>"]
+    for stack, layers in means.items():
+        names = dict.fromkeys(name for own in layers.values() for name in own)
+        rows = {name: {number: own[name] for number, own in layers.items() if name in own} for name in names}
+        parts.append(_row(_shades(own, f"{stack} {name}") for name, own in rows.items()))
+    return "".join(parts)
+
+
+def of_maps(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]) -> str:
+    """Maps by stack and layer, each head's in shades of its own largest weight."""
+    parts = []
+    for (stack, number), own in list(maps.items())[:SHOWN]:
+        most = own.max(axis=(1, 2), keepdims=True, initial=0.0)
+        shades = levels(own / np.where(most > 0, most, 1.0), own.shape[2])[:SHOWN]
+        parts.append(_row(_map(one, f"{stack} {number}.{head}") for head, one in enumerate(shades)))
+    return "".join(parts)
+
+
+def _shades(rows: dict[int, list[float]], title: str) -> str:
+    """Layers down, heads across, from the smallest value to the largest; the numbers themselves unfold."""
+    across = max(map(len, rows.values()))
+    values = np.array([[*row, *[np.nan] * (across - len(row))] for row in rows.values()])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    shares = (np.nan_to_num(values, nan=low) - low) / ((high - low) or 1.0)
+    said = f"{title} by layer and head"
+    picture = _image((255 * shares).round().astype(np.uint8), across * CELL, len(rows) * CELL, said)
+    head = "".join(f"<th>{number}</th>" for number in range(across))
+    body = "".join(
+        f"<tr><th>{number}</th>{''.join(f'<td>{value:.3f}</td>' for value in row)}</tr>" for number, row in rows.items()
+    )
+    numbers = f"<details><summary>in numbers</summary><table><tr><th></th>{head}</tr>{body}</table></details>"
+    return _figure(picture, f"{title}: {low:.3g} to {high:.3g}", numbers)
+
+
+def _map(shades: UInt8[np.ndarray, "rows keys"], caption: str) -> str:
+    return _figure(_image(shades, WIDTH, WIDTH, f"attention map, {caption}: queries down, keys across"), caption)
+
+
+def _figure(picture: str, caption: str, more: str = "") -> str:
+    style = "display: inline-block; vertical-align: top; margin: 4px 12px 4px 0; font-size: 0.85em"
+    return f'<figure style="{style}">{picture}<figcaption>{html.escape(caption)}</figcaption>{more}</figure>'
+
+
+def _row(figures: Iterable[str]) -> str:
+    return f"<div>{''.join(figures)}</div>"
+
+
+def _image(shades: UInt8[np.ndarray, "rows keys"], width: int, height: int, said: str) -> str:
+    from bokeh.palettes import Viridis256
+    from PIL import Image
+
+    picture = Image.fromarray(shades).convert("P")  # shades are places in the palette
+    picture.putpalette(b"".join(bytes.fromhex(colour[1:]) for colour in Viridis256))
+    written = io.BytesIO()
+    picture.save(written, "png", optimize=True)
+    data = base64.b64encode(written.getvalue()).decode()
+    size = f'width="{width}" height="{height}" style="image-rendering: pixelated; display: block"'
+    return f'<img src="data:image/png;base64,{data}" {size} alt="{html.escape(said)}">'

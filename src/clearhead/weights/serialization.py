@@ -1,0 +1,237 @@
+"""A lazy matrix, or many, as one safetensors file: never pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clearhead._utils import checksums
+from clearhead._utils.files import is_special, place_of, replacing
+from clearhead.ops.alibi import ALiBi
+from clearhead.ops.arguments import DTYPES, checked_scale, checked_softcap
+from clearhead.ops.call import Problem
+from clearhead.ops.masks import Fixed, Lowered
+
+FORMAT, VERSION = "clearhead.AttentionWeights", 1
+Facts = dict[str, Any]
+_PARTS = ("query", "key", "value", "lse", "bias", "slopes", "sinks", "ranges", "dense", "query_start")
+
+
+def save(path: str | os.PathLike[str], problem: Problem, lse: Tensor) -> None:
+    """Everything the matrix follows from, and lse."""
+    tensors, facts = pack(problem, lse)
+    write(path, tensors, {"format": FORMAT, "version": VERSION, **facts})
+
+
+def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[Problem, Tensor]:
+    """What `save` wrote: the problem and lse. Anything else is refused in one line."""
+    tensors, facts = read(path, FORMAT, VERSION, device)
+    try:
+        return unpack(tensors, facts)
+    except KeyError as error:
+        raise ValueError(f"{path}: saved by AttentionWeights.save, but without {error.args[0]}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({error})") from None
+
+
+def pack(problem: Problem, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
+    """A matrix as tensors and what else it takes."""
+    lowered = problem.lower()
+    tensors = {
+        "query": problem.query,
+        "key": problem.key,
+        "value": problem.value,
+        "lse": lse,
+        "bias": problem.tensor_bias,
+        "slopes": problem.slopes,
+        "sinks": problem.sinks,
+        "ranges": lowered.ranges,
+        "dense": lowered.dense,
+        "query_start": torch.as_tensor(problem.query_start),
+    }
+    facts = {
+        "scale": problem.scale,
+        "softcap": problem.softcap,
+        "mask": None if problem.mask is None else repr(problem.mask),
+    }
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}, facts
+
+
+def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
+    """What was packed; a KeyError names what is not there, a ValueError what does not fit."""
+    missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
+    if missing:
+        raise KeyError(", ".join(sorted(missing)))
+    _check_facts(facts)
+    _check_dtypes(tensors)
+    _check_shapes(tensors)
+    if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
+        raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
+    start, slopes = tensors["query_start"], tensors.get("slopes")
+    lowered = Lowered(tensors.get("ranges"), tensors.get("dense"))
+    problem = Problem(
+        tensors["query"],
+        tensors["key"],
+        tensors.get("value"),
+        mask=None if facts["mask"] is None else Fixed(lowered, facts["mask"]),
+        bias=tensors.get("bias") if slopes is None else ALiBi(slopes),
+        scale=facts["scale"],
+        softcap=facts["softcap"],
+        sinks=tensors.get("sinks"),
+        dropout=0.0,
+        query_start=start if start.ndim else int(start),
+        seed=None,
+    )
+    return problem, tensors["lse"]
+
+
+def _check_facts(facts: Facts) -> None:
+    """What a file says is not believed."""
+    for name, kinds in (("scale", (int, float)), ("softcap", (int, float, type(None))), ("mask", (str, type(None)))):
+        if not isinstance(facts[name], kinds) or isinstance(facts[name], bool):
+            raise ValueError(f"{name} is {facts[name]!r}")
+    checked_scale(facts["scale"], key_dim=1)
+    checked_softcap(facts["softcap"])
+
+
+def _check_dtypes(tensors: dict[str, Tensor]) -> None:
+    whole = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}
+    for name, tensor in tensors.items():
+        expected = whole.get(name)
+        if name in _PARTS and (tensor.dtype != expected if expected else tensor.dtype not in DTYPES):
+            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or ', '.join(map(str, DTYPES))}")
+    exact = torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
+    if tensors["lse"].dtype != exact:
+        raise ValueError(f"lse is of {tensors['lse'].dtype}; expected {exact}")
+    for name in {"key", "value"} & {*tensors}:
+        if tensors[name].dtype != tensors["query"].dtype:
+            raise ValueError(f"{name} is of {tensors[name].dtype}; expected that of query, {tensors['query'].dtype}")
+
+
+def _check_shapes(tensors: dict[str, Tensor]) -> None:
+    """That they are parts of one matrix."""
+    query, key = tensors["query"], tensors["key"]
+    if query.ndim != 4 or key.ndim != 4 or not query.is_floating_point():
+        raise ValueError(
+            f"query is {tuple(query.shape)} of {query.dtype}, key {tuple(key.shape)}; expected 4 axes each"
+        )
+    (batch, heads, q_len, width), (_, kv_heads, kv_len, _) = query.shape, key.shape
+    matrix = (batch, heads, q_len, kv_len)
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{heads} heads share {kv_heads} key heads; expected a multiple")
+    expected = {
+        "key": (batch, kv_heads, kv_len, width),
+        "lse": (batch, heads, q_len),
+        "value": (batch, kv_heads, kv_len, *tensors["value"].shape[3:]) if "value" in tensors else (),
+        "slopes": (heads,),
+        "sinks": (heads,),
+    }
+    for name, shape in expected.items():
+        if name in tensors and tensors[name].shape != shape:
+            raise ValueError(f"{name} is {tuple(tensors[name].shape)}; expected {shape}")
+    for name in {"bias", "dense"} & {*tensors}:
+        own = tensors[name].shape
+        if len(own) > 4 or any(size not in (1, whole) for size, whole in zip(own[::-1], matrix[::-1], strict=False)):
+            raise ValueError(f"{name} is {tuple(own)}; expected what spreads to {matrix}")
+    start, ranges = tensors["query_start"], tensors.get("ranges")
+    if start.shape not in ((), (batch,)):
+        raise ValueError(f"query_start is {tuple(start.shape)}; expected one number, or one for each of {batch}")
+    if bool((start < -(2**31)).any() or (start >= 2**31).any()):
+        raise ValueError("query_start is out of range; expected positions between −2³¹ and 2³¹")
+    if ranges is None:
+        return
+    if ranges.ndim != 4 or ranges.shape[1:] not in ((2, 1, q_len), (2, batch, q_len)):
+        raise ValueError(f"ranges is {tuple(ranges.shape)}; expected (ranges, 2, {batch} or 1, {q_len})")
+    first, last = ranges.unbind(dim=1)
+    if bool((first < 0).any() or (last > kv_len).any() or (first > last).any()):
+        raise ValueError(f"ranges has keys outside 0 to {kv_len}, or ends before it begins")
+
+
+def write(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts, *, backup: Path | None = None
+) -> None:
+    """Write tensors and facts to one safetensors file with a checksum (`clearhead._utils.checksums`).
+
+    Args:
+        backup: a name that an old file at `path` is moved to.
+    """
+    if is_special(place_of(path)):
+        raise ValueError(f"{path}: a pipe or a device; expected the name of a file")
+    with replacing(path, backup=backup) as temporary:
+        try:
+            save_file(_unshared(tensors), temporary, {"clearhead": json.dumps(checksums.blank(facts))})
+        except SafetensorError as error:  # its name for a full disk
+            said = re.sub(r" at path .*", "", str(error))  # the path of a temporary file
+            raise OSError(f"{path}: cannot be written ({said})") from None
+        checksums.seal(temporary)
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, contiguous, and no two in one memory, which the file format refuses."""
+    result, seen = {}, set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        memory = plain.untyped_storage().data_ptr()
+        result[name] = plain.clone() if memory in seen else plain
+        seen.add(memory)
+    return result
+
+
+def read(
+    path: str | os.PathLike[str],
+    expected: str,
+    version: int,
+    device: torch.device | str,
+    *,
+    need_checksum: bool = False,
+) -> tuple[dict[str, Tensor], Facts]:
+    """Read tensors and facts of a file of the expected format.
+
+    A file of another format, a part of a file, and a file that does not match its checksum are refused in one line.
+
+    Args:
+        need_checksum: refuse a file without a checksum, as earlier versions wrote them. Default: warn.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path}: a folder; expected a file")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    with _opened(path, "cpu") as file:
+        facts = json.loads((file.metadata() or {}).get("clearhead", "{}"))
+    has_checksum = isinstance(facts, dict) and checksums.is_announced(facts)
+    if has_checksum and not checksums.matches(path):
+        raise ValueError(f"{path}: damaged (its contents do not match its checksum)")
+    if not isinstance(facts, dict) or facts.get("format") != expected:
+        raise ValueError(f"{path}: a safetensors file, but not saved by {expected.removeprefix('clearhead.')}.save")
+    found = facts.get("version")
+    if type(found) is not int or not 0 < found <= version:  # True would count as 1
+        raise ValueError(f"{path}: format version {found!r}, but this clearhead reads 1 to {version}")
+    if not has_checksum:
+        said = f"{path}: carries no checksum"
+        if need_checksum:
+            raise ValueError(said)
+        warnings.warn(f"{said} (an earlier clearhead wrote it), so damage to it goes unnoticed", stacklevel=3)
+    with _opened(path, device) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors, checksums.without_checksum(facts)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[Any]:
+    """Open a safetensors file; whatever cannot be read in it is one error."""
+    try:
+        with safe_open(str(path), framework="pt", device=str(device)) as file:
+            yield file
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
