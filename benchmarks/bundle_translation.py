@@ -10,7 +10,7 @@ import torch
 
 from clearhead.translation._evaluation import bleu_score
 from clearhead.translation.data._corpus import prepared, read_pairs
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.translator import Translator
 from measuring import RESULTS, write
 
@@ -20,7 +20,7 @@ def bundle(run: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
         shutil.copyfile(run / name, target / name)
-    Run(target).save_best(Run(run).model(), torch.float16)
+    RunDirectory(target).save_best(RunDirectory(run).model(), torch.float16)
 
 
 def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list[dict[str, object]]:

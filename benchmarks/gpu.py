@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 from clearhead import Causal, Documents, Padding, Window, attention
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Mask
 from measuring import RESULTS, write
 
@@ -186,7 +186,9 @@ def building(n: int) -> Iterator[Row]:
         "causal window of 4,096": lambda: Window(WINDOW - 1),
         "eight causal documents": lambda: Causal() & Documents([n // DOCUMENTS] * DOCUMENTS),
     }
-    calls = {name: lambda make=make: pose(query, key, value, mask=make()).lower() for name, make in makers.items()}
+    calls = {
+        name: lambda make=make: build_call(query, key, value, mask=make()).lower() for name, make in makers.items()
+    }
     for name, ours in milliseconds({**calls}).items():
         yield row(f"mask building: {name}", n, ours, "1 ms", 1.0, "≥ 1")
 

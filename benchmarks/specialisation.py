@@ -11,10 +11,10 @@ from pathlib import Path
 
 from clearhead.cli.tables import name
 from clearhead.translation.config import Config
-from clearhead.translation.data.dataset import of_grammar
+from clearhead.translation.data.dataset import from_grammar
 from clearhead.translation.heads.chart import draw
-from clearhead.translation.heads.emergence import damage, specialised
-from clearhead.translation.run_directory import Run
+from clearhead.translation.heads.emergence import ablation_effects, measure_emergence
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.training import train
 from measuring import RESULTS, write
 
@@ -28,10 +28,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--chart", type=Path, default=CHART)
     arguments = parser.parse_args()
-    runs = [Run(folder) for folder in arguments.runs or ()] or [trained(seed) for seed in SEEDS]
+    runs = [RunDirectory(folder) for folder in arguments.runs or ()] or [trained(seed) for seed in SEEDS]
     seeds = [run.read()[0].training.seed for run in runs]
-    probe = of_grammar(runs[0].read()[0]).probe
-    found = [specialised(run, probe) for run in runs]
+    probe = from_grammar(runs[0].read()[0]).probe
+    found = [measure_emergence(run, probe) for run in runs]
     rows: list[dict[str, object]] = []
     for place, first in enumerate(found[0].trained):
         row: dict[str, object] = {"relation": first.relation, "fixed offset": f"{first.baseline:.2f}"}
@@ -59,13 +59,13 @@ def main() -> None:
     write("specialisation-ablation", "What goes wrong without a head", damages(runs, found, seeds), arguments.output)
 
 
-def damages(runs: list[Run], found: list, seeds: list[int]) -> list[dict[str, object]]:
+def damages(runs: list[RunDirectory], found: list, seeds: list[int]) -> list[dict[str, object]]:
     """Every head with a label, left out."""
     rows: list[dict[str, object]] = []
     for seed, run, own in zip(seeds, runs, found, strict=True):
-        probe = of_grammar(run.read()[0]).probe
+        probe = from_grammar(run.read()[0]).probe
         for address, relations in own.labels().items():
-            seen = damage(run.model(), run.vocabulary(), probe, address)
+            seen = ablation_effects(run.model(), run.vocabulary(), probe, address)
             errors = {relation: f"{after:.1%}" for relation, (_, after) in seen.errors.items()}
             row: dict[str, object] = {"seed": seed, "without": name(address), "label": ", ".join(relations)}
             row["exact"] = f"{seen.exact[1]:.1%}"
@@ -73,10 +73,10 @@ def damages(runs: list[Run], found: list, seeds: list[int]) -> list[dict[str, ob
     return rows
 
 
-def trained(seed: int) -> Run:
+def trained(seed: int) -> RunDirectory:
     config = Config.of({"training": {"seed": seed}})
-    run = Run(Path(tempfile.mkdtemp()) / f"seed-{seed}")
-    train(of_grammar(config), config, run)
+    run = RunDirectory(Path(tempfile.mkdtemp()) / f"seed-{seed}")
+    train(from_grammar(config), config, run)
     return run
 
 

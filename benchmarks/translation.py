@@ -23,11 +23,11 @@ from clearhead.translation import training as training
 from clearhead.translation._evaluation import bleu_score, cross_entropy, write_all
 from clearhead.translation.config import Config, ModelConfig
 from clearhead.translation.data._batching import Batch, Ids, collate
-from clearhead.translation.data.dataset import of_files
+from clearhead.translation.data.dataset import from_files
 from clearhead.translation.model import Caches, Memory, Transformer
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import START
-from clearhead.translation.training import Report, train
+from clearhead.translation.training import TrainingCallbacks, train
 from measuring import RESULTS, write
 
 ROUNDS, STEPS = 9, 10
@@ -167,17 +167,17 @@ def quality(
     config: Config, data: list[str], valid: list[str], device: torch.device, dtype: torch.dtype, trained: Path | None
 ) -> dict[str, dict[str, float]]:
     """BLEU of both after the same training on the same data, and tokens a second in it."""
-    run_of = {name: Run(Path(tempfile.mkdtemp()) / name) for name in MODELS}
+    run_of = {name: RunDirectory(Path(tempfile.mkdtemp()) / name) for name in MODELS}
     if trained is not None:
-        run_of["ours"] = Run(trained)
-    sentences = of_files(data, valid, config, None if trained is None else run_of["ours"].vocabulary())
+        run_of["ours"] = RunDirectory(trained)
+    sentences = from_files(data, valid, config, None if trained is None else run_of["ours"].vocabulary())
     found = {}
     for name, make in MODELS.items():
         run, model = run_of[name], make(config.model, len(sentences.vocabulary)).to(device)
         if run.exists:
             run.load_best(model)
         else:
-            report = Report(measured=lambda metrics, name=name: print(name, metrics, flush=True))
+            report = TrainingCallbacks(measured=lambda metrics, name=name: print(name, metrics, flush=True))
             with patch.object(training._Training, "roles", dict):  # the peer shows no attention
                 train(sentences, config, run, device=device, dtype=dtype, report=report, model=model)
         written = write_all(model.eval(), [pair.source for pair in sentences.valid], beams=4)

@@ -19,7 +19,7 @@ from triton.testing import do_bench
 
 from clearhead._utils.files import write_text
 from clearhead.ops._custom_op import Inputs, Results
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Causal
 from clearhead.ops.triton import backward, forward, statistics
 from clearhead.ops.triton.config import Kernel, Tile
@@ -39,7 +39,7 @@ def run(kernel: Kernel, tile: Tile, dtype: torch.dtype, dim: int, n: int, once: 
     """Milliseconds, or infinity where it does not fit."""
     torch.manual_seed(0)
     query, key, value, grad = (torch.randn(1, HEADS, n, dim, device="cuda").to(dtype) for _ in range(4))
-    inputs = Inputs.of(pose(query, key, value, mask=Causal()), value)
+    inputs = Inputs.of(build_call(query, key, value, mask=Causal()), value)
     lse = torch.full(query.shape[:3], 10.0, device="cuda")
     call = backward.Call.of(inputs, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse)))
 

@@ -3,7 +3,7 @@
 import torch
 
 from clearhead import Causal, attention
-from clearhead._utils.color_scales import labelled
+from clearhead._utils.color_scales import labeled_shades
 
 tokens = ["fast", "kernels", "throw", "the", "attention", "matrix", "away", "and", "clearhead", "keeps", "it"]
 torch.manual_seed(0)
@@ -11,7 +11,7 @@ query, key, value = (torch.randn(1, 2, len(tokens), 4) for _ in range(3))
 output, weights = attention(query, 2 * key, value, mask=Causal(), return_weights=True)
 
 print(f"\n{weights}\n\nHead 1, queries down, keys across:")
-print(labelled(weights[0, 0].numpy(), tokens))
+print(labeled_shades(weights[0, 0].numpy(), tokens))
 seen = weights.observe(entropy=True, received=True, top=1)
 assert seen.entropy is not None
 assert seen.received is not None

@@ -6,10 +6,10 @@ Everything `clearhead train` does is here: a configuration, sentences, the folde
 import tempfile
 from pathlib import Path
 
-from clearhead.translation import Config, Run
-from clearhead.translation.data.dataset import of_grammar
-from clearhead.translation.heads.emergence import specialised
-from clearhead.translation.training import Report, train
+from clearhead.translation import Config, RunDirectory
+from clearhead.translation.data.dataset import from_grammar
+from clearhead.translation.heads.emergence import measure_emergence
+from clearhead.translation.training import TrainingCallbacks, train
 
 config = Config.of(
     {
@@ -18,8 +18,10 @@ config = Config.of(
         "text": {"validation": 50, "bleu": "none"},
     }
 )
-data = of_grammar(config)
-run = Run(Path(tempfile.mkdtemp()) / "run")
-train(data, config, run, report=Report(measured=lambda metrics: print(metrics["step"], metrics["validation"])))
-for finding in specialised(run, data.probe).trained:
+data = from_grammar(config)
+run = RunDirectory(Path(tempfile.mkdtemp()) / "run")
+train(
+    data, config, run, report=TrainingCallbacks(measured=lambda metrics: print(metrics["step"], metrics["validation"]))
+)
+for finding in measure_emergence(run, data.probe).trained:
     print(f"{finding.relation:20} {finding.address} {finding.accuracy:.2f}, a fixed offset {finding.baseline:.2f}")

@@ -8,28 +8,28 @@ from pathlib import Path
 
 import torch
 
-from clearhead.analysis.accumulate import Tally
-from clearhead.analysis.resumable import Job, added_up, forget
-from clearhead.distributed.process_group import processes
+from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.resumable import Job, discard_results, run_jobs
+from clearhead.distributed.process_group import init_process_group
 
 folder = Path(sys.argv[1])
 keep, died = folder / "parts", folder / "died"
 
 
 def job(number: int) -> Job:
-    def tally() -> Tally:
+    def tally() -> HeadSums:
         if number == 3 and not died.exists():
             died.touch()
             time.sleep(1)  # until the others are done with theirs
             os.kill(os.getpid(), signal.SIGKILL)
         (folder / f"done-{number}-{time.time_ns()}").touch()
-        return Tally("a model", {"encoder": [1]}, {"encoder.sums.x": torch.tensor([float(number)]).double()})
+        return HeadSums("a model", {"encoder": [1]}, {"encoder.sums.x": torch.tensor([float(number)]).double()})
 
     return Job(f"job {number}", tally)
 
 
-with processes(torch.device("cpu")) as together:
-    total = added_up([job(number) for number in range(6)], together=together, keep=keep)
-    if together.first:
+with init_process_group(torch.device("cpu")) as process_group:
+    total = run_jobs([job(number) for number in range(6)], process_group=process_group, keep=keep)
+    if process_group.is_main:
         (folder / "result").write_text(str(total.sums["encoder.sums.x"].item()))
-        forget(keep)
+        discard_results(keep)

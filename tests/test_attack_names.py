@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from clearhead import Recording
-from clearhead._utils.text import visible
+from clearhead._utils.text import visible_text
 from clearhead.recording.recording import Stack
 from clearhead.translation import Translator
 from hostile import NAMES, controls, typed
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.attack, pytest.mark.parametrize("name", NAMES)]
 
 def recording(name, path):
     """A recording with the name wherever one can stand."""
-    stack = visible(name)  # a stack's name has to be printable
+    stack = visible_text(name)  # a stack's name has to be printable
     queries, keys = tokens([name, "a", name]), tokens(["b", name])
     made = Recording(name, {stack: Stack((layer(3, 2),), queries, keys)})
     made.save(path)
@@ -31,7 +31,7 @@ def test_tables_and_json_of_a_recording(tmp_path, name, command):
     found = typed(command, tmp_path / "r.safetensors")
     assert (found.code, found.traceback) == (0, "")
     assert not controls(found.stdout + found.stderr)
-    assert "".join(f"{visible(name)}:".split()) in "".join(found.stdout.split())  # a long title is wrapped
+    assert "".join(f"{visible_text(name)}:".split()) in "".join(found.stdout.split())  # a long title is wrapped
     found = typed(command, tmp_path / "r.safetensors", "--json")
     assert not controls(found.stdout)
     facts = json.loads(found.stdout)

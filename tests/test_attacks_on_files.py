@@ -16,13 +16,13 @@ import torch
 from typer.testing import CliRunner
 
 from clearhead import AttentionWeights, Recording
-from clearhead.analysis.accumulate import Tally
-from clearhead.analysis.resumable import Job, added_up
+from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.resumable import Job, run_jobs
 from clearhead.cli import app
 from clearhead.recording.recording import Stack, Tokens
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import Run
-from clearhead.translation.training import Report, Stopped, train
+from clearhead.translation.run_directory import RunDirectory
+from clearhead.translation.training import Stopped, TrainingCallbacks, train
 from crafted import weights_of
 from crashes import Killed, operations
 from damage import flipped, places
@@ -36,7 +36,7 @@ DATA, CONFIG = copying(10, 2), changed(steps=2, validate_every=2)
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     torch.set_num_threads(1)
-    run = Run(tmp_path_factory.mktemp("runs") / "whole")
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
     train(DATA, CONFIG, run)
     return run
 
@@ -64,18 +64,18 @@ def refusal(action):
 class TestFlips:
     @pytest.mark.parametrize("kind", ["checkpoint", "best", "recording", "weights", "tally"])
     def test_readers_refuse_every_flip(self, kind, whole, tmp_path):
-        run = Run(tmp_path)
+        run = RunDirectory(tmp_path)
         path, read = {
             "checkpoint": (tmp_path / "last.safetensors", lambda: checkpoint(run)),
             "best": (tmp_path / "best.safetensors", run.check_best),
             "recording": (tmp_path / "r", lambda: Recording.load(path)),
             "weights": (tmp_path / "w", lambda: AttentionWeights.load(path)),
-            "tally": (tmp_path / "t", lambda: Tally.load(path)),
+            "tally": (tmp_path / "t", lambda: HeadSums.load(path)),
         }[kind]
         if kind in ("checkpoint", "best"):
             path.write_bytes((whole.folder / path.name).read_bytes())
         elif kind == "tally":
-            Tally("a model", {"encoder": [2]}, {"x": torch.randn(300).double()}).save(path)
+            HeadSums("a model", {"encoder": [2]}, {"x": torch.randn(300).double()}).save(path)
         else:
             (recording(8) if kind == "recording" else weights_of(torch.eye(9)[None])).save(path)
         contents = path.read_bytes()
@@ -92,7 +92,7 @@ class TestFlips:
 
     def test_a_run_ends_as_if_nothing_had_been_flipped(self, tmp_path):
         """Stopped at step 6, damaged, and resumed: from the checkpoint before, to the same weights."""
-        whole, stopped = Run(tmp_path / "whole"), Run(tmp_path / "stopped")
+        whole, stopped = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "stopped")
         train(copying(), TINY, whole)
 
         def stop(metrics):
@@ -100,39 +100,39 @@ class TestFlips:
                 signal.raise_signal(signal.SIGTERM)
 
         with pytest.raises(Stopped):
-            train(copying(), TINY, stopped, report=Report(measured=stop))
+            train(copying(), TINY, stopped, report=TrainingCallbacks(measured=stop))
         contents = (stopped.folder / "last.safetensors").read_bytes()
         header, data = places(contents, 20)
         for number, place in enumerate([*header[:8], *data]):
-            run, said = Run(tmp_path / str(number)), []
+            run, said = RunDirectory(tmp_path / str(number)), []
             run.folder.mkdir()
             for path in stopped.folder.iterdir():
                 (run.folder / path.name).write_bytes(path.read_bytes())
             (run.folder / "last.safetensors").write_bytes(flipped(contents, place, number % 8))
-            train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+            train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
             assert said[0].startswith(f"{run.folder / 'last.safetensors'}: ")
             assert_same(run, whole)
         print(f"\nresumed with a flip: 8 in the header, {len(data)} in the data, all with the same weights")
 
     def test_kept_statistics(self, tmp_path):
         def job():
-            return Job("a text", lambda: Tally("m", {"encoder": [1]}, {"x": torch.arange(40).double()}))
+            return Job("a text", lambda: HeadSums("m", {"encoder": [1]}, {"x": torch.arange(40).double()}))
 
-        expected = added_up([job()], keep=tmp_path / "keep")
+        expected = run_jobs([job()], keep=tmp_path / "keep")
         (path,) = (tmp_path / "keep").iterdir()
         contents = path.read_bytes()
         header, data = places(contents, 100)
         for place in header + data:
             path.write_bytes(flipped(contents, place))
             with pytest.warns(UserWarning, match="it is made again"):
-                found = added_up([job()], keep=tmp_path / "keep")
+                found = run_jobs([job()], keep=tmp_path / "keep")
             assert torch.equal(found.sums["x"], expected.sums["x"])
             assert path.read_bytes() == contents
         print(f"\nflips in kept statistics: {len(header)} in the header, {len(data)} in the data, all made again")
 
     @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "tokenizer.json"])
     def test_text_files_are_refused_in_one_line_or_harmless(self, name, whole, tmp_path):
-        run, found, drawn = Run(tmp_path / "run"), Counter(), random.Random(name)
+        run, found, drawn = RunDirectory(tmp_path / "run"), Counter(), random.Random(name)
         run.folder.mkdir()
         for path in whole.folder.iterdir():
             (run.folder / path.name).write_bytes(path.read_bytes())
@@ -153,13 +153,13 @@ def names(folder):
 class TestCrashes:
     def test_a_run_that_dies_at_any_file_operation(self, whole, tmp_path, monkeypatch):
         """And dies again while it is resumed, at another one."""
-        counted = Run(tmp_path / "counted")
+        counted = RunDirectory(tmp_path / "counted")
         with operations(tmp_path, monkeypatch) as points:
             train(DATA, CONFIG, counted)
         assert {"save_file, whole", "write_text, whole", "fsync", "os.rename", "os.rmdir"} <= set(points)
         again, left = 0, 0
         for point in range(len(points)):
-            run = Run(tmp_path / str(point))
+            run = RunDirectory(tmp_path / str(point))
             with operations(run.folder, monkeypatch, at=point), pytest.raises(Killed):
                 train(DATA, CONFIG, run)
             left += any(name.startswith(".") for name in names(run.folder)) if run.folder.exists() else 0
@@ -203,7 +203,7 @@ def test_two_processes_in_one_folder(tmp_path):
     """The second is refused; killed without warning, the first leaves nothing in the way."""
     columns = written_columns(tmp_path / "copies.tsv")
     (tmp_path / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 100000"))
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     given = ["train", "--data", columns, "--output", str(run.folder)]
     process = subprocess.Popen(
         [sys.executable, "-m", "clearhead", *given, "--config", str(tmp_path / "tiny.toml")],

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.ops import dispatch, sdpa
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from harness import Case, assert_lse_matches, assert_matches, poisoned
 from peers import assert_agrees
 from strategies import cases
@@ -454,7 +454,7 @@ def test_auto_takes_the_fused_kernel_where_it_can():
     }
     for expected, calls in names.items():
         for options in calls:
-            assert dispatch.choose(pose(query, key, value, **options))[0] == expected, options
+            assert dispatch.choose(build_call(query, key, value, **options))[0] == expected, options
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from clearhead import Recording
 from clearhead._utils import checksums
-from clearhead.analysis.accumulate import Tally
+from clearhead.analysis.accumulate import HeadSums
 from clearhead.translation.translator import Translator
 from clearhead.weights import serialization
 from crafted import weights_of
@@ -133,13 +133,13 @@ def test_recordings_and_tallies_are_checked(tmp_path):
     path.write_bytes(flipped(path.read_bytes(), -1))
     with pytest.raises(ValueError, match="damaged"):
         type(weights_of(torch.eye(3)[None])).load(path)
-    Tally("a model", {"encoder": [1]}, {"x": torch.ones(1).double()}).save(path)
+    HeadSums("a model", {"encoder": [1]}, {"x": torch.ones(1).double()}).save(path)
     path.write_bytes(flipped(path.read_bytes(), -1))
     with pytest.raises(ValueError, match="damaged"):
-        Tally.load(path)
-    serialization.write(path, {}, {"format": "clearhead.Tally", "version": 1})
-    with pytest.raises(ValueError, match="file: saved by Tally.save, but without model or heads"):
-        Tally.load(path)
+        HeadSums.load(path)
+    serialization.write(path, {}, {"format": "clearhead.HeadSums", "version": 1})
+    with pytest.raises(ValueError, match="file: saved by HeadSums.save, but without model or heads"):
+        HeadSums.load(path)
 
 
 def test_the_bundled_weights_carry_a_checksum(tmp_path):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from clearhead.analysis.accumulate import Tally, nothing
+from clearhead.analysis.accumulate import HeadSums, nothing
 from clearhead.analysis.corpus import statistics
-from clearhead.analysis.resumable import Job, added_up, forget
-from clearhead.analysis.statistics import from_tally, measure, tally
-from clearhead.analysis.summary import Watched
+from clearhead.analysis.resumable import Job, discard_results, run_jobs
+from clearhead.analysis.statistics import from_sums, measure, sum_statistics
+from clearhead.analysis.summary import AttentionSummary
 from clearhead.cli import app
-from clearhead.distributed.process_group import Processes
+from clearhead.distributed.process_group import ProcessGroup
 from clearhead.translation import Translator
 from ranks import started
 from recordings import decoder, translation
@@ -37,16 +37,16 @@ def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
     own = recordings(4)
     total = nothing()
     for number, recording in enumerate(own):
-        tally(recording).save(tmp_path / f"{number}.safetensors")
-        total += Tally.load(tmp_path / f"{number}.safetensors")
-    assert from_tally(total) == measure(own)[1]
+        sum_statistics(recording).save(tmp_path / f"{number}.safetensors")
+        total += HeadSums.load(tmp_path / f"{number}.safetensors")
+    assert from_sums(total) == measure(own)[1]
     assert total.model == "a model"
 
 
 def test_what_was_watched_adds_up():
     own = [statistics(recording) for recording in recordings(3)]
     total = own[0].tally("m") + own[1].tally("m") + own[2].tally("m")
-    found = Watched.from_tally(total)
+    found = AttentionSummary.from_sums(total)
     layers = [seen[1] for seen in own]
     queries = sum(layer.queries for layer in layers)
     expected = sum(layer.sums["entropy"] for layer in layers) / queries
@@ -55,13 +55,13 @@ def test_what_was_watched_adds_up():
 
 
 def jobs_of(count):
-    return [Job(f"text {number}", lambda own=own: tally(own)) for number, own in enumerate(recordings(count))]
+    return [Job(f"text {number}", lambda own=own: sum_statistics(own)) for number, own in enumerate(recordings(count))]
 
 
 def added_over(mesh, count):
-    together = Processes(mesh.get_local_rank(), mesh.size())
-    total = added_up(jobs_of(count), together=together)
-    return total.model, from_tally(total)
+    process_group = ProcessGroup(mesh.get_local_rank(), mesh.size())
+    total = run_jobs(jobs_of(count), process_group=process_group)
+    return total.model, from_sums(total)
 
 
 @pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # of four ranks two have nothing to read
@@ -79,7 +79,7 @@ def test_every_number_of_processes_gives_the_same(count, texts):
 
 def test_different_kinds_of_attention_are_kept_apart():
     own = translation(["a", "b", "c"], ["d", "e"])
-    assert from_tally(tally(own)) == measure([own])[1]
+    assert from_sums(sum_statistics(own)) == measure([own])[1]
 
 
 def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
@@ -90,17 +90,17 @@ def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
             done.append(number)
             if number == 2 and done.count(2) == 1:
                 raise KeyboardInterrupt
-            return Tally("m", {"encoder": [1]}, {"x": torch.tensor([1.0 * number]).double()})
+            return HeadSums("m", {"encoder": [1]}, {"x": torch.tensor([1.0 * number]).double()})
 
         return Job(f"job {number}", count)
 
     keep = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        added_up([job(number) for number in range(4)], keep=keep)
-    total = added_up([job(number) for number in range(4)], keep=keep)
+        run_jobs([job(number) for number in range(4)], keep=keep)
+    total = run_jobs([job(number) for number in range(4)], keep=keep)
     assert done == [0, 1, 2, 2, 3]
     assert total.sums["x"].item() == 6
-    forget(keep)
+    discard_results(keep)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,11 +116,11 @@ def test_what_another_model_gave_is_not_taken(tmp_path):
 
 def test_a_damaged_part_is_made_again(tmp_path):
     keep = tmp_path / "parts"
-    first = added_up(jobs_of(2), keep=keep)
+    first = run_jobs(jobs_of(2), keep=keep)
     for path in keep.iterdir():
         path.write_bytes(b"")
     with pytest.warns(UserWarning, match="not a whole safetensors file .*; it is made again"):
-        assert from_tally(added_up(jobs_of(2), keep=keep)) == from_tally(first)
+        assert from_sums(run_jobs(jobs_of(2), keep=keep)) == from_sums(first)
 
 
 @pytest.mark.parametrize("name", ["missing/deep/x.json", "."])

@@ -5,9 +5,9 @@ import gzip
 import pytest
 
 from clearhead.translation.data._corpus import Corpus, Pair, prepared, read_pairs
-from clearhead.translation.data._normalize import Normaliser
+from clearhead.translation.data._normalize import Normalizer
 
-AS_IT_IS = Normaliser()
+AS_IT_IS = Normalizer()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_no_pairs_at_all(write):
 
 def test_prepared_normalises_each_side_in_its_way():
     corpus = Corpus((Pair("He CAN 'T .", "行 か な い 。 A B"),), ())
-    got = prepared(corpus, Normaliser(lowercase=True, untokenise=True), Normaliser(join=True))
+    got = prepared(corpus, Normalizer(lowercase=True, untokenise=True), Normalizer(join=True))
     assert got == Corpus((Pair("he can't.", "行かない。A B"),), ())
 
 
@@ -163,9 +163,9 @@ def test_prepared_says_what_it_leaves_out():
         Pair("no.", "いいえ。"),  # held out, and so no repetition
         Pair("Yes.", "はい。"),
     ]
-    english = Normaliser(lowercase=True, untokenise=True, plain=True)
+    english = Normalizer(lowercase=True, untokenise=True, plain=True)
     held_out = (pair for pair in [Pair("NO .", "いい え 。"), Pair("Never.", "いいえ。")])
-    got = prepared(Corpus(tuple(pairs), ("an earlier note",)), english, Normaliser(join=True), without=held_out)
+    got = prepared(Corpus(tuple(pairs), ("an earlier note",)), english, Normalizer(join=True), without=held_out)
     assert got.pairs == (Pair("yes.", "はい。"), Pair("yes.", "うん。"))
     assert got.notes == (
         "an earlier note",

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from clearhead.translation._decoding import Written, beam_search, greedy
+from clearhead.translation._decoding import Hypothesis, beam_search, greedy
 from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
 from small_transformers import draw, favour, make
 
@@ -39,14 +39,14 @@ def log_probabilities(model, source, read: list[int]) -> torch.Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def plain_greedy(model, source, most: int) -> Written:
+def plain_greedy(model, source, most: int) -> Hypothesis:
     tokens = []
     for _ in range(most):
         best = int(log_probabilities(model, source, tokens).argmax())
         if best == END:
-            return Written(tuple(tokens), True)
+            return Hypothesis(tuple(tokens), True)
         tokens.append(best)
-    return Written(tuple(tokens), False)
+    return Hypothesis(tuple(tokens), False)
 
 
 def every_translation(model, source, most: int) -> dict[tuple[int, ...], float]:
@@ -95,7 +95,7 @@ def test_enough_beams_find_the_best_of_all_translations(length_penalty):
         assert len(every) == 13
         # the last step has 9 beginnings and 4 tokens after each
         found = beam_search(model, source, beams=37, most=most, length_penalty=length_penalty)
-        assert found == [Written(best, True)]
+        assert found == [Hypothesis(best, True)]
     assert differ  # greedy would not have done
 
 
@@ -135,7 +135,7 @@ def test_more_beams_than_tokens_to_begin_with(beams):
         every = every_translation(model, source, beams)
     best = max(every, key=lambda tokens: every[tokens] / (len(tokens) + 1))
     assert len(best) == beams - 1
-    assert beam_search(model, source, beams=beams, most=beams) == [Written(best, True)]
+    assert beam_search(model, source, beams=beams, most=beams) == [Hypothesis(best, True)]
 
 
 @pytest.mark.parametrize("write", [greedy, beam_search])
@@ -158,9 +158,9 @@ def test_whether_it_came_to_an_end_is_said(write, most):
     source, _ = sources()
     other = copy.deepcopy(model)
     favour(model, [7], against=[END])
-    assert write(model, source, most=most) == [Written((7,) * most, False)] * 5
+    assert write(model, source, most=most) == [Hypothesis((7,) * most, False)] * 5
     favour(other, [END])
-    assert write(other, source, most=most) == [Written((), True)] * 5
+    assert write(other, source, most=most) == [Hypothesis((), True)] * 5
 
 
 def test_greedy_without_a_head():

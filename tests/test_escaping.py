@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead._utils.consoles import PlainConsole
-from clearhead._utils.text import json_text, printable, visible
+from clearhead._utils.text import json_text, printable, visible_text
 from hostile import NAMES, controls
 
 
@@ -32,7 +32,7 @@ def test_control_characters_are_escaped_and_letters_stay(text, shown):
     ("token", "shown"), [("a\nb", r"a\nb"), ("", '""'), (" ", '" "'), ("a\u200bb", r"a\u200bb"), ("[x]", "[x]")]
 )
 def test_a_token_is_one_visible_line(token, shown):
-    assert visible(token) == shown
+    assert visible_text(token) == shown
 
 
 @pytest.mark.parametrize("name", NAMES)

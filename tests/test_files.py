@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead._utils.files import place_of, replacing, write_text
+from clearhead._utils.files import replacing, resolve_target, write_text
 
 
 def test_written_whole_with_the_rights_of_a_new_file(tmp_path):
@@ -110,7 +110,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match=f"page.html: files cannot be written to the folder {tmp_path}"):
-        place_of(tmp_path / "page.html")
+        resolve_target(tmp_path / "page.html")
 
 
 def test_a_folder_that_cannot_be_listed_can_be_written_to(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from transformers import masking_utils as theirs
 
 from clearhead.huggingface._mask_translation import Place, UnknownFunctionError, evaluate, translate
 from clearhead.huggingface.lazy_mask import LazyMask, make_mask
-from clearhead.ops.masks import Causal, Dense, Fixed, Padding, Window
+from clearhead.ops.masks import Causal, Dense, Padding, PrecomputedMask, Window
 
 BATCH, LONGEST = 2, 24
 
@@ -91,7 +91,7 @@ def test_unknown_functions_are_evaluated(name, monkeypatch):
         translate(UNKNOWN[name], place)
     monkeypatch.setattr("clearhead.huggingface._mask_translation.BLOCK", 40)  # two rows at a time
     mask = evaluate(UNKNOWN[name], place, None, use_vmap=True)
-    assert isinstance(mask, Dense if name == "odd keys" else Fixed)
+    assert isinstance(mask, Dense if name == "odd keys" else PrecomputedMask)
     allowed = mask.dense(9, 9, 0).expand(BATCH, 1, 9, 9)
     assert torch.equal(allowed, theirs.sdpa_mask(BATCH, 9, 9, mask_function=UNKNOWN[name], allow_is_causal_skip=False))
 

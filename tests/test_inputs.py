@@ -9,14 +9,14 @@ import pytest
 
 from clearhead._utils import bounded_reads
 from clearhead._utils.bounded_reads import (
-    BEAMS,
-    LINE,
-    SENTENCE,
-    TEXT,
-    TOKENS,
-    lines_of_standard_input,
+    BEAM_LIMIT,
+    LINE_LIMIT,
+    SENTENCE_LIMIT,
+    TEXT_LIMIT,
+    TOKEN_LIMIT,
     numbered_lines,
     read_text,
+    stdin_lines,
 )
 
 MIB = 2**20
@@ -24,8 +24,8 @@ MIB = 2**20
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setenv(TEXT.variable, "1")
-    monkeypatch.setenv(LINE.variable, "1")
+    monkeypatch.setenv(TEXT_LIMIT.variable, "1")
+    monkeypatch.setenv(LINE_LIMIT.variable, "1")
 
 
 def test_a_file_up_to_the_limit_is_read(small, tmp_path):
@@ -70,25 +70,25 @@ class _Input:
 
 def test_standard_input_by_lines(small, monkeypatch):
     monkeypatch.setattr(sys, "stdin", _Input("\ufeffein\r\n\nzwei".encode()))
-    assert lines_of_standard_input() == ["ein", "", "zwei"]
+    assert stdin_lines() == ["ein", "", "zwei"]
     monkeypatch.setattr(sys, "stdin", _Input(b"a\n\xff"))
     with pytest.raises(ValueError, match="standard input, line 2: not UTF-8"):
-        lines_of_standard_input()
+        stdin_lines()
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="standard input is closed"):
-        lines_of_standard_input()
+        stdin_lines()
 
 
 @pytest.mark.parametrize("raw", ["", "0", "-1", "1e9", "many", "9" * 5000])
 def test_a_limit_that_is_no_number_is_refused(monkeypatch, raw):
-    monkeypatch.setenv(BEAMS.variable, raw)
+    monkeypatch.setenv(BEAM_LIMIT.variable, raw)
     with pytest.raises(ValueError, match="CLEARHEAD_MAX_BEAMS is .*; expected a whole number of beams above 0"):
-        _ = BEAMS.value
+        _ = BEAM_LIMIT.value
 
 
 def test_every_limit_is_documented():
     page = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
     known = [own for own in vars(bounded_reads).values() if isinstance(own, bounded_reads.Limit)]
-    assert set(known) == {TEXT, LINE, TOKENS, SENTENCE, BEAMS}
+    assert set(known) == {TEXT_LIMIT, LINE_LIMIT, TOKEN_LIMIT, SENTENCE_LIMIT, BEAM_LIMIT}
     for limit in known:
         assert f"| `{limit.variable}` | {limit.default:,} {limit.unit} |" in page

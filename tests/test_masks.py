@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import Causal, Dense, Documents, Padding, Prefix, Window, attention
-from clearhead.ops.arguments import pose
-from clearhead.ops.masks import positions
+from clearhead.ops.arguments import build_call
+from clearhead.ops.masks import query_positions
 from harness import brute_force
 from peers import assert_agrees
 from strategies import masks
@@ -37,7 +37,7 @@ def test_query_start_per_sequence(mask, starts):
 @given(mask=masks(*SHAPE))
 @settings(max_examples=200)
 def test_ranges_are_sorted_disjoint_and_within_the_keys(mask):
-    lowered = mask.lower(positions(7, 11), 11)
+    lowered = mask.lower(query_positions(7, 11), 11)
     if lowered.ranges is None:
         assert lowered.dense is not None
         return
@@ -63,7 +63,7 @@ def test_one_range_unless_a_union_makes_more(mask):
 
 def test_dense_only_where_a_dense_takes_part():
     dense = Dense(torch.ones(7, 11, dtype=torch.bool))
-    both = (dense & Causal()).lower(positions(7, 11), 11)
+    both = (dense & Causal()).lower(query_positions(7, 11), 11)
     assert both.ranges is not None
     assert both.dense is dense.allowed
     with pytest.raises(ValueError, match="Dense"):
@@ -129,18 +129,18 @@ def test_repr_of_what_is_long_or_dense():
 def test_a_mask_used_again_is_not_lowered_again():
     mask, x = Causal() & Documents([3, 4]), torch.randn(1, 2, 7, 4)
     with torch.inference_mode():
-        first = pose(x, x, x, mask=mask).lower()
-    assert pose(x, x, x, mask=mask).lower() is first
-    assert pose(x, x, x, mask=mask, query_start=1).lower() is not first
-    assert pose(x[:, :, :5], x, x, mask=mask).lower().ranges.shape[-1] == 5
-    again = pose(x, x, x, mask=mask).lower()
+        first = build_call(x, x, x, mask=mask).lower()
+    assert build_call(x, x, x, mask=mask).lower() is first
+    assert build_call(x, x, x, mask=mask, query_start=1).lower() is not first
+    assert build_call(x[:, :, :5], x, x, mask=mask).lower().ranges.shape[-1] == 5
+    again = build_call(x, x, x, mask=mask).lower()
     assert torch.equal(again.ranges, first.ranges)
     # what was kept in inference mode serves a call with gradients
     leaf = x.clone().requires_grad_()
     attention(leaf, x, x, mask=mask, backend="streaming").sum().backward()
     assert leaf.grad is not None
     copied = pickle.loads(pickle.dumps(mask))
-    assert torch.equal(pose(x, x, x, mask=copied).lower().ranges, first.ranges)
+    assert torch.equal(build_call(x, x, x, mask=copied).lower().ranges, first.ranges)
 
 
 def test_hidden_keys_are_made_once_for_the_fused_kernel(monkeypatch):
@@ -164,11 +164,11 @@ def test_what_is_kept_of_a_mask_is_not_taken_for_another():
     x, causal, mask = torch.randn(1, 1, 7, 4), Causal(), Padding([5])
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(x)
-        pose(fake, fake, fake, mask=causal).lower()
-    assert pose(x, x, x, mask=causal).lower().ranges[0, 1].tolist() == [[*range(1, 8)]]
-    assert pose(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[5] * 7]
+        build_call(fake, fake, fake, mask=causal).lower()
+    assert build_call(x, x, x, mask=causal).lower().ranges[0, 1].tolist() == [[*range(1, 8)]]
+    assert build_call(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[5] * 7]
     mask.lengths.fill_(3)
-    assert pose(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[3] * 7]
+    assert build_call(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[3] * 7]
 
 
 def test_a_dense_mask_is_read_anew_each_time():

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.translation.data._normalize import Normaliser
+from clearhead.translation.data._normalize import Normalizer
 
-EVERY = [Normaliser(*flags) for flags in product((False, True), repeat=4)]
+EVERY = [Normalizer(*flags) for flags in product((False, True), repeat=4)]
 
 
 def test_white_space_and_composition_always():
-    assert Normaliser()(" \tone\u3000 two\u2028\r\n three \n") == "one two three"
-    assert Normaliser()("Cafe\u0301 “é” Ａ…") == "Café “é” Ａ…"
-    assert Normaliser()(" \n ") == ""
+    assert Normalizer()(" \tone\u3000 two\u2028\r\n three \n") == "one two three"
+    assert Normalizer()("Cafe\u0301 “é” Ａ…") == "Café “é” Ａ…"
+    assert Normalizer()(" \n ") == ""
 
 
 def test_nothing_else_unasked():
     text = "He said , '' I can 't — １０ ％ . '' CD プレーヤー"
-    assert Normaliser()(text) == text
+    assert Normalizer()(text) == text
 
 
 def test_lowercase():
-    assert Normaliser(lowercase=True)("Tom ÄSS ＣＤ") == "tom äss ｃｄ"
+    assert Normalizer(lowercase=True)("Tom ÄSS ＣＤ") == "tom äss ｃｄ"
 
 
 TOKENISED = {
@@ -60,7 +60,7 @@ TOKENISED = {
 
 @pytest.mark.parametrize("tokenised", TOKENISED)
 def test_tokenised_english_as_it_would_be_typed(tokenised):
-    assert Normaliser(untokenise=True)(tokenised) == TOKENISED[tokenised]
+    assert Normalizer(untokenise=True)(tokenised) == TOKENISED[tokenised]
 
 
 TYPED = [
@@ -80,7 +80,7 @@ TYPED = [
 
 @pytest.mark.parametrize("text", TYPED)
 def test_typed_english_stays(text):
-    assert Normaliser(untokenise=True)(text) == text
+    assert Normalizer(untokenise=True)(text) == text
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_typed_english_stays(text):
     ],
 )
 def test_join(spaced, joined):
-    assert Normaliser(join=True)(spaced) == joined
+    assert Normalizer(join=True)(spaced) == joined
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_join(spaced, joined):
     ],
 )
 def test_plain(typed, plain):
-    assert Normaliser(plain=True)(typed) == plain
+    assert Normalizer(plain=True)(typed) == plain
 
 
 def test_two_sources_look_alike():
-    english = Normaliser(lowercase=True, untokenise=True, plain=True)
+    english = Normalizer(lowercase=True, untokenise=True, plain=True)
     assert english("he said , '' i can 't . ''") == english("He said, “I can’t.”") == 'he said, "i can\'t."'
     assert english("don ’t !") == "don't!"
 
 
 def test_a_space_whose_removal_composes():
     """Two letters that compose once nothing is between them: か and a mark that stands alone."""
-    assert Normaliser(join=True)("か \u3099") == "が"
+    assert Normalizer(join=True)("か \u3099") == "が"
 
 
 WORDS = """ ' '' `` " “ ” ’ ´ … . , ?! ( ) $ 5 % 't n't 's 'clock o girls in don a İ Σ か \u3099 ｶ ﾞ ー １ — é ¨ """

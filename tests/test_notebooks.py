@@ -15,9 +15,9 @@ from PIL import Image
 
 from browser import browser
 from clearhead import Causal, attention, report
-from clearhead._utils.color_scales import levels
-from clearhead.analysis.summary import Watched
-from clearhead.ops.tiled.statistics import Observation
+from clearhead._utils.color_scales import log_shades
+from clearhead.analysis.summary import AttentionSummary
+from clearhead.ops.tiled.statistics import AttentionStatistics
 from clearhead.weights import notebook
 from recordings import decoder, layer
 from viewer_page import page
@@ -82,7 +82,7 @@ def test_a_report_stays_inside_its_frame():
 def test_maps_are_those_of_the_weights():
     weights = layer(20, 30, heads=4)
     found = pictures(weights._repr_html_())
-    expected = levels(weights.dense()[0].numpy(), 30)
+    expected = log_shades(weights.dense()[0].numpy(), 30)
     for own, shades in zip(found, expected, strict=True):
         colours = np.array([[int(Viridis256[shade][at : at + 2], 16) for at in (1, 3, 5)] for shade in shades.ravel()])
         assert np.abs(own.reshape(-1, 3).astype(int) - colours).max() <= 6  # a shade away, at the most
@@ -113,13 +113,13 @@ def test_gradients_do_not_matter():
 
 
 def test_what_was_watched():
-    seen = Watched([("decoder", 0), ("decoder", 1)])
+    seen = AttentionSummary([("decoder", 0), ("decoder", 1)])
     real = torch.ones(1, 6, dtype=torch.bool)
     for number, own in enumerate(seen):
         weights = layer(6, 6, heads=3 - number, kv_heads=1)  # layers need not have the same number of heads
         own.add(weights.observe(entropy=True, pool=(3, 3)), real, keep=True)
     text = seen._repr_html_()
-    assert repr(seen) == "Watched(decoder 2 layers, entropy of 6 queries)"
+    assert repr(seen) == "AttentionSummary(decoder 2 layers, entropy of 6 queries)"
     assert [own.shape for own in pictures(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
     mean = seen[1].means["entropy"][1]
     assert f"<td>{float(mean):.3f}</td>" in text
@@ -127,8 +127,8 @@ def test_what_was_watched():
 
 
 def test_nothing_was_watched():
-    assert pictures(Watched()._repr_html_()) == []
-    unused = Watched([("decoder", 0)])
+    assert pictures(AttentionSummary()._repr_html_()) == []
+    unused = AttentionSummary([("decoder", 0)])
     assert "no means" in unused._repr_html_()
-    unused[0].add(Observation(None, None, None, None, None), torch.ones(1, 2, dtype=torch.bool), keep=False)
+    unused[0].add(AttentionStatistics(None, None, None, None, None), torch.ones(1, 2, dtype=torch.bool), keep=False)
     assert pictures(unused._repr_html_()) == []

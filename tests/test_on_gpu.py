@@ -17,7 +17,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention
 from clearhead.distributed import Layout, attend_to_shards, gather, sequence_attention, shard_heads
 from clearhead.ops import dispatch
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from harness import assert_lse_matches, assert_matches, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +63,7 @@ class Setting:
         elif bias is not None:
             scores = scores + bias.to(dtype)
         if "mask" in options:
-            problem = pose(*(t.detach() for t in tensors), **options)
+            problem = build_call(*(t.detach() for t in tensors), **options)
             allowed = problem.lower().allowed(self.queries, torch.arange(self.keys, device="cuda"))
             scores = torch.where(allowed, scores, -math.inf)
         sinks = options.get("sinks")
@@ -208,7 +208,7 @@ def test_fused_kernels_of_torch(causal, width, queries):
         )
     )
     tensors = setting.tensors()
-    problem = pose(*tensors, **setting.options)
+    problem = build_call(*tensors, **setting.options)
     assert dispatch.choose(problem)[0] == "sdpa"
     output, weights = attention(*tensors, **setting.options, return_weights=True, backend="sdpa")
     exact, naive = setting.plain(tensors, torch.float64), setting.plain(tensors, torch.bfloat16)
@@ -262,12 +262,12 @@ def test_reproducible_where_it_is_asked_for():
     tensors = [normal(1, 8, 2048, 128, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
     torch.use_deterministic_algorithms(True)
     try:
-        assert dispatch.choose(pose(*tensors, mask=Causal()))[0] == "triton"
+        assert dispatch.choose(build_call(*tensors, mask=Causal()))[0] == "triton"
         runs = [torch.autograd.grad(attention(*tensors, mask=Causal()).sum(), tensors) for _ in range(3)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first, other) for run in runs[1:] for first, other in zip(runs[0], run, strict=True))
-    assert dispatch.choose(pose(*(t.detach() for t in tensors), mask=Causal()))[0] == "sdpa"
+    assert dispatch.choose(build_call(*(t.detach() for t in tensors), mask=Causal()))[0] == "sdpa"
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
@@ -307,7 +307,7 @@ def test_short_texts_with_hidden_keys_take_torchs_own_kernel(queries, keys, dtyp
     """As batches of sentences are: outputs, gradients and log-sum-exp, empty rows included."""
     tensors = [normal(5, 6, length, 32, seed=i, dtype=dtype) for i, length in enumerate((queries, keys, keys))]
     mask = Padding([keys, 0, 1, keys // 2, keys])
-    assert dispatch.choose(pose(*tensors, mask=mask))[0] == "sdpa"
+    assert dispatch.choose(build_call(*tensors, mask=mask))[0] == "sdpa"
     found = {}
     for name, backend, cast in (
         ("got", "sdpa", dtype),
@@ -345,7 +345,7 @@ def test_one_rank_over_nccl():
     torch.cuda.set_device(0)
     distributed.init_process_group("cpu:gloo,cuda:nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     try:
-        for device in ("cpu", "cuda"):  # as `Processes.summed` is called, of sums and of gradients
+        for device in ("cpu", "cuda"):  # as `ProcessGroup.all_reduce` is called, of sums and of gradients
             added = torch.ones(3, dtype=torch.float64, device=device)
             distributed.all_reduce(added)
             assert added.tolist() == [1, 1, 1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead.ops._custom_op import Gradients, Inputs, operation
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 
 STRIDES = []
 
@@ -27,7 +27,7 @@ def test_an_expanded_gradient_is_made_dense(traced):
     query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
 
     def loss(query):
-        inputs = Inputs.of(pose(query, key, value), value)
+        inputs = Inputs.of(build_call(query, key, value), value)
         return OPERATION(*inputs)[0].sum()
 
     STRIDES.clear()
@@ -38,7 +38,7 @@ def test_an_expanded_gradient_is_made_dense(traced):
 
 def test_a_transposed_gradient_is_read_as_it_lies():
     query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
-    output = OPERATION(*Inputs.of(pose(query, key, value), value))[0]
+    output = OPERATION(*Inputs.of(build_call(query, key, value), value))[0]
     STRIDES.clear()
     output.backward(torch.randn(2, 5, 3, 7).transpose(1, 2))
     assert STRIDES == [(105, 7, 21, 1)]

@@ -415,10 +415,10 @@ def test_every_rank_says_what_is_wrong(ranks):
 
 
 def of_another_version(mesh):
-    together = process_group.Processes(mesh.get_local_rank(), mesh.size())
-    process_group.__version__ = "9.9" if together.rank == 3 else "1.0"
+    group = process_group.ProcessGroup(mesh.get_local_rank(), mesh.size())
+    process_group.__version__ = "9.9" if group.rank == 3 else "1.0"
     try:
-        process_group._check_versions(together)
+        process_group._check_versions(group)
     except ValueError as error:
         return str(error)
     return None

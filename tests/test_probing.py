@@ -11,13 +11,20 @@ from torch import nn
 
 from clearhead.analysis.relations import wilson
 from clearhead.translation.config import Config, TextConfig
-from clearhead.translation.data.dataset import of_grammar, to_ids
+from clearhead.translation.data.dataset import from_grammar, to_ids
 from clearhead.translation.data.grammar import generate
 from clearhead.translation.data.grammar.generate import SOURCE_RELATIONS, TARGET_RELATIONS, Example, Link
 from clearhead.translation.heads import probes
-from clearhead.translation.heads.emergence import KINDS, Damage, Specialised, damage, kinds, specialised
-from clearhead.translation.heads.probes import STACK, Finding, accuracies, findings
-from clearhead.translation.run_directory import Run
+from clearhead.translation.heads.emergence import (
+    KINDS,
+    AblationEffect,
+    Emergence,
+    ablation_effects,
+    kinds,
+    measure_emergence,
+)
+from clearhead.translation.heads.probes import STACK, ProbeResult, accuracies, probe_results
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import PAD, Vocabulary
 from small_transformers import make
 
@@ -154,7 +161,7 @@ class TestAccuracies:
 
 def test_every_word_of_the_grammar_is_one_token(monkeypatch):
     monkeypatch.setattr("clearhead.translation.data.dataset.PROBE", 211)
-    data = of_grammar(Config(text=TextConfig(validation=1)))
+    data = from_grammar(Config(text=TextConfig(validation=1)))
     assert len(data.probe) == 211
     for own in data.probe:
         for side, numbers in zip((own.source, own.target), to_ids(data.vocabulary, own), strict=True):
@@ -167,7 +174,7 @@ class TestFindings:
         probe = [example(number, 5, 1 if number in (0, 2, 3) else -2) for number in range(8)]
         probe[4] = probe[0]
         table = {"noun": {"0.0": (0.9, 0.25), "1.2": (0.8, 1.0)}, "verb → object": {"0.0": (0.1, 1.0), "2.1": (0.2, 0)}}
-        noun, verb = findings(table, probe)
+        noun, verb = probe_results(table, probe)
         assert (noun.relation, noun.address, noun.accuracy) == ("noun", ("cross", 0, 0), 0.25)
         assert (verb.relation, verb.address, verb.accuracy) == ("verb → object", ("encoder", 2, 1), 0)
         assert (noun.offset, noun.baseline, noun.count) == (1, 0.25, 4)
@@ -175,21 +182,21 @@ class TestFindings:
 
     def test_only_links_of_the_relation_count(self):
         probe = [example(number, 5, 1, ("noun",) if number < 4 else ("verb",)) for number in range(10)]
-        assert [own.count for own in findings({"noun": {"0.0": (1, 1)}, "verb": {"0.0": (1, 1)}}, probe)] == [2, 3]
+        assert [own.count for own in probe_results({"noun": {"0.0": (1, 1)}, "verb": {"0.0": (1, 1)}}, probe)] == [2, 3]
 
     @pytest.mark.parametrize(("count", "clear"), [(5, False), (10, True)])
     def test_clear_only_if_surely_better_than_the_offset(self, count, clear):
         """The offset is right in 3 of 5, the head always: of 5 that says 57 % at least, of 10 it says 72 %."""
         odd = [example(number, 5, 1 if number % 5 < 3 else -1) for number in range(count)]
         probe = [own for pair in zip([example(0, 5, 1)] * count, odd, strict=True) for own in pair]
-        (found,) = findings({"noun": {"0.0": (1.0, 1.0)}}, probe)
+        (found,) = probe_results({"noun": {"0.0": (1.0, 1.0)}}, probe)
         assert (found.count, found.baseline, found.accuracy) == (count, 0.6, 1.0)
         assert found.low == wilson(count, count)[0]
         assert found.clear is clear
 
     def test_as_good_as_the_offset_is_not_clear(self):
         probe = [example(number, 5, 1) for number in range(20)]
-        (found,) = findings({"noun": {"0.0": (1.0, 1.0)}}, probe)
+        (found,) = probe_results({"noun": {"0.0": (1.0, 1.0)}}, probe)
         assert (found.accuracy, found.baseline, found.clear) == (1.0, 1.0, False)
 
 
@@ -199,8 +206,8 @@ class TestSpecialised:
     def table(self, first: tuple[float, float], second: tuple[float, float]):
         return {relation: {"0.0": first, "0.1": second} for relation in STACK}
 
-    def run(self, folder) -> Run:
-        run = Run(folder)
+    def run(self, folder) -> RunDirectory:
+        run = RunDirectory(folder)
         run.add_metrics({"step": 0, "heads": self.table((0.3, 0.2), (0.1, 0.15)), **self.quality(0)})
         run.add_metrics({"step": 5})
         run.add_metrics({"step": 10, "heads": self.table((0.4, 0.5), (0.6, 0.65)), **self.quality(60)})
@@ -212,7 +219,7 @@ class TestSpecialised:
         return {"validation": {"loss": 1.0, "exact": 0.0, "bleu": bleu}}
 
     def test_from_the_metrics_alone(self, tmp_path):
-        found = specialised(self.run(tmp_path), self.PROBE)
+        found = measure_emergence(self.run(tmp_path), self.PROBE)
         assert found.steps == [0, 10, 20]
         assert found.curves["noun"] == [0.15, 0.65, 0.95]  # of the head found at the end, on the other half
         assert found.curves["tense"] == [0.2, 0.5, 0.5]
@@ -225,23 +232,23 @@ class TestSpecialised:
     def test_of_the_weights_that_were_kept(self, tmp_path):
         run = self.run(tmp_path)
         run.add_metrics({"step": 30, "heads": self.table((1.0, 0.0), (0.0, 0.0)), **self.quality(65)})
-        found = specialised(run, self.PROBE)
+        found = measure_emergence(run, self.PROBE)
         assert (found.best, found.steps) == (20, [0, 10, 20, 30])
         assert found.trained[0].address == ("cross", 0, 1)
         assert found.curves["noun"] == [0.15, 0.65, 0.95, 0.0]
 
     def test_labels_only_where_it_is_clear(self, tmp_path):
-        labels = specialised(self.run(tmp_path), self.PROBE).labels()
+        labels = measure_emergence(self.run(tmp_path), self.PROBE).labels()
         assert labels == {
             ("cross", 0, 1): [relation for relation in TARGET_RELATIONS if relation != "tense"],
             ("encoder", 0, 1): [*SOURCE_RELATIONS],
         }
 
     def test_a_run_without_relations(self, tmp_path):
-        run = Run(tmp_path)
+        run = RunDirectory(tmp_path)
         for _ in range(2):
             with pytest.raises(ValueError, match="no heads were measured in this run"):
-                specialised(run, self.PROBE)
+                measure_emergence(run, self.PROBE)
             run.add_metrics({"step": 0})
 
 
@@ -288,8 +295,8 @@ class TestDamage:
             for number in range(10)
         ]
         model = Oracle(probe).train()
-        found = damage(model, VOCABULARY, probe, ("encoder", 0, 0))
-        assert found == Damage(
+        found = ablation_effects(model, VOCABULARY, probe, ("encoder", 0, 0))
+        assert found == AblationEffect(
             ("encoder", 0, 0),
             (1.0, 0.8),
             {"adjective": (0.0, 0.0), "verb": (0.0, 0.2), "particle": (0.0, 0.0)},
@@ -303,7 +310,7 @@ class TestDamage:
         model = make(len(vocabulary), scale=0.1)
         with torch.no_grad():
             model.decoder[1].cross.output.weight[:, 10:20] = 0
-        idle = damage(model, vocabulary, probe, ("cross", 1, 1))
+        idle = ablation_effects(model, vocabulary, probe, ("cross", 1, 1))
         assert idle.exact[0] == idle.exact[1]
         assert all(before == after for before, after in idle.errors.values())
         assert idle.errors.keys() == {*KINDS}
@@ -319,12 +326,12 @@ def test_kinds_of_tokens():
 
 
 class TestChart:
-    def found(self) -> Specialised:
+    def found(self) -> Emergence:
         trained = [
-            Finding(relation, (STACK[relation], 0, number % 4), 0.9, 0.8, 0.95, 100, 1, 0.3)
+            ProbeResult(relation, (STACK[relation], 0, number % 4), 0.9, 0.8, 0.95, 100, 1, 0.3)
             for number, relation in enumerate(STACK)
         ]
-        return Specialised(trained, trained, 20, [0, 10, 20], {relation: [0.1, 0.5, 0.9] for relation in STACK})
+        return Emergence(trained, trained, 20, [0, 10, 20], {relation: [0.1, 0.5, 0.9] for relation in STACK})
 
     def test_an_svg_and_nothing_beside_it(self, tmp_path):
         pytest.importorskip("matplotlib")

@@ -13,7 +13,7 @@ import torch
 from markdown_it import MarkdownIt
 
 from clearhead import MultiHeadAttention, trace
-from clearhead._utils.text import visible
+from clearhead._utils.text import visible_text
 from clearhead.explain import BUILT_IN
 from clearhead.explain.render.formats import render
 from clearhead.explain.render.wording import number, typeset
@@ -216,7 +216,7 @@ def test_numbers_have_the_digits_they_need(values, digits, expected):
 
 def test_words():
     assert number(-0.0004, 3) == "0.000"
-    assert [visible(token) for token in ("a b", "\n", "", " ", "a\tb", "\u202e")] == [
+    assert [visible_text(token) for token in ("a b", "\n", "", " ", "a\tb", "\u202e")] == [
         "a b",
         "\\n",
         '""',

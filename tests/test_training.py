@@ -19,17 +19,17 @@ from typer.testing import CliRunner
 from clearhead.cli import app
 from clearhead.translation import _evaluation
 from clearhead.translation import training as training
-from clearhead.translation._evaluation import Quality, bleu_score, cross_entropy, validate, write_all
+from clearhead.translation._evaluation import Metrics, bleu_score, cross_entropy, validate, write_all
 from clearhead.translation.config import Config
 from clearhead.translation.data import dataset as making
 from clearhead.translation.data._batching import collate, in_batches
-from clearhead.translation.data.dataset import of_files, of_grammar
+from clearhead.translation.data.dataset import from_files, from_grammar
 from clearhead.translation.data.grammar.generate import TARGET_RELATIONS
-from clearhead.translation.heads.probes import findings
+from clearhead.translation.heads.probes import probe_results
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import PAD
-from clearhead.translation.training import Report, schedule, train
+from clearhead.translation.training import TrainingCallbacks, schedule, train
 from clearhead.weights import serialization
 from damage import flipped
 from toy_training import (
@@ -51,7 +51,7 @@ EPOCH = len(in_batches(copying().epoch(0), TINY.training.batch_tokens, (0, 0))) 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nobody interrupted."""
-    run = Run(tmp_path_factory.mktemp("runs") / "whole")
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
     train(copying(), TINY, run)
     return run
 
@@ -70,7 +70,7 @@ def interrupted(run, at, monkeypatch, number=signal.SIGINT):
     with monkeypatch.context() as patch:
         patch.setattr(training, "collate", collating)
         with pytest.raises(KeyboardInterrupt):
-            train(copying(), TINY, run, report=Report(say=said.append))
+            train(copying(), TINY, run, report=TrainingCallbacks(say=said.append))
     return said
 
 
@@ -82,14 +82,14 @@ class TestResuming:
     @pytest.mark.parametrize("at", [1, EPOCH, EPOCH + 2])
     def test_stopped_politely(self, whole, tmp_path, monkeypatch, at):
         """In the first step, at the end of an epoch, and within one."""
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         before = signal.getsignal(signal.SIGINT)
         said = interrupted(run, at, monkeypatch)
         assert said == [f"stopped at step {at}, which is saved; --resume goes on from there"]
         assert progress_of(run)["step"] == at
         assert signal.getsignal(signal.SIGINT) is before
         resumed = []
-        train(copying(), TINY, run, resume=True, report=Report(say=resumed.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=resumed.append))
         assert resumed == [f"resumed at step {at}"]
         assert_same(run, whole)
 
@@ -98,19 +98,19 @@ class TestResuming:
             signal.raise_signal(signal.SIGINT)
             return collate(rows)
 
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         monkeypatch.setattr(training, "collate", collating)
         train(copying(), changed(steps=1, validate_every=1), run)
         assert [line["step"] for line in run.metrics()] == [0, 1]
 
     def test_stopped_by_a_kill_that_can_be_heard(self, whole, tmp_path, monkeypatch):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         interrupted(run, 5, monkeypatch, signal.SIGTERM)
         train(copying(), TINY, run, resume=True)
         assert_same(run, whole)
 
     def test_what_a_killed_process_left_half_written_is_removed(self, tmp_path, monkeypatch):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         interrupted(run, 3, monkeypatch)
         names = ["config.json", "tokenizer.json", "metrics.jsonl", "best.safetensors", "last.safetensors"]
         for name in (".new.safetensors", ".tmpaB3dE9", ".config.json.swp", *(f".{name}.k1ll3d__" for name in names)):
@@ -121,21 +121,21 @@ class TestResuming:
         assert [path.name for path in run.folder.glob(".*")] == [".config.json.swp"]  # an editor's, not ours
 
     def test_what_a_killed_beginning_left_is_removed(self, tmp_path):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         run.folder.mkdir()
         (run.folder / ".tokenizer.json.k1ll3d__").write_bytes(b"half")
         train(copying(), changed(steps=1), run)
         assert not list(run.folder.glob(".*"))
 
     def test_interrupted_twice(self, whole, tmp_path, monkeypatch):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         interrupted(run, 3, monkeypatch)
 
         def fail(metrics):
             raise RuntimeError("the lights went out")
 
         with pytest.raises(RuntimeError, match="lights"):
-            train(copying(), TINY, run, resume=True, report=Report(measured=fail))
+            train(copying(), TINY, run, resume=True, report=TrainingCallbacks(measured=fail))
         assert [line["step"] for line in run.metrics()] == [0, 4]  # measured, but the checkpoint is of step 3
         train(copying(), TINY, run, resume=True)
         assert_same(run, whole)
@@ -146,7 +146,7 @@ class TestResuming:
             signal.raise_signal(signal.SIGINT)
 
         monkeypatch.setattr(training, "collate", collating)
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):
             train(copying(), TINY, run)
         assert progress_of(run)["step"] == 0
@@ -154,7 +154,7 @@ class TestResuming:
     def test_killed_before_any_rename(self, tmp_path, monkeypatch):
         """Files change by renaming alone: a run that ends just before any of these can be resumed, or begun anew."""
         data, config = copying(10, 2), changed(steps=4, validate_every=2)
-        whole = Run(tmp_path / "whole")
+        whole = RunDirectory(tmp_path / "whole")
         rename, renamed = Path.replace, []
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", lambda self, to: (renamed.append(Path(to).name), rename(self, to))[1])
@@ -174,7 +174,7 @@ class TestResuming:
                 left[0] -= 1
                 return rename(self, to)
 
-            run = Run(tmp_path / f"{count}-{name}")
+            run = RunDirectory(tmp_path / f"{count}-{name}")
             with monkeypatch.context() as patch:
                 patch.setattr(Path, "replace", replace)
                 patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # who is killed does not tidy up
@@ -191,8 +191,8 @@ class TestResuming:
         columns = written_columns(tmp_path / "copies.tsv")
         (tmp_path / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 60"))
         config = Config.read(tmp_path / "tiny.toml")
-        whole, run = Run(tmp_path / "whole"), Run(tmp_path / "run")
-        data = of_files([columns], [], config)
+        whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")
+        data = from_files([columns], [], config)
         assert len(in_batches(data.epoch(0), config.training.batch_tokens, (0, 0))) < 20
         train(data, config, whole)
         arguments = ["--data", columns, "--config", str(tmp_path / "tiny.toml"), "--output", str(run.folder)]
@@ -226,9 +226,9 @@ class TestResuming:
         with pytest.raises(ValueError, match=r"the run began with other data \(copying\); give it the same"):
             train(replace(copying(), fingerprint=18), TINY, whole, resume=True)
         with pytest.raises(FileNotFoundError, match="nothing: no run in it"):
-            train(copying(), TINY, Run(tmp_path / "nothing"), resume=True)
+            train(copying(), TINY, RunDirectory(tmp_path / "nothing"), resume=True)
         with pytest.raises(ValueError, match=r"dtype is torch.float16; expected torch.float32 or torch.bfloat16"):
-            train(copying(), TINY, Run(tmp_path / "half"), dtype=torch.float16)
+            train(copying(), TINY, RunDirectory(tmp_path / "half"), dtype=torch.float16)
         assert not list(tmp_path.iterdir())
 
 
@@ -236,7 +236,7 @@ class TestCheckpoints:
     @pytest.fixture
     def run(self, tmp_path, monkeypatch):
         """Stopped at step 6; the checkpoint before is of step 4."""
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         interrupted(run, 6, monkeypatch)
         assert progress_of(run, "previous")["step"] == 4
         return run
@@ -245,7 +245,7 @@ class TestCheckpoints:
     def test_a_broken_one_is_said_and_kept(self, run, whole, tmp_path, harm):
         path = run.folder / "last.safetensors"
         if harm == "another model's":
-            train(copying(), replace(TINY, model=replace(TINY.model, d_model=8)), Run(tmp_path / "other"))
+            train(copying(), replace(TINY, model=replace(TINY.model, d_model=8)), RunDirectory(tmp_path / "other"))
             path.write_bytes((tmp_path / "other" / "last.safetensors").read_bytes())
         else:
             path.write_bytes(
@@ -257,7 +257,7 @@ class TestCheckpoints:
                 }[harm]
             )
         broken, said = path.read_bytes(), []
-        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
         assert said[0].startswith(f"{path}: ")
         assert said[0].endswith("kept as broken.safetensors, and the run goes on from previous.safetensors, step 4")
         assert said[0].count(str(path)) == 1
@@ -278,7 +278,7 @@ class TestCheckpoints:
         path = run.folder / "last.safetensors"
         path.write_bytes(flipped(path.read_bytes(), place, bit=6))
         said = []
-        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
         assert said[:2] == [
             f"{path}: damaged (its contents do not match its checksum); it is kept as broken.safetensors,"
             " and the run goes on from previous.safetensors, step 4",
@@ -307,7 +307,7 @@ class TestCheckpoints:
         path, said = run.folder / "last.safetensors", []
         tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
         serialization.write(path, change({name: tensor.clone() for name, tensor in tensors.items()}), facts)
-        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
         assert says in said[0]
         assert "goes on from previous.safetensors, step 4" in said[0]
         assert_same(run, whole)
@@ -317,7 +317,7 @@ class TestCheckpoints:
         path, said = run.folder / "last.safetensors", []
         tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
         serialization.write(path, tensors, {**facts, "progress": progress})
-        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
         assert "goes on from previous.safetensors, step 4" in said[0]
 
     @pytest.mark.parametrize("name", ["last", "previous"])
@@ -326,7 +326,7 @@ class TestCheckpoints:
         path.unlink()
         path.mkdir()
         (run.folder / "broken.safetensors").write_bytes(b"of an earlier time")
-        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
         assert said[0].startswith(f"{path}: a folder; ")
         assert (run.folder / "broken-2.safetensors").is_dir()
         assert (run.folder / "broken.safetensors").read_bytes() == b"of an earlier time"
@@ -347,21 +347,21 @@ class TestCheckpoints:
             path.unlink()
         else:
             path.write_bytes(flipped(path.read_bytes(), -1))
-        train(copying(), TINY, run, resume=True, report=Report(say=said.append))
+        train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
         assert said[0] == "resumed at step 6"
         assert said[1].startswith(f"{path}: ")
         assert said[1].endswith("; the weights of step 6 take its place")
         run.check_best()
 
     def test_config_and_best_deleted_midway(self, whole, tmp_path):
-        run, said = Run(tmp_path / "run"), []
+        run, said = RunDirectory(tmp_path / "run"), []
 
         def delete(metrics):
             if metrics["step"] == 8:
                 for name in ("config.json", "best.safetensors"):
                     (run.folder / name).unlink()
 
-        train(copying(), TINY, run, report=Report(say=said.append, measured=delete))
+        train(copying(), TINY, run, report=TrainingCallbacks(say=said.append, measured=delete))
         assert f"{run.folder / 'config.json'}: there is no such file; it is written again" in said
         assert run.read() == whole.read()
         run.model()
@@ -382,7 +382,7 @@ class TestCheckpoints:
         with run.locked(resume=True):
             with pytest.raises(BlockingIOError, match=f"{run.folder}: in use by process {os.getpid()} on "):
                 train(copying(), TINY, run, resume=True)
-            with pytest.raises(BlockingIOError, match="in use by"), Run(run.folder).locked(resume=True):
+            with pytest.raises(BlockingIOError, match="in use by"), RunDirectory(run.folder).locked(resume=True):
                 pass
         train(copying(), TINY, run, resume=True)
         assert_same(run, whole)
@@ -398,8 +398,8 @@ class TestCheckpoints:
     def test_a_full_disk(self, whole, tmp_path, monkeypatch, error):
         """Said by the system, or by the limit that stands in for it here: files of at most so many bytes."""
         resource = pytest.importorskip("resource")
-        run, limits = Run(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
-        save = Run.save
+        run, limits = RunDirectory(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+        save = RunDirectory.save
 
         def save_in_no_space(self, model, optimizer, progress):
             if progress.step < 8:
@@ -411,7 +411,7 @@ class TestCheckpoints:
             return save(self, model, optimizer, progress)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Run, "save", save_in_no_space)
+            patch.setattr(RunDirectory, "save", save_in_no_space)
             try:
                 with pytest.raises(OSError, match="No space left|last|new.*File too large"):
                     train(copying(), TINY, run)
@@ -454,7 +454,7 @@ class TestSteps:
         try:
             for clip in (0.25, 1e6):
                 norms[clip] = []
-                train(copying(), changed(clip=clip, steps=5), Run(tmp_path / str(clip)))
+                train(copying(), changed(clip=clip, steps=5), RunDirectory(tmp_path / str(clip)))
         finally:
             hook.remove()
         assert rates[:5] == rates[5:]
@@ -473,7 +473,7 @@ class TestSteps:
     def test_the_loss_of_a_step(self, tmp_path):
         """The mean over the tokens of the batch, smoothed as is said."""
         config = replace(changed(steps=1, label_smoothing=0.3), model=replace(TINY.model, dropout=0.0))
-        data, run = copying(), Run(tmp_path / "run")
+        data, run = copying(), RunDirectory(tmp_path / "run")
         train(data, config, run)
         torch.manual_seed(0)
         model = Transformer(config.model, len(data.vocabulary))
@@ -484,13 +484,13 @@ class TestSteps:
         assert run.metrics()[-1]["loss"] == pytest.approx(float(loss) / int((batch.expected != PAD).sum()), abs=2e-5)
 
     def test_other_seeds_other_weights(self, whole, tmp_path):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         train(copying(), changed(seed=1), run)
         with pytest.raises(AssertionError):
             assert_same(run, whole)
 
     def test_bfloat16(self, tmp_path):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         train(copying(), TINY, run, dtype=torch.bfloat16)
         assert {tensor.dtype for tensor in weights(run.folder)["best"].values()} == {torch.float32}
         first, last = run.metrics()[0], run.metrics()[-1]
@@ -501,7 +501,7 @@ class TestSteps:
         data = copying(7, 7)
         data = replace(data, epoch=lambda number: data.valid)
         config = changed(steps=80, validate_every=80, warmup=8, label_smoothing=0.0)
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         model = train(data, replace(config, model=replace(TINY.model, d_model=32, dropout=0.0)), run)
         first, last = (line["validation"] for line in run.metrics())
         assert first["loss"] > 2
@@ -512,7 +512,7 @@ class TestSteps:
     def test_a_model_of_ones_own(self, tmp_path):
         config = replace(TINY, model=replace(TINY.model, d_model=8))
         own = Transformer(config.model, len(copying().vocabulary))
-        assert train(copying(), config, Run(tmp_path / "run"), model=own) is own
+        assert train(copying(), config, RunDirectory(tmp_path / "run"), model=own) is own
 
 
 class TestBest:
@@ -526,7 +526,7 @@ class TestBest:
             def validate(model, *arguments):
                 met.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
                 bleu, loss = next(script)
-                return Quality(loss, 0.0, bleu)
+                return Metrics(loss, 0.0, bleu)
 
             monkeypatch.setattr(training, "validate", validate)
             return met
@@ -534,7 +534,7 @@ class TestBest:
         return prepared
 
     def test_best_is_by_bleu_and_then_by_loss(self, scripted, tmp_path):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         met = scripted((1, 9), (30, 5), (30, 4), (30, 4.5), (20, 1))
         model = train(copying(), changed(steps=4, validate_every=1), run)
         best = weights(run.folder)["best"]
@@ -543,10 +543,10 @@ class TestBest:
         assert not torch.equal(best["embedding.weight"], met[3]["embedding.weight"])
 
     def test_patience(self, scripted, tmp_path):
-        said, run = [], Run(tmp_path / "run")
+        said, run = [], RunDirectory(tmp_path / "run")
         config = changed(steps=8, validate_every=1, patience=2)
         scripted((1, 9), (3, 9), (2, 9), (4, 9), (4, 9), (3, 9))
-        train(copying(), config, run, report=Report(say=said.append))
+        train(copying(), config, run, report=TrainingCallbacks(say=said.append))
         assert said == ["ended at step 5: no better BLEU in 2 validations"]
         assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4, 5]
         before = weights(run.folder)
@@ -556,7 +556,7 @@ class TestBest:
         )
 
     def test_no_patience_is_no_end(self, scripted, tmp_path):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         scripted((9, 9), *[(1, 9)] * 6)
         train(copying(), changed(steps=6, validate_every=1, patience=0), run)
         assert run.metrics()[-1]["step"] == 6
@@ -604,12 +604,12 @@ class TestData:
     def test_the_grammar(self, monkeypatch):
         monkeypatch.setattr(making, "EPOCH", 300)
         monkeypatch.setattr(making, "PROBE", 50)
-        data, again = of_grammar(TINY), of_grammar(TINY)
+        data, again = from_grammar(TINY), from_grammar(TINY)
         assert data.fingerprint == again.fingerprint
         assert data.epoch(3) == again.epoch(3)
         assert data.epoch(3) != data.epoch(4)
-        assert data.epoch(0) != of_grammar(changed(seed=1)).epoch(0)
-        assert of_grammar(replace(TINY, text=replace(TINY.text, validation=8))).fingerprint != data.fingerprint
+        assert data.epoch(0) != from_grammar(changed(seed=1)).epoch(0)
+        assert from_grammar(replace(TINY, text=replace(TINY.text, validation=8))).fingerprint != data.fingerprint
         learned = {data.vocabulary.decode(pair.source) for number in range(4) for pair in data.epoch(number)}
         assert len(data.epoch(0)) == 300
         assert len({pair.source for pair in data.references}) == 7
@@ -619,7 +619,7 @@ class TestData:
         assert not learned & held_out
 
     def test_a_validation_set_out_of_the_data(self, tmp_path):
-        data = of_files([written_columns(tmp_path / "copies.tsv")], [], TINY)
+        data = from_files([written_columns(tmp_path / "copies.tsv")], [], TINY)
         texts = set(sentences(47))
         learned = {data.vocabulary.decode(pair.source) for pair in data.epoch(0)}
         kept = {pair.source for pair in data.references}
@@ -631,7 +631,7 @@ class TestData:
 
     def test_a_validation_set_of_its_own(self, tmp_path):
         columns, held_out = written_columns(tmp_path / "copies.tsv"), written_columns(tmp_path / "valid.tsv", 5)
-        data = of_files([columns], [held_out], TINY)
+        data = from_files([columns], [held_out], TINY)
         assert [pair.source for pair in data.references] == sentences(5)
         assert {data.vocabulary.decode(pair.source) for pair in data.epoch(0)} == set(sentences(47)[5:])
         assert data.notes == (f"5 pairs that are held out for validation left out (the first: {sentences(1)[0]!r})",)
@@ -642,22 +642,22 @@ class TestData:
         long = " ".join(WORDS * 4)
         columns.write_text(f"{long}\tKA\nka ki\t{long.upper()}\n{columns.read_text()}")
         config = replace(TINY, text=replace(TINY.text, max_tokens=40))
-        data = of_files([str(columns)], [written_columns(tmp_path / "valid.tsv", 5)], config)
+        data = from_files([str(columns)], [written_columns(tmp_path / "valid.tsv", 5)], config)
         assert (
             data.notes[-1]
             == f"2 training pairs of more than 40 tokens left out (text.max_tokens), the first: {long[:60]!r}"
         )
         assert len(data.epoch(0)) == 42
         with pytest.raises(ValueError, match="no training pair has at most 2 tokens"):
-            of_files([str(columns)], [], replace(TINY, text=replace(TINY.text, max_tokens=2)))
+            from_files([str(columns)], [], replace(TINY, text=replace(TINY.text, max_tokens=2)))
 
     def test_too_few_to_validate_with(self, tmp_path):
         with pytest.raises(ValueError, match=r"data has 7 pairs and 7 are to be kept to validate with"):
-            of_files([written_columns(tmp_path / "few.tsv", 7)], [], TINY)
+            from_files([written_columns(tmp_path / "few.tsv", 7)], [], TINY)
 
     def test_other_data_have_another_fingerprint(self, tmp_path):
         first, same, more = (
-            of_files([written_columns(tmp_path / f"{number}.tsv", count)], [], TINY)
+            from_files([written_columns(tmp_path / f"{number}.tsv", count)], [], TINY)
             for number, count in enumerate((40, 40, 41))
         )
         assert first.fingerprint == same.fingerprint != more.fingerprint
@@ -666,7 +666,7 @@ class TestData:
 @pytest.mark.slow
 def test_heads_specialise_in_a_full_run(tmp_path):
     """`clearhead train` as it comes: it learns the grammar, and heads come to find what no fixed offset finds."""
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     result = CliRunner().invoke(app, ["train", "--output", str(run.folder)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     last = run.metrics()[-1]
@@ -674,7 +674,7 @@ def test_heads_specialise_in_a_full_run(tmp_path):
     assert last["validation"]["exact"] >= 0.95
     found = [
         finding
-        for finding in findings(last["heads"], of_grammar(Config()).probe)
+        for finding in probe_results(last["heads"], from_grammar(Config()).probe)
         if finding.relation in TARGET_RELATIONS and finding.accuracy >= 0.75 and finding.baseline <= 0.45
     ]
     assert len(found) >= 4, found
@@ -684,7 +684,7 @@ def test_heads_specialise_in_a_full_run(tmp_path):
 
 class TestDiverging:
     def test_a_loss_that_is_no_number_ends_the_run_and_says_so(self, tmp_path):
-        run = Run(tmp_path / "run")
+        run = RunDirectory(tmp_path / "run")
         with pytest.raises(
             ValueError, match=r"step \d+: the loss is nan; a training.learning_rate below 1e\+30 may help"
         ):

@@ -17,7 +17,7 @@ from clearhead.translation import Translator
 from clearhead.translation import training as training
 from clearhead.translation.data import dataset as making
 from clearhead.translation.data._batching import collate
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.weights import serialization
 from toy_training import TOML, sentences, written_columns
 
@@ -97,7 +97,7 @@ class TestTraining:
         result = run("train", *arguments, "--config", "tiny.toml", "--output", "run", "--steps", "2", "--seed", "3")
         assert "10 pairs that are held out for validation left out" in result.stderr
         assert "42 pairs that stand further up already left out" in result.stderr
-        settings = Run(folder / "run").read()[0].training
+        settings = RunDirectory(folder / "run").read()[0].training
         assert (settings.steps, settings.seed) == (2, 3)
 
     def test_the_grammar(self, folder, monkeypatch):
@@ -108,7 +108,7 @@ class TestTraining:
             assert relation in result.stdout
         assert (folder / "run" / "heads.svg").read_text().startswith("<?xml")
         assert "wrote run/heads.svg" in result.stderr
-        assert set(Run("run").metrics()[0]["heads"]) >= {"noun", "tense", "verb → subject"}
+        assert set(RunDirectory("run").metrics()[0]["heads"]) >= {"noun", "tense", "verb → subject"}
         again = run("train", "--resume", "--output", "run")
         assert "resumed at step 4" in again.stderr
         assert again.stdout == result.stdout

@@ -13,8 +13,8 @@ import torch
 
 from clearhead.translation.config import Config
 from clearhead.translation.data._batching import in_batches
-from clearhead.translation.data.dataset import of_files
-from clearhead.translation.run_directory import Run
+from clearhead.translation.data.dataset import from_files
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.training import train
 from toy_training import TOML, WORDS, weights, written_columns
 
@@ -40,11 +40,11 @@ def given(tmp_path):
     valid = written_columns(tmp_path / "valid.tsv", 7)
     config = tmp_path / "tiny.toml"
     config.write_text(TOML.replace("[training]", "dropout = 0.0\n\n[training]").replace("steps = 12", "steps = 40"))
-    data = of_files([str(columns)], [valid], Config.read(config))
+    data = from_files([str(columns)], [valid], Config.read(config))
     sizes = list(map(len, in_batches(data.epoch(0), Config.read(config).training.batch_tokens, (0, 0))))
     assert 1 in sizes
     assert len(sizes) <= 40
-    one = Run(tmp_path / "one")
+    one = RunDirectory(tmp_path / "one")
     train(data, Config.read(config), one)
     return one, ["--data", columns, "--valid", valid], config
 
@@ -64,7 +64,7 @@ def assert_alike(two, one):
 
 def test_two_processes_are_one(given, tmp_path):
     one, files, config = given
-    two = Run(tmp_path / "two")
+    two = RunDirectory(tmp_path / "two")
     process = begun([*files, "--config", config, "--output", two.folder])
     output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
@@ -75,7 +75,7 @@ def test_two_processes_are_one(given, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_any_process_may_be_killed(given, tmp_path, rank):
     one, files, config = given
-    two = Run(tmp_path / "two")
+    two = RunDirectory(tmp_path / "two")
     process = begun([*files, "--config", config, "--output", two.folder])
     while process.poll() is None and (not two.metrics() or two.metrics()[-1]["step"] < 8):
         time.sleep(0.002)

@@ -7,8 +7,8 @@ from importlib import resources
 import pytest
 
 from clearhead.translation.config import Config, ModelConfig, TextConfig, TrainingConfig
-from clearhead.translation.data._normalize import Normaliser
-from clearhead.translation.run_directory import Run
+from clearhead.translation.data._normalize import Normalizer
+from clearhead.translation.run_directory import RunDirectory
 
 EVERYTHING = """
 [model]
@@ -53,7 +53,7 @@ def test_everything_that_can_be_said(tmp_path):
     assert read(tmp_path, EVERYTHING) == Config(
         ModelConfig(30, 3, 2, 5, 17, 0, "rope"),
         TrainingConfig(7, 101, 0.001, 3, 0.1, 0.2, 2.5, 5, 11, 13),
-        TextConfig(Normaliser(lowercase=True), Normaliser(join=True, plain=True), 211, 19, "char", 23),
+        TextConfig(Normalizer(lowercase=True), Normalizer(join=True, plain=True), 211, 19, "char", 23),
     )
 
 
@@ -61,7 +61,7 @@ def test_what_is_left_out_keeps_its_default(tmp_path):
     assert read(tmp_path, "") == Config()
     got = read(tmp_path, "[training]\nsteps = 7\n[text.target]\njoin = true")
     assert got.training == replace(TrainingConfig(), steps=7)
-    assert got.text == replace(TextConfig(), target=Normaliser(join=True))
+    assert got.text == replace(TextConfig(), target=Normalizer(join=True))
     assert got.model == ModelConfig()
 
 
@@ -72,7 +72,7 @@ def test_there_and_back(text, tmp_path):
 
 
 def test_the_bundled_models_can_be_read():
-    config, _ = Run(str(resources.files("clearhead.translation") / "en-ja")).read()
+    config, _ = RunDirectory(str(resources.files("clearhead.translation") / "en-ja")).read()
     assert config.text.target.join
     assert Config.of(config.to_dict()) == config
 

@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.ops import dispatch
 from clearhead.ops._custom_op import Inputs
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import backend as triton_backend
 from clearhead.ops.triton import decode
 from clearhead.ops.triton.block_ranges import seen_by
@@ -60,7 +60,7 @@ def check_statistics(case: Case) -> None:
     exact, naive = case.exact(), case.statistics()
     logs = case.terms + math.log(2 + case.shape[3])  # the size of the log weights that an entropy is made of
     lse = attention(**case.arguments, return_weights=True, backend="streaming")[1].lse
-    seen = triton_backend.observe(pose(**case.arguments), lse, entropy=True, received=True, distance=True)
+    seen = triton_backend.observe(build_call(**case.arguments), lse, entropy=True, received=True, distance=True)
     for name in ("entropy", "received", "distance"):
         size = max(1.0, float(abs(exact[name]).max()))
         assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
@@ -155,7 +155,7 @@ def test_any_strides():
 def test_blocks_of_queries_that_see_a_block_of_keys(mask):
     """No block outside start … end sees a key, and every one of the run sees them all."""
     query, key = torch.randn(BATCH, HEADS, QUERIES, 1), torch.randn(BATCH, KV_HEADS, KEYS, 1)
-    inputs = Inputs.of(pose(query, key, key, mask=mask), key)
+    inputs = Inputs.of(build_call(query, key, key, mask=mask), key)
     assert inputs.ranges is not None
     tile = Tile(8, 4, 4, 1)
     seen = seen_by(Scores.of(inputs), tile)
@@ -188,7 +188,7 @@ def test_it_stands_in_a_compiled_graph():
 
 def test_refusals():
     x = torch.randn(1, 2, 3, 300)
-    reasons = triton_backend.refuse(pose(x.double(), x.double(), x[..., :4].double()))
+    reasons = triton_backend.unsupported_reasons(build_call(x.double(), x.double(), x[..., :4].double()))
     assert reasons == ["dtype torch.float64 is not float32, bfloat16 or float16", "key_dim 300 is not from 1 to 256"]
     assert "triton" in dispatch.BACKENDS
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from clearhead import Causal, Dense, Padding, Prefix, Window
 from clearhead.ops._custom_op import Inputs
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import And
 from clearhead.ops.tiled import attention as streaming
 from clearhead.ops.tiled import pooling
-from clearhead.ops.tiled.pooling import Map
-from clearhead.ops.tiled.statistics import sweep
+from clearhead.ops.tiled.pooling import PoolSpec
+from clearhead.ops.tiled.statistics import compute_statistics
 from clearhead.ops.triton import backend as triton_backend
 from clearhead.ops.triton import statistics, topk
 from harness import assert_matches
@@ -36,7 +36,7 @@ def lazy(mask=None, *, q_len=37, kv_len=53, dtype=torch.float32, **options):
     generator = torch.Generator().manual_seed(4)
     batch = mask.allowed.shape[0] if isinstance(mask, Dense) else getattr(mask, "lengths", torch.zeros(1)).shape[0]
     query, key = (torch.randn(batch, heads, n, 16, generator=generator) for heads, n in ((2, q_len), (1, kv_len)))
-    problem = pose(query.to(dtype), key.to(dtype), key.to(dtype), mask=mask, **options)
+    problem = build_call(query.to(dtype), key.to(dtype), key.to(dtype), mask=mask, **options)
     return problem, streaming.log_sum_exp(problem)
 
 
@@ -58,7 +58,7 @@ def assert_as_exact(got, streamed, mask=None, **sizes):
 def test_any_rectangle(mask, size, reduce, rows, keys):
     problem, lse = lazy(mask)
     down, across = slice(rows[0], min(rows[0] + rows[1], 37)), slice(keys[0], min(keys[0] + keys[1], 53))
-    picture = Map(*size, reduce)
+    picture = PoolSpec(*size, reduce)
 
     def streamed(problem, lse):
         return pooling.pool(streaming.scoring(problem).window(down, across), lse[..., down], picture)
@@ -76,22 +76,25 @@ def test_a_map_with_the_statistics(mask, reduce):
     """Bins that tiles are made of, and bins that are made of tiles."""
     sizes = {"q_len": 32, "kv_len": 64}
     problem, lse = lazy(mask, **sizes)
-    for picture in (Map(2, 4, reduce), Map(1, 1, reduce)):
+    for picture in (PoolSpec(2, 4, reduce), PoolSpec(1, 1, reduce)):
         assert statistics.map_fits(Inputs.of(problem, problem.key), picture)
         seen = triton_backend.observe(problem, lse, received=True, entropy=True, picture=picture)
         assert_as_exact(seen.pooled, pooled(picture), mask, **sizes)
         assert_as_exact(
-            seen.entropy, lambda p, lse: sweep(streaming.scoring(p), lse, entropy=True).entropy, mask, **sizes
+            seen.entropy,
+            lambda p, lse: compute_statistics(streaming.scoring(p), lse, entropy=True).entropy,
+            mask,
+            **sizes,
         )
-    alone = triton_backend.observe(problem, lse, picture=Map(2, 4, reduce))
+    alone = triton_backend.observe(problem, lse, picture=PoolSpec(2, 4, reduce))
     assert alone.received is None
-    assert_as_exact(alone.pooled, pooled(Map(2, 4, reduce)), mask, **sizes)
+    assert_as_exact(alone.pooled, pooled(PoolSpec(2, 4, reduce)), mask, **sizes)
 
 
 def test_a_map_whose_bins_do_not_fit_comes_alone():
     problem, lse = lazy(Causal())
-    seen = triton_backend.observe(problem, lse, received=True, picture=Map(5, 7, "mean"))
-    assert_as_exact(seen.pooled, pooled(Map(5, 7, "mean")), Causal())
+    seen = triton_backend.observe(problem, lse, received=True, picture=PoolSpec(5, 7, "mean"))
+    assert_as_exact(seen.pooled, pooled(PoolSpec(5, 7, "mean")), Causal())
 
 
 @pytest.mark.parametrize("count", [1, 11])
@@ -99,9 +102,11 @@ def test_a_map_whose_bins_do_not_fit_comes_alone():
 def test_largest_weights(mask, count):
     problem, lse = lazy(mask)
     top = topk.top_weights(Inputs.of(problem, problem.key), lse, count)
-    expected = sweep(streaming.scoring(problem), lse, top=count).top
+    expected = compute_statistics(streaming.scoring(problem), lse, top=count).top
     assert top is not None
-    assert_as_exact(top.weights, lambda p, lse: sweep(streaming.scoring(p), lse, top=count).top.weights, mask)
+    assert_as_exact(
+        top.weights, lambda p, lse: compute_statistics(streaming.scoring(p), lse, top=count).top.weights, mask
+    )
     assert torch.equal(top.keys, expected.keys)
 
 

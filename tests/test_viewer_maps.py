@@ -192,7 +192,7 @@ class TestThumbnails:
 
     def test_shades_are_logarithmic(self):
         values = np.array([[1.0, 0.1 / 100, 0.0], [10**-1.5, 0.5, 1e-9]], np.float32)
-        levels = color_scales.levels(values, 100)
+        levels = color_scales.log_shades(values, 100)
         assert levels.dtype == np.uint8
         assert levels.tolist() == [[255, 0, 0], [128, levels[1, 1], 0]]
         assert 200 < levels[1, 1] < 255

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import ALiBi, AttentionWeights, Causal, Dense, Documents, Padding, Prefix, Window, attention
-from clearhead.ops.arguments import pose
+from clearhead.ops.arguments import build_call
 from clearhead.weights import matrix as weights_module
 from harness import Case, assert_matches, poisoned
 from strategies import cases
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 def both_forms(case: Case, backend: str = "auto") -> list[AttentionWeights]:
     """The matrix as queries and keys, and as scores."""
     _, weights = attention(**case.arguments, return_weights=True, backend=backend)
-    problem = pose(**case.arguments)
+    problem = build_call(**case.arguments)
     factors = AttentionWeights(problem, weights.lse)
     scores = AttentionWeights(problem.with_scores(factors.scores[...]), weights.lse)
     return [factors, scores]

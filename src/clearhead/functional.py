@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead._utils.checks import flag
+from clearhead._utils.checks import check_bool
 from clearhead.ops import dispatch, reference
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.arguments import pose
-from clearhead.ops.call import Problem
+from clearhead.ops.arguments import build_call
+from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Mask
 from clearhead.weights.matrix import AttentionWeights
 
@@ -98,7 +98,7 @@ def attention(
     >>> output.shape, weights[0, 5, 10:12].shape
     (torch.Size([1, 8, 100, 64]), torch.Size([2, 100]))
     """
-    problem = pose(
+    problem = build_call(
         query,
         key,
         value,
@@ -111,7 +111,7 @@ def attention(
         query_start=query_start,
     )
     if return_weights is not False and return_weights is not True:
-        return_weights = flag("return_weights", return_weights)
+        return_weights = check_bool("return_weights", return_weights)
     _, kernel = dispatch.choose(problem, backend)
     output, lse = kernel.attend(problem, return_weights)
     if not return_weights:
@@ -130,7 +130,7 @@ def keeping_vectors() -> Iterator[None]:
         _KEEP_VECTORS.reset(before)
 
 
-def _lightest(problem: Problem) -> Problem:
+def _lightest(problem: AttentionCall) -> AttentionCall:
     """The smaller of the matrix's two forms: its scores, as when decoding, or the queries and keys they follow from."""
     _, heads, q_len, _ = problem.shape
     _, kv_heads, _, key_dim = problem.key.shape

@@ -18,11 +18,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from clearhead._utils.bounded_reads import TOKENS
-from clearhead._utils.checks import whole_number
+from clearhead._utils.bounded_reads import TOKEN_LIMIT
+from clearhead._utils.checks import check_int
 from clearhead.functional import keeping_vectors
 from clearhead.recording.recording import Recording, Stack, Tokens
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.translator import BUNDLED, Translator
 from clearhead.weights.matrix import AttentionWeights
 
@@ -42,7 +42,7 @@ PASSAGE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class HuggingFaceModel:
     """A transformers model that runs on clearhead, with its tokenizer."""
 
     name: str
@@ -56,7 +56,7 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     download: bool = False,
-) -> Loaded | Translator:
+) -> HuggingFaceModel | Translator:
     """A model by its name, its folder of Hugging Face files or of a training run, its GGUF file, or its hub id.
 
     Args:
@@ -65,7 +65,7 @@ def load(
         download: fetch it from the hub where it is not in the local cache.
     """
     path = Path(name)
-    if str(name) in BUNDLED or Run(path).is_run:
+    if str(name) in BUNDLED or RunDirectory(path).is_run:
         if dtype not in (None, torch.float32):
             raise ValueError(f"dtype is {dtype}, but {name} is a model of our own; expected torch.float32")
         return Translator.load(name, device=device)
@@ -98,22 +98,22 @@ def load(
             " with --download (download=True) it is fetched from the hub"
         ) from None
     attention_modules(model)
-    return Loaded(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
+    return HuggingFaceModel(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
 
 
-def default_text(model: Loaded | Translator) -> str:
+def default_text(model: HuggingFaceModel | Translator) -> str:
     """What is shown of a model where no text is given."""
     return SENTENCE if isinstance(model, Translator) else PASSAGE[0]
 
 
-def token_count(model: Loaded | Translator, text: str) -> int:
+def token_count(model: HuggingFaceModel | Translator, text: str) -> int:
     """How many tokens a model would read."""
     if isinstance(model, Translator):
         return len(model.vocabulary.encode(model.config.text.source(text)))
     return len(model.tokenizer(text)["input_ids"])
 
 
-def layer_count(model: Loaded | Translator | Recording) -> int:
+def layer_count(model: HuggingFaceModel | Translator | Recording) -> int:
     """Of the stack that has most."""
     if isinstance(model, Recording):
         return max(len(stack.layers) for stack in model.stacks.values())
@@ -140,7 +140,7 @@ def _bars_on_terminals_only() -> Iterator[None]:
 
 
 def record(
-    model: Loaded | Translator | str | os.PathLike[str] | nn.Module,
+    model: HuggingFaceModel | Translator | str | os.PathLike[str] | nn.Module,
     text: str | Sequence[str],
     *,
     tokenizer: Any = None,
@@ -164,7 +164,9 @@ def record(
     return _record(model, prepare(model, text, target), values)
 
 
-def record_repeated(model: Loaded | nn.Module, length: int = 64, *, tokenizer: Any = None, seed: int = 0) -> Recording:
+def record_repeated(
+    model: HuggingFaceModel | nn.Module, length: int = 64, *, tokenizer: Any = None, seed: int = 0
+) -> Recording:
     """Record random tokens, twice in a row, which show induction heads and duplicate-token heads.
 
     The tokens that the tokenizer adds before and after a text are there too.
@@ -174,7 +176,7 @@ def record_repeated(model: Loaded | nn.Module, length: int = 64, *, tokenizer: A
         length: the number of different tokens.
     """
     model = _with_tokenizer(model, tokenizer)
-    length = whole_number("length", length, least=2)
+    length = check_int("length", length, least=2)
     special = set(model.tokenizer.all_special_ids)
     ordinary = [number for number in range(len(model.tokenizer)) if number not in special]
     generator = torch.Generator().manual_seed(seed)
@@ -189,14 +191,14 @@ def record_repeated(model: Loaded | nn.Module, length: int = 64, *, tokenizer: A
     return _record(model, _prepared(model, inputs, source, None), values=False)
 
 
-def _with_tokenizer(model: Loaded | nn.Module, tokenizer: Any) -> Loaded:
-    if not isinstance(model, Loaded | nn.Module):
+def _with_tokenizer(model: HuggingFaceModel | nn.Module, tokenizer: Any) -> HuggingFaceModel:
+    if not isinstance(model, HuggingFaceModel | nn.Module):
         raise TypeError(f"model is {model!r}; expected a model from load(), or a transformers model with its tokenizer")
-    if isinstance(model, Loaded):
+    if isinstance(model, HuggingFaceModel):
         return model
     if tokenizer is None:
         raise ValueError("tokenizer is None; a model that load() did not return needs its tokenizer")
-    return Loaded(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
+    return HuggingFaceModel(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +209,7 @@ class Prepared:
     axes: dict[str, tuple[Tokens, Tokens]]
 
 
-def prepare(model: Loaded, text: str | Sequence[str], target: str | None = None) -> Prepared:
+def prepare(model: HuggingFaceModel, text: str | Sequence[str], target: str | None = None) -> Prepared:
     """A text as tokens; for an encoder–decoder, also what it writes, or is told to write."""
     if not isinstance(text, str) and not all(isinstance(word, str) for word in text):
         raise TypeError(f"text is {text!r}; expected a string, or the words of one")
@@ -221,8 +223,8 @@ def prepare(model: Loaded, text: str | Sequence[str], target: str | None = None)
     ids = encoded["input_ids"]
     if ids.shape[1] == 0:
         raise ValueError("text has no tokens; expected at least one")
-    if ids.shape[1] > TOKENS.value:
-        raise TOKENS.exceeded(f"text has {ids.shape[1]:,} tokens")
+    if ids.shape[1] > TOKEN_LIMIT.value:
+        raise TOKEN_LIMIT.exceeded(f"text has {ids.shape[1]:,} tokens")
     longest = _most_tokens(model.model)
     if ids.shape[1] > longest:
         raise ValueError(f"text has {ids.shape[1]} tokens, but {model.name} takes at most {longest}")
@@ -230,7 +232,7 @@ def prepare(model: Loaded, text: str | Sequence[str], target: str | None = None)
     return _prepared(model, {**encoded}, source, target)
 
 
-def _prepared(loaded: Loaded, encoded: dict[str, Tensor], source: Tokens, target: str | None) -> Prepared:
+def _prepared(loaded: HuggingFaceModel, encoded: dict[str, Tensor], source: Tokens, target: str | None) -> Prepared:
     from clearhead.huggingface import attention_modules
 
     model = loaded.model
@@ -262,7 +264,7 @@ def _most_tokens(model: nn.Module) -> float:
     return most
 
 
-def _record(loaded: Loaded, prepared: Prepared, values: bool) -> Recording:
+def _record(loaded: HuggingFaceModel, prepared: Prepared, values: bool) -> Recording:
     from clearhead.huggingface.modules import attention_modules, tapped
 
     model, modules = loaded.model, attention_modules(loaded.model)

@@ -13,18 +13,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from clearhead._utils.checks import shown, truth, whole_number
+from clearhead._utils.checks import check_int, check_truth, describe
 from clearhead._utils.tensor_checks import (
-    DTYPES,
-    dense_tensor,
-    float_dtype,
-    float_tensor,
-    refuse_inference,
-    usable_device,
+    FLOAT_DTYPES,
+    check_dense_tensor,
+    check_device,
+    check_float_dtype,
+    check_float_tensor,
+    reject_inference_tensor,
 )
 from clearhead.functional import attention
 from clearhead.nn.head import join_heads, split_heads
-from clearhead.ops.arguments import checked_dropout
+from clearhead.ops.arguments import check_dropout
 from clearhead.ops.masks import And, Causal, Dense, Documents, Mask, Padding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -55,7 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device=None,
         dtype=None,
     ) -> None:
-        embed_dim, num_heads = whole_number("embed_dim", embed_dim), whole_number("num_heads", num_heads)
+        embed_dim, num_heads = check_int("embed_dim", embed_dim), check_int("num_heads", num_heads)
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim is {embed_dim}; expected a multiple of num_heads {num_heads}")
         switches = {"bias": bias, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
@@ -63,12 +63,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim,
             num_heads,
-            checked_dropout(dropout),
-            kdim=None if kdim is None else whole_number("kdim", kdim),
-            vdim=None if vdim is None else whole_number("vdim", vdim),
-            device=usable_device("device", device),
-            dtype=float_dtype("dtype", dtype),
-            **{name: truth(name, value) for name, value in switches.items()},
+            check_dropout(dropout),
+            kdim=None if kdim is None else check_int("kdim", kdim),
+            vdim=None if vdim is None else check_int("vdim", vdim),
+            device=check_device("device", device),
+            dtype=check_float_dtype("dtype", dtype),
+            **{name: check_truth(name, value) for name, value in switches.items()},
         )
         _insist_on_being_called(self)
 
@@ -84,12 +84,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As torch's: the outputs, and the weights if `need_weights`, averaged over heads if `average_attn_weights`."""
-        need_weights = truth("need_weights", need_weights)
-        average_attn_weights = truth("average_attn_weights", average_attn_weights)
-        is_causal = truth("is_causal", is_causal)
+        need_weights = check_truth("need_weights", need_weights)
+        average_attn_weights = check_truth("average_attn_weights", average_attn_weights)
+        is_causal = check_truth("is_causal", is_causal)
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"{name} is {shown(tensor)}; expected a tensor [batch, length, {name}'s width]")
+                raise TypeError(f"{name} is {describe(tensor)}; expected a tensor [batch, length, {name}'s width]")
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal is a hint about attn_mask, which is None; give the causal mask as well")
         if query.is_nested or key.is_nested or value.is_nested:
@@ -113,7 +113,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         keys, values = self._with_extra_keys(keys, values)
         extra = keys.shape[2] - shape[3]
         if key_padding_mask is not None and not batched:
-            key_padding_mask = dense_tensor("key_padding_mask", key_padding_mask, "a tensor [kv_len]")[None]
+            key_padding_mask = check_dense_tensor("key_padding_mask", key_padding_mask, "a tensor [kv_len]")[None]
         mask, bias = _translated(attn_mask, key_padding_mask, is_causal, shape, extra, queries.dtype, queries.device)
         attended, weights = self._attend(queries, keys, values, mask, bias, need_weights, average_attn_weights)
         joined = join_heads(attended)
@@ -177,13 +177,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
         weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
         for name, tensor in (("query", query), ("key", key), ("value", value)):
-            float_tensor(name, tensor, "a tensor [batch, length, width]")
+            check_float_tensor(name, tensor, "a tensor [batch, length, width]")
             if tensor.device != weight.device:
                 raise ValueError(
                     f"{name} is on {tensor.device}, but the layer is on {weight.device}; expected the same device"
                 )
             if weight.requires_grad:
-                refuse_inference(name, tensor)
+                reject_inference_tensor(name, tensor)
             if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(tensor.device.type):
                 raise TypeError(
                     f"{name} has dtype {tensor.dtype}, but the layer's parameters have {weight.dtype}; expected the"
@@ -211,7 +211,7 @@ def replace_attention(model: Model) -> Model:
     optimizers, hooks and state dicts keep working. A subclass with code of its own is left alone, with a warning.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {shown(model)}; expected a torch module")
+        raise TypeError(f"model is {describe(model)}; expected a torch module")
     found = False
     for name, module in model.named_modules():
         if type(module) is nn.MultiheadAttention:
@@ -255,7 +255,7 @@ def _translated(
     masks: dict[str, Tensor] = {}
     causal = None
     if attn_mask is not None:
-        attn_mask = dense_tensor("attn_mask", attn_mask, "a tensor [q_len, kv_len]")
+        attn_mask = check_dense_tensor("attn_mask", attn_mask, "a tensor [q_len, kv_len]")
         if attn_mask.shape not in ((q_len, kv_len), (batch * heads, q_len, kv_len)):
             raise ValueError(
                 f"attn_mask has shape {tuple(attn_mask.shape)}; expected {(q_len, kv_len)}"
@@ -266,7 +266,7 @@ def _translated(
         else:
             masks["attn_mask"] = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (batch, heads))
     if key_padding_mask is not None:
-        key_padding_mask = dense_tensor("key_padding_mask", key_padding_mask, "a tensor [batch, kv_len]")
+        key_padding_mask = check_dense_tensor("key_padding_mask", key_padding_mask, "a tensor [batch, kv_len]")
         if key_padding_mask.shape != (batch, kv_len):
             raise ValueError(f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; expected {(batch, kv_len)}")
         masks["key_padding_mask"] = key_padding_mask[:, None, None]
@@ -278,7 +278,7 @@ def _translated(
         if mask.dtype == torch.bool:
             may = pad(~mask, (0, extra), value=True)
             allowed = may if allowed is None else allowed & may
-        elif mask.dtype in DTYPES:
+        elif mask.dtype in FLOAT_DTYPES:
             number = pad(mask.to(dtype), (0, extra))
             added = number if added is None else added + number
         else:

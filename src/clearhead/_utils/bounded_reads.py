@@ -34,20 +34,20 @@ class Limit:
         return ValueError(f"{what}; expected at most {self.value:,} {self.unit} ({self.variable} raises the limit)")
 
 
-TEXT = Limit("CLEARHEAD_MAX_TEXT_MIB", 256, "MiB")  # of one file, or of standard input
-LINE = Limit("CLEARHEAD_MAX_LINE_KIB", 1024, "KiB")  # of one line of a file that is read line by line
-TOKENS = Limit("CLEARHEAD_MAX_TOKENS", 2**20, "tokens")  # that a language model reads at once
-SENTENCE = Limit("CLEARHEAD_MAX_SENTENCE_TOKENS", 2**12, "tokens")  # that a translator reads at once
-BEAMS = Limit("CLEARHEAD_MAX_BEAMS", 1024, "beams")  # memory grows with beams × vocabulary
+TEXT_LIMIT = Limit("CLEARHEAD_MAX_TEXT_MIB", 256, "MiB")  # of one file, or of standard input
+LINE_LIMIT = Limit("CLEARHEAD_MAX_LINE_KIB", 1024, "KiB")  # of one line of a file that is read line by line
+TOKEN_LIMIT = Limit("CLEARHEAD_MAX_TOKENS", 2**20, "tokens")  # that a language model reads at once
+SENTENCE_LIMIT = Limit("CLEARHEAD_MAX_SENTENCE_TOKENS", 2**12, "tokens")  # that a translator reads at once
+BEAM_LIMIT = Limit("CLEARHEAD_MAX_BEAMS", 1024, "beams")  # memory grows with beams × vocabulary
 
 
 def read_text(path: Path) -> str:
     """Return a whole text file."""
-    most = TEXT.value * 2**20
+    most = TEXT_LIMIT.value * 2**20
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise TEXT.exceeded(f"{path} is too large")
+        raise TEXT_LIMIT.exceeded(f"{path} is too large")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -61,22 +61,22 @@ def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         yield from _lines(str(path), file)  # pyright: ignore[reportArgumentType]
 
 
-def lines_of_standard_input() -> list[str]:
+def stdin_lines() -> list[str]:
     if sys.stdin is None:
         raise ValueError("standard input is closed; expected text, such as from a pipe")
     return [line for _, line in _lines("standard input", sys.stdin.buffer)]
 
 
 def _lines(name: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    longest, room, number = LINE.value * 2**10, TEXT.value * 2**20, 0
+    longest, room, number = LINE_LIMIT.value * 2**10, TEXT_LIMIT.value * 2**20, 0
     try:
         while raw := file.readline(longest + 1):
             number += 1
             room -= len(raw)
             if len(raw) > longest:
-                raise LINE.exceeded(f"{name}, line {number} is too long")
+                raise LINE_LIMIT.exceeded(f"{name}, line {number} is too long")
             if room < 0:
-                raise TEXT.exceeded(f"{name} is too large")
+                raise TEXT_LIMIT.exceeded(f"{name} is too large")
             yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason})") from None

@@ -8,83 +8,83 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import SupportsIndex
 
-MOST = 2**31  # no axis is longer, and no position lies beyond
-_shown = reprlib.Repr()
-_shown.maxstring = _shown.maxother = 120
+MAX_INT = 2**31  # no axis is longer, and no position lies beyond
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 120
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     """Return a short text for a wrong value: its type for an array, else its `repr`, cut where it is long."""
     if hasattr(type(value), "dtype"):
         return f"a {type(value).__name__}"
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to write more than 4300 digits
-    return _shown.repr(value)
+    return _repr.repr(value)
 
 
-def whole_number(name: str, value: object, least: int = 1, most: int | None = MOST) -> int:
+def check_int(name: str, value: object, least: int = 1, most: int | None = MAX_INT) -> int:
     """Return `value` as an int from `least` to `most`. Integers of numpy and torch are accepted."""
     expected = f"expected a whole number of at least {least}"
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} is {shown(value)}; {expected}")
+        raise TypeError(f"{name} is {describe(value)}; {expected}")
     try:
         number = operator.index(value)
     except (TypeError, RuntimeError):  # an array with an axis, a class
-        raise TypeError(f"{name} is {shown(value)}; {expected}") from None
+        raise TypeError(f"{name} is {describe(value)}; {expected}") from None
     if number < least:
-        raise ValueError(f"{name} is {shown(number)}; {expected}")
+        raise ValueError(f"{name} is {describe(number)}; {expected}")
     if most is not None and number > most:
-        raise ValueError(f"{name} is {shown(number)}; {expected} and at most {most}")
+        raise ValueError(f"{name} is {describe(number)}; {expected} and at most {most}")
     return number
 
 
-def real_number(name: str, value: object, expected: str = "a finite number") -> float:
+def check_float(name: str, value: object, expected: str = "a finite number") -> float:
     """Return `value` as a finite float. Numbers of numpy and fractions are accepted."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{name} is {shown(value)}; expected {expected}")
+            raise TypeError(f"{name} is {describe(value)}; expected {expected}")
         try:
             value = float(value)
         except OverflowError:
-            raise ValueError(f"{name} is {shown(value)}; expected {expected}") from None
+            raise ValueError(f"{name} is {describe(value)}; expected {expected}") from None
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value}; expected {expected}")
     return value
 
 
-def flag(name: str, value: object) -> bool:
+def check_bool(name: str, value: object) -> bool:
     """Return a bool, of Python or numpy."""
     if value is True or value is False:
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise TypeError(f"{name} is {shown(value)}; expected True or False")
+    raise TypeError(f"{name} is {describe(value)}; expected True or False")
 
 
-def truth(name: str, value: object) -> bool:
+def check_truth(name: str, value: object) -> bool:
     """Return the truth of any value that has one, as torch reads its own switches."""
     try:
         return bool(value)
     except (RuntimeError, ValueError, TypeError):  # an array of several
-        raise TypeError(f"{name} is {shown(value)}; expected True or False") from None
+        raise TypeError(f"{name} is {describe(value)}; expected True or False") from None
 
 
-def choice(name: str, value: object, options: Iterable[str]) -> str:
+def check_choice(name: str, value: object, options: Iterable[str]) -> str:
     """Return a string that is one of `options`."""
     if isinstance(value, str) and value in options:
         return value
     *others, last = map(repr, options)
-    raise ValueError(f"{name} is {shown(value)}; expected {', '.join(others)}{' or ' if others else ''}{last}")
+    raise ValueError(f"{name} is {describe(value)}; expected {', '.join(others)}{' or ' if others else ''}{last}")
 
 
-def path_like(name: str, path: object) -> str | os.PathLike[str]:
+def check_path(name: str, path: object) -> str | os.PathLike[str]:
     """Return a path as it is, if it is one."""
     if isinstance(path, str | os.PathLike):
         return path
-    raise TypeError(f"{name} is {shown(path)}; expected a path, a str or os.PathLike")
+    raise TypeError(f"{name} is {describe(path)}; expected a path, a str or os.PathLike")
 
 
-def items(name: str, values: object) -> list:
+def list_items(name: str, values: object) -> list:
     """Return the items of an array or another iterable, or a single value as a list of one."""
     tolist = getattr(values, "tolist", None)
     try:
@@ -92,5 +92,5 @@ def items(name: str, values: object) -> list:
         if isinstance(plain, Iterable) and not isinstance(plain, str | bytes | type):
             return list(plain)
     except (RuntimeError, TypeError):  # a tensor without memory, a sparse one
-        raise TypeError(f"{name} is {shown(values)}, which has no items to read; expected numbers") from None
+        raise TypeError(f"{name} is {describe(values)}, which has no items to read; expected numbers") from None
     return [plain]

@@ -10,7 +10,7 @@ from pathlib import Path
 from clearhead._utils.temporaries import is_temporary, temporary_folder
 
 
-def place_of(path: str | os.PathLike[str]) -> Path:
+def resolve_target(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written; refused if that cannot be, which is better known before the work than after it."""
     try:
         place = Path(path).resolve()
@@ -20,12 +20,12 @@ def place_of(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"{path}: there is no folder {place.parent}")
     if place.is_dir():
         raise IsADirectoryError(f"{path}: a folder; expected the name of a file")
-    if not is_special(place) and not os.access(place.parent, os.W_OK | os.X_OK):
+    if not is_pipe_or_device(place) and not os.access(place.parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{path}: files cannot be written to the folder {place.parent}")
     return place
 
 
-def is_special(path: Path) -> bool:
+def is_pipe_or_device(path: Path) -> bool:
     """Return whether `path` is a pipe, a terminal or another device, which cannot be replaced by a file."""
     return path.exists() and not path.is_file()
 
@@ -40,8 +40,8 @@ def replacing(path: str | os.PathLike[str], *, backup: Path | None = None) -> It
     Args:
         backup: a name that the old file is moved to (if it is a link, the link itself).
     """
-    place = place_of(path)
-    if is_special(place):
+    place = resolve_target(path)
+    if is_pipe_or_device(place):
         yield place
         return
     if backup is not None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from clearhead._utils.checks import MOST, shown, whole_number
+from clearhead._utils.checks import MAX_INT, check_int, describe
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-WHOLE = (
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+INT_DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
 )
@@ -21,7 +21,7 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def dense_tensor(name: str, tensor: object, expected: str) -> Tensor:
+def check_dense_tensor(name: str, tensor: object, expected: str) -> Tensor:
     """Return a tensor that is dense; its shape and strides can then be read."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {_kind(tensor)}; expected {expected}")
@@ -35,43 +35,43 @@ def dense_tensor(name: str, tensor: object, expected: str) -> Tensor:
     return tensor
 
 
-def float_tensor(name: str, tensor: object, expected: str) -> Tensor:
+def check_float_tensor(name: str, tensor: object, expected: str) -> Tensor:
     """Return a dense tensor of a dtype that attention computes in."""
-    tensor = dense_tensor(name, tensor, expected)
-    if tensor.dtype not in DTYPES:
+    tensor = check_dense_tensor(name, tensor, expected)
+    if tensor.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; expected float64, float32, bfloat16 or float16")
     return tensor
 
 
-def whole_numbers(name: str, tensor: Tensor) -> Tensor:
+def check_int_tensor(name: str, tensor: Tensor) -> Tensor:
     """Return a dense tensor of whole numbers as int64."""
-    tensor = dense_tensor(name, tensor, "a tensor of whole numbers")
-    if tensor.dtype not in WHOLE:
+    tensor = check_dense_tensor(name, tensor, "a tensor of whole numbers")
+    if tensor.dtype not in INT_DTYPES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; expected whole numbers")
     return tensor.long()
 
 
-def query_starts(query_start: object) -> int | Tensor:
+def check_query_start(query_start: object) -> int | Tensor:
     """Return the position of the first query as an int or an int64 tensor of any shape."""
     if isinstance(query_start, Tensor):
-        return whole_numbers("query_start", query_start)
+        return check_int_tensor("query_start", query_start)
     if isinstance(query_start, np.integer):
         query_start = int(query_start)
     if isinstance(query_start, bool) or not isinstance(query_start, int):
-        raise TypeError(f"query_start is {shown(query_start)}; expected an int or an int tensor [batch]")
-    if not -MOST <= query_start < MOST:
-        raise ValueError(f"query_start is {shown(query_start)}; expected a position between −2³¹ and 2³¹")
+        raise TypeError(f"query_start is {describe(query_start)}; expected an int or an int tensor [batch]")
+    if not -MAX_INT <= query_start < MAX_INT:
+        raise ValueError(f"query_start is {describe(query_start)}; expected a position between −2³¹ and 2³¹")
     return query_start
 
 
-def values_known(tensor: Tensor) -> bool:
+def has_readable_values(tensor: Tensor) -> bool:
     """Return whether values can be read: not in a compiled graph, under vmap, or without memory."""
     if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
         return False
     return torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def refuse_inference(name: str, tensor: Tensor) -> None:
+def reject_inference_tensor(name: str, tensor: Tensor) -> None:
     """Raise if autograd cannot save a tensor. Call it where a gradient of another tensor is recorded."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling() and tensor.is_inference():
         raise RuntimeError(
@@ -80,34 +80,34 @@ def refuse_inference(name: str, tensor: Tensor) -> None:
         )
 
 
-def axis_number(name: str, value: object, ndim: int) -> int:
+def check_axis(name: str, value: object, ndim: int) -> int:
     """Return the number of an axis of a tensor with `ndim` of them; negative ones count from the last."""
-    found = whole_number(name, value, least=-ndim)
+    found = check_int(name, value, least=-ndim)
     if found >= ndim:
         raise IndexError(f"{name} is {found}; expected an axis from {-ndim} to {ndim - 1}")
     return found
 
 
-def usable_device(name: str, device: object) -> torch.device | None:
+def check_device(name: str, device: object) -> torch.device | None:
     """Return a device that tensors can be made on; None stands for torch's default."""
     if device is None:
         return None
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
-        raise TypeError(f"{name} is {shown(device)}; expected a device such as 'cpu' or 'cuda:0'")
+        raise TypeError(f"{name} is {describe(device)}; expected a device such as 'cpu' or 'cuda:0'")
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{name} is {shown(device)}, which torch cannot use: {reason}") from None
+        raise ValueError(f"{name} is {describe(device)}, which torch cannot use: {reason}") from None
     return found
 
 
-def float_dtype(name: str, dtype: object) -> torch.dtype | None:
+def check_float_dtype(name: str, dtype: object) -> torch.dtype | None:
     """Return a dtype that attention computes in; None stands for torch's default."""
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES):
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in FLOAT_DTYPES):
         return dtype
-    raise TypeError(f"{name} is {shown(dtype)}; expected torch.float64, float32, bfloat16 or float16")
+    raise TypeError(f"{name} is {describe(dtype)}; expected torch.float64, float32, bfloat16 or float16")
 
 
 def _kind(value: object) -> str:

@@ -24,7 +24,7 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
 
 
-def visible(token: str) -> str:
+def visible_text(token: str) -> str:
     r"""Return a token or name on one line, with every invisible character escaped; blank ones stand in quotes."""
     shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in token)
     return shown if shown.strip() else f'"{shown}"'
@@ -32,7 +32,7 @@ def visible(token: str) -> str:
 
 def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
     """Return a token with every invisible character escaped, cut to a number of terminal columns."""
-    text = visible(token[: 4 * columns])
+    text = visible_text(token[: 4 * columns])
     if len(token) <= 4 * columns and cell_len(text) <= columns:
         return text
     return f"{set_cell_size(text, columns - 1).rstrip()}…"

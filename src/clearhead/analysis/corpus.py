@@ -11,12 +11,12 @@ import torch
 from clearhead._utils.version import __version__
 from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.relations import relation_scores
-from clearhead.analysis.resumable import Job, Progress, added_up
+from clearhead.analysis.resumable import Job, Progress, run_jobs
 from clearhead.analysis.roles import Roles, head_roles, roles_of
-from clearhead.analysis.statistics import tally
-from clearhead.analysis.summary import Layer, Watched
-from clearhead.distributed.process_group import Processes
-from clearhead.models import Loaded, prepare, record, record_repeated
+from clearhead.analysis.statistics import sum_statistics
+from clearhead.analysis.summary import AttentionSummary, LayerSummary
+from clearhead.distributed.process_group import ProcessGroup
+from clearhead.models import HuggingFaceModel, prepare, record, record_repeated
 from clearhead.recording.recording import Recording
 from clearhead.translation.translator import Translator
 
@@ -24,23 +24,23 @@ REPEATS, REPEATED = 4, 64  # texts of random tokens, and how many tokens each re
 
 
 def statistics(
-    model: Loaded | Translator | Recording,
+    model: HuggingFaceModel | Translator | Recording,
     texts: Sequence[str] = (),
     *,
-    together: Processes = Processes(),  # noqa: B008, never changed
+    process_group: ProcessGroup = ProcessGroup(),  # noqa: B008, never changed
     keep: Path | None = None,
     progress: Progress = lambda done, of: None,
-) -> Watched:
+) -> AttentionSummary:
     """Entropy, distance and largest weight of every head, over all queries of all texts; nothing else is kept.
 
     Of a recording: over the text that was recorded.
 
     Args:
-        together, keep, progress: as `corpora.added_up` takes them, a job for each text.
+        process_group, keep, progress: as `run_jobs` takes them, a job for each text.
     """
     if isinstance(model, Recording):
         return _seen(model)
-    if isinstance(model, Loaded):
+    if isinstance(model, HuggingFaceModel):
         from clearhead.huggingface import watch  # noqa: F401, it says what to install before anything is read
 
     who = _identity(model)
@@ -49,10 +49,10 @@ def statistics(
         return Job(f"stats {who} {text}", lambda: _watched(model, text).tally(model.name))
 
     jobs = [job(text) for text in texts]
-    return Watched.from_tally(added_up(jobs, together=together, keep=keep, progress=progress))
+    return AttentionSummary.from_sums(run_jobs(jobs, process_group=process_group, keep=keep, progress=progress))
 
 
-def _watched(model: Loaded | Translator, text: str) -> Watched:
+def _watched(model: HuggingFaceModel | Translator, text: str) -> AttentionSummary:
     if isinstance(model, Translator):
         return _seen(model.record(text))
     from clearhead.huggingface import watch
@@ -63,28 +63,28 @@ def _watched(model: Loaded | Translator, text: str) -> Watched:
     return seen
 
 
-def _seen(recording: Recording) -> Watched:
-    seen = Watched()
+def _seen(recording: Recording) -> AttentionSummary:
+    seen = AttentionSummary()
     for name, stack in recording.stacks.items():
         real = torch.ones(1, len(stack.queries), dtype=torch.bool)
         for number, weights in enumerate(stack.layers):
-            layer = seen.layers.setdefault((name, number), Layer())
+            layer = seen.layers.setdefault((name, number), LayerSummary())
             layer.add(weights.observe(entropy=True, distance=True, top=1), real.to(weights.device), keep=False)
     return seen
 
 
-def _identity(model: Loaded | Translator) -> str:
+def _identity(model: HuggingFaceModel | Translator) -> str:
     """What a kept result must have come from: weights are told apart by their sums, not by a name alone."""
     sums = [f"{own.dtype} {float(own.detach().double().sum())!r}" for own in model.model.parameters()]
     return f"{__version__} {model.name} {' '.join(sums)}"
 
 
 def roles(
-    model: Loaded | Translator | Recording,
+    model: HuggingFaceModel | Translator | Recording,
     texts: Sequence[str] = (),
     *,
     sentences: Sequence[Sentence] = (),
-    together: Processes = Processes(),  # noqa: B008, never changed
+    process_group: ProcessGroup = ProcessGroup(),  # noqa: B008, never changed
     keep: Path | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Roles:
@@ -93,7 +93,7 @@ def roles(
     Of a recording: what the text that was recorded shows.
 
     Args:
-        together, keep: as `corpora.added_up` takes them, a job for each text; sentences are read by every process.
+        process_group, keep: as `run_jobs` takes them, a job for each text; sentences are read by every process.
         progress: called with the number of sentences, or without any of texts, that are done, and the number of all.
     """
     if isinstance(model, Recording):
@@ -109,15 +109,15 @@ def roles(
     who = _identity(model)
 
     def job(name: str, recorded: Callable[[], Recording]) -> Job:
-        return Job(f"roles {who} {name}", lambda: tally(recorded()))
+        return Job(f"roles {who} {name}", lambda: sum_statistics(recorded()))
 
     jobs = [job(text, partial(record, model, text)) for text in texts]
-    if isinstance(model, Loaded):  # a translator reads no random tokens
+    if isinstance(model, HuggingFaceModel):  # a translator reads no random tokens
         jobs += [
             job(f"random tokens {seed}", partial(record_repeated, model, REPEATED, seed=seed))
             for seed in range(REPEATS)
         ]
     relations = relation_scores(read(), sentences) if sentences else None
     of_texts: Progress = (lambda done, of: None) if sentences else progress
-    total = added_up(jobs, together=together, keep=keep, progress=of_texts)
+    total = run_jobs(jobs, process_group=process_group, keep=keep, progress=of_texts)
     return roles_of(total, relations=relations)

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead.analysis.conllu import Sentence
-from clearhead.recording.recording import Address, Recording, Stack, Tokens, attends_to_itself, of_one_model
+from clearhead.recording.recording import Address, Recording, Stack, Tokens, from_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
 
 Direction = Literal["dependent → head", "head → dependent"]
@@ -66,7 +66,7 @@ def relation_scores(
 
     In an encoder–decoder the sentence is what the encoder reads; the decoder takes part if it reads the same.
     """
-    minimum = whole_number("minimum", minimum)
+    minimum = check_int("minimum", minimum)
     counts: dict[str, _Counts] = {}
     for number, (recording, sentence) in enumerate(_pairs(recordings, sentences)):
         questions = _questions(sentence)
@@ -221,7 +221,7 @@ def _pieces(name: str, tokens: Tokens, sentence: Sentence) -> Float[Tensor, "wor
 
 def _readers(number: int, recording: Recording) -> dict[str, Stack]:
     """The self-attentions over the sentence: the first, and others that read the same text."""
-    own = {name: stack for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
+    own = {name: stack for name, stack in recording.stacks.items() if is_self_attention(name, stack)}
     if not own:
         raise ValueError(
             f"recordings[{number}] has {', '.join(recording.stacks) or 'nothing'}; expected self-attention"
@@ -237,7 +237,7 @@ def _plain(tokens: Tokens) -> list[str]:
 def _pairs(recordings: Iterable[Recording], sentences: Iterable[Sentence]) -> Iterator[tuple[Recording, Sentence]]:
     # by hand: itertools.zip_longest may hold on to the first pair, and so to a recording
     waiting, read = iter(sentences), 0
-    for recording in of_one_model(recordings):
+    for recording in from_one_model(recordings):
         sentence = next(waiting, _END)
         if sentence is _END:
             raise ValueError(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from clearhead.analysis.accumulate import Tally, nothing
-from clearhead.distributed.process_group import Processes
+from clearhead.analysis.accumulate import HeadSums, nothing
+from clearhead.distributed.process_group import ProcessGroup
 
 Progress = Callable[[int, int], None]
 
@@ -19,43 +19,43 @@ class Job(NamedTuple):
     """One text to read. By its name what was found is found again."""
 
     name: str
-    tally: Callable[[], Tally]
+    tally: Callable[[], HeadSums]
 
 
-def added_up(
+def run_jobs(
     jobs: Sequence[Job],
     *,
-    together: Processes = Processes(),  # noqa: B008, never changed
+    process_group: ProcessGroup = ProcessGroup(),  # noqa: B008, never changed
     keep: Path | None = None,
     progress: Progress = lambda done, of: None,
-) -> Tally:
+) -> HeadSums:
     """What all jobs come to, in every process.
 
     Args:
         together: the processes; each takes every so-manieth job.
         keep: a folder for what each job gives, where a later call finds it: after a crash only what was not done is
-            done again. Whoever has written the result takes the folder away (`forget`).
+            done again. Whoever has written the result takes the folder away (`discard_results`).
         progress: called with the number of this process's jobs that are done, and that there are.
     """
-    own = jobs[together.rank :: together.world]
+    own = jobs[process_group.rank :: process_group.world_size]
     if keep is not None:
         keep.mkdir(exist_ok=True)
     total = nothing()
     for number, job in enumerate(own):
         total += job.tally() if keep is None else _kept(job, keep)
         progress(number + 1, len(own))
-    return total.over(together)
+    return total.all_reduce(process_group)
 
 
-def forget(keep: Path) -> None:
+def discard_results(keep: Path) -> None:
     """Take a folder of finished jobs away."""
     shutil.rmtree(keep, ignore_errors=True)
 
 
-def _kept(job: Job, folder: Path) -> Tally:
+def _kept(job: Job, folder: Path) -> HeadSums:
     path = folder / f"{hashlib.sha256(job.name.encode()).hexdigest()[:24]}.safetensors"
     try:
-        return Tally.load(path)
+        return HeadSums.load(path)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead._utils.text import json_text
-from clearhead.analysis.accumulate import Tally
+from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.relations import RelationScore
-from clearhead.analysis.statistics import NEIGHBOURS, ON_REPEATS, HeadStatistics, from_tally, measure
+from clearhead.analysis.statistics import NEIGHBOURS, ON_REPEATS, HeadStatistics, from_sums, measure
 from clearhead.recording.recording import Address, Recording
 
 # A label is given where the evidence is clear: above these, and on texts where a query sees KEYS keys on average.
@@ -77,7 +77,7 @@ class Roles:
             raise ValueError(f"name is {name!r}; expected one of {', '.join(SCORES)}")
         scored = {address: getattr(own, name) for address, own in self.heads.items()}
         known = [(address, score) for address, score in scored.items() if score is not None]
-        return sorted(known, key=lambda pair: -pair[1])[: whole_number("count", count)]
+        return sorted(known, key=lambda pair: -pair[1])[: check_int("count", count)]
 
     def part(self, wanted: Callable[[Address], bool]) -> Roles:
         """The same for some of the heads, and their relations."""
@@ -140,9 +140,9 @@ def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationS
     return Roles(model, heads, _checked(relations, heads))
 
 
-def roles_of(total: Tally, *, relations: Iterable[RelationScore] | None = None) -> Roles:
+def roles_of(total: HeadSums, *, relations: Iterable[RelationScore] | None = None) -> Roles:
     """The same from what recordings came to, as `head_statistics.tally` counts it."""
-    heads = from_tally(total)
+    heads = from_sums(total)
     return Roles(total.model, heads, _checked(relations, heads))
 
 

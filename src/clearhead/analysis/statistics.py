@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.analysis.accumulate import Tally, nothing
-from clearhead.recording.recording import Address, Recording, Stack, attends_to_itself, of_one_model
+from clearhead.analysis.accumulate import HeadSums, nothing
+from clearhead.recording.recording import Address, Recording, Stack, from_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
 
 REACH = 128  # offsets either way in which a positional head is looked for, so that memory does not grow with the text
@@ -52,14 +52,14 @@ def measure(recordings: Iterable[Recording], *, find_repeats: bool = True) -> tu
         find_repeats: read a text that is a sequence and the same again as one that was made to find induction heads.
     """
     total = nothing()
-    for recording in of_one_model(recordings):
-        total += tally(recording, find_repeats=find_repeats)
-    return total.model, from_tally(total)
+    for recording in from_one_model(recordings):
+        total += sum_statistics(recording, find_repeats=find_repeats)
+    return total.model, from_sums(total)
 
 
-def tally(recording: Recording, *, find_repeats: bool = True) -> Tally:
+def sum_statistics(recording: Recording, *, find_repeats: bool = True) -> HeadSums:
     """What one text gives: sums over queries for every head, and how many queries each is over."""
-    own = {name: stack for name, stack in recording.stacks.items() if attends_to_itself(name, stack)}
+    own = {name: stack for name, stack in recording.stacks.items() if is_self_attention(name, stack)}
     repeats = {name: _repeat(stack) for name, stack in own.items()} if find_repeats else {}
     sums: dict[str, Tensor] = {}
 
@@ -75,10 +75,10 @@ def tally(recording: Recording, *, find_repeats: bool = True) -> Tally:
             counts = dict.fromkeys(ON_REPEATS, repeat.length)
             add(name, counts, [_repeat_sums(repeat, weights) for weights in stack.layers])
     heads = {name: [weights.shape[1] for weights in stack.layers] for name, stack in recording.stacks.items()}
-    return Tally(recording.model, heads, sums)
+    return HeadSums(recording.model, heads, sums)
 
 
-def from_tally(total: Tally) -> dict[Address, HeadStatistics]:
+def from_sums(total: HeadSums) -> dict[Address, HeadStatistics]:
     """The statistics that sums over texts amount to."""
     found: dict[Address, HeadStatistics] = {}
     for name, layers in total.heads.items():
@@ -131,7 +131,7 @@ def measure_rows(
         special = torch.tensor(stack.keys.special, device=cells.device)
         plain = ~torch.tensor(stack.queries.special)[rows].to(cells.device)
         found["delimiter"] = float(cells[plain][:, special].sum(dim=-1).mean()) if plain.any() else 0.0
-    if attends_to_itself(name, stack):
+    if is_self_attention(name, stack):
         for neighbour, away in NEIGHBOURS.items():
             found[neighbour] = float(weights.diagonal(away)[0, 0, there].mean())
         found["sink"] = float(cells[:, 0].mean())
@@ -174,7 +174,7 @@ def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]
     counts["hits"] = ((keys - offsets).clamp(max=queries) - (-offsets).clamp(min=0)).clamp(min=0)
     if any(stack.keys.special):
         counts["delimiter"] = stack.queries.special.count(False)
-    if attends_to_itself(name, stack):
+    if is_self_attention(name, stack):
         counts |= {neighbour: max(queries - abs(offset), 0) for neighbour, offset in NEIGHBOURS.items()}
         counts["sink"] = queries
     return counts
@@ -183,7 +183,7 @@ def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]
 @torch.no_grad()
 def _sums(name: str, stack: Stack, weights: AttentionWeights) -> dict[str, Tensor]:
     """Sums over the queries of one layer, in float64, so that a long corpus does not show in the last digits."""
-    own = attends_to_itself(name, stack)
+    own = is_self_attention(name, stack)
     seen = weights.observe(entropy=True, distance=True, received=own, top=1)
     assert seen.entropy is not None
     assert seen.distance is not None

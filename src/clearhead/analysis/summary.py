@@ -1,4 +1,4 @@
-"""`Watched`: statistics of every head of a model, summed up call by call."""
+"""`AttentionSummary`: statistics of every head of a model, summed up call by call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.analysis.accumulate import Tally
-from clearhead.ops.tiled.statistics import Observation
+from clearhead.analysis.accumulate import HeadSums
+from clearhead.ops.tiled.statistics import AttentionStatistics
 from clearhead.weights import notebook
 
 STATISTICS = ("entropy", "distance", "largest")  # those there are means of
 
 
 @dataclass(eq=False)
-class Layer:
+class LayerSummary:
     """What was seen of one attention module."""
 
-    calls: list[Observation] = field(default_factory=list)
+    calls: list[AttentionStatistics] = field(default_factory=list)
     sums: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
     # a tensor once there is one, for asking a GPU for a number in every layer would make it wait
     counted: Tensor | int = 0
@@ -36,7 +36,7 @@ class Layer:
         """Per head, over all queries of all calls: "entropy", "distance", and "largest", the weight of the top key."""
         return {name: total / max(1, self.queries) for name, total in self.sums.items()}
 
-    def add(self, seen: Observation, real: Bool[Tensor, "batch q_len"], keep: bool) -> None:
+    def add(self, seen: AttentionStatistics, real: Bool[Tensor, "batch q_len"], keep: bool) -> None:
         if keep:
             self.calls.append(seen)
         self.counted = self.counted + real.sum()
@@ -47,17 +47,17 @@ class Layer:
                 self.sums[name] = self.sums[name] + total if name in self.sums else total
 
 
-class Watched:
+class AttentionSummary:
     """What was seen, by layer: `watched[3]`, or `watched["encoder", 3]` where a model has several stacks."""
 
     def __init__(self, places: Iterable[tuple[str, int]] = ()) -> None:
-        self.layers = {place: Layer() for place in places}
+        self.layers = {place: LayerSummary() for place in places}
 
     @property
     def stacks(self) -> list[str]:
         return list(dict.fromkeys(stack for stack, _ in self.layers))
 
-    def __getitem__(self, key: int | tuple[str, int]) -> Layer:
+    def __getitem__(self, key: int | tuple[str, int]) -> LayerSummary:
         if isinstance(key, int) and len(self.stacks) == 1:
             key = (self.stacks[0], key)
         if key not in self.layers:
@@ -68,7 +68,7 @@ class Watched:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __iter__(self) -> Iterator[Layer]:
+    def __iter__(self) -> Iterator[LayerSummary]:
         return iter(self.layers.values())
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Watched:
             parts.append(
                 f"{stack} {len(own)} layers, {', '.join(own[0].sums) or 'no means'} of {own[0].queries} queries"
             )
-        return f"Watched({'; '.join(parts)})"
+        return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
@@ -88,7 +88,7 @@ class Watched:
         maps = {place: own[0].float().cpu().numpy() for place, own in last.items() if own is not None}
         return notebook.of_means(repr(self), means) + notebook.of_maps(maps)
 
-    def tally(self, model: str = "") -> Tally:
+    def tally(self, model: str = "") -> HeadSums:
         """Its sums, to be added to those of other texts."""
         heads: dict[str, list[int]] = {}
         sums: dict[str, Tensor] = {}
@@ -96,10 +96,10 @@ class Watched:
             heads.setdefault(stack, []).append(max((len(own) for own in layer.sums.values()), default=0))
             sums[f"{stack}.{number}.queries"] = torch.as_tensor(layer.counted).cpu().double()
             sums |= {f"{stack}.{number}.{name}": own.cpu() for name, own in layer.sums.items()}
-        return Tally(model, heads, sums)
+        return HeadSums(model, heads, sums)
 
     @classmethod
-    def from_tally(cls, total: Tally) -> Watched:
+    def from_sums(cls, total: HeadSums) -> AttentionSummary:
         """What was seen of all texts that were added up."""
         seen = cls((stack, number) for stack, layers in total.heads.items() for number in range(len(layers)))
         for (stack, number), layer in seen.layers.items():

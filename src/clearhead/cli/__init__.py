@@ -15,8 +15,8 @@ from rich.text import Text as Styled
 
 import clearhead
 from clearhead._utils.consoles import console_for_output
-from clearhead._utils.files import place_of, write_text
-from clearhead._utils.text import json_text, printable, visible
+from clearhead._utils.files import resolve_target, write_text
+from clearhead._utils.text import json_text, printable, visible_text
 from clearhead.cli.errors import OneLineErrors, say
 from clearhead.cli.options import (
     chosen_layers,
@@ -166,24 +166,24 @@ def stats(
     output: Output = None,
 ) -> None:
     """Run a model on texts; show how broadly, how far and how strongly each head attends. torchrun shares them out."""
-    with joined(device) as together:
+    with joined(device) as process_group:
         if output is not None:
-            place_of(output)
+            resolve_target(output)
         loaded, texts = load_what_is_read(text, file, model, device, dtype.value, download)
         from clearhead.analysis.corpus import statistics
         from clearhead.cli.tables import print_statistics
 
         chosen = chosen_layers(layers, loaded)
         with progress_bar("texts", len(texts)) as advance, kept_beside(output) as keep:
-            table = statistics(loaded, texts, together=together, keep=keep, progress=advance).to_dict()
+            table = statistics(loaded, texts, process_group=process_group, keep=keep, progress=advance).to_dict()
             rows = [place for place, layer in enumerate(table["layer"]) if layer in chosen]
             table = {name: [values[row] for row in rows] for name, values in table.items()}
-            if not together.first:
+            if not process_group.is_main:
                 return
             if as_json or output is not None:
                 _write(json_text({"model": name_of(loaded), "heads": table}, indent=1) + "\n", output)
             else:
-                print_statistics(console_for_output(), table, f"{visible(name_of(loaded))}: means over queries")
+                print_statistics(console_for_output(), table, f"{visible_text(name_of(loaded))}: means over queries")
 
 
 @app.command()
@@ -202,9 +202,9 @@ def roles(
     output: Output = None,
 ) -> None:
     """Find out what kind of head each is: previous token, sink, induction, syntactic … torchrun shares texts out."""
-    with joined(device) as together:
+    with joined(device) as process_group:
         if output is not None:
-            place_of(output)
+            resolve_target(output)
         from clearhead.analysis.conllu import read_conllu
 
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
@@ -215,9 +215,9 @@ def roles(
         chosen = chosen_layers(layers, loaded)
         what, count = ("sentences", len(sentences)) if sentences else ("texts", len(texts))
         with progress_bar(what, count) as advance, kept_beside(output) as keep:
-            options = {"sentences": sentences, "together": together, "keep": keep, "progress": advance}
+            options = {"sentences": sentences, "process_group": process_group, "keep": keep, "progress": advance}
             found = corpus.roles(loaded, texts, **options).part(lambda address: address[1] in chosen)
-            if not together.first:
+            if not process_group.is_main:
                 return
             if as_json or output is not None:
                 _write(found.to_json() + "\n", output)
@@ -250,11 +250,11 @@ def train(
     import torch
 
     from clearhead.cli.train import configured, data_for, show_run, signal_as_exit_code, training_report
-    from clearhead.distributed.process_group import is_first
-    from clearhead.translation.run_directory import Run
+    from clearhead.distributed.process_group import is_main_process
+    from clearhead.translation.run_directory import RunDirectory
     from clearhead.translation.training import train as run_training
 
-    run = Run(output)
+    run = RunDirectory(output)
     if resume and (config is not None or steps is not None or seed is not None):
         raise ValueError("--config, --steps and --seed do not go with --resume, which goes on with the run's own")
     settings = run.read()[0] if resume else configured(config, steps, seed)
@@ -264,7 +264,7 @@ def train(
         for note in sentences.notes:
             report.say(note)
         run_training(sentences, settings, run, device=place, dtype=getattr(torch, dtype), resume=resume, report=report)
-    if is_first():
+    if is_main_process():
         show_run(run, sentences)
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from clearhead.ops import dispatch
-from clearhead.ops.arguments import pose
-from clearhead.ops.call import Problem
+from clearhead.ops.arguments import build_call
+from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Causal, Padding, Window
 
 PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
@@ -43,8 +43,8 @@ def diagnose() -> Diagnosis:
     )
 
 
-def _examine(name: str, problem: Problem) -> Case:
-    answers = dispatch.explain(problem)
+def _examine(name: str, problem: AttentionCall) -> Case:
+    answers = dispatch.explain_choice(problem)
     return Case(
         name,
         str(problem.query.device.type),
@@ -53,19 +53,19 @@ def _examine(name: str, problem: Problem) -> Case:
     )
 
 
-def _problems(device: str) -> dict[str, Problem]:
+def _problems(device: str) -> dict[str, AttentionCall]:
     """One of each kind that backends differ in, of a usual size (12 heads of 64, 1,024 tokens)."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     x = torch.empty((2, 12, 1024, 64), dtype=dtype, device=device)
     bias = torch.empty((12, 1024, 1024), dtype=dtype, device=device)
     return {
-        "plain": pose(x, x, x),
-        "causal": pose(x, x, x, mask=Causal()),
-        "padded": pose(x, x, x, mask=Padding([1024, 700])),
-        "windowed": pose(x, x, x, mask=Window(before=255)),
-        "biased": pose(x, x, x, bias=bias),
-        "softcap and sinks": pose(x, x, x, softcap=30.0, sinks=torch.empty(12, device=device)),
-        "dropout": pose(x, x, x, dropout=0.1),
+        "plain": build_call(x, x, x),
+        "causal": build_call(x, x, x, mask=Causal()),
+        "padded": build_call(x, x, x, mask=Padding([1024, 700])),
+        "windowed": build_call(x, x, x, mask=Window(before=255)),
+        "biased": build_call(x, x, x, bias=bias),
+        "softcap and sinks": build_call(x, x, x, softcap=30.0, sinks=torch.empty(12, device=device)),
+        "dropout": build_call(x, x, x, dropout=0.1),
     }
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from clearhead._utils.bounded_reads import read_text
-from clearhead._utils.files import place_of
+from clearhead._utils.files import resolve_target
 
 if TYPE_CHECKING:
     import torch
 
-    from clearhead.distributed.process_group import Processes
-    from clearhead.models import Loaded
+    from clearhead.distributed.process_group import ProcessGroup
+    from clearhead.models import HuggingFaceModel
     from clearhead.recording.recording import Recording
     from clearhead.translation.translator import Translator
 
@@ -48,7 +48,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def load_model(model: str, device: str | None, dtype: str, download: bool) -> Loaded | Translator:
+def load_model(model: str, device: str | None, dtype: str, download: bool) -> HuggingFaceModel | Translator:
     """The model on its device."""
     import torch
 
@@ -86,7 +86,7 @@ def load_recording(path: str, files: list[Path] | None, model: str | None, devic
 
 def load_what_is_read(
     text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
-) -> tuple[Loaded | Translator | Recording, list[str]]:
+) -> tuple[HuggingFaceModel | Translator | Recording, list[str]]:
     """A model and the texts it is to read; or a recording, and none."""
     if text is not None and is_recording(text):
         return load_recording(text, files, model, device), []
@@ -96,13 +96,13 @@ def load_what_is_read(
     return load_model(model, device, dtype, download), texts
 
 
-def name_of(model: Loaded | Translator | Recording) -> str:
+def name_of(model: HuggingFaceModel | Translator | Recording) -> str:
     from clearhead.recording.recording import Recording
 
     return model.model if isinstance(model, Recording) else model.name
 
 
-def chosen_layers(layers: str | None, model: Loaded | Translator | Recording) -> Container[int]:
+def chosen_layers(layers: str | None, model: HuggingFaceModel | Translator | Recording) -> Container[int]:
     """The numbers that "0,3-5" means."""
     from clearhead.models import layer_count
 
@@ -127,34 +127,34 @@ def progress_bar(what: str, count: int) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal's stderr; a function that moves it."""
     from rich.progress import Progress
 
-    from clearhead.distributed.process_group import is_first
+    from clearhead.distributed.process_group import is_main_process
 
-    silent = not (count and sys.stderr.isatty() and is_first())
+    silent = not (count and sys.stderr.isatty() and is_main_process())
     with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
         task = bar.add_task(what, total=count)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[Processes]:
+def joined(device: str | None) -> Iterator[ProcessGroup]:
     """This process alone, or with the others that torchrun has started."""
-    from clearhead.distributed.process_group import processes
+    from clearhead.distributed.process_group import init_process_group
 
-    with processes(usable_device(device)) as together:
-        yield together
+    with init_process_group(usable_device(device)) as process_group:
+        yield process_group
 
 
 @contextmanager
 def kept_beside(output: Path | None) -> Iterator[Path | None]:
     """A folder for what is done so far, beside the file that is to be written; taken away once it is."""
-    place = None if output is None else place_of(output)
+    place = None if output is None else resolve_target(output)
     if output is None or (place is not None and place.exists() and not place.is_file()):  # a terminal, a pipe
         yield None
         return
     keep = output.with_name(f".{output.name}.parts")  # names the file, not what a link leads to
     yield keep
-    from clearhead.analysis.resumable import forget
-    from clearhead.distributed.process_group import is_first
+    from clearhead.analysis.resumable import discard_results
+    from clearhead.distributed.process_group import is_main_process
 
-    if is_first():
-        forget(keep)
+    if is_main_process():
+        discard_results(keep)

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clearhead._utils.color_scales import shade
-from clearhead._utils.text import visible
+from clearhead._utils.color_scales import text_shades
+from clearhead._utils.text import visible_text
 from clearhead.analysis.roles import Roles
 from clearhead.explain.render.text import fitting
 from clearhead.recording.recording import Address, Recording
-from clearhead.translation.heads.emergence import Damage, Specialised
+from clearhead.translation.heads.emergence import AblationEffect, Emergence
 
 NOTICED = 0.005  # a kind of token that is wrong more often by that is worth a word
 BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
@@ -28,17 +28,19 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
         number = bool(values) and not isinstance(values[0], str)
         table.add_column(name, justify="right" if number else "left")
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else visible(str(value)) for value in row))
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else visible_text(str(value)) for value in row))
     console.print(table)
 
 
 def print_roles(console: Console, roles: Roles) -> None:
     """The heads with a label, the best of each score, and the relations."""
     labelled = [address for address in roles.heads if roles.labels(address)]
-    table = Table("head", "labels", "entropy", "distance", title=f"{visible(roles.model)}: heads with a clear role")
+    table = Table(
+        "head", "labels", "entropy", "distance", title=f"{visible_text(roles.model)}: heads with a clear role"
+    )
     for address in labelled:
         own = roles.heads[address]
-        labels = visible(", ".join(roles.labels(address)))
+        labels = visible_text(", ".join(roles.labels(address)))
         table.add_row(name(address), labels, _number(own.entropy), _number(own.distance))
     console.print(table)
     console.print(f"{len(roles.heads) - len(labelled)} of {len(roles.heads)} heads have no clear role")
@@ -54,7 +56,7 @@ def print_roles(console: Console, roles: Roles) -> None:
     table = Table(*columns, title="Relations: the head chosen on one half of the sentences, scored on the other")
     for score in roles.relations:
         interval, fixed = f"{score.low:.2f}–{score.high:.2f}", f"{score.baseline:.2f} at {score.offset:+d}"
-        place = (visible(score.relation), score.direction, name(score.address))
+        place = (visible_text(score.relation), score.direction, name(score.address))
         table.add_row(*place, f"{score.accuracy:.2f}", interval, fixed, str(score.count))
     console.print(table)
 
@@ -62,14 +64,14 @@ def print_roles(console: Console, roles: Roles) -> None:
 def name(address: Address) -> str:
     """A head as one reads it: decoder 3.7 is head 7 of layer 3, both from 0."""
     stack, layer, head = address
-    return f"{visible(stack)} {layer}.{head}"
+    return f"{visible_text(stack)} {layer}.{head}"
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def print_specialised(console: Console, found: Specialised) -> None:
+def print_specialised(console: Console, found: Emergence) -> None:
     """Each relation with the head that finds it best, the untrained model and a fixed offset beside it."""
     columns = ("relation", "head", "right", "95 %", "untrained", "fixed offset", "questions", "found")
     table = Table(*columns, title="Which head came to find which relation (chosen on one half, scored on the other)")
@@ -80,7 +82,7 @@ def print_specialised(console: Console, found: Specialised) -> None:
     console.print(table)
 
 
-def print_damages(console: Console, damages: Iterable[Damage], labels: Mapping[Address, list[str]]) -> None:
+def print_damages(console: Console, damages: Iterable[AblationEffect], labels: Mapping[Address, list[str]]) -> None:
     """What goes wrong without each head that has a label."""
     for own in damages:
         before, after = own.exact
@@ -108,13 +110,13 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
         return
     parts = [[place for place, own in enumerate(cross.keys.words) if own == word] for word in words]
     columns = torch.stack([mean[:, own].sum(dim=1) for own in parts], dim=1).cpu().numpy()
-    heads = [visible("".join(cross.keys.texts[place] for place in own)) for own in parts]
-    written = [visible(token) for token in written]
+    heads = [visible_text("".join(cross.keys.texts[place] for place in own)) for own in parts]
+    written = [visible_text(token) for token in written]
     before = max(map(cell_len, written), default=0) + 2
     for chosen in fitting([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
         table = Table(box=None, padding=(0, 1))
         for head in ("", *(heads[place] for place in chosen)):
             table.add_column(Text(head), no_wrap=True)
-        for token, line in zip(written, shade(columns), strict=False):
+        for token, line in zip(written, text_shades(columns), strict=False):
             table.add_row(Text(token), *(line[2 * place : 2 * place + 2] for place in chosen))
         console.print(table)

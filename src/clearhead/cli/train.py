@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead._utils.bounded_reads import lines_of_standard_input, numbered_lines
+from clearhead._utils.bounded_reads import numbered_lines, stdin_lines
 from clearhead._utils.consoles import PlainConsole, console_for_output
 from clearhead.cli.errors import say
 from clearhead.cli.options import progress_bar
@@ -22,8 +22,8 @@ SHOWN = 100  # validation sentences that heads are judged by where no relations 
 if TYPE_CHECKING:
     from clearhead.translation.config import Config
     from clearhead.translation.data.dataset import Data
-    from clearhead.translation.run_directory import Run
-    from clearhead.translation.training import Report
+    from clearhead.translation.run_directory import RunDirectory
+    from clearhead.translation.training import TrainingCallbacks
     from clearhead.translation.translator import Translator
 
 
@@ -36,27 +36,27 @@ def configured(config: Path | None, steps: int | None, seed: int | None) -> Conf
     return replace(found, training=replace(found.training, **said))
 
 
-def data_for(run: Run, data: list[str], valid: list[str], config: Config, resume: bool) -> Data:
+def data_for(run: RunDirectory, data: list[str], valid: list[str], config: Config, resume: bool) -> Data:
     """The files given, or the built-in grammar."""
-    from clearhead.translation.data.dataset import of_files, of_grammar
+    from clearhead.translation.data.dataset import from_files, from_grammar
 
     if valid and not data:
         raise ValueError("--valid was given without --data; the built-in grammar has a validation set of its own")
     if not data:
-        return of_grammar(config)
-    return of_files(data, valid, config, run.vocabulary() if resume else None)
+        return from_grammar(config)
+    return from_files(data, valid, config, run.vocabulary() if resume else None)
 
 
 @contextmanager
-def training_report(config: Config) -> Iterator[Report]:
+def training_report(config: Config) -> Iterator[TrainingCallbacks]:
     """A bar on a terminal's stderr with loss, speed and time left; a line for each validation anywhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from clearhead.distributed.process_group import is_first
-    from clearhead.translation.training import Report
+    from clearhead.distributed.process_group import is_main_process
+    from clearhead.translation.training import TrainingCallbacks
 
-    if not is_first():
-        yield Report()
+    if not is_main_process():
+        yield TrainingCallbacks()
         return
     console = PlainConsole(stderr=True)
     columns = (
@@ -79,7 +79,7 @@ def training_report(config: Config) -> Iterator[Report]:
                 f" {found['exact']:.1%} exact, BLEU {found['bleu']:.1f}"
             )
 
-        yield Report(say, step, measured)
+        yield TrainingCallbacks(say, step, measured)
 
 
 @contextmanager
@@ -97,14 +97,14 @@ def lines_of(file: Path) -> list[str]:
     """Lines of a text file, or of standard input where it is called "-"."""
     if str(file) != "-":
         return [line for _, line in numbered_lines(file)]
-    return lines_of_standard_input()
+    return stdin_lines()
 
 
-def show_run(run: Run, data: Data) -> None:
+def show_run(run: RunDirectory, data: Data) -> None:
     """Which head finds which relation, on stdout, and a chart in the run's folder; without relations, the roles."""
     from clearhead.cli.tables import print_damages, print_roles, print_specialised
     from clearhead.translation import Translator
-    from clearhead.translation.heads.emergence import damage, specialised
+    from clearhead.translation.heads.emergence import ablation_effects, measure_emergence
 
     console = console_for_output()
     translator = Translator.load(run.folder)
@@ -116,12 +116,12 @@ def show_run(run: Run, data: Data) -> None:
             console, head_roles(translator.record(pair.source, target=pair.target) for pair in data.references[:SHOWN])
         )
         return
-    found = specialised(run, data.probe)
+    found = measure_emergence(run, data.probe)
     print_specialised(console, found)
     with progress_bar("heads", len(found.labels())) as advance:
         damages = []
         for number, address in enumerate(found.labels()):
-            damages.append(damage(translator.model, translator.vocabulary, data.probe, address))
+            damages.append(ablation_effects(translator.model, translator.vocabulary, data.probe, address))
             advance(number + 1, len(found.labels()))
     print_damages(console, damages, found.labels())
     try:

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from clearhead._utils.bounded_reads import read_text
-from clearhead._utils.files import place_of
+from clearhead._utils.files import resolve_target
 from clearhead._utils.text import printable
 from clearhead.cli.options import SUFFIX, is_recording, load_model, load_recording, progress_bar, texts_to_read
 
 if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
-    from clearhead.models import Loaded
+    from clearhead.models import HuggingFaceModel
     from clearhead.recording.recording import Recording
     from clearhead.translation.translator import Translator
 
 
 def what_to_show(
     text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
-) -> tuple[Callable[[], Recording | Loaded | Translator], list[str] | None]:
+) -> tuple[Callable[[], Recording | HuggingFaceModel | Translator], list[str] | None]:
     """What loads a recording; or a model and its texts, of which the first is shown first."""
     if text is not None and is_recording(text):
         return lambda: load_recording(text, files, model, device), None
@@ -47,7 +47,7 @@ def write_recording(
     """Run a model on one text and keep its attention; says how large the file is."""
     if output.suffix != SUFFIX:
         raise ValueError(f"--output is {output}; expected a name that ends in {SUFFIX}")
-    place_of(output)
+    resolve_target(output)
     if text is not None and file is not None:
         raise ValueError("TEXT and --file are both given; a recording is of one text")
     given = texts_to_read(text, [file] if file else None) if text is not None or file else None
@@ -63,14 +63,14 @@ def write_recording(
 
 def write_report(
     output: Path,
-    shown: Callable[[], Recording | Loaded | Translator],
+    shown: Callable[[], Recording | HuggingFaceModel | Translator],
     texts: list[str] | None,
     roles: Path | None,
 ) -> None:
     """One page of one text; says how large it is, and what was left out."""
     if output.suffix == SUFFIX:
         raise ValueError(f"--output is {output}; expected the name of an HTML file, such as report.html")
-    place_of(output)
+    resolve_target(output)
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; a report is of one")
     found = None if roles is None else _read_roles(roles)
@@ -92,7 +92,7 @@ def write_report(
 
 
 def serve(
-    shown: Callable[[], Recording | Loaded | Translator],
+    shown: Callable[[], Recording | HuggingFaceModel | Translator],
     texts: list[str] | None,
     roles: Path | None,
     port: int,

@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from clearhead._utils.checks import flag
-from clearhead._utils.tensor_checks import dense_tensor, float_tensor, query_starts
+from clearhead._utils.checks import check_bool
+from clearhead._utils.tensor_checks import check_dense_tensor, check_float_tensor, check_query_start
 from clearhead.distributed._collectives import copied, gathered, summed
 from clearhead.distributed.context_parallel_weights import SequenceWeights
 from clearhead.distributed.layout import Layout
 from clearhead.functional import attention
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.masks import Dense, Fixed, Lowered, Mask, positions
+from clearhead.ops.masks import Dense, LoweredMask, Mask, PrecomputedMask, query_positions
 
 
 @overload
@@ -79,7 +79,7 @@ def sequence_attention(
     rank = _own_rank(layout, group)
     _check_own("query", query, layout, rank)
     _check_keys(key, value, layout, rank)
-    return_weights = flag("return_weights", return_weights)
+    return_weights = check_bool("return_weights", return_weights)
     whole = (*query.shape[:2], layout.length, layout.length)
     _check_spread("bias", bias, whole)
     _check_sinks(sinks, query.shape[1], query.device)
@@ -125,14 +125,14 @@ def attend_to_shards(
         query_start: as for `attention()`; by default the last query meets the last key.
     """
     rank = _own_rank(layout, group)
-    query = float_tensor("query", query, "[batch, heads, q_len, width]")
+    query = check_float_tensor("query", query, "[batch, heads, q_len, width]")
     if query.ndim != 4:
         raise ValueError(f"query is {_seen(query)}; expected [batch, heads, q_len, width]")
     _check_keys(key, value, layout, rank)
     batch, heads, q_len, _ = query.shape
     _check_spread("bias", bias, (batch, heads, q_len, layout.length))
     _check_sinks(sinks, heads, query.device)
-    start = layout.length - q_len if query_start is None else query_starts(query_start)
+    start = layout.length - q_len if query_start is None else check_query_start(query_start)
     if isinstance(start, Tensor) and (start.is_meta or start.shape not in ((), (batch,))):
         raise ValueError(f"query_start is {_seen(start)} on {start.device}; expected an int, or a tensor ({batch},)")
     start = start.expand(batch) if isinstance(start, Tensor) else start
@@ -140,7 +140,7 @@ def attend_to_shards(
     if mask is not None:
         mask = _as_mask(mask)
         _check_fit(mask, (batch, heads, q_len, layout.length))
-        lowered = mask.lower(positions(q_len, layout.length, start, query.device), layout.length)
+        lowered = mask.lower(query_positions(q_len, layout.length, start, query.device), layout.length)
     precise = torch.promote_types(query.dtype, torch.float32)
     output = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=precise)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=precise)
@@ -153,7 +153,7 @@ def attend_to_shards(
             query,
             own_keys,
             own_values,
-            mask=None if lowered is None else Fixed(_columns(lowered, piece), repr(mask)),
+            mask=None if lowered is None else PrecomputedMask(_columns(lowered, piece), repr(mask)),
             bias=bias[..., piece] if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1 else bias,
             scale=scale,
             softcap=softcap,
@@ -212,8 +212,8 @@ class _Rows:
     def options(self, piece: slice) -> dict[str, Any]:
         mask, bias = self.mask, self.bias
         if mask is not None and mask.tensors:  # a dense part has rows of its own
-            where = positions(self.length, self.length, 0, mask.device)
-            mask = Fixed(mask.lower(where, self.length).rows(piece), repr(mask))
+            where = query_positions(self.length, self.length, 0, mask.device)
+            mask = PrecomputedMask(mask.lower(where, self.length).rows(piece), repr(mask))
         if isinstance(bias, Tensor) and bias.ndim > 1 and bias.shape[-2] > 1:
             bias = bias[..., piece, :]
         return {"mask": mask, "bias": bias, "query_start": piece.start}
@@ -229,7 +229,7 @@ def _shared(given: Any, group: ProcessGroup | None) -> Any:
 def _as_mask(mask: Mask | Tensor) -> Mask:
     if not isinstance(mask, Tensor):
         return mask
-    mask = dense_tensor("mask", mask, "a mask such as Causal(), or a bool tensor")
+    mask = check_dense_tensor("mask", mask, "a mask such as Causal(), or a bool tensor")
     if mask.dtype != torch.bool or mask.ndim > 4:
         raise TypeError(f"mask is {_seen(mask)} in {mask.dtype}; expected torch.bool of at most 4 axes")
     return Dense(mask)
@@ -238,7 +238,7 @@ def _as_mask(mask: Mask | Tensor) -> Mask:
 def _check_fit(mask: Mask, shape: tuple[int, int, int, int]) -> None:
     if not isinstance(mask, Mask):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a mask such as Causal(), or a bool tensor")
-    why = mask.misfit(*shape)
+    why = mask.shape_error(*shape)
     if why is not None:
         raise ValueError(f"mask: {why}")
 
@@ -269,7 +269,7 @@ def _check_keys(key: Tensor, value: Tensor, layout: Layout, rank: int) -> None:
 def _check_spread(name: str, tensor: object, shape: tuple[int, ...]) -> None:
     if not isinstance(tensor, Tensor):
         return  # attention() refuses what is neither a tensor nor ALiBi
-    float_tensor(name, tensor, "a float tensor")
+    check_float_tensor(name, tensor, "a float tensor")
     sizes = zip(tensor.shape[::-1], shape[::-1], strict=False)
     if tensor.ndim > 4 or any(size not in (1, wanted) for size, wanted in sizes):
         raise ValueError(f"{name} is {_seen(tensor)}; expected what broadcasts to {shape}, of the whole text")
@@ -278,7 +278,7 @@ def _check_spread(name: str, tensor: object, shape: tuple[int, ...]) -> None:
 def _check_sinks(sinks: Tensor | None, heads: int, device: torch.device) -> None:
     if sinks is None:
         return
-    sinks = float_tensor("sinks", sinks, f"one for each of {heads} heads")
+    sinks = check_float_tensor("sinks", sinks, f"one for each of {heads} heads")
     if sinks.device != device:
         raise ValueError(f"sinks is on {sinks.device}, but query is on {device}; expected the same")
     if sinks.shape != (heads,):
@@ -286,7 +286,7 @@ def _check_sinks(sinks: Tensor | None, heads: int, device: torch.device) -> None
 
 
 def _check_own(name: str, tensor: Tensor, layout: Layout, rank: int) -> None:
-    tensor = float_tensor(name, tensor, "[batch, heads, own tokens, width]")
+    tensor = check_float_tensor(name, tensor, "[batch, heads, own tokens, width]")
     if tensor.ndim != 4:
         raise ValueError(f"{name} is {_seen(tensor)}; expected [batch, heads, own tokens, width]")
     if tensor.shape[2] != layout.count(rank):
@@ -296,7 +296,7 @@ def _check_own(name: str, tensor: Tensor, layout: Layout, rank: int) -> None:
         )
 
 
-def _columns(lowered: Lowered, piece: slice) -> Lowered:
+def _columns(lowered: LoweredMask, piece: slice) -> LoweredMask:
     """The same for some of the keys, counted from the first of them."""
     ranges = lowered.ranges
     if ranges is not None:
@@ -304,7 +304,7 @@ def _columns(lowered: Lowered, piece: slice) -> Lowered:
     dense = lowered.dense
     if dense is not None and dense.shape[-1] > 1:
         dense = dense[..., piece]
-    return Lowered(ranges, dense)
+    return LoweredMask(ranges, dense)
 
 
 def _merged(

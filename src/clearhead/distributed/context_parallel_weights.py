@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead.distributed._collectives import gathered, summed
 from clearhead.distributed.layout import Layout
 from clearhead.ops.tiled.pooling import Reduce
-from clearhead.ops.tiled.statistics import Observation, TopK
+from clearhead.ops.tiled.statistics import AttentionStatistics, TopK
 from clearhead.weights.matrix import AttentionWeights
 
 
@@ -55,19 +55,19 @@ class SequenceWeights:
 
     def topk(self, k: int) -> TopK:
         """As `AttentionWeights.topk`."""
-        return self.observe(top=whole_number("k", k)).top  # pyright: ignore[reportReturnType]
+        return self.observe(top=check_int("k", k)).top  # pyright: ignore[reportReturnType]
 
     @torch.no_grad()
     def observe(
         self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
-    ) -> Observation:
+    ) -> AttentionStatistics:
         """Several statistics in one sweep over a rank's own rows."""
         seen = [own.observe(entropy=entropy, received=received, distance=distance, top=top) for _, own in self.parts]
 
         def rows(own: list[Tensor]) -> Tensor:
             return self.layout.joined(gathered(torch.cat(own, dim=2), self.group), dim=2)
 
-        return Observation(
+        return AttentionStatistics(
             entropy=rows([own.entropy for own in seen if own.entropy is not None]) if entropy else None,
             distance=rows([own.distance for own in seen if own.distance is not None]) if distance else None,
             received=self._added([own.received for own in seen if own.received is not None]) if received else None,
@@ -82,7 +82,7 @@ class SequenceWeights:
     @torch.no_grad()
     def pool(self, rows: int, cols: int, *, reduce: Reduce = "mean") -> Float[Tensor, "batch heads rows cols"]:
         """The whole matrix in `rows` × `cols` bins, as `AttentionWeights.pool` draws them."""
-        rows, cols = whole_number("rows", rows), whole_number("cols", cols)
+        rows, cols = check_int("rows", rows), check_int("cols", cols)
         if reduce not in ("mean", "max"):
             raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
         batch, heads, q_len, kv_len = self.shape

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from clearhead._utils.tensor_checks import DTYPES, dense_tensor
+from clearhead._utils.tensor_checks import FLOAT_DTYPES, check_dense_tensor
 from clearhead.distributed._collectives import gathered
-from clearhead.ops.tiled.statistics import Observation, TopK
+from clearhead.ops.tiled.statistics import AttentionStatistics, TopK
 
-Statistics = TypeVar("Statistics", Tensor, TopK, Observation)
+Statistics = TypeVar("Statistics", Tensor, TopK, AttentionStatistics)
 
 
 def gather(seen: Statistics, mesh: DeviceMesh) -> Statistics:
@@ -27,15 +27,15 @@ def gather(seen: Statistics, mesh: DeviceMesh) -> Statistics:
     """
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
         raise ValueError(f"mesh is {mesh!r}; expected the DeviceMesh, of one axis, that heads are shared out over")
-    if isinstance(seen, Observation):
+    if isinstance(seen, AttentionStatistics):
         found = {field.name: getattr(seen, field.name) for field in fields(seen)}
-        return Observation(**{name: gather(own, mesh) for name, own in found.items() if own is not None})
+        return AttentionStatistics(**{name: gather(own, mesh) for name, own in found.items() if own is not None})
     if isinstance(seen, TopK):
         return TopK(gather(seen.weights, mesh), gather(seen.keys, mesh))
     expected = "a statistic such as weights.entropy(), or weights.observe(…)"
-    seen = dense_tensor("seen", seen, expected)
+    seen = check_dense_tensor("seen", seen, expected)
     if seen.ndim < 2:
         raise TypeError(f"seen is a tensor {tuple(seen.shape)}; expected {expected}")
-    if seen.is_meta or seen.dtype not in (*DTYPES, torch.int64):
+    if seen.is_meta or seen.dtype not in (*FLOAT_DTYPES, torch.int64):
         raise TypeError(f"seen is a tensor in {seen.dtype} on {seen.device}; expected {expected}")
     return torch.cat(gathered(seen, mesh.get_group()), dim=1)

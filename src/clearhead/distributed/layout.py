@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from clearhead._utils.checks import shown, whole_number
-from clearhead._utils.tensor_checks import axis_number, dense_tensor
+from clearhead._utils.checks import check_int, describe
+from clearhead._utils.tensor_checks import check_axis, check_dense_tensor
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Layout:
     ranks: int
 
     def __post_init__(self) -> None:
-        whole_number("length", self.length, least=0)
-        whole_number("ranks", self.ranks)
+        check_int("length", self.length, least=0)
+        check_int("ranks", self.ranks)
 
     def pieces(self, rank: int) -> list[slice]:
         """The tokens of a rank, in the order in which it holds them."""
-        if not 0 <= whole_number("rank", rank, least=0) < self.ranks:
+        if not 0 <= check_int("rank", rank, least=0) < self.ranks:
             raise ValueError(f"rank is {rank}; expected one of 0 to {self.ranks - 1}")
         last = 2 * self.ranks
         return [slice(self._edge(piece), self._edge(piece + 1)) for piece in (rank, last - 1 - rank)]
@@ -44,8 +44,8 @@ class Layout:
 
     def shard(self, whole: Tensor, rank: int, dim: int = -2) -> Tensor:
         """A rank's tokens of a whole tensor."""
-        whole = dense_tensor("whole", whole, "a tensor of the whole text")
-        dim = axis_number("dim", dim, whole.ndim)
+        whole = check_dense_tensor("whole", whole, "a tensor of the whole text")
+        dim = check_axis("dim", dim, whole.ndim)
         if whole.shape[dim] != self.length:
             raise ValueError(f"whole has {whole.shape[dim]} tokens on axis {dim}; expected the layout's {self.length}")
         parts = [whole.narrow(dim, piece.start, piece.stop - piece.start) for piece in self.pieces(rank)]
@@ -54,10 +54,10 @@ class Layout:
     def joined(self, shards: Sequence[Tensor], dim: int = -2) -> Tensor:
         """All ranks' tokens in the order of the text."""
         if not isinstance(shards, Sequence) or len(shards) != self.ranks:
-            raise ValueError(f"shards is {shown(shards)}; expected a sequence of {self.ranks} tensors, one per rank")
+            raise ValueError(f"shards is {describe(shards)}; expected a sequence of {self.ranks} tensors, one per rank")
         for shard in shards:
-            dense_tensor("shards", shard, "tensors as layout.shard gives them")
-            dim = axis_number("dim", dim, shard.ndim)
+            check_dense_tensor("shards", shard, "tensors as layout.shard gives them")
+            dim = check_axis("dim", dim, shard.ndim)
         firsts, lasts = [], []
         for rank, shard in enumerate(shards):
             first, last = (piece.stop - piece.start for piece in self.pieces(rank))
@@ -71,7 +71,7 @@ class Layout:
     def own_rank(self, group: ProcessGroup | None) -> int:
         """This process's number in the group, which must have as many as the layout."""
         if not isinstance(group, ProcessGroup | None):
-            raise TypeError(f"group is {shown(group)}; expected a ProcessGroup, or None for all ranks")
+            raise TypeError(f"group is {describe(group)}; expected a ProcessGroup, or None for all ranks")
         if not distributed.is_initialized():
             raise RuntimeError("group has no ranks; call torch.distributed.init_process_group(…) first")
         ranks = distributed.get_world_size(group)

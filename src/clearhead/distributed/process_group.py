@@ -16,25 +16,25 @@ from clearhead._utils.version import __version__
 T = TypeVar("T")
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the only one, or the one that writes and speaks for all."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessGroup:
     """This process's number, and how many there are."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def summed(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """Over all processes."""
-        if self.world == 1:
+        if self.world_size == 1:
             return tensor
         total = tensor.clone()
         distributed.all_reduce(total)
@@ -42,63 +42,63 @@ class Processes:
 
     def any(self, condition: bool, device: torch.device) -> bool:
         """Whether it holds in any process."""
-        return condition if self.world == 1 else bool(self.summed(torch.tensor(int(condition), device=device)))
+        return condition if self.world_size == 1 else bool(self.all_reduce(torch.tensor(int(condition), device=device)))
 
-    def same(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """What the first process has, for all."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         box = [value]
         distributed.broadcast_object_list(box)
         return box[0]
 
-    def once(self, action: Callable[[], T]) -> T:
+    def run_on_main(self, action: Callable[[], T]) -> T:
         """Run `action` in the first process; return its result, or raise its error, in all of them."""
-        if self.world == 1:
+        if self.world_size == 1:
             return action()
         result: T | None = None
         error: Exception | None = None
-        if self.first:
+        if self.is_main:
             try:
                 result = action()
             except Exception as caught:
                 error = caught
-        result, error = self.same((result, error))
+        result, error = self.broadcast((result, error))
         if error is not None:
             raise error
         return result  # pyright: ignore[reportReturnType]
 
-    def each(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """What every process has, in the order of their numbers."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
-        found: list[T] = [value] * self.world
+        found: list[T] = [value] * self.world_size
         distributed.all_gather_object(found, value)
         return found
 
 
 @contextmanager
-def processes(device: torch.device) -> Iterator[Processes]:
+def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """This one alone, or together with those that torchrun says there are."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
-        yield Processes()
+        yield ProcessGroup()
         return
     if device.type == "cuda" and device.index is None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
     # numbers that are written down are added up on the CPU, wherever the model is
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        together = Processes(distributed.get_rank(), world)
-        _check_versions(together)
-        yield together
+        process_group = ProcessGroup(distributed.get_rank(), world)
+        _check_versions(process_group)
+        yield process_group
     finally:
         distributed.destroy_process_group()
 
 
-def _check_versions(together: Processes) -> None:
+def _check_versions(process_group: ProcessGroup) -> None:
     """Processes of different versions would not do the same, and wait for each other in vain."""
-    versions = together.each(f"clearhead {__version__}, torch {torch.__version__}")
+    versions = process_group.all_gather(f"clearhead {__version__}, torch {torch.__version__}")
     others = [(rank, version) for rank, version in enumerate(versions) if version != versions[0]]
     if others:
         rank, version = others[0]

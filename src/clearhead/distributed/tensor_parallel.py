@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from clearhead.distributed._collectives import copied
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.head import place
+from clearhead.nn.head import head_columns
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import And, Dense, Mask, Or
 
@@ -108,7 +108,7 @@ class _OneKeyHeadLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as Linear calls it
         mesh = _mesh_of(self.weight)
-        own = place(mesh.get_local_rank() * self.key_heads // mesh.size(), self.out_features // self.key_heads)
+        own = head_columns(mesh.get_local_rank() * self.key_heads // mesh.size(), self.out_features // self.key_heads)
         bias = None if self.bias is None else _shared(self.bias)[own]
         return nn.functional.linear(copied(input, mesh.get_group()), _shared(self.weight)[own], bias)
 
@@ -132,7 +132,7 @@ class _OwnOptions(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, MultiHeadAttention)
         heads, ranks = module.heads, device_mesh.size()
-        own = place(device_mesh.get_local_rank(), heads // ranks)
+        own = head_columns(device_mesh.get_local_rank(), heads // ranks)
         if module.sinks is not None:
             shared_out = distribute_tensor(module.sinks.detach(), device_mesh, [Shard(0)])
             module.sinks = nn.Parameter(shared_out, requires_grad=module.sinks.requires_grad)

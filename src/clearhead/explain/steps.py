@@ -9,8 +9,8 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import whole_number
-from clearhead.nn.head import head_numbers
+from clearhead._utils.checks import check_int
+from clearhead.nn.head import check_head_indices
 
 # in the order in which they come; slice only where heads see slices, masked only where there is a mask
 NAMES = (
@@ -112,7 +112,7 @@ class Trace:
             return found[0]
         if head is None and len(found) > 1:
             raise ValueError(f"step {name!r} occurs once for each of {len(found)} heads; give head")
-        [number] = head_numbers("head", 0 if head is None else whole_number("head", head, least=0), len(found))
+        [number] = check_head_indices("head", 0 if head is None else check_int("head", head, least=0), len(found))
         return found[number]
 
     def named(self, name: str) -> list[Step]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.explain.steps import Operand, Step, Trace
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.ops.masks import Dense, Mask
-from clearhead.ops.masks import positions as consecutive
+from clearhead.ops.masks import query_positions as consecutive
 
 Given = Mapping[tuple[str, int | None], Tensor]
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")

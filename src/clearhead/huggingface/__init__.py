@@ -17,10 +17,10 @@ from clearhead.huggingface._whisper import keep_implementation
 from clearhead.huggingface.ablation import ablate, head_importance
 from clearhead.huggingface.lazy_mask import LazyMask, make_mask
 from clearhead.huggingface.modules import NAME, attention_modules
-from clearhead.huggingface.watching import Watched, watch
+from clearhead.huggingface.watching import AttentionSummary, watch
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, make_mask)
 keep_implementation()
 
-__all__ = ["LazyMask", "Watched", "ablate", "attention_modules", "head_importance", "watch"]
+__all__ = ["AttentionSummary", "LazyMask", "ablate", "attention_modules", "head_importance", "watch"]

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import masking_utils
 
-from clearhead.ops.key_ranges import single
-from clearhead.ops.masks import Causal, Dense, Fixed, Lowered, Mask, Padding, Prefix, Window
+from clearhead.ops.key_ranges import single_range
+from clearhead.ops.masks import Causal, Dense, LoweredMask, Mask, Padding, PrecomputedMask, Prefix, Window
 
 MaskFunction = Callable[..., Any]
 UNLIMITED = 2**31
@@ -91,7 +91,9 @@ def hidden_keys(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
     if on_the_right or on_the_left:
         return Padding(lengths, "right" if on_the_right else "left")
     if together:
-        return Fixed(Lowered(single(first[:, None], (first + lengths)[:, None], kv_len)), "Padding(both sides)")
+        return PrecomputedMask(
+            LoweredMask(single_range(first[:, None], (first + lengths)[:, None], kv_len)), "Padding(both sides)"
+        )
     return Dense(allowed[:, None, None])
 
 
@@ -125,7 +127,7 @@ def evaluate(
     name = f"{getattr(function, '__qualname__', 'a mask function')}, evaluated"
     if together and ends:
         first, last = torch.cat(ends, dim=-1)
-        return Fixed(Lowered(single(first, last, place.kv_len)), name)
+        return PrecomputedMask(LoweredMask(single_range(first, last, place.kv_len)), name)
     return Dense(torch.cat(blocks, dim=1)[:, None])
 
 
@@ -163,7 +165,7 @@ def _window(size: int) -> Mask:
 def _chunk(closure: dict[str, Any], place: Place) -> Mask:
     size, start = closure["chunk_size"], closure["left_padding"].to(place.device)[:, None]
     first = start + (place.queries() - start).div(size, rounding_mode="floor") * size - place.kv_offset
-    return Fixed(Lowered(single(first, first + size, place.kv_len)), f"chunks of {size}")
+    return PrecomputedMask(LoweredMask(single_range(first, first + size, place.kv_len)), f"chunks of {size}")
 
 
 def _same_group(numbers: Int[Tensor, "batch positions"], place: Place, name: str) -> Mask:
@@ -185,7 +187,7 @@ def _same_group(numbers: Int[Tensor, "batch positions"], place: Place, name: str
     inside = first.clamp(max=place.kv_len - 1)
     found = (first < place.kv_len) & (keys.gather(1, inside) == own) & (own >= 0)
     last = torch.where(found, ends.gather(1, inside), first)
-    return Fixed(Lowered(single(first, last, place.kv_len)), name)
+    return PrecomputedMask(LoweredMask(single_range(first, last, place.kv_len)), name)
 
 
 _MADE_BY: dict[str, Callable[[dict[str, Any], Place], Mask | None]] = {

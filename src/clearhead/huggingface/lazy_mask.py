@@ -24,7 +24,7 @@ from clearhead.huggingface._mask_translation import (
     translate,
 )
 from clearhead.huggingface.modules import INTERFACE
-from clearhead.ops.masks import Causal, Dense, Mask, Window, positions
+from clearhead.ops.masks import Causal, Dense, Mask, Window, query_positions
 
 ATEN = torch.ops.aten
 # These rearrange cells without computing with them, so the result can still be a mask.
@@ -78,7 +78,7 @@ class LazyMask(Tensor):
         _, _, q_len, kv_len = self.shape
         if self.mask is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
-        lowered = self.mask.lower(positions(q_len, kv_len, self.query_start, self.device), kv_len)
+        lowered = self.mask.lower(query_positions(q_len, kv_len, self.query_start, self.device), kv_len)
         return lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).expand(self.shape)
 
     def additive(self) -> Float[Tensor, "batch heads q_len kv_len"]:

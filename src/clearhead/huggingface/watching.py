@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from clearhead.analysis.summary import Layer, Watched
+from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.huggingface.modules import Attention, attention_modules, layer_of, owner_of, tapped
 from clearhead.weights.matrix import AttentionWeights
@@ -23,7 +23,7 @@ WHAT = ("entropy", "received", "distance", "top", "pool", "reduce")  # what `Att
 
 
 @contextmanager
-def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator[Watched]:
+def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator[AttentionSummary]:
     """Statistics of every attention matrix of a model, computed while it runs.
 
         with watch(model, entropy=True, top=8) as seen:
@@ -47,7 +47,7 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator
     if not any(what.get(name) for name in WHAT[:-1]):
         raise ValueError(f"watch: nothing to watch; give it any of {', '.join(WHAT[:-1])}, such as entropy=True")
     modules = attention_modules(model)
-    watched = Watched((attention.stack, attention.layer) for attention in modules)
+    watched = AttentionSummary((attention.stack, attention.layer) for attention in modules)
     lock = threading.Lock()
     with ExitStack() as stack:
         padding = _Padding(model, modules, stack)
@@ -62,7 +62,7 @@ class _Observer:
     """A tap that reduces the weights of one module to statistics."""
 
     what: dict[str, Any]
-    watched: Watched
+    watched: AttentionSummary
     attention: Attention
     padding: _Padding
     keep: bool
@@ -83,7 +83,7 @@ class _Observer:
                 weights = weights.hiding_queries(padding)
             seen = weights.observe(**self.what)
         with self.lock:
-            self.watched.layers.setdefault(address, Layer()).add(seen, real, self.keep)
+            self.watched.layers.setdefault(address, LayerSummary()).add(seen, real, self.keep)
         return output
 
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clearhead._utils.checks import choice, flag, shown, whole_number
-from clearhead._utils.tensor_checks import float_dtype, usable_device
+from clearhead._utils.checks import check_bool, check_choice, check_int, describe
+from clearhead._utils.tensor_checks import check_device, check_float_dtype
 from clearhead.nn.block_diagonal import SlicedLinear
-from clearhead.nn.head import Head, head_numbers, place, places
+from clearhead.nn.head import Head, check_head_indices, head_columns, heads_columns
 from clearhead.nn.rope import Rotary
-from clearhead.ops.arguments import checked_dropout, checked_scale, checked_softcap
-from clearhead.ops.call import key_heads_read
+from clearhead.ops.arguments import check_dropout, check_scale, check_softcap
+from clearhead.ops.call import kv_heads_of
 
 NORM_EPS = 1e-6
 SIZES = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_input_dim", "output_dim")
@@ -45,25 +45,25 @@ class Projections(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.heads = whole_number("d_model", d_model), whole_number("heads", heads)
-        self.kv_heads = self.heads if kv_heads is None else whole_number("kv_heads", kv_heads)
+        self.d_model, self.heads = check_int("d_model", d_model), check_int("heads", heads)
+        self.kv_heads = self.heads if kv_heads is None else check_int("kv_heads", kv_heads)
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads is {kv_heads}, which does not divide the {heads} heads into equal groups")
         if key_dim is None and self.d_model % self.heads:
             raise ValueError(
                 f"d_model {d_model} is not divisible by {heads} heads; change one of them, or give key_dim"
             )
-        self.key_dim = self.d_model // self.heads if key_dim is None else whole_number("key_dim", key_dim)
-        self.value_dim = self.key_dim if value_dim is None else whole_number("value_dim", value_dim)
-        self.kv_input_dim = self.d_model if kv_input_dim is None else whole_number("kv_input_dim", kv_input_dim)
-        self.output_dim = self.d_model if output_dim is None else whole_number("output_dim", output_dim)
-        self.dropout = checked_dropout(dropout)
+        self.key_dim = self.d_model // self.heads if key_dim is None else check_int("key_dim", key_dim)
+        self.value_dim = self.key_dim if value_dim is None else check_int("value_dim", value_dim)
+        self.kv_input_dim = self.d_model if kv_input_dim is None else check_int("kv_input_dim", kv_input_dim)
+        self.output_dim = self.d_model if output_dim is None else check_int("output_dim", output_dim)
+        self.dropout = check_dropout(dropout)
         self.split = _checked_split(split, self)
         self.rope = _checked_rope(rope, self.key_dim)
-        self.scale = None if scale is None else checked_scale(scale, self.key_dim)
-        self.softcap = checked_softcap(softcap)
-        bias, qk_norm, sinks = flag("bias", bias), flag("qk_norm", qk_norm), flag("sinks", sinks)
-        at: dict[str, Any] = {"device": usable_device("device", device), "dtype": float_dtype("dtype", dtype)}
+        self.scale = None if scale is None else check_scale(scale, self.key_dim)
+        self.softcap = check_softcap(softcap)
+        bias, qk_norm, sinks = check_bool("bias", bias), check_bool("qk_norm", qk_norm), check_bool("sinks", sinks)
+        at: dict[str, Any] = {"device": check_device("device", device), "dtype": check_float_dtype("dtype", dtype)}
 
         def projection(width: int, count: int, dim: int) -> nn.Linear | SlicedLinear:
             if self.split == "slice":
@@ -117,14 +117,14 @@ class Projections(nn.Module):
 
     def head(self, number: int) -> Head:
         """The weights of one head, as views: `layer.head(3).query_weight` is `[input, key_dim]`, used as `x @ W`."""
-        [number] = head_numbers("number", whole_number("number", number, least=0), self.heads)
+        [number] = check_head_indices("number", check_int("number", number, least=0), self.heads)
         key_number = number * self.kv_heads // self.heads
-        own, shared = place(number, self.key_dim), place(key_number, self.key_dim)
-        value, joined = place(key_number, self.value_dim), place(number, self.value_dim)
+        own, shared = head_columns(number, self.key_dim), head_columns(key_number, self.key_dim)
+        value, joined = head_columns(key_number, self.value_dim), head_columns(number, self.value_dim)
         columns, kv_columns = slice(0, self.d_model), slice(0, self.kv_input_dim)
         if self.split == "slice":
-            columns = place(number, self.d_model // self.heads)
-            kv_columns = place(key_number, self.kv_input_dim // self.kv_heads)
+            columns = head_columns(number, self.d_model // self.heads)
+            kv_columns = head_columns(key_number, self.kv_input_dim // self.kv_heads)
         query_bias, key_bias, value_bias = self.query.bias, self.key.bias, self.value.bias
         return Head(
             number=number,
@@ -148,11 +148,11 @@ class Projections(nn.Module):
         """
         if self.split == "slice":
             return self.to_projected().drop_heads(heads)
-        dropped = head_numbers("heads", heads, self.heads)
+        dropped = check_head_indices("heads", heads, self.heads)
         kept = [number for number in range(self.heads) if number not in dropped]
         if not kept:
             raise ValueError(f"heads names all {self.heads} of them; at least one must stay")
-        read = key_heads_read(kept, self.heads // self.kv_heads)
+        read = kv_heads_of(kept, self.heads // self.kv_heads)
         with torch.enable_grad():  # so that each part knows whether it is to be trained
             state = self.tensors()
             for name, numbers, dim in (
@@ -160,9 +160,9 @@ class Projections(nn.Module):
                 ("key", read, self.key_dim),
                 ("value", read, self.value_dim),
             ):
-                rows = places(numbers, dim)
+                rows = heads_columns(numbers, dim)
                 state.update({full: t[rows] for full, t in state.items() if full.startswith(f"{name}.")})
-            state["output.weight"] = self.output.weight[:, places(kept, self.value_dim)]
+            state["output.weight"] = self.output.weight[:, heads_columns(kept, self.value_dim)]
             if self.sinks is not None:
                 state["sinks"] = self.sinks[kept]
         return self._like(state, heads=len(kept), kv_heads=len(read))
@@ -217,7 +217,7 @@ def filled(module: Module, state: Mapping[str, Tensor], training: bool) -> Modul
 
 
 def _checked_split(split: object, layer: Projections) -> str:
-    split = choice("split", split, ("project", "slice"))
+    split = check_choice("split", split, ("project", "slice"))
     if split == "slice":
         for name, width, what, count in (
             ("d_model", layer.d_model, "heads", layer.heads),
@@ -233,6 +233,6 @@ def _checked_rope(rope: object, key_dim: int) -> Rotary | None:
         return None
     rope = Rotary() if rope is True else rope
     if not isinstance(rope, Rotary):
-        raise TypeError(f"rope is {shown(rope)}; expected a Rotary, True for Rotary(), or None")
+        raise TypeError(f"rope is {describe(rope)}; expected a Rotary, True for Rotary(), or None")
     rope.turned(key_dim)
     return rope

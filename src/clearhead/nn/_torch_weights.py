@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.nn._projections import Projections
-from clearhead.nn.head import places
+from clearhead.nn.head import heads_columns
 
 NAMES = ("query", "key", "value")
 
@@ -65,7 +65,7 @@ def written(layer: Projections) -> tuple[dict[str, Any], dict[str, Tensor]]:
         reasons = " and ".join(reason for reason, true in has.items() if true)
         raise ValueError(f"this layer has {reasons}, which nn.MultiheadAttention does not know")
     group = layer.heads // layer.kv_heads
-    rows = places([head // group for head in range(layer.heads)], layer.key_dim)  # a key head for every head
+    rows = heads_columns([head // group for head in range(layer.heads)], layer.key_dim)  # a key head for every head
     held = layer.tensors()
     biased = "output.bias" in held
     with torch.enable_grad():

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead._utils.checks import flag
-from clearhead._utils.tensor_checks import dense_tensor, float_tensor, refuse_inference
+from clearhead._utils.checks import check_bool
+from clearhead._utils.tensor_checks import check_dense_tensor, check_float_tensor, reject_inference_tensor
 from clearhead.functional import attention
 from clearhead.nn import _torch_weights
 from clearhead.nn._projections import Projections, filled
-from clearhead.nn.head import head_numbers, join_heads, split_heads
+from clearhead.nn.head import check_head_indices, join_heads, split_heads
 from clearhead.nn.kv_cache import Held, KVCache
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import Causal, Dense, Mask
-from clearhead.ops.masks import positions as consecutive
+from clearhead.ops.masks import query_positions as consecutive
 from clearhead.weights.matrix import AttentionWeights
 
 
@@ -112,7 +112,7 @@ class MultiHeadAttention(Projections):
             return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
         """
         self._check_inputs(x, memory, positions, cache)
-        return_weights = flag("return_weights", return_weights)
+        return_weights = check_bool("return_weights", return_weights)
         name, source = ("x", x) if memory is None else ("memory", memory)
         # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
         query = split_heads(_project(self.query, "x", x), self.key_dim)
@@ -153,18 +153,18 @@ class MultiHeadAttention(Projections):
         else:
             output = attention(query, key, value, **options)
         if ablate is not None:
-            output = _without(output, head_numbers("ablate", ablate, output.shape[1]))
+            output = _without(output, check_head_indices("ablate", ablate, output.shape[1]))
         mixed = self.output(join_heads(output))
         if cache is not None and held is not None:
             cache.accept(held)
         return mixed if weights is None else (mixed, weights)
 
     def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None, cache: KVCache | None) -> None:
-        x = float_tensor("x", x, f"[batch, q_len, {self.d_model}] (d_model)")
+        x = check_float_tensor("x", x, f"[batch, q_len, {self.d_model}] (d_model)")
         if x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x {_seen(x)}; expected [batch, q_len, {self.d_model}] (d_model)")
         if memory is not None:
-            memory = float_tensor("memory", memory, f"[batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
+            memory = check_float_tensor("memory", memory, f"[batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
         if memory is None:
             if self.kv_input_dim != self.d_model:
                 raise ValueError(
@@ -188,7 +188,7 @@ class MultiHeadAttention(Projections):
             if self.rope is None:
                 raise ValueError("positions was given, but only rope reads it, and this layer has none")
             expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
-            positions = dense_tensor("positions", positions, expected)
+            positions = check_dense_tensor("positions", positions, expected)
             whole_numbers = positions.dtype in (torch.int64, torch.int32)
             if not whole_numbers or positions.shape not in (x.shape[1:2], x.shape[:2]):
                 raise ValueError(f"positions {_seen(positions)} in {positions.dtype}; expected {expected}")
@@ -252,7 +252,7 @@ def _project(projection: nn.Module, name: str, x: Tensor) -> Tensor:
     try:
         return projection(x)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        refuse_inference(name, x)
+        reject_inference_tensor(name, x)
         weight = getattr(projection, "weight", None)
         if isinstance(weight, Tensor) and weight.device != x.device:
             raise ValueError(

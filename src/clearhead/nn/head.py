@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import items, whole_number
+from clearhead._utils.checks import check_int, list_items
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +41,19 @@ def join_heads(x: Float[Tensor, "batch heads n dim"]) -> Float[Tensor, "batch n 
     return x.transpose(1, 2).flatten(2)
 
 
-def place(number: int, dim: int) -> slice:
+def head_columns(number: int, dim: int) -> slice:
     """Where a head's columns stand among those of all heads, `dim` each."""
     return slice(number * dim, (number + 1) * dim)
 
 
-def places(numbers: Iterable[int], dim: int) -> list[int]:
+def heads_columns(numbers: Iterable[int], dim: int) -> list[int]:
     """The columns of several heads, one head after the other."""
     return [column for number in numbers for column in range(number * dim, (number + 1) * dim)]
 
 
-def head_numbers(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
+def check_head_indices(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
     """Return numbers of heads, one or many, sorted and without repeats; an error names the argument they came as."""
-    numbers = sorted({whole_number(name, number, least=0) for number in items(name, chosen)})
+    numbers = sorted({check_int(name, number, least=0) for number in list_items(name, chosen)})
     if numbers and numbers[-1] >= heads:
         raise ValueError(f"{name} has head {numbers[-1]}, but there are {heads}, numbered from 0 to {heads - 1}")
     return numbers

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead._utils.checks import flag, items, shown, whole_number
-from clearhead._utils.tensor_checks import float_tensor, usable_device
-from clearhead.ops.masks import Mask, Padding, positions
+from clearhead._utils.checks import check_bool, check_int, describe, list_items
+from clearhead._utils.tensor_checks import check_device, check_float_tensor
+from clearhead.ops.masks import Mask, Padding, query_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ class KVCache:
     """
 
     def __init__(self, capacity: int = 256, *, grow: bool = True) -> None:
-        self._capacity = whole_number("capacity", capacity)
-        self._grow = flag("grow", grow)
+        self._capacity = check_int("capacity", capacity)
+        self._grow = check_bool("grow", grow)
         self._lengths: tuple[int, ...] = ()
         self._key: Tensor | None = None
         self._value: Tensor | None = None
@@ -79,9 +79,9 @@ class KVCache:
 
     def positions(self, count: int, device: torch.device | None = None) -> Int[Tensor, "batch count"]:
         """Where the next `count` tokens of each sequence will stand; one row where all stand alike."""
-        count = whole_number("count", count, least=0)
-        device = device if isinstance(device, torch.device) else usable_device("device", device)
-        return positions(count, count, self._start(self._lengths or (0,), device), device)
+        count = check_int("count", count, least=0)
+        device = device if isinstance(device, torch.device) else check_device("device", device)
+        return query_positions(count, count, self._start(self._lengths or (0,), device), device)
 
     def offer(
         self,
@@ -97,13 +97,13 @@ class KVCache:
         if not self._lengths:  # whatever a call that failed has left
             self._key = self._value = None
         self._check(key, value)
-        lasting = flag("lasting", lasting)
+        lasting = check_bool("lasting", lasting)
         return self._offer(key, value, self._lengths or (0,) * key.shape[0], lasting)
 
     def accept(self, held: Held) -> None:
         """Count the tokens last offered as read: not before all that could go wrong has gone well."""
         if not isinstance(held, Held):
-            raise TypeError(f"held is {shown(held)}; expected what offer() returned")
+            raise TypeError(f"held is {describe(held)}; expected what offer() returned")
         self._store(held)
         batch, _, count, _ = held.new_key.shape
         self._lengths = tuple(length + count for length in self._lengths or (0,) * batch)
@@ -118,12 +118,12 @@ class KVCache:
         """Forget all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
         if not self._lengths:
             raise ValueError("the cache is empty; there is nothing to truncate")
-        wanted = items("lengths", lengths)
+        wanted = list_items("lengths", lengths)
         if len(wanted) == 1 and not hasattr(lengths, "__len__"):
             wanted = wanted * len(self._lengths)
         if len(wanted) != len(self._lengths):
             raise ValueError(f"lengths has {len(wanted)} entries, but the cache holds {len(self._lengths)} sequences")
-        kept = tuple(whole_number("lengths", length, least=0) for length in wanted)
+        kept = tuple(check_int("lengths", length, least=0) for length in wanted)
         for length, now in zip(kept, self._lengths, strict=True):
             if length > now:
                 raise ValueError(f"lengths asks for {length} tokens of a sequence of which the cache holds {now}")
@@ -132,11 +132,11 @@ class KVCache:
 
     def select(self, sequences: Sequence[int] | Int[Tensor, " chosen"]) -> None:
         """Keep these sequences, in this order; one may come several times, as in beam search."""
-        numbers = items("sequences", sequences)
+        numbers = list_items("sequences", sequences)
         if not numbers:
             raise ValueError("sequences is empty; expected at least one number of a sequence to keep")
         for number in numbers:
-            if whole_number("sequences", number, least=0) >= len(self._lengths):
+            if check_int("sequences", number, least=0) >= len(self._lengths):
                 raise ValueError(f"sequences has {number}, but the cache holds {len(self._lengths)} sequences")
         assert self._key is not None
         assert self._value is not None
@@ -227,7 +227,7 @@ class KVCache:
 
     def _check(self, key: Tensor, value: Tensor) -> None:
         for name, new, held in (("key", key, self._key), ("value", value, self._value)):
-            float_tensor(name, new, "[batch ≥ 1, kv_heads, length, dim]")
+            check_float_tensor(name, new, "[batch ≥ 1, kv_heads, length, dim]")
             if new.ndim != 4 or not new.shape[0]:
                 raise ValueError(f"{name} has shape {tuple(new.shape)}; expected [batch ≥ 1, kv_heads, length, dim]")
             if held is None:
@@ -258,6 +258,6 @@ def _write(buffer: Tensor, new: Tensor, starts: tuple[int, ...]) -> None:
     if min(starts) == max(starts):
         buffer[:, :, starts[0] : starts[0] + count] = new
     else:
-        places = positions(count, count, torch.tensor(starts), buffer.device)  # [batch, n]
+        places = query_positions(count, count, torch.tensor(starts), buffer.device)  # [batch, n]
         sequences = torch.arange(len(starts), device=buffer.device)[:, None]
         buffer[sequences, :, places] = new.transpose(1, 2)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead._utils.checks import choice, real_number, shown, whole_number
-from clearhead._utils.tensor_checks import float_tensor, whole_numbers
+from clearhead._utils.checks import check_choice, check_float, check_int, describe
+from clearhead._utils.tensor_checks import check_float_tensor, check_int_tensor
 from clearhead.nn.rope_scaling import Stretch
 
 LAYOUTS = ("half", "interleaved")
@@ -43,14 +43,14 @@ class Rotary:
 
     def __post_init__(self) -> None:
         _check_base("Rotary: base", self.base)
-        choice("Rotary: layout", self.layout, LAYOUTS)
+        check_choice("Rotary: layout", self.layout, LAYOUTS)
         if self.dims is not None:
-            dims = whole_number("Rotary: dims", self.dims, least=2)
+            dims = check_int("Rotary: dims", self.dims, least=2)
             if dims % 2:
                 raise ValueError(f"Rotary: dims is {dims}; columns turn in pairs, expected an even number")
             object.__setattr__(self, "dims", dims)
         if self.scaling is not None and not isinstance(self.scaling, Stretch):
-            raise TypeError(f"Rotary: scaling is {shown(self.scaling)}; expected Stretch, Llama3, YaRN or None")
+            raise TypeError(f"Rotary: scaling is {describe(self.scaling)}; expected Stretch, Llama3, YaRN or None")
 
     def turned(self, key_dim: int) -> int:
         """How many columns of a head of `key_dim` turn; an error if it cannot be."""
@@ -72,10 +72,10 @@ class Rotary:
         self, x: Float[Tensor, "batch heads n key_dim"], positions: Int[Tensor, "*batch n"]
     ) -> Float[Tensor, "batch heads n key_dim"]:
         """`x` with its tokens standing at `positions`: `[n]`, or `[batch, n]` for positions of each sequence's own."""
-        x = float_tensor("x", x, "[batch, heads, n, key_dim]")
+        x = check_float_tensor("x", x, "[batch, heads, n, key_dim]")
         if x.ndim != 4:
             raise ValueError(f"x has shape {tuple(x.shape)}; expected [batch, heads, n, key_dim]")
-        positions = whole_numbers("positions", positions)
+        positions = check_int_tensor("positions", positions)
         if positions.shape not in (x.shape[2:3], (1, x.shape[2]), (x.shape[0], x.shape[2])):
             expected = f"{(x.shape[2],)} or {(x.shape[0], x.shape[2])}"
             raise ValueError(f"positions has shape {tuple(positions.shape)}; expected {expected}")
@@ -111,10 +111,10 @@ def sinusoidal(positions: int | Int[Tensor, "*n"], dim: int, *, base: float = 10
     """
     _check_base("base", base)
     if isinstance(positions, Tensor):
-        positions = whole_numbers("positions", positions)
+        positions = check_int_tensor("positions", positions)
     else:
-        positions = torch.arange(whole_number("positions", positions, least=0))
-    columns = torch.arange(whole_number("dim", dim), device=positions.device)
+        positions = torch.arange(check_int("positions", positions, least=0))
+    columns = torch.arange(check_int("dim", dim), device=positions.device)
     frequencies = base ** (-(columns - columns % 2).double() / dim)
     # a cosine is the sine a quarter turn ahead
     return torch.sin(positions[..., None] * frequencies + columns % 2 * (math.pi / 2)).float()
@@ -129,7 +129,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     >>> alibi_slopes(6).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
     """
-    heads = whole_number("heads", heads, most=2**16)
+    heads = check_int("heads", heads, most=2**16)
     power = 2 ** (heads.bit_length() - 1)
 
     def geometric(count: int) -> list[float]:
@@ -140,5 +140,5 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 def _check_base(name: str, base: object) -> None:
     expected = "a finite number above 1"
-    if real_number(name, base, expected) <= 1:
+    if check_float(name, base, expected) <= 1:
         raise ValueError(f"{name} is {base}; expected {expected}")

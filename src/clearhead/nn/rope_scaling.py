@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import real_number
+from clearhead._utils.checks import check_float
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Stretch:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             expected = "a finite number above 0"
-            if real_number(f"{type(self).__name__}: {name}", value, expected) <= 0:
+            if check_float(f"{type(self).__name__}: {name}", value, expected) <= 0:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected {expected}")
 
     def scaled(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead.nn.kv_cache import Held, KVCache
 from clearhead.ops.masks import Mask, Padding, Window
 
@@ -21,7 +21,7 @@ class WindowedKVCache(KVCache):
     """
 
     def __init__(self, window: int) -> None:
-        super().__init__(whole_number("window", window), grow=False)
+        super().__init__(check_int("window", window), grow=False)
 
     @property
     def window(self) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from clearhead.ops._precision import without_autocast
-from clearhead.ops.call import PLAIN, Problem, compute_dtype
+from clearhead.ops.call import PLAIN_TENSORS, AttentionCall, compute_dtype
 
 
 class Inputs(NamedTuple):
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
     )
 
     @classmethod
-    def of(cls, problem: Problem, value: Tensor) -> "Inputs":
+    def of(cls, problem: AttentionCall, value: Tensor) -> "Inputs":
         lowered = problem.lower()
         start = problem.query_start
         return cls(
@@ -106,7 +106,7 @@ class Once(torch.autograd.Function):
 
 def _traced(tensor: Tensor) -> bool:
     """Whether a tensor stands for others: a fake one, one of a batch that vmap goes over, one without memory."""
-    return type(tensor) not in PLAIN or tensor.is_meta or is_batchedtensor(tensor)
+    return type(tensor) not in PLAIN_TENSORS or tensor.is_meta or is_batchedtensor(tensor)
 
 
 def operation(name: str, forward: Forward, backward: Backward) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import shown
-from clearhead._utils.tensor_checks import float_tensor, values_known
+from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import check_float_tensor, has_readable_values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,11 +24,11 @@ class ALiBi:
         try:
             tensor = slopes if isinstance(slopes, Tensor) else torch.tensor(slopes, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise TypeError(f"{name} is {shown(slopes)}; expected {expected}") from None
-        tensor = float_tensor(name, tensor, expected)
+            raise TypeError(f"{name} is {describe(slopes)}; expected {expected}") from None
+        tensor = check_float_tensor(name, tensor, expected)
         if tensor.ndim != 1:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
-        if values_known(tensor) and not bool(tensor.isfinite().all()):
+        if has_readable_values(tensor) and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} has a value that is not finite; expected finite numbers")
         object.__setattr__(self, "slopes", tensor)
 

@@ -8,16 +8,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import real_number
-from clearhead._utils.tensor_checks import DTYPES, dense_tensor, float_tensor, query_starts, refuse_inference
+from clearhead._utils.checks import check_float
+from clearhead._utils.tensor_checks import (
+    FLOAT_DTYPES,
+    check_dense_tensor,
+    check_float_tensor,
+    check_query_start,
+    reject_inference_tensor,
+)
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.call import Problem
+from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Dense, Mask
 
 STRIDED = torch.strided  # read here once: a lookup in torch's namespace takes longer
 
 
-def pose(
+def build_call(
     query: Float[Tensor, "batch heads q_len key_dim"],
     key: Float[Tensor, "batch kv_heads kv_len key_dim"],
     value: Float[Tensor, "batch kv_heads kv_len value_dim"],
@@ -29,7 +35,7 @@ def pose(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     query_start: int | Tensor | None = None,
-) -> Problem:
+) -> AttentionCall:
     """Check one attention call and fill in its defaults. Looks at shapes and types only, never at values in tensors."""
     if not (
         isinstance(query, Tensor)
@@ -37,7 +43,7 @@ def pose(
         and isinstance(value, Tensor)
         and query.layout is key.layout is value.layout is STRIDED
         and query.dtype == key.dtype == value.dtype
-        and query.dtype in DTYPES
+        and query.dtype in FLOAT_DTYPES
         and query.device == key.device == value.device
     ):
         _refuse_tensors(query, key, value)
@@ -59,16 +65,16 @@ def pose(
     if key_width != key_dim or key_dim == 0:
         raise ValueError(f"key has key_dim {key_width} and query {key_dim}; expected the same, at least 1")
     shape = (batch, heads, q_len, kv_len)
-    problem = Problem(
+    problem = AttentionCall(
         query,
         key,
         value,
         None if mask is None else _mask(mask, shape, query.device),
         None if bias is None else _bias(bias, shape, query),
-        checked_scale(scale, key_dim),
-        checked_softcap(softcap),
+        check_scale(scale, key_dim),
+        check_softcap(softcap),
         None if sinks is None else _sinks(sinks, heads, query.device),
-        dropout=checked_dropout(dropout),
+        dropout=check_dropout(dropout),
         query_start=_query_start(query_start, batch, kv_len - q_len, query.device),
         seed=torch.randint(-(2**31), 2**31, (2,)) if dropout else None,
     )
@@ -82,31 +88,31 @@ def pose(
 def _refuse_tensors(query: object, key: object, value: object) -> None:
     """Say which of the three is not as it should be, and how."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        tensor = dense_tensor(name, tensor, "a tensor [batch, heads, length, dim]")
+        tensor = check_dense_tensor(name, tensor, "a tensor [batch, heads, length, dim]")
         if tensor.ndim != 4:
             raise ValueError(
                 f"{name} has {tensor.ndim} axes, shape {tuple(tensor.shape)}; expected 4: [batch, heads, length, dim]"
             )
         assert isinstance(query, Tensor)  # it was looked at first
-        if tensor.dtype != query.dtype or tensor.dtype not in DTYPES:
+        if tensor.dtype != query.dtype or tensor.dtype not in FLOAT_DTYPES:
             expected = "float64, float32, bfloat16 or float16" if name == "query" else f"query's {query.dtype}"
             raise TypeError(f"{name} has dtype {tensor.dtype}; expected {expected}")
         if tensor.device != query.device:
             raise ValueError(f"{name} is on {tensor.device}, but query is on {query.device}")
 
 
-def _refuse_inference(problem: Problem) -> None:
+def _refuse_inference(problem: AttentionCall) -> None:
     if not problem.trains():
         return
     named = {"query": problem.query, "key": problem.key, "value": problem.value, "sinks": problem.sinks}
     for name, tensor in (named | {"bias": problem.tensor_bias if problem.slopes is None else problem.slopes}).items():
         if tensor is not None:
-            refuse_inference(name, tensor)
+            reject_inference_tensor(name, tensor)
 
 
 def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) -> Mask:
     if isinstance(mask, Tensor):
-        mask = dense_tensor("mask", mask, "a mask such as Causal(), or a bool tensor")
+        mask = check_dense_tensor("mask", mask, "a mask such as Causal(), or a bool tensor")
         if mask.dtype != torch.bool:
             raise TypeError(
                 f"mask is a tensor of dtype {mask.dtype}; expected torch.bool, True = may attend"
@@ -115,7 +121,7 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
         mask = Dense(mask)
     if not isinstance(mask, Mask):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a mask such as Causal(), or a bool tensor")
-    misfit = mask.misfit(*shape)
+    misfit = mask.shape_error(*shape)
     if misfit:
         raise ValueError(f"mask does not fit: {misfit}")
     if mask.device not in (None, device):
@@ -125,14 +131,14 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
 
 def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tensor | ALiBi:
     tensor = bias.slopes if isinstance(bias, ALiBi) else bias
-    tensor = dense_tensor("bias", tensor, "a float tensor or ALiBi(slopes)")
+    tensor = check_dense_tensor("bias", tensor, "a float tensor or ALiBi(slopes)")
     if tensor.device != query.device:
         raise ValueError(f"bias is on {tensor.device}, but query is on {query.device}")
     if isinstance(bias, ALiBi):
         if tensor.shape[0] != shape[1]:
             raise ValueError(f"bias: ALiBi has {tensor.shape[0]} slopes, but query has {shape[1]} heads")
         return bias
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in FLOAT_DTYPES:
         hint = "; a bool tensor is `mask`" if tensor.dtype == torch.bool else ""
         raise TypeError(f"bias has dtype {tensor.dtype}; expected a float dtype{hint}")
     fits = tensor.ndim <= 4 and all(
@@ -143,24 +149,24 @@ def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tens
     return tensor[(None,) * (4 - tensor.ndim)] if tensor.ndim < 4 else tensor
 
 
-def checked_scale(scale: float | None, key_dim: int) -> float:
+def check_scale(scale: float | None, key_dim: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(key_dim)
-    return real_number("scale", scale, "a finite number, or None for 1/√key_dim")
+    return check_float("scale", scale, "a finite number, or None for 1/√key_dim")
 
 
-def checked_softcap(softcap: object) -> float | None:
+def check_softcap(softcap: object) -> float | None:
     if softcap is None:
         return None
     expected = "a finite number above 0, or None for no cap"
-    number = real_number("softcap", softcap, expected)
+    number = check_float("softcap", softcap, expected)
     if number <= 0:
         raise ValueError(f"softcap is {softcap}; expected {expected}")
     return number
 
 
 def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
-    sinks = float_tensor("sinks", sinks, "a float tensor [heads]")
+    sinks = check_float_tensor("sinks", sinks, "a float tensor [heads]")
     if sinks.shape != (heads,):
         raise ValueError(f"sinks has shape {tuple(sinks.shape)}; expected ({heads},), one logit per head")
     if sinks.device != device:
@@ -168,10 +174,10 @@ def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
     return sinks
 
 
-def checked_dropout(dropout: float) -> float:
+def check_dropout(dropout: float) -> float:
     if type(dropout) is float and 0.0 <= dropout < 1.0:
         return dropout
-    number = real_number("dropout", dropout, "a number in [0, 1)")
+    number = check_float("dropout", dropout, "a number in [0, 1)")
     if not 0.0 <= number < 1.0:
         raise ValueError(f"dropout is {dropout}; expected a number in [0, 1)")
     return number
@@ -180,7 +186,7 @@ def checked_dropout(dropout: float) -> float:
 def _query_start(query_start: object, batch: int, default: int, device: torch.device) -> int | Tensor:
     if query_start is None:
         return default
-    start = query_starts(query_start)
+    start = check_query_start(query_start)
     if not isinstance(start, Tensor):
         return start
     if start.is_meta and not device.type == "meta":

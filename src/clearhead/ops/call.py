@@ -13,15 +13,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.masks import Fixed, Lowered, Mask, positions
+from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
 
-PLAIN = (Tensor, torch.nn.Parameter)  # other types of tensors, such as fake ones, are traced
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # other types of tensors, such as fake ones, are traced
 # the last lowered form of each mask that lives, and the shape and place it was lowered for
-_LOWERED: WeakKeyDictionary[Mask, tuple[tuple, Lowered]] = WeakKeyDictionary()
+_LOWERED: WeakKeyDictionary[Mask, tuple[tuple, LoweredMask]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class AttentionCall:
     """A = softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows); output A V."""
 
     query: Float[Tensor, "batch heads q_len key_dim"]
@@ -62,14 +62,14 @@ class Problem:
 
     def positions(self) -> Int[Tensor, "batch q_len"]:
         """Where each query stands among the keys."""
-        return positions(self.query.shape[2], self.key.shape[2], self.query_start, self.query.device)
+        return query_positions(self.query.shape[2], self.key.shape[2], self.query_start, self.query.device)
 
-    def lower(self) -> Lowered:
+    def lower(self) -> LoweredMask:
         """The mask in the form kernels read; without a mask, nothing. Kept for the next call with the same mask."""
         mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
         if mask is None:
-            return Lowered()
-        if isinstance(start, Tensor) or mask.tensors or not may_be_kept(self.query):
+            return LoweredMask()
+        if isinstance(start, Tensor) or mask.tensors or not is_cacheable(self.query):
             return mask.lower(self.positions(), kv_len)
         device = self.query.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
@@ -92,11 +92,11 @@ class Problem:
         values = self.value is not None and self.value.requires_grad
         return self.differentiable() or (values and torch.is_grad_enabled())
 
-    def part(self, batch: Sequence[int], heads: Sequence[int]) -> Problem:
+    def part(self, batch: Sequence[int], heads: Sequence[int]) -> AttentionCall:
         """The same for some sequences and heads, by their numbers. Views where they lie evenly, else copies of keys."""
         all_batch, all_heads, *_ = self.shape
         lowered = self.lower()
-        distinct = key_heads_read(heads, self.group)
+        distinct = kv_heads_of(heads, self.group)
 
         def cut(tensor: Tensor | None, numbers: Sequence[int]) -> Tensor | None:
             return None if tensor is None else _take(_take(tensor, 0, batch, all_batch), 1, numbers, all_heads)
@@ -109,7 +109,7 @@ class Problem:
         mask = self.mask
         if mask is not None:
             ranges = None if lowered.ranges is None else _take(lowered.ranges, 2, batch, all_batch)
-            mask = Fixed(Lowered(ranges, cut(lowered.dense, heads)), mask)
+            mask = PrecomputedMask(LoweredMask(ranges, cut(lowered.dense, heads)), mask)
         start = self.query_start
         kv_heads = self.key.shape[1]
         return replace(
@@ -123,17 +123,17 @@ class Problem:
             query_start=_take(start, 0, batch, all_batch) if isinstance(start, Tensor) else start,
         )
 
-    def rows(self, rows: slice) -> Problem:
+    def rows(self, rows: slice) -> AttentionCall:
         """The same for some of the queries (a slice with step 1)."""
         lowered = self.lower().rows(rows)
         bias = self.bias
         if isinstance(bias, Tensor) and bias.shape[2] > 1:
             bias = bias[:, :, rows]
-        mask = None if self.mask is None else Fixed(lowered, self.mask)
+        mask = None if self.mask is None else PrecomputedMask(lowered, self.mask)
         start = self.query_start + rows.start
         return replace(self, query=self.query[:, :, rows], mask=mask, bias=bias, query_start=start)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Problem:
+    def map(self, function: Callable[[Tensor], Tensor]) -> AttentionCall:
         """The same with every tensor replaced: for another device, or without a gradient."""
 
         def apply(tensor: Tensor | None) -> Tensor | None:
@@ -143,7 +143,7 @@ class Problem:
         mask = self.mask
         if mask is not None:
             lowered = self.lower()
-            mask = Fixed(Lowered(apply(lowered.ranges), apply(lowered.dense)), mask)
+            mask = PrecomputedMask(LoweredMask(apply(lowered.ranges), apply(lowered.dense)), mask)
         return replace(
             self,
             query=function(self.query),
@@ -155,16 +155,16 @@ class Problem:
             query_start=function(self.query_start) if isinstance(self.query_start, Tensor) else self.query_start,
         )
 
-    def with_scores(self, scores: Float[Tensor, "batch heads q_len kv_len"]) -> Problem:
+    def with_scores(self, scores: Float[Tensor, "batch heads q_len kv_len"]) -> AttentionCall:
         """The same matrix with its scores given outright: queries and keys of width 0, the scores as their bias."""
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
-        mask = None if self.mask is None else Fixed(Lowered(), self.mask)  # it is in the scores already
+        mask = None if self.mask is None else PrecomputedMask(LoweredMask(), self.mask)  # it is in the scores already
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
 
 
-def may_be_kept(query: Tensor) -> bool:
+def is_cacheable(query: Tensor) -> bool:
     """Whether what is made of a mask now may be read later: not what is traced, nor what belongs to a CUDA graph."""
-    if torch.compiler.is_compiling() or type(query) not in PLAIN:
+    if torch.compiler.is_compiling() or type(query) not in PLAIN_TENSORS:
         return False
     return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
@@ -184,7 +184,7 @@ def _take(tensor: Tensor, dim: int, numbers: Sequence[int], length: int) -> Tens
     return tensor.index_select(dim, torch.tensor(numbers, device=tensor.device))
 
 
-def key_heads_read(heads: Sequence[int], group: int) -> list[int]:
+def kv_heads_of(heads: Sequence[int], group: int) -> list[int]:
     """The key heads that some query heads need, repeated where needed, so that each serves as many of them."""
     runs = [(key_head, len(list(run))) for key_head, run in groupby(head // group for head in heads)]
     share = math.gcd(*(count for _, count in runs))

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import shown
+from clearhead._utils.checks import describe
 from clearhead.ops import reference, sdpa
-from clearhead.ops.call import Problem
+from clearhead.ops.call import AttentionCall
 from clearhead.ops.tiled import attention as streaming
 from clearhead.ops.triton import backend as triton_backend
 
@@ -16,12 +16,12 @@ from clearhead.ops.triton import backend as triton_backend
 class Backend(Protocol):
     """What a backend module offers."""
 
-    def refuse(self, problem: Problem) -> list[str]:
+    def unsupported_reasons(self, problem: AttentionCall) -> list[str]:
         """Why it cannot; empty if it can."""
         ...
 
     def attend(
-        self, problem: Problem, with_lse: bool
+        self, problem: AttentionCall, with_lse: bool
     ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
         """Output and log-sum-exp; the latter may be None unless `with_lse`."""
         ...
@@ -54,23 +54,23 @@ MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
 REPRODUCIBLE = ("triton", "streaming", "reference", "sdpa")
 
 
-def choose(problem: Problem, backend: str = "auto") -> tuple[str, Backend]:
+def choose(problem: AttentionCall, backend: str = "auto") -> tuple[str, Backend]:
     """The named backend, or with "auto" the fastest of those that can; a refusal is an error with its reasons."""
     if not isinstance(backend, str):
-        raise TypeError(f"backend is {shown(backend)}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
+        raise TypeError(f"backend is {describe(backend)}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     if backend == "auto":
         for name in ranked(problem):
-            if not BACKENDS[name].refuse(problem):
+            if not BACKENDS[name].unsupported_reasons(problem):
                 return name, BACKENDS[name]
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
-    reasons = BACKENDS[backend].refuse(problem)
+    reasons = BACKENDS[backend].unsupported_reasons(problem)
     if reasons:
         raise ValueError(f"backend {backend!r} cannot do this: {'; '.join(reasons)}")
     return backend, BACKENDS[backend]
 
 
-def ranked(problem: Problem) -> tuple[str, ...]:
+def ranked(problem: AttentionCall) -> tuple[str, ...]:
     """All backends, fastest first for a problem of this size and device."""
     device = problem.query.device.type
     if device == "cuda" and torch.are_deterministic_algorithms_enabled() and problem.trains():
@@ -87,6 +87,6 @@ def ranked(problem: Problem) -> tuple[str, ...]:
     raise AssertionError("the last limit is infinite")
 
 
-def explain(problem: Problem) -> dict[str, list[str]]:
+def explain_choice(problem: AttentionCall) -> dict[str, list[str]]:
     """Each backend, in the order "auto" tries them, with its reasons for refusing; an empty list where it can."""
-    return {name: BACKENDS[name].refuse(problem) for name in ranked(problem)}
+    return {name: BACKENDS[name].unsupported_reasons(problem) for name in ranked(problem)}

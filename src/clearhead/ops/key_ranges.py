@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-Ranges = Int[Tensor, "ranges 2 batch q_len"]
+KeyRanges = Int[Tensor, "ranges 2 batch q_len"]
 
 
-def single(first: Int[Tensor, "batch q_len"], last: Int[Tensor, "batch q_len"], kv_len: int) -> Ranges:
+def single_range(first: Int[Tensor, "batch q_len"], last: Int[Tensor, "batch q_len"], kv_len: int) -> KeyRanges:
     """One range per query, cut to the keys there are."""
     first, last = torch.broadcast_tensors(first.clamp(0, kv_len), last.clamp(0, kv_len))
     return torch.stack([first, torch.maximum(first, last)]).unsqueeze(0).int()
 
 
-def intersect(left: Ranges, right: Ranges, kv_len: int) -> Ranges:
+def intersect(left: KeyRanges, right: KeyRanges, kv_len: int) -> KeyRanges:
     """The keys in both."""
     batch = max(left.shape[2], right.shape[2])
     left, right = left.expand(-1, -1, batch, -1), right.expand(-1, -1, batch, -1)
@@ -34,7 +34,7 @@ def intersect(left: Ranges, right: Ranges, kv_len: int) -> Ranges:
     return torch.stack([first, last.gather(0, order)], dim=1)[:kept].contiguous()
 
 
-def unite(left: Ranges, right: Ranges) -> Ranges:
+def unite(left: KeyRanges, right: KeyRanges) -> KeyRanges:
     """The keys in either. Ranges that touch become one, so that a tile covered by both counts as full."""
     batch = max(left.shape[2], right.shape[2])
     both = torch.cat([left.expand(-1, -1, batch, -1), right.expand(-1, -1, batch, -1)])
@@ -49,7 +49,7 @@ def unite(left: Ranges, right: Ranges) -> Ranges:
     return torch.stack(merged)
 
 
-def contains(ranges: Ranges, keys: Int[Tensor, " keys"]) -> Bool[Tensor, "batch q_len keys"]:
+def contains(ranges: KeyRanges, keys: Int[Tensor, " keys"]) -> Bool[Tensor, "batch q_len keys"]:
     """Which of `keys` each query may attend to. Size q_len × keys: for a tile, a row or a small picture."""
     first, last = ranges[:, 0, ..., None], ranges[:, 1, ..., None]
     return ((keys >= first) & (keys < last)).any(dim=0)

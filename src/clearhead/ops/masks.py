@@ -25,17 +25,17 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead._utils.checks import choice, shown, whole_number
-from clearhead._utils.tensor_checks import dense_tensor, query_starts, values_known, whole_numbers
+from clearhead._utils.checks import check_choice, check_int, describe
+from clearhead._utils.tensor_checks import check_dense_tensor, check_int_tensor, check_query_start, has_readable_values
 from clearhead.ops import key_ranges as key_ranges
-from clearhead.ops.key_ranges import Ranges
+from clearhead.ops.key_ranges import KeyRanges
 
 _LENGTHS_SHOWN = 8
 _PICTURE_LIMIT = 64
 _FAR = 2**31  # beyond any position; adding it cannot overflow
 
 
-def positions(
+def query_positions(
     q_len: int, kv_len: int, query_start: int | Tensor | None = None, device: torch.device | str | None = None
 ) -> Int[Tensor, "batch q_len"]:
     """Where each query stands among the keys: `[1, q_len]`, or `[batch, q_len]` for one start per sequence."""
@@ -75,15 +75,15 @@ class Mask:
     def __or__(self, other: Mask) -> Mask:
         return Or(self, _operand("|", other))
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         """The form kernels read, for queries that stand at `positions`."""
         raise NotImplementedError
 
-    def misfit(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
+    def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
         """Why this mask cannot serve a problem of this shape; None if it can."""
         return None
 
-    def ranges(self, q_len: int, kv_len: int, query_start: int | Tensor | None = None) -> Ranges:
+    def ranges(self, q_len: int, kv_len: int, query_start: int | Tensor | None = None) -> KeyRanges:
         """The key ranges `[first, last)` of each query: int32 `[ranges, 2, batch or 1, q_len]`."""
         lowered = self.lower(self._positions(q_len, kv_len, query_start), kv_len)
         if lowered.dense is not None or lowered.ranges is None:
@@ -106,8 +106,8 @@ class Mask:
         . x x .
         . . x x
         """
-        q_len = whole_number("q_len", q_len, least=0)
-        kv_len = q_len if kv_len is None else whole_number("kv_len", kv_len, least=0)
+        q_len = check_int("q_len", q_len, least=0)
+        kv_len = q_len if kv_len is None else check_int("kv_len", kv_len, least=0)
         if max(q_len, kv_len) > _PICTURE_LIMIT:
             raise ValueError(f"q_len is {q_len} and kv_len {kv_len}; expected at most {_PICTURE_LIMIT} to be readable")
         rows = self.dense(q_len, kv_len, query_start)[0, 0].tolist()
@@ -115,22 +115,22 @@ class Mask:
 
     def _positions(self, q_len: int, kv_len: int, query_start: int | Tensor | None) -> Int[Tensor, "batch q_len"]:
         """Return the positions of queries after checking the lengths a user gave."""
-        q_len, kv_len = whole_number("q_len", q_len, least=0), whole_number("kv_len", kv_len, least=0)
-        start = None if query_start is None else query_starts(query_start)
+        q_len, kv_len = check_int("q_len", q_len, least=0), check_int("kv_len", kv_len, least=0)
+        start = None if query_start is None else check_query_start(query_start)
         if isinstance(start, Tensor):
             if start.ndim > 1:
                 raise ValueError(f"query_start has shape {tuple(start.shape)}; expected [batch], one per sequence")
             if start.is_meta:
                 raise ValueError("query_start is on the meta device, which holds no numbers; expected it on the CPU")
             start = start if start.ndim else start[None]
-        return positions(q_len, kv_len, start, self.device)
+        return query_positions(q_len, kv_len, start, self.device)
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
+class LoweredMask:
     """A mask as kernels read it: a key is allowed where a range and `dense` both allow it; None leaves a part out."""
 
-    ranges: Ranges | None = None
+    ranges: KeyRanges | None = None
     dense: Bool[Tensor, "#batch #heads #q_len #kv_len"] | None = None
 
     def allowed(self, q_len: int, keys: Int[Tensor, " keys"]) -> Bool[Tensor, "#batch #heads q_len keys"]:
@@ -142,10 +142,10 @@ class Lowered:
             allowed = allowed & (self.dense if self.dense.shape[-1] == 1 else self.dense[..., keys])
         return allowed
 
-    def rows(self, rows: slice) -> Lowered:
+    def rows(self, rows: slice) -> LoweredMask:
         """The same for some of the queries."""
         dense = self.dense if self.dense is None or self.dense.shape[-2] == 1 else self.dense[..., rows, :]
-        return Lowered(None if self.ranges is None else self.ranges[..., rows], dense)
+        return LoweredMask(None if self.ranges is None else self.ranges[..., rows], dense)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +156,8 @@ class Causal(Mask):
     def relative(self) -> bool:
         return True
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
-        return Lowered(key_ranges.single(torch.zeros_like(positions), positions + 1, kv_len))
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
+        return LoweredMask(key_ranges.single_range(torch.zeros_like(positions), positions + 1, kv_len))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -172,15 +172,15 @@ class Window(Mask):
         return True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "before", whole_number("Window: before", self.before, 0, None))
-        object.__setattr__(self, "after", whole_number("Window: after", self.after, 0, None))
+        object.__setattr__(self, "before", check_int("Window: before", self.before, 0, None))
+        object.__setattr__(self, "after", check_int("Window: after", self.after, 0, None))
 
     def __repr__(self) -> str:
         return f"Window(before={self.before}{f', after={self.after}' if self.after else ''})"
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         before, after = min(self.before, _FAR), min(self.after, _FAR)
-        return Lowered(key_ranges.single(positions - before, positions + after + 1, kv_len))
+        return LoweredMask(key_ranges.single_range(positions - before, positions + after + 1, kv_len))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,7 +191,7 @@ class Padding(Mask):
     side: str = "right"
 
     def __init__(self, lengths: Tensor | Sequence[int], side: str = "right") -> None:
-        object.__setattr__(self, "side", choice("Padding: side", side, ("left", "right")))
+        object.__setattr__(self, "side", check_choice("Padding: side", side, ("left", "right")))
         object.__setattr__(self, "lengths", _lengths("Padding", lengths, ranks=(1,)))
 
     @classmethod
@@ -202,14 +202,14 @@ class Padding(Mask):
     def __repr__(self) -> str:
         return f"Padding{'.left' if self.side == 'left' else ''}({_show(self.lengths)})"
 
-    def misfit(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
+    def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
         return _batch_misfit("Padding", self.lengths.shape[0], batch)
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         lengths = self.lengths.to(positions.device)[:, None].expand(-1, positions.shape[1])
         if self.side == "left":
-            return Lowered(key_ranges.single(kv_len - lengths, torch.full_like(lengths, kv_len), kv_len))
-        return Lowered(key_ranges.single(torch.zeros_like(lengths), lengths, kv_len))
+            return LoweredMask(key_ranges.single_range(kv_len - lengths, torch.full_like(lengths, kv_len), kv_len))
+        return LoweredMask(key_ranges.single_range(torch.zeros_like(lengths), lengths, kv_len))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -228,10 +228,10 @@ class Documents(Mask):
     def __repr__(self) -> str:
         return f"Documents({_show(self.lengths)})"
 
-    def misfit(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
+    def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
         return _batch_misfit("Documents", self.lengths.shape[0], batch) if self.lengths.ndim == 2 else None
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         lengths = self.lengths.to(positions.device)
         ends = (lengths if lengths.ndim == 2 else lengths[None]).cumsum(dim=1)  # [batch or 1, documents]
         batch = max(ends.shape[0], positions.shape[0])
@@ -240,7 +240,7 @@ class Documents(Mask):
         edges = torch.cat([ends.new_zeros(batch, 1), ends, ends[:, -1:]], dim=1)
         document = torch.searchsorted(ends.contiguous(), positions.contiguous(), right=True)
         first, last = edges.gather(1, document), edges.gather(1, document + 1)
-        return Lowered(key_ranges.single(first, torch.where(positions < 0, first, last), kv_len))
+        return LoweredMask(key_ranges.single_range(first, torch.where(positions < 0, first, last), kv_len))
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,14 +250,14 @@ class Prefix(Mask):
     length: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "length", whole_number("Prefix: length", self.length, 0, None))
+        object.__setattr__(self, "length", check_int("Prefix: length", self.length, 0, None))
 
     def __repr__(self) -> str:
         return f"Prefix({self.length})"
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         first = torch.zeros_like(positions)
-        return Lowered(key_ranges.single(first, first + min(self.length, kv_len), kv_len))
+        return LoweredMask(key_ranges.single_range(first, first + min(self.length, kv_len), kv_len))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -267,7 +267,7 @@ class Dense(Mask):
     allowed: Bool[Tensor, "#batch #heads #q_len #kv_len"]
 
     def __init__(self, allowed: Tensor) -> None:
-        allowed = dense_tensor("Dense: allowed", allowed, "a bool tensor, True = may attend")
+        allowed = check_dense_tensor("Dense: allowed", allowed, "a bool tensor, True = may attend")
         if allowed.dtype != torch.bool:
             raise TypeError(
                 f"Dense: allowed has dtype {allowed.dtype}; expected torch.bool, True = may attend"
@@ -284,15 +284,15 @@ class Dense(Mask):
     def __repr__(self) -> str:
         return f"Dense(<bool {list(self.allowed.shape)}>)"
 
-    def misfit(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
+    def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
         shape = (batch, heads, q_len, kv_len)
         if any(size not in (1, wanted) for size, wanted in zip(self.allowed.shape, shape, strict=True)):
             axes = "batch, heads, q_len, kv_len"
             return f"Dense has shape {tuple(self.allowed.shape)}, which does not broadcast to {shape} ({axes})"
         return None
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
-        return Lowered(dense=self.allowed)
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
+        return LoweredMask(dense=self.allowed)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -320,8 +320,8 @@ class _Pair(Mask):
 
         return f"{operand(self.left)} {self.symbol} {operand(self.right)}"
 
-    def misfit(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
-        return self.left.misfit(batch, heads, q_len, kv_len) or self.right.misfit(batch, heads, q_len, kv_len)
+    def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
+        return self.left.shape_error(batch, heads, q_len, kv_len) or self.right.shape_error(batch, heads, q_len, kv_len)
 
 
 class And(_Pair):
@@ -329,15 +329,15 @@ class And(_Pair):
 
     symbol = "&"
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         left, right = self.left.lower(positions, kv_len), self.right.lower(positions, kv_len)
         if left.ranges is None or right.ranges is None:
             ranges = right.ranges if left.ranges is None else left.ranges
         else:
             ranges = key_ranges.intersect(left.ranges, right.ranges, kv_len)
         if left.dense is None or right.dense is None:
-            return Lowered(ranges, right.dense if left.dense is None else left.dense)
-        return Lowered(ranges, left.dense & right.dense)
+            return LoweredMask(ranges, right.dense if left.dense is None else left.dense)
+        return LoweredMask(ranges, left.dense & right.dense)
 
 
 class Or(_Pair):
@@ -345,19 +345,19 @@ class Or(_Pair):
 
     symbol = "|"
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         left, right = self.left.lower(positions, kv_len), self.right.lower(positions, kv_len)
         if left.dense is None and right.dense is None and left.ranges is not None and right.ranges is not None:
-            return Lowered(key_ranges.unite(left.ranges, right.ranges))
+            return LoweredMask(key_ranges.unite(left.ranges, right.ranges))
         keys, q_len = torch.arange(kv_len, device=positions.device), positions.shape[1]
-        return Lowered(dense=left.allowed(q_len, keys) | right.allowed(q_len, keys))
+        return LoweredMask(dense=left.allowed(q_len, keys) | right.allowed(q_len, keys))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Fixed(Mask):
+class PrecomputedMask(Mask):
     """A mask already lowered for the queries at hand, as a loaded file or a part of a matrix holds it."""
 
-    lowered: Lowered
+    lowered: LoweredMask
     original: Mask | str
 
     def __repr__(self) -> str:
@@ -367,7 +367,7 @@ class Fixed(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self.lowered.dense is None else (self.lowered.dense,)
 
-    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> Lowered:
+    def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         return self.lowered
 
 
@@ -380,16 +380,16 @@ def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
     try:
         lengths = values if isinstance(values, Tensor) else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} is {shown(values)}; expected whole numbers") from error
-    lengths = dense_tensor(name, lengths, "a tensor of whole numbers")
+        raise TypeError(f"{name} is {describe(values)}; expected whole numbers") from error
+    lengths = check_dense_tensor(name, lengths, "a tensor of whole numbers")
     if lengths.is_meta:
         raise ValueError(f"{name} is on the meta device, which holds no numbers; expected it on the CPU")
     expected = "one length per sequence" if ranks == (1,) else "one list of lengths, or one list per sequence"
     if lengths.ndim not in ranks or lengths.numel() == 0:
         raise ValueError(f"{name} has shape {tuple(lengths.shape)}; expected {expected}")
-    lengths = whole_numbers(name, lengths)
+    lengths = check_int_tensor(name, lengths)
     # inside a compiled graph values cannot be looked at; a negative length then counts as 0
-    if values_known(lengths) and bool((lengths < 0).any()):
+    if has_readable_values(lengths) and bool((lengths < 0).any()):
         raise ValueError(f"{name} has {int(lengths.min())} in it; expected 0 or more everywhere")
     return lengths.detach().clamp(0, _FAR)
 
@@ -397,7 +397,7 @@ def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
 def _operand(symbol: str, other: object) -> Mask:
     if isinstance(other, Mask):
         return other
-    raise TypeError(f"the other side of {symbol} is {shown(other)}; expected a mask; Dense(tensor) makes one")
+    raise TypeError(f"the other side of {symbol} is {describe(other)}; expected a mask; Dense(tensor) makes one")
 
 
 def _batch_misfit(mask: str, count: int, batch: int) -> str | None:

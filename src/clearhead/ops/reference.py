@@ -6,19 +6,19 @@ from torch import Tensor
 
 from clearhead.ops._dropout import kept, row_numbers
 from clearhead.ops._precision import without_autocast
-from clearhead.ops.call import Problem
-from clearhead.ops.masks import Lowered
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import LoweredMask
 
 ALL = slice(None)
 
 
-def refuse(problem: Problem) -> list[str]:
+def unsupported_reasons(problem: AttentionCall) -> list[str]:
     return []
 
 
 @without_autocast
 def attend(
-    problem: Problem, with_lse: bool
+    problem: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
     """Output and log-sum-exp, by the equation."""
     assert problem.value is not None
@@ -44,8 +44,8 @@ def attend(
 
 @without_autocast
 def scores(
-    problem: Problem,
-    lowered: Lowered,
+    problem: AttentionCall,
+    lowered: LoweredMask,
     *,
     batch: slice = ALL,
     heads: slice = ALL,
@@ -69,7 +69,7 @@ def scores(
     allowed = _pick(lowered.dense, batch, heads, rows, keys)
     if lowered.ranges is not None:
         ranges = lowered.ranges[..., rows] if lowered.ranges.shape[2] == 1 else lowered.ranges[:, :, batch, rows]
-        within = Lowered(ranges).allowed(query.shape[2], key_positions)
+        within = LoweredMask(ranges).allowed(query.shape[2], key_positions)
         allowed = within if allowed is None else within & allowed
     if problem.slopes is not None:
         positions = problem.positions()
@@ -87,7 +87,7 @@ def scores(
 
 
 @without_autocast
-def diagonal_scores(problem: Problem, lowered: Lowered, offset: int) -> Float[Tensor, "batch heads q_len"]:
+def diagonal_scores(problem: AttentionCall, lowered: LoweredMask, offset: int) -> Float[Tensor, "batch heads q_len"]:
     """The score of each query and the key `offset` positions from it; −inf where there is none, or none allowed."""
     batch, heads, q_len, kv_len = problem.shape
     places = (problem.positions() + offset).expand(batch, -1)  # [batch, q_len]

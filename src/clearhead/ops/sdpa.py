@@ -14,8 +14,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.call import Problem, may_be_kept
-from clearhead.ops.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, positions
+from clearhead.ops.call import AttentionCall, is_cacheable
+from clearhead.ops.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, query_positions
 from clearhead.ops.tiled import attention as streaming
 
 HALF = (torch.float16, torch.bfloat16)
@@ -26,7 +26,7 @@ _CAPABILITIES: dict[torch.device, int] = {}
 _HIDDEN: WeakKeyDictionary[Mask, tuple[tuple, Tensor]] = WeakKeyDictionary()
 
 
-def refuse(problem: Problem) -> list[str]:
+def unsupported_reasons(problem: AttentionCall) -> list[str]:
     batch, _, q_len, kv_len = problem.shape
     assert problem.value is not None
     reasons = []
@@ -53,7 +53,7 @@ def refuse(problem: Problem) -> list[str]:
 
 @without_autocast
 def attend(
-    problem: Problem, with_lse: bool
+    problem: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
     """Output and log-sum-exp by the fused kernel."""
     assert problem.value is not None
@@ -97,7 +97,7 @@ def _attend_cuda(
 
 
 def _attend_hiding(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, rest: Mask, with_lse: bool
+    problem: AttentionCall, query: Tensor, key: Tensor, value: Tensor, rest: Mask, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     added = _hidden_keys(rest, query, key.shape[2])
     bias = added.expand(*query.shape[:3], key.shape[2])
@@ -134,7 +134,7 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _refuse_cpu(problem: Problem) -> list[str]:
+def _refuse_cpu(problem: AttentionCall) -> list[str]:
     if problem.mask is None and problem.bias is None:
         return []
     causal, rest = _split(problem)
@@ -154,7 +154,7 @@ def _refuse_cpu(problem: Problem) -> list[str]:
     return reasons
 
 
-def _refuse_cuda(problem: Problem) -> list[str]:
+def _refuse_cuda(problem: AttentionCall) -> list[str]:
     causal, rest = _split(problem)
     _, _, q_len, kv_len = problem.shape
     reasons = []
@@ -175,7 +175,7 @@ def _refuse_cuda(problem: Problem) -> list[str]:
     return reasons
 
 
-def _refuse_hiding(problem: Problem, causal: bool, rest: Mask) -> list[str]:
+def _refuse_hiding(problem: AttentionCall, causal: bool, rest: Mask) -> list[str]:
     _, heads, q_len, kv_len = problem.shape
     if causal or not _hides_keys_only(rest):
         return [f"on CUDA mask {problem.mask} is not one of: none, causal from the first key, hidden keys"]
@@ -187,7 +187,7 @@ def _refuse_hiding(problem: Problem, causal: bool, rest: Mask) -> list[str]:
     return reasons
 
 
-def _split(problem: Problem) -> tuple[bool, Mask | None]:
+def _split(problem: AttentionCall) -> tuple[bool, Mask | None]:
     """Causal from the first key, which the kernel does natively, and what is left of the mask."""
     mask, start = problem.mask, problem.query_start
     if mask is None or isinstance(start, Tensor):
@@ -213,7 +213,7 @@ def _hides_keys_only(mask: Mask) -> bool:
     return isinstance(mask, Padding | Prefix)
 
 
-def _added(problem: Problem, rest: Mask | None) -> Float[Tensor, "#batch #heads #q_len #kv_len"] | None:
+def _added(problem: AttentionCall, rest: Mask | None) -> Float[Tensor, "#batch #heads #q_len #kv_len"] | None:
     """Bias or mask as the kernel takes it: a float tensor in the query's dtype, broadcast with stride 0."""
     if rest is None:
         return problem.tensor_bias
@@ -224,7 +224,7 @@ def _added(problem: Problem, rest: Mask | None) -> Float[Tensor, "#batch #heads 
 
 def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
     """A mask that is the same for every query. Kept for the next call with it, as all layers of a model make one."""
-    if not may_be_kept(query):
+    if not is_cacheable(query):
         return _hide(mask, query, kv_len)
     place = (kv_len, query.dtype, query.device, mask.version)
     kept = _HIDDEN.get(mask)
@@ -237,7 +237,7 @@ def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batc
 
 
 def _hide(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
-    lowered = mask.lower(positions(1, kv_len, 0, query.device), kv_len)  # of one query
+    lowered = mask.lower(query_positions(1, kv_len, 0, query.device), kv_len)  # of one query
     bias = _as_bias(lowered.allowed(1, torch.arange(kv_len, device=query.device)), query.dtype)
     if query.device.type == "cuda":  # whose kernel reads rows that begin at multiples of 16 bytes
         bias = pad(bias, (0, -kv_len % 8))[..., :kv_len]
@@ -248,7 +248,7 @@ def _as_bias(allowed: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, 
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
 
-def _has_key(problem: Problem, added: Tensor, causal: bool) -> Bool[Tensor, "#batch #heads #q_len"]:
+def _has_key(problem: AttentionCall, added: Tensor, causal: bool) -> Bool[Tensor, "#batch #heads #q_len"]:
     """Which rows may attend to at least one key, decided from mask and bias."""
     allowed = added != -torch.inf
     if not causal:

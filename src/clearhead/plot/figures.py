@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead._utils.color_scales import floor_of
+from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead.ops.tiled.pooling import Reduce
 from clearhead.recording.recording import Recording, Stack, Tokens
@@ -139,7 +139,7 @@ def _image(ax: Axes, values: Float[np.ndarray, "rows keys"], shape: tuple[int, i
     from matplotlib.colors import LogNorm, Normalize
 
     q_len, kv_len = shape
-    low, most = floor_of(kv_len), float(values.max(initial=0.0))
+    low, most = weight_floor(kv_len), float(values.max(initial=0.0))
     norm = LogNorm(low, 1.0, clip=True) if log else Normalize(0.0, most if most > 0 else 1.0)
     seen = np.where(values > 0, values, np.nan)
     colours = colormaps[cmap].with_extremes(bad=NOTHING)

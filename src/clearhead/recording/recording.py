@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from clearhead._utils.checks import shown
+from clearhead._utils.checks import describe
 from clearhead.weights import serialization
 from clearhead.weights.matrix import AttentionWeights
 
@@ -33,11 +33,13 @@ class Tokens:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
         for number, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
             if not isinstance(text, str) or not _is_unicode(text):
-                raise ValueError(f"Tokens: texts[{number}] is {shown(text)}; expected a string of Unicode text")
+                raise ValueError(f"Tokens: texts[{number}] is {describe(text)}; expected a string of Unicode text")
             if not isinstance(special, bool):
-                raise ValueError(f"Tokens: special[{number}] is {shown(special)}; expected True or False")
+                raise ValueError(f"Tokens: special[{number}] is {describe(special)}; expected True or False")
             if word is not None and (type(word) is not int or not 0 <= word < 2**31):
-                raise ValueError(f"Tokens: words[{number}] is {shown(word)}; expected a word's index from 0, or None")
+                raise ValueError(
+                    f"Tokens: words[{number}] is {describe(word)}; expected a word's index from 0, or None"
+                )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -87,12 +89,12 @@ class Recording:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not _is_unicode(self.model):
-            raise ValueError(f"Recording: model is {shown(self.model)}; expected a name in Unicode text")
+            raise ValueError(f"Recording: model is {describe(self.model)}; expected a name in Unicode text")
         if not self.stacks:
             raise ValueError("Recording: there are no stacks; expected at least one")
         for name in self.stacks:
             if not isinstance(name, str) or not name.isprintable() or not name.strip():
-                raise ValueError(f"Recording: a stack is named {shown(name)}; expected printable text")
+                raise ValueError(f"Recording: a stack is named {describe(name)}; expected printable text")
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
@@ -157,7 +159,7 @@ class Recording:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
 
 
-def of_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
+def from_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
     """The recordings one by one, after making sure that there are some, and that all are of the same model."""
     if isinstance(recordings, Recording):  # which has square brackets, and would be taken for a sequence
         raise TypeError("recordings is a single Recording; expected several, such as [recording]")
@@ -178,7 +180,7 @@ def of_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
         raise ValueError("recordings has no entries; expected at least one Recording")
 
 
-def attends_to_itself(name: str, stack: Stack) -> bool:
+def is_self_attention(name: str, stack: Stack) -> bool:
     """Whether queries and keys are the same tokens. Cross-attention is not meant, even from a text to its copy."""
     return name != "cross" and stack.queries == stack.keys
 

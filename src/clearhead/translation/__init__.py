@@ -2,7 +2,7 @@
 
 from clearhead.translation.config import Config
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.translator import Translator
 
-__all__ = ["Config", "Run", "Transformer", "Translator"]
+__all__ = ["Config", "RunDirectory", "Transformer", "Translator"]

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead.recording.recording import Address
 from clearhead.translation.model import Transformer
 from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
 
 
 @dataclass(frozen=True)
-class Written:
+class Hypothesis:
     """Tokens of a translation, without the start and the end, and whether it came to an end by itself."""
 
     tokens: tuple[int, ...]
@@ -31,14 +31,14 @@ def greedy(
     *,
     most: int = 128,
     ablate: Collection[Address] = (),
-) -> list[Written]:
+) -> list[Hypothesis]:
     """The likeliest next token, again and again, for all sources at once; at most `most` tokens."""
     batch = source.shape[0]
     memory, caches = model.encode(source, lengths, ablate=ablate), model.caches()
     last = source.new_full((batch, 1), START)
     ended = torch.zeros(batch, dtype=torch.bool, device=source.device)
     written = []
-    for _ in range(whole_number("most", most)):
+    for _ in range(check_int("most", most)):
         logits = model.decode(last, memory, caches=caches, ablate=ablate)[:, -1]
         last = _without_never(logits).argmax(dim=-1, keepdim=True)
         last = last.masked_fill(ended[:, None], PAD)
@@ -58,13 +58,13 @@ def beam_search(
     beams: int = 4,
     most: int = 128,
     length_penalty: float = 1.0,
-) -> list[Written]:
+) -> list[Hypothesis]:
     """The likeliest translation among those whose beginnings were always among the `beams` best.
 
     Log-probabilities are divided by (length)^length_penalty where finished ones are compared. A source is done when
     `beams` translations of it have ended, or nothing unfinished can still win.
     """
-    if whole_number("beams", beams) == 1:
+    if check_int("beams", beams) == 1:
         return greedy(model, source, lengths, most=most)
     batch, device = source.shape[0], source.device
     first = torch.arange(batch, device=device)[:, None]
@@ -74,7 +74,7 @@ def beam_search(
     scores = torch.zeros(batch, beams, device=device)
     scores[:, 1:] = -torch.inf
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
-    for step in range(1, whole_number("most", most) + 1):
+    for step in range(1, check_int("most", most) + 1):
         logits = _without_never(model.decode(tokens[:, -1:], memory, caches=caches)[:, -1].float())
         vocabulary = logits.shape[-1]
         ahead = scores[..., None] + logits.log_softmax(dim=-1).view(batch, beams, vocabulary)
@@ -96,9 +96,9 @@ def beam_search(
     found = []
     for number, own in enumerate(finished):
         if own:
-            found.append(Written(tuple(max(own)[1]), True))
+            found.append(Hypothesis(tuple(max(own)[1]), True))
         else:
-            found.append(Written(tuple(tokens[number * beams, 1:].tolist()), False))
+            found.append(Hypothesis(tuple(tokens[number * beams, 1:].tolist()), False))
     return found
 
 
@@ -118,7 +118,7 @@ def _is_done(
     return bool(finished) and max(finished)[0] >= best / longest**length_penalty
 
 
-def _until_end(row: list[int]) -> Written:
+def _until_end(row: list[int]) -> Hypothesis:
     if END in row:
-        return Written(tuple(row[: row.index(END)]), True)
-    return Written(tuple(row), False)
+        return Hypothesis(tuple(row[: row.index(END)]), True)
+    return Hypothesis(tuple(row), False)

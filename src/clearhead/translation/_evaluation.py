@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clearhead._utils.checks import whole_number
-from clearhead.translation._decoding import Written, beam_search
+from clearhead._utils.checks import check_int
+from clearhead.translation._decoding import Hypothesis, beam_search
 from clearhead.translation.config import Bleu
 from clearhead.translation.data._batching import Ids, collate, in_batches, padded
 from clearhead.translation.model import Transformer
@@ -19,7 +19,7 @@ BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Quality:
+class Metrics:
     loss: float  # cross-entropy per token, in nats
     exact: float  # share of translations equal to the reference
     bleu: float
@@ -38,7 +38,7 @@ def cross_entropy(logits: Tensor, expected: Tensor, label_smoothing: float = 0.0
 
 def validate(
     model: Transformer, vocabulary: Vocabulary, valid: Sequence[Ids], references: Sequence[str], bleu: Bleu
-) -> Quality:
+) -> Metrics:
     """Of greedy translations."""
     training = model.training
     model.eval()
@@ -53,7 +53,7 @@ def validate(
     model.train(training)
     texts = [vocabulary.decode(own.tokens) for own in written]
     exact = sum(text == reference for text, reference in zip(texts, references, strict=True)) / len(texts)
-    return Quality(total / tokens, exact, bleu_score(texts, references, bleu))
+    return Metrics(total / tokens, exact, bleu_score(texts, references, bleu))
 
 
 def write_all(
@@ -61,12 +61,12 @@ def write_all(
     sources: Sequence[list[int]],
     *,
     beams: int,
-) -> list[Written]:
+) -> list[Hypothesis]:
     """Translations in the order of the sources, those of like length together."""
     device = model.embedding.weight.device
-    found: dict[int, Written] = {}
+    found: dict[int, Hypothesis] = {}
     pairs = [Ids(source, source) for source in sources]  # a translation is about as long
-    for numbers in in_batches(pairs, BATCH_TOKENS // whole_number("beams", beams)):
+    for numbers in in_batches(pairs, BATCH_TOKENS // check_int("beams", beams)):
         source, lengths = padded([sources[number] for number in numbers], device)
         most = 2 * source.shape[1] + 32
         for number, own in zip(numbers, beam_search(model, source, lengths, beams=beams, most=most), strict=True):

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from clearhead._utils.checks import choice, path_like, real_number, shown, whole_number
-from clearhead.translation.data._normalize import Normaliser
+from clearhead._utils.checks import check_choice, check_float, check_int, check_path, describe
+from clearhead.translation.data._normalize import Normalizer
 
 Positions = Literal["rope", "sinusoidal"]
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
@@ -49,8 +49,8 @@ class TrainingConfig:
 class TextConfig:
     """How sentences become tokens, and how translations are scored."""
 
-    source: Normaliser = field(default_factory=Normaliser)
-    target: Normaliser = field(default_factory=Normaliser)
+    source: Normalizer = field(default_factory=Normalizer)
+    target: Normalizer = field(default_factory=Normalizer)
     vocabulary: int = 8000  # subwords, of both languages together
     max_tokens: int = 128  # pairs with a longer side are left out, and counted
     bleu: Bleu = "13a"  # how sacrebleu splits words
@@ -68,30 +68,30 @@ class Config:
         for item in fields(self):
             table, wanted = getattr(self, item.name), type(item.default_factory())  # pyright: ignore[reportCallIssue]
             if not isinstance(table, wanted):
-                raise TypeError(f"{item.name} is {shown(table)}; expected a {wanted.__name__}")
+                raise TypeError(f"{item.name} is {describe(table)}; expected a {wanted.__name__}")
         for title, table, names in (
             ("model", model, ("d_model", "heads", "encoder_layers", "decoder_layers", "feed_forward")),
             ("training", training, ("steps", "batch_tokens", "warmup", "validate_every")),
             ("text", text, ("vocabulary", "max_tokens", "validation")),
         ):
             for name in names:
-                whole_number(f"{title}.{name}", getattr(table, name))
-        whole_number("training.patience", training.patience, least=0)
+                check_int(f"{title}.{name}", getattr(table, name))
+        check_int("training.patience", training.patience, least=0)
         if model.d_model % (2 * model.heads):
             raise ValueError(f"model.d_model is {model.d_model}; expected a multiple of twice the {model.heads} heads")
         for name, share in (("model.dropout", model.dropout), ("training.label_smoothing", training.label_smoothing)):
-            if not 0 <= real_number(name, share, "a number in [0, 1)") < 1:
+            if not 0 <= check_float(name, share, "a number in [0, 1)") < 1:
                 raise ValueError(f"{name} is {share}; expected a number in [0, 1)")
-        if real_number("training.weight_decay", training.weight_decay, "a number from 0 on") < 0:
+        if check_float("training.weight_decay", training.weight_decay, "a number from 0 on") < 0:
             raise ValueError(f"training.weight_decay is {training.weight_decay}; expected a number from 0 on")
         for name in ("learning_rate", "clip"):
-            if real_number(f"training.{name}", getattr(training, name), "a number above 0") <= 0:
+            if check_float(f"training.{name}", getattr(training, name), "a number above 0") <= 0:
                 raise ValueError(f"training.{name} is {getattr(training, name)}; expected a number above 0")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Config:
         """A TOML file with the tables model, training and text; what it leaves out keeps its default."""
-        if not Path(path_like("path", path)).is_file():
+        if not Path(check_path("path", path)).is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
             return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
@@ -104,7 +104,7 @@ class Config:
     def of(cls, table: dict[str, Any]) -> Config:
         """From nested tables; an unknown key is refused by name."""
         if not isinstance(table, dict):
-            raise TypeError(f"table is {shown(table)}; expected a dict of tables")
+            raise TypeError(f"table is {describe(table)}; expected a dict of tables")
         return _filled(cls, table, "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
     values = {}
     for name, value in table.items():
         if not isinstance(name, str):
-            raise TypeError(f"{place}{shown(name)} is not a known key; expected any of {', '.join(sorted(known))}")
+            raise TypeError(f"{place}{describe(name)} is not a known key; expected any of {', '.join(sorted(known))}")
         where = f"{place}{name}"
         if name not in known:
             raise ValueError(f"{where} is not a known key; expected any of {', '.join(sorted(known))}")
@@ -126,7 +126,7 @@ def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
                 raise ValueError(f"{where} is {value!r}; expected a table")
             value = _filled(wanted, value, f"{where}.")
         elif get_args(wanted):
-            value = choice(where, value, get_args(wanted))
+            value = check_choice(where, value, get_args(wanted))
         else:
             fitting = type(value) is wanted or (wanted is float and type(value) is int)
             if not fitting:

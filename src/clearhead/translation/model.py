@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead._utils.checks import flag, shown, whole_number
-from clearhead._utils.tensor_checks import dense_tensor, refuse_inference
+from clearhead._utils.checks import check_bool, check_int, describe
+from clearhead._utils.tensor_checks import check_dense_tensor, reject_inference_tensor
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.rope import sinusoidal
@@ -69,8 +69,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
-            raise TypeError(f"config is {shown(config)}; expected a ModelConfig, such as Config().model")
-        vocabulary = whole_number("vocabulary", vocabulary)
+            raise TypeError(f"config is {describe(config)}; expected a ModelConfig, such as Config().model")
+        vocabulary = check_int("vocabulary", vocabulary)
         self.config = config
         self.embedding = nn.Embedding(vocabulary, config.d_model)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
             ablate: heads (stack, layer, head) whose contribution is left out.
             return_weights: also return the attention matrices, layer by layer, of "encoder", "decoder" and "cross".
         """
-        attentions: Attentions | None = {} if flag("return_weights", return_weights) else None
+        attentions: Attentions | None = {} if check_bool("return_weights", return_weights) else None
         _check_tokens("source", source)
         _check_tokens("target", target)
         if source.shape[0] != target.shape[0]:
@@ -149,11 +149,11 @@ class Transformer(nn.Module):
         """A layer that is not there would be left out without a word; heads are checked where they are used."""
         layers = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
         if not isinstance(ablate, Collection) or isinstance(ablate, str | bytes | dict | Tensor):
-            raise TypeError(f"ablate is {shown(ablate)}; expected (stack, layer, head) triples")
+            raise TypeError(f"ablate is {describe(ablate)}; expected (stack, layer, head) triples")
         for address in ablate:
             triple = isinstance(address, tuple | list) and len(address) == 3
             if not triple or not isinstance(address[0], str) or not isinstance(address[1], int):
-                raise TypeError(f"ablate has {shown(address)} in it; expected (stack, layer, head)")
+                raise TypeError(f"ablate has {describe(address)} in it; expected (stack, layer, head)")
             stack, layer, head = address
             if not 0 <= layer < layers.get(stack, 0):
                 there = ", ".join(f"{name} has {count}" for name, count in layers.items())
@@ -167,7 +167,7 @@ class Transformer(nn.Module):
         if tokens.device != weight.device:
             raise ValueError(f"{name} is on {tokens.device}, but the model is on {weight.device}; expected the same")
         if weight.requires_grad:
-            refuse_inference(name, tokens)
+            reject_inference_tensor(name, tokens)
         try:
             x = self.embedding(tokens) * math.sqrt(self.config.d_model)
         except IndexError:  # raised on the CPU only: on a GPU looking would cost a sync
@@ -185,7 +185,7 @@ class Transformer(nn.Module):
 
 
 def _check_tokens(name: str, tokens: object) -> None:
-    tokens = dense_tensor(name, tokens, "an int64 or int32 tensor [batch, length]")
+    tokens = check_dense_tensor(name, tokens, "an int64 or int32 tensor [batch, length]")
     if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
         seen = f"has shape {tuple(tokens.shape)} in {tokens.dtype}"
         raise ValueError(f"{name} {seen}; expected an int64 or int32 tensor [batch, length]")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead._utils.files import write_text
 from clearhead._utils.locks import locked
 from clearhead.translation.config import Config
@@ -36,7 +36,7 @@ TEMPORARY = re.compile(
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainerState:
     """Where a run stands. With the weights and the optimizer's state it is all that the next step follows from."""
 
     step: int = 0
@@ -48,13 +48,13 @@ class Progress:
 
     def __post_init__(self) -> None:
         for name in ("step", "epoch", "batch", "worse"):
-            whole_number(name, getattr(self, name), least=0)
+            check_int(name, getattr(self, name), least=0)
         for name in ("bleu", "loss"):
             if type(getattr(self, name)) not in (float, int):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; expected a number")
 
 
-class Run:
+class RunDirectory:
     """The folder of one run.
 
     `config.json`, `tokenizer.json`, `metrics.jsonl` (a line for each validation), `best.safetensors` (the weights that
@@ -152,7 +152,7 @@ class Run:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, model: Transformer, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def save(self, model: Transformer, optimizer: torch.optim.Optimizer, progress: TrainerState) -> None:
         """A checkpoint. The one before it stays until the new one is whole, and then beside it."""
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         for number, state in optimizer.state_dict()["state"].items():
@@ -162,7 +162,7 @@ class Run:
 
     def restore(
         self, model: Transformer, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
-    ) -> Progress | None:
+    ) -> TrainerState | None:
         """Go back to the last checkpoint that is whole; None if there is none yet.
 
         A damaged one is named and kept under another name, so that the next checkpoint does not take it for whole.
@@ -172,7 +172,7 @@ class Run:
             path = self.folder / name
             try:
                 tensors, facts = serialization.read(path, CHECKPOINT, VERSION, "cpu")
-                progress = Progress(**facts["progress"])
+                progress = TrainerState(**facts["progress"])
                 _fill(model, optimizer, tensors)
             except FileNotFoundError:
                 continue

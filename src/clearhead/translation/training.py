@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.analysis.statistics import measure
-from clearhead.distributed.process_group import Processes, processes
+from clearhead.distributed.process_group import ProcessGroup, init_process_group
 from clearhead.translation._evaluation import cross_entropy, validate
 from clearhead.translation.config import Config, TrainingConfig
 from clearhead.translation.data._batching import Batch, Ids, collate, in_batches
 from clearhead.translation.data.dataset import Data
 from clearhead.translation.heads.probes import accuracies
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import Progress, Run
+from clearhead.translation.run_directory import RunDirectory, TrainerState
 from clearhead.translation.tokenizer import PAD
 from clearhead.translation.translator import Translator
 
@@ -43,7 +43,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainingCallbacks:
     """What happens, for whoever shows it."""
 
     say: Callable[[str], None] = lambda line: None
@@ -54,13 +54,13 @@ class Report:
 def train(
     data: Data,
     config: Config,
-    run: Run,
+    run: RunDirectory,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     resume: bool = False,
     model: Transformer | None = None,
-    report: Report | None = None,
+    report: TrainingCallbacks | None = None,
 ) -> Transformer:
     """Train, and return the model as it was when it translated the validation set best, by BLEU.
 
@@ -76,29 +76,29 @@ def train(
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; expected torch.float32 or torch.bfloat16")
     device = torch.device(device)
-    with processes(device) as together:
+    with init_process_group(device) as process_group:
         torch.manual_seed(config.training.seed)
         model = (Transformer(config.model, len(data.vocabulary)) if model is None else model).to(device)
-        training = _Training(data, config, run, model, dtype, together, report or Report())
-        with _locked(run, together, resume):
+        training = _Training(data, config, run, model, dtype, process_group, report or TrainingCallbacks())
+        with _locked(run, process_group, resume):
             progress = training.resumed() if resume else None
             if progress is None:
                 progress = training.begun(anew=not resume)
             with _stopping() as asked_to_stop:
                 ended = training.steps(progress, asked_to_stop)
             if ended is not None:
-                together.once(partial(training.secure_best, ended))
-            elif together.first:
+                process_group.run_on_main(partial(training.secure_best, ended))
+            elif process_group.is_main:
                 raise Stopped(asked_to_stop[0] if asked_to_stop else signal.SIGINT)
             run.load_best(model)
     return model.eval()
 
 
 @contextmanager
-def _locked(run: Run, together: Processes, resume: bool) -> Iterator[None]:
+def _locked(run: RunDirectory, process_group: ProcessGroup, resume: bool) -> Iterator[None]:
     """Hold the run's folder in the first process, for all; a refusal is raised in all."""
     with ExitStack() as stack:
-        together.once(lambda: stack.enter_context(run.locked(resume=resume)))
+        process_group.run_on_main(lambda: stack.enter_context(run.locked(resume=resume)))
         yield
 
 
@@ -109,16 +109,16 @@ class _Training:
         self,
         data: Data,
         config: Config,
-        run: Run,
+        run: RunDirectory,
         model: Transformer,
         dtype: torch.dtype,
-        together: Processes,
-        report: Report,
+        process_group: ProcessGroup,
+        report: TrainingCallbacks,
     ) -> None:
         self.data, self.config, self.run, self.model, self.report = data, config, run, model, report
-        self.settings, self.dtype, self.together = config.training, dtype, together
+        self.settings, self.dtype, self.process_group = config.training, dtype, process_group
         self.device = model.embedding.weight.device
-        self.shared = DistributedDataParallel(model) if together.world > 1 else model
+        self.shared = DistributedDataParallel(model) if process_group.world_size > 1 else model
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=self.settings.learning_rate,
@@ -127,17 +127,17 @@ class _Training:
             fused=True,
         )
 
-    def begun(self, anew: bool) -> Progress:
+    def begun(self, anew: bool) -> TrainerState:
         """Where a run starts: nothing learned, and measured all the same."""
 
-        def begin() -> Progress:
+        def begin() -> TrainerState:
             if anew:
                 self.run.begin(self.config, self.data.vocabulary, self.facts())
-            return self.measured(Progress(), {})
+            return self.measured(TrainerState(), {})
 
-        return self.together.once(begin)
+        return self.process_group.run_on_main(begin)
 
-    def resumed(self) -> Progress | None:
+    def resumed(self) -> TrainerState | None:
         """Where it stood; None if it had not come to its first checkpoint."""
         _, facts = self.run.read()
         if facts.get("fingerprint") != self.data.fingerprint:
@@ -149,22 +149,22 @@ class _Training:
                 raise ValueError(
                     f"{self.run.folder}: the run began with {name} {facts[name]}, not {now}; give it the same"
                 )
-        progress = self.together.once(self.restored)
-        if progress is not None and not self.together.first:  # what the first has found whole
+        progress = self.process_group.run_on_main(self.restored)
+        if progress is not None and not self.process_group.is_main:  # what the first has found whole
             self.run.restore(self.model, self.optimizer, lambda line: None)
         return progress
 
-    def restored(self) -> Progress | None:
+    def restored(self) -> TrainerState | None:
         self.run.metrics()  # damage is found now, not at the next validation
         progress = self.run.restore(self.model, self.optimizer, self.report.say)
         if progress is None:
             return None
         self.report.say(f"resumed at step {progress.step}")
         if self.secure_best(progress):
-            return replace(progress, bleu=Progress.bleu, loss=Progress.loss)
+            return replace(progress, bleu=TrainerState.bleu, loss=TrainerState.loss)
         return progress
 
-    def secure_best(self, progress: Progress) -> bool:
+    def secure_best(self, progress: TrainerState) -> bool:
         """Put the weights of now in the place of the best ones if these are lost; return whether they were."""
         try:
             self.run.check_best()
@@ -180,19 +180,19 @@ class _Training:
 
     def kind(self) -> dict[str, object]:
         """What the last bits of the weights depend on, beside the configuration."""
-        return {"dtype": str(self.dtype).removeprefix("torch."), "processes": self.together.world}
+        return {"dtype": str(self.dtype).removeprefix("torch."), "processes": self.process_group.world_size}
 
-    def steps(self, progress: Progress, asked_to_stop: list[int]) -> Progress | None:
+    def steps(self, progress: TrainerState, asked_to_stop: list[int]) -> TrainerState | None:
         """Take all steps that are left; return the progress at the end, or None if asked to stop."""
         settings = self.settings
         self.model.train()
-        recent, speed = _Mean(self.together), _Speed()
+        recent, speed = _Mean(self.process_group), _Speed()
         for epoch, number, pairs in _batches(self.data, settings, progress):
             if settings.patience and progress.worse >= settings.patience:
                 self.report.say(f"ended at step {progress.step}: no better BLEU in {progress.worse} validations")
                 break
-            if self.together.any(bool(asked_to_stop), self.device):
-                if self.together.first:
+            if self.process_group.any(bool(asked_to_stop), self.device):
+                if self.process_group.is_main:
                     self.run.save(self.model, self.optimizer, progress)
                     self.report.say(f"stopped at step {progress.step}, which is saved; --resume goes on from there")
                 return None
@@ -210,23 +210,23 @@ class _Training:
                         f" {settings.learning_rate:g} may help (the last checkpoint is from before)"
                     )
                 learned = {"loss": round(loss, 5), "tokens_per_second": round(speed.value)}
-                recent = _Mean(self.together)
+                recent = _Mean(self.process_group)
                 with speed.paused():
-                    progress = self.together.once(partial(self.measured, progress, learned))
+                    progress = self.process_group.run_on_main(partial(self.measured, progress, learned))
         return progress
 
     def step(self, batch: Batch, number: int) -> Tensor:
         """Learn from a batch; its loss, the mean over its tokens."""
-        settings, together = self.settings, self.together
-        own = batch.share(together.rank, together.world).to(self.device)
+        settings, process_group = self.settings, self.process_group
+        own = batch.share(process_group.rank, process_group.world_size).to(self.device)
         # what dropout draws follows from the step, so that it is the same after a restart
-        torch.manual_seed(random.Random(repr((settings.seed, number, together.rank))).getrandbits(63))
+        torch.manual_seed(random.Random(repr((settings.seed, number, process_group.rank))).getrandbits(63))
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * schedule(number, settings)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits = self.shared(own.source, own.target, own.lengths)
         # over the tokens of all processes, whose gradients are averaged
-        count = int(batch.expected.ne(PAD).sum()) / together.world
+        count = int(batch.expected.ne(PAD).sum()) / process_group.world_size
         loss = cross_entropy(logits, own.expected, settings.label_smoothing) / count
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -234,7 +234,7 @@ class _Training:
         self.optimizer.step()
         return loss.detach()
 
-    def measured(self, progress: Progress, learned: dict[str, Any]) -> Progress:
+    def measured(self, progress: TrainerState, learned: dict[str, Any]) -> TrainerState:
         """Validate, note what was found, keep the weights if they are the best so far, and make a checkpoint."""
         data, references = self.data, [pair.target for pair in self.data.references]
         quality = validate(self.model, data.vocabulary, data.valid, references, self.config.text.bleu)
@@ -279,7 +279,7 @@ def schedule(step: int, settings: TrainingConfig) -> float:
     return min(rising, falling, 1.0)
 
 
-def _batches(data: Data, settings: TrainingConfig, progress: Progress) -> Iterator[tuple[int, int, list[Ids]]]:
+def _batches(data: Data, settings: TrainingConfig, progress: TrainerState) -> Iterator[tuple[int, int, list[Ids]]]:
     """Epoch, number of the batch in it, and its pairs, from where the run stands to its last step."""
     step = progress.step
     for epoch in itertools.count(progress.epoch):
@@ -296,15 +296,15 @@ def _batches(data: Data, settings: TrainingConfig, progress: Progress) -> Iterat
 class _Mean:
     """Of losses, which stay on their device until somebody asks; of all processes, which then ask together."""
 
-    def __init__(self, together: Processes) -> None:
-        self.total, self.count, self.together = torch.zeros(()), 0, together
+    def __init__(self, process_group: ProcessGroup) -> None:
+        self.total, self.count, self.process_group = torch.zeros(()), 0, process_group
 
     def add(self, loss: Tensor) -> None:
         self.total, self.count = self.total.to(loss.device) + loss, self.count + 1
 
     @property
     def value(self) -> float:
-        return float(self.together.summed(self.total)) / max(1, self.count) / self.together.world
+        return float(self.process_group.all_reduce(self.total)) / max(1, self.count) / self.process_group.world_size
 
 
 class _Speed:

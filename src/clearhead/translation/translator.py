@@ -12,14 +12,14 @@ from typing import overload
 
 import torch
 
-from clearhead._utils.bounded_reads import BEAMS, SENTENCE
-from clearhead._utils.checks import whole_number
+from clearhead._utils.bounded_reads import BEAM_LIMIT, SENTENCE_LIMIT
+from clearhead._utils.checks import check_int
 from clearhead.functional import keeping_vectors
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation._evaluation import write_all
 from clearhead.translation.config import Config
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import Run
+from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import END, START, UNKNOWN, Vocabulary
 
 BUNDLED = ("en-ja",)
@@ -47,7 +47,7 @@ class Translator:
             raise FileNotFoundError(
                 f"{name}: there is no such folder; expected one that `clearhead train` wrote, or {', '.join(BUNDLED)}"
             )
-        run = Run(folder)
+        run = RunDirectory(folder)
         config, _ = run.read()
         return cls(folder.name, run.model(device), run.vocabulary(), config)
 
@@ -69,8 +69,8 @@ class Translator:
 
     def stream(self, texts: Sequence[str], *, beams: int = 4) -> Iterator[str]:
         """Translations one after the other, as they are done: some hundred sentences at a time."""
-        if whole_number("beams", beams) > BEAMS.value:
-            raise BEAMS.exceeded(f"beams is {beams}")
+        if check_int("beams", beams) > BEAM_LIMIT.value:
+            raise BEAM_LIMIT.exceeded(f"beams is {beams}")
         for start in range(0, len(texts), TOGETHER):
             numbers = range(start, min(start + TOGETHER, len(texts)))
             sources = {number: self._read(texts[number], number, len(texts)) for number in numbers}
@@ -134,8 +134,8 @@ class Translator:
         if UNKNOWN in source:
             unknown = ", ".join(map(repr, self.vocabulary.unknown(text)))
             warnings.warn(f"{_where(number, count)}: never seen in training: {unknown}", stacklevel=3)
-        if len(source) > SENTENCE.value:
-            raise SENTENCE.exceeded(f"{_where(number, count)} has {len(source):,} tokens")
+        if len(source) > SENTENCE_LIMIT.value:
+            raise SENTENCE_LIMIT.exceeded(f"{_where(number, count)} has {len(source):,} tokens")
         if len(source) > self.config.text.max_tokens:
             warnings.warn(
                 f"{_where(number, count)}: {len(source)} tokens, but the model was trained on at most"

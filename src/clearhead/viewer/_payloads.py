@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from clearhead._utils.color_scales import levels
+from clearhead._utils.color_scales import log_shades
 from clearhead._utils.text import short_token
-from clearhead.recording.recording import Address, Tokens, attends_to_itself
+from clearhead.recording.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._calculation import calculate
 from clearhead.viewer._heatmap import SCREEN, Window
 from clearhead.viewer._recording_cache import Gallery
@@ -52,7 +52,7 @@ def layer_facts(gallery: Gallery, stack: str, layer: int) -> Facts:
                 "labels": list(gallery.labels((stack, layer, head))),
                 "rows": rows,
                 "keys": columns,
-                "levels": levels(own.values, keys).tobytes(),
+                "levels": log_shades(own.values, keys).tobytes(),
             }
         )
     return {"stack": stack, "layer": layer, "heads": heads}
@@ -126,7 +126,7 @@ def looks_facts(gallery: Gallery, name: str, query: int, key: int) -> Iterator[F
     found: Facts = {
         "query": short_token(stack.queries.texts[query]),
         "key": short_token(stack.keys.texts[key]),
-        "same": attends_to_itself(name, stack),
+        "same": is_self_attention(name, stack),
     }
     for direction, token, others in sides:
 

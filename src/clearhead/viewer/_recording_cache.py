@@ -8,7 +8,7 @@ import torch
 
 from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
-from clearhead.recording.recording import Address, Recording, attends_to_itself
+from clearhead.recording.recording import Address, Recording, is_self_attention
 from clearhead.viewer._heatmap import Overview
 from clearhead.viewer._thumbnails import Thumbnail, thumbnails
 from clearhead.weights.matrix import AttentionWeights
@@ -54,7 +54,7 @@ class Gallery:
     def hidden_keys(self, stack: str) -> list[int]:
         """Where attention goes that has nowhere to go: tokens that are no part of the text, and the first one."""
         own = self.recording[stack]
-        first = {0} if attends_to_itself(stack, own) else set()
+        first = {0} if is_self_attention(stack, own) else set()
         hidden = sorted(first | {place for place, special in enumerate(own.keys.special) if special})
         return hidden if len(hidden) < len(own.keys) else []
 

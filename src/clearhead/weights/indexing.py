@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead._utils.checks import items, shown
+from clearhead._utils.checks import describe, list_items
 
 AXES = ("batch", "heads", "q_len", "kv_len")
 
@@ -55,16 +55,16 @@ def numbers(choice: object, length: int, axis: int) -> list[int]:
     if isinstance(choice, slice):
         chosen = list(range(*_bounds(choice, axis, length)))
     else:
-        chosen = [_number(part, axis, length) for part in items(AXES[axis], choice)]
+        chosen = [_number(part, axis, length) for part in list_items(AXES[axis], choice)]
     if not chosen:
-        raise ValueError(f"{AXES[axis]} is {shown(choice)}, which chooses none of {length}")
+        raise ValueError(f"{AXES[axis]} is {describe(choice)}, which chooses none of {length}")
     return chosen
 
 
 def neighbours(choice: slice, length: int, axis: int) -> slice:
     """A slice of neighbours, with non-negative start and stop."""
     if not isinstance(choice, slice):
-        raise TypeError(f"{AXES[axis]} is {shown(choice)}; expected a slice, such as slice(100, 200)")
+        raise TypeError(f"{AXES[axis]} is {describe(choice)}; expected a slice, such as slice(100, 200)")
     start, stop, step = _bounds(choice, axis, length)
     if step != 1:
         raise ValueError(f"the slice of {AXES[axis]} has step {step}; expected neighbours, step 1")
@@ -85,7 +85,7 @@ def _bounds(part: slice, axis: int, length: int) -> tuple[int, int, int]:
     try:
         return part.indices(length)
     except (TypeError, ValueError):  # a bound that is not an integer, a step of 0
-        raise TypeError(f"the index of {AXES[axis]} is {shown(part)}; expected a slice of integers") from None
+        raise TypeError(f"the index of {AXES[axis]} is {describe(part)}; expected a slice of integers") from None
 
 
 def _number(part: object, axis: int, length: int) -> int:

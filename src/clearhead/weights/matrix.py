@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
-from clearhead._utils.checks import MOST, choice, flag, path_like, shown, whole_number
-from clearhead._utils.tensor_checks import axis_number, dense_tensor, float_tensor, usable_device
+from clearhead._utils.checks import MAX_INT, check_bool, check_choice, check_int, check_path, describe
+from clearhead._utils.tensor_checks import check_axis, check_dense_tensor, check_device, check_float_tensor
 from clearhead.ops import reference
-from clearhead.ops.call import Problem
-from clearhead.ops.key_ranges import single
-from clearhead.ops.masks import Dense, Fixed, Lowered
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.key_ranges import single_range
+from clearhead.ops.masks import Dense, LoweredMask, PrecomputedMask
 from clearhead.ops.observing import observe, pool, rounds_otherwise
 from clearhead.ops.tiled import attention as streaming
-from clearhead.ops.tiled.pooling import Map, Reduce
-from clearhead.ops.tiled.statistics import Observation, TopK
+from clearhead.ops.tiled.pooling import PoolSpec, Reduce
+from clearhead.ops.tiled.statistics import AttentionStatistics, TopK
 from clearhead.weights import notebook, serialization
 from clearhead.weights.indexing import Selection, neighbours, numbers, select
 from clearhead.weights.mutation import fingerprint, unchanged
@@ -47,12 +47,14 @@ class AttentionWeights:
     up to a size limit.
     """
 
-    def __init__(self, problem: Problem, lse: Float[Tensor, "batch heads q_len"]) -> None:
-        if not isinstance(problem, Problem):
-            raise TypeError(f"problem is {shown(problem)}; expected attention(…, return_weights=True) to make weights")
+    def __init__(self, problem: AttentionCall, lse: Float[Tensor, "batch heads q_len"]) -> None:
+        if not isinstance(problem, AttentionCall):
+            raise TypeError(
+                f"problem is {describe(problem)}; expected attention(…, return_weights=True) to make weights"
+            )
         if isinstance(problem.query_start, Tensor):  # the caller may count it up in place
             problem = replace(problem, query_start=problem.query_start.clone())
-        lse = float_tensor("lse", lse, "[batch, heads, q_len]")
+        lse = check_float_tensor("lse", lse, "[batch, heads, q_len]")
         if lse.shape != problem.shape[:3]:
             raise ValueError(f"lse has shape {tuple(lse.shape)}; expected {tuple(problem.shape[:3])}")
         self._problem = problem
@@ -83,7 +85,7 @@ class AttentionWeights:
         return 4
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[axis_number("dim", dim, 4)]
+        return self.shape if dim is None else self.shape[check_axis("dim", dim, 4)]
 
     def numel(self) -> int:
         return math.prod(self.shape)
@@ -142,14 +144,14 @@ class AttentionWeights:
 
     def dense(self, *, limit: int = LIMIT) -> Float[Tensor, "batch heads q_len kv_len"]:
         """All of it as a plain tensor, if it has at most `limit` cells; differentiable."""
-        return self._rectangle(select(..., self.shape), whole_number("limit", limit, 0, None), self._weights)
+        return self._rectangle(select(..., self.shape), check_int("limit", limit, 0, None), self._weights)
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
         problem = self._checked()
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer):
-            raise TypeError(f"offset is {shown(offset)}; expected an int, such as -1 for the previous token")
-        offset = max(-MOST, min(int(offset), MOST))  # there is no key beyond either
+            raise TypeError(f"offset is {describe(offset)}; expected an int, such as -1 for the previous token")
+        offset = max(-MAX_INT, min(int(offset), MAX_INT))  # there is no key beyond either
         lse = streaming.log_sum_exp(problem) if problem.differentiable() else self._lse
         return torch.exp(reference.diagonal_scores(problem, problem.lower(), offset) - _finite(lse))
 
@@ -169,7 +171,7 @@ class AttentionWeights:
 
     def topk(self, k: int) -> TopK:
         """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
-        return self._sweep(top=whole_number("k", k, most=None)).top  # pyright: ignore[reportReturnType]
+        return self._sweep(top=check_int("k", k, most=None)).top  # pyright: ignore[reportReturnType]
 
     def observe(
         self,
@@ -180,16 +182,16 @@ class AttentionWeights:
         top: int = 0,
         pool: tuple[int, int] | None = None,
         reduce: Reduce = "mean",
-    ) -> Observation:
+    ) -> AttentionStatistics:
         """Several statistics in one sweep; fields that were not asked for are None.
 
         `pool=(rows, cols)` asks for a map of the whole matrix too, as `pool(rows, cols, reduce=…)` gives it.
         """
         wanted = {"entropy": entropy, "received": received, "distance": distance}
-        wanted = {name: flag(name, value) for name, value in wanted.items()}
-        choice("reduce", reduce, ("mean", "max"))
+        wanted = {name: check_bool(name, value) for name, value in wanted.items()}
+        check_choice("reduce", reduce, ("mean", "max"))
         picture = None if pool is None else self._map(*_pair("pool", pool), reduce)
-        return self._sweep(**wanted, top=whole_number("top", top, least=0, most=None), picture=picture)
+        return self._sweep(**wanted, top=check_int("top", top, least=0, most=None), picture=picture)
 
     def pool(
         self,
@@ -246,7 +248,7 @@ class AttentionWeights:
         """
         batch, _, q_len, kv_len = self.shape
         expected = f"a bool tensor ({batch}, {q_len}), True for hidden queries"
-        hidden = dense_tensor("hidden", hidden, expected)
+        hidden = check_dense_tensor("hidden", hidden, expected)
         if hidden.shape != (batch, q_len) or hidden.dtype != torch.bool:
             raise ValueError(f"hidden has shape {tuple(hidden.shape)} and dtype {hidden.dtype}; expected {expected}")
         if hidden.is_meta and self.device.type != "meta":
@@ -254,7 +256,7 @@ class AttentionWeights:
         hidden = hidden.to(self.device)
         problem = self._checked().map(Tensor.detach)
         last = torch.where(hidden, 0, kv_len)
-        seen = Fixed(Lowered(single(torch.zeros_like(last), last, kv_len)), "visible queries")
+        seen = PrecomputedMask(LoweredMask(single_range(torch.zeros_like(last), last, kv_len)), "visible queries")
         mask = seen if problem.mask is None else problem.mask & seen
         return AttentionWeights(replace(problem, mask=mask), self._lse.masked_fill(hidden[:, None], -torch.inf))
 
@@ -278,7 +280,7 @@ class AttentionWeights:
 
     def to(self, device: torch.device | str) -> AttentionWeights:
         """The same on another device. Its dtype follows from the queries and cannot be changed."""
-        target = usable_device("device", device)
+        target = check_device("device", device)
         if target is None:
             raise TypeError("device is None; expected a device such as 'cpu' or 'cuda:0'")
         return AttentionWeights(self._checked().map(lambda t: t.to(target)), self._lse.to(target))
@@ -292,7 +294,7 @@ class AttentionWeights:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to one safetensors file: O(n · d) numbers, whatever the size of the matrix."""
-        serialization.save(path_like("path", path), self._checked(), self._lse)
+        serialization.save(check_path("path", path), self._checked(), self._lse)
 
     def pack(self) -> tuple[dict[str, Tensor], serialization.Facts]:
         """What a file holds of it, as `serialization.unpack` reads it."""
@@ -309,7 +311,7 @@ class AttentionWeights:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> AttentionWeights:
         """Read a file written by `save`."""
-        return cls(*serialization.load(path_like("path", path), usable_device("device", device) or "cpu"))
+        return cls(*serialization.load(check_path("path", path), check_device("device", device) or "cpu"))
 
     # -- where a plain tensor is expected ------------------------------------------------------------------------
 
@@ -335,7 +337,7 @@ class AttentionWeights:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _checked(self) -> Problem:
+    def _checked(self) -> AttentionCall:
         """The problem, after making sure that what it holds is still what the weights were made from."""
         if torch.compiler.is_compiling():
             return self._problem  # within one graph nothing changes behind its back
@@ -353,17 +355,17 @@ class AttentionWeights:
     def _biased(self) -> bool:
         return self._problem.bias is not None and not self._holds_scores()
 
-    def _map(self, rows: int, cols: int, reduce: Reduce) -> Map:
-        rows, cols = whole_number("rows", rows, most=2**16), whole_number("cols", cols, most=2**16)
-        choice("reduce", reduce, ("mean", "max"))
+    def _map(self, rows: int, cols: int, reduce: Reduce) -> PoolSpec:
+        rows, cols = check_int("rows", rows, most=2**16), check_int("cols", cols, most=2**16)
+        check_choice("reduce", reduce, ("mean", "max"))
         _refuse_above(LIMIT, (*self.shape[:2], rows, cols))
-        return Map(rows, cols, reduce)
+        return PoolSpec(rows, cols, reduce)
 
-    def _nothing(self, picture: Map) -> Float[Tensor, "batch heads rows cols"]:
+    def _nothing(self, picture: PoolSpec) -> Float[Tensor, "batch heads rows cols"]:
         """The map of a matrix without cells."""
         return torch.zeros((*self.shape[:2], picture.rows, picture.cols), dtype=self.dtype, device=self.device)
 
-    def _sweep(self, **wanted: Any) -> Observation:
+    def _sweep(self, **wanted: Any) -> AttentionStatistics:
         asked, kv_len = wanted.get("top", 0), self.shape[3]
         _refuse_above(LIMIT, (*self.shape[:3], asked))
         picture = wanted.pop("picture", None)
@@ -380,7 +382,7 @@ class AttentionWeights:
         return replace(found, top=TopK(pad(weights, (0, missing)), pad(keys.long(), (0, missing), value=-1)))
 
     def _rectangle(
-        self, selection: Selection, limit: int, compute: Callable[[Problem, Lowered, Selection], Tensor]
+        self, selection: Selection, limit: int, compute: Callable[[AttentionCall, LoweredMask, Selection], Tensor]
     ) -> Tensor:
         """Cells computed a strip of rows at a time, or all at once where a gradient is to flow through them."""
         problem = self._checked()
@@ -403,7 +405,7 @@ class AttentionWeights:
         return result
 
     def _weights(
-        self, problem: Problem, lowered: Lowered, selection: Selection
+        self, problem: AttentionCall, lowered: LoweredMask, selection: Selection
     ) -> Float[Tensor, "batch heads rows keys"]:
         batch, heads, rows, keys = selection.slices
         if problem.differentiable():  # the rows' log-sum-exp anew, over all their keys
@@ -416,12 +418,12 @@ class AttentionWeights:
                 return self._by_our_kernel(problem, selection)
         return torch.exp(_scores(problem, lowered, selection) - _finite(lse)[..., None])
 
-    def _by_our_kernel(self, problem: Problem, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+    def _by_our_kernel(self, problem: AttentionCall, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
         batch, heads, rows, keys = selection.slices
         own = problem.part(*(range(part.start, part.stop, part.step) for part in (batch, heads)))
         _, _, down, across = selection.lengths
         rectangle = (slice(rows.start, rows.start + down), slice(keys.start, keys.start + across))
-        return pool(own, self._lse[batch, heads], *rectangle, Map(down, across, "mean"))
+        return pool(own, self._lse[batch, heads], *rectangle, PoolSpec(down, across, "mean"))
 
 
 class Scores:
@@ -441,7 +443,9 @@ class Scores:
         return f"Scores of {self._owner!r}"
 
 
-def _scores(problem: Problem, lowered: Lowered, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+def _scores(
+    problem: AttentionCall, lowered: LoweredMask, selection: Selection
+) -> Float[Tensor, "batch heads rows keys"]:
     batch, heads, rows, keys = selection.slices
     return reference.scores(problem, lowered, batch=batch, heads=heads, rows=rows, keys=keys)
 
@@ -451,7 +455,7 @@ def _finite(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
     return torch.where(lse == -torch.inf, 0.0, lse)
 
 
-def _held(problem: Problem) -> list[tuple[str, Tensor]]:
+def _held(problem: AttentionCall) -> list[tuple[str, Tensor]]:
     """The user's tensors that the weights follow from."""
     named = [("query", problem.query), ("key", problem.key), ("sinks", problem.sinks)]
     named += [("bias", problem.tensor_bias if problem.slopes is None else problem.slopes)]
@@ -463,7 +467,7 @@ def _pair(name: str, sizes: object) -> tuple[int, int]:
     try:
         first, second = sizes  # pyright: ignore[reportGeneralTypeIssues]
     except (TypeError, ValueError):
-        raise TypeError(f"{name} is {shown(sizes)}; expected (rows, cols)") from None
+        raise TypeError(f"{name} is {describe(sizes)}; expected (rows, cols)") from None
     return first, second
 
 
@@ -476,7 +480,7 @@ def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, in
         row, row_end, key, key_end = (operator.index(corner) for corner in (row, row_end, key, key_end))
     except (TypeError, ValueError):
         expected = "((row, row_end), (key, key_end)), all of them ints"
-        raise TypeError(f"window is {shown(window)}; expected {expected}") from None
+        raise TypeError(f"window is {describe(window)}; expected {expected}") from None
     for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
         if not 0 <= start < end <= length:
             raise ValueError(f"window takes {name} {start} to {end}; expected 0 ≤ start < end ≤ {length}")

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from clearhead._utils.color_scales import levels
+from clearhead._utils.color_scales import log_shades
 from clearhead.weights.indexing import spread
 
 SIDE = 96  # bins of a map each way, at most
@@ -56,7 +56,7 @@ def of_weights(weights: Matrix) -> str:
         else:
             pooled = own.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0, 0].float()
             entropy = own.entropy()
-        shades = levels(pooled.cpu().numpy(), kv_len)
+        shades = log_shades(pooled.cpu().numpy(), kv_len)
         figures.append(_map(shades, f"head {head} · {float(entropy.mean()):.2f} nats"))
     notes = [
         f"the first {count} of {heads} heads" if count < heads else "",
@@ -82,7 +82,7 @@ def of_maps(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]
     parts = []
     for (stack, number), own in list(maps.items())[:SHOWN]:
         most = own.max(axis=(1, 2), keepdims=True, initial=0.0)
-        shades = levels(own / np.where(most > 0, most, 1.0), own.shape[2])[:SHOWN]
+        shades = log_shades(own / np.where(most > 0, most, 1.0), own.shape[2])[:SHOWN]
         parts.append(_row(_map(one, f"{stack} {number}.{head}") for head, one in enumerate(shades)))
     return "".join(parts)
 

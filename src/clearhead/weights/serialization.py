@@ -17,24 +17,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead._utils import checksums
-from clearhead._utils.files import is_special, place_of, replacing
+from clearhead._utils.files import is_pipe_or_device, replacing, resolve_target
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.arguments import DTYPES, checked_scale, checked_softcap
-from clearhead.ops.call import Problem
-from clearhead.ops.masks import Fixed, Lowered
+from clearhead.ops.arguments import FLOAT_DTYPES, check_scale, check_softcap
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import LoweredMask, PrecomputedMask
 
 FORMAT, VERSION = "clearhead.AttentionWeights", 1
 Facts = dict[str, Any]
 _PARTS = ("query", "key", "value", "lse", "bias", "slopes", "sinks", "ranges", "dense", "query_start")
 
 
-def save(path: str | os.PathLike[str], problem: Problem, lse: Tensor) -> None:
+def save(path: str | os.PathLike[str], problem: AttentionCall, lse: Tensor) -> None:
     """Everything the matrix follows from, and lse."""
     tensors, facts = pack(problem, lse)
     write(path, tensors, {"format": FORMAT, "version": VERSION, **facts})
 
 
-def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[Problem, Tensor]:
+def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[AttentionCall, Tensor]:
     """What `save` wrote: the problem and lse. Anything else is refused in one line."""
     tensors, facts = read(path, FORMAT, VERSION, device)
     try:
@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
         raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({error})") from None
 
 
-def pack(problem: Problem, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
+def pack(problem: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
     """A matrix as tensors and what else it takes."""
     lowered = problem.lower()
     tensors = {
@@ -68,7 +68,7 @@ def pack(problem: Problem, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, facts
 
 
-def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
+def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Tensor]:
     """What was packed; a KeyError names what is not there, a ValueError what does not fit."""
     missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
     if missing:
@@ -79,12 +79,12 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[Problem, Tensor]:
     if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
         raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
     start, slopes = tensors["query_start"], tensors.get("slopes")
-    lowered = Lowered(tensors.get("ranges"), tensors.get("dense"))
-    problem = Problem(
+    lowered = LoweredMask(tensors.get("ranges"), tensors.get("dense"))
+    problem = AttentionCall(
         tensors["query"],
         tensors["key"],
         tensors.get("value"),
-        mask=None if facts["mask"] is None else Fixed(lowered, facts["mask"]),
+        mask=None if facts["mask"] is None else PrecomputedMask(lowered, facts["mask"]),
         bias=tensors.get("bias") if slopes is None else ALiBi(slopes),
         scale=facts["scale"],
         softcap=facts["softcap"],
@@ -101,16 +101,16 @@ def _check_facts(facts: Facts) -> None:
     for name, kinds in (("scale", (int, float)), ("softcap", (int, float, type(None))), ("mask", (str, type(None)))):
         if not isinstance(facts[name], kinds) or isinstance(facts[name], bool):
             raise ValueError(f"{name} is {facts[name]!r}")
-    checked_scale(facts["scale"], key_dim=1)
-    checked_softcap(facts["softcap"])
+    check_scale(facts["scale"], key_dim=1)
+    check_softcap(facts["softcap"])
 
 
 def _check_dtypes(tensors: dict[str, Tensor]) -> None:
     whole = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}
     for name, tensor in tensors.items():
         expected = whole.get(name)
-        if name in _PARTS and (tensor.dtype != expected if expected else tensor.dtype not in DTYPES):
-            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or ', '.join(map(str, DTYPES))}")
+        if name in _PARTS and (tensor.dtype != expected if expected else tensor.dtype not in FLOAT_DTYPES):
+            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or ', '.join(map(str, FLOAT_DTYPES))}")
     exact = torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
     if tensors["lse"].dtype != exact:
         raise ValueError(f"lse is of {tensors['lse'].dtype}; expected {exact}")
@@ -166,7 +166,7 @@ def write(
     Args:
         backup: a name that an old file at `path` is moved to.
     """
-    if is_special(place_of(path)):
+    if is_pipe_or_device(resolve_target(path)):
         raise ValueError(f"{path}: a pipe or a device; expected the name of a file")
     with replacing(path, backup=backup) as temporary:
         try:

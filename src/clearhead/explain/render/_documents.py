@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from clearhead._utils.text import visible
+from clearhead._utils.text import visible_text
 from clearhead.explain.render.wording import DIGITS, cost, heading, sentence, short, typeset
 from clearhead.explain.steps import Operand, Step, Trace
 
@@ -109,8 +109,10 @@ def _latex_number(cell: str) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
+    return "".join(_LATEX.get(letter, letter) for letter in visible_text(text))
 
 
 def _markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", visible(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    return (
+        _MARKDOWN.sub(r"\\\1", visible_text(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    )

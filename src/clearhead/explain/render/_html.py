@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from latex2mathml.converter import convert
 from markupsafe import Markup
 
-from clearhead._utils.text import visible
+from clearhead._utils.text import visible_text
 from clearhead.explain.render.wording import DIGITS, cost, heading, sentence, typeset, warmth
 from clearhead.explain.steps import Operand, Step, Trace
 
@@ -65,8 +65,8 @@ def as_html(trace: Trace, title: str, digits: int = DIGITS) -> str:
     """One self-contained page: steps by keyboard, light and dark, and it prints."""
     page = _PAGES.get_template("page.html")
     return page.render(
-        title=visible(title),
-        tokens=[visible(token) for token in trace.tokens],
+        title=visible_text(title),
+        tokens=[visible_text(token) for token in trace.tokens],
         heads=trace.heads,
         sections=[_section(number, step, trace, digits) for number, step in enumerate(trace, 1)],
     )
@@ -111,8 +111,8 @@ def _table(
         [_cell(text, level) for text, level in zip(*row, strict=True)]
         for row in zip(typeset(matrix.values, digits), warmth(matrix.values), strict=True)
     ]
-    labels = [visible(label) for label in trace.labels(matrix.rows, count)]
-    columns = tuple(visible(label) for label in trace.labels(matrix.columns, width))
+    labels = [visible_text(label) for label in trace.labels(matrix.rows, count)]
+    columns = tuple(visible_text(label) for label in trace.labels(matrix.columns, width))
     rows = list(zip(labels, cells, strict=True))
     return _Table(matrix.symbol, Markup(convert(latex)), f"({count}, {width})", sign, marks, shift, columns, rows)
 

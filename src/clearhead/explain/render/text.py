@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead._utils.consoles import PlainConsole
-from clearhead._utils.text import visible
+from clearhead._utils.text import visible_text
 from clearhead.explain.audit import Audit, Finding
 from clearhead.explain.render.wording import DIGITS, LONGEST, cost, heading, number, sentence, typeset, warmth
 from clearhead.explain.steps import Axis, Operand, Step, Trace
@@ -35,7 +35,7 @@ def as_text(trace: Trace, title: str, digits: int = DIGITS) -> str:
 
 def print_trace(console: Console, trace: Trace, title: str, digits: int = DIGITS) -> None:
     """Every step with its formula, its shapes, and its matrices; learned matrices where they are first read."""
-    console.print(Text(visible(title), style="bold"))
+    console.print(Text(visible_text(title), style="bold"))
     for count, step in enumerate(trace, 1):
         console.print()
         console.print(Text(f"{count}. {heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan"))
@@ -92,11 +92,13 @@ def _style(level: float) -> Style:
 
 def print_audit(console: Console, audit: Audit, digits: int = DIGITS) -> None:
     """Each claim with its verdict, and a table of the cells that differ."""
-    console.print(Text(visible(audit.title), style="bold"))
+    console.print(Text(visible_text(audit.title), style="bold"))
     for finding in audit.findings:
         sign, colour = _VERDICTS[finding.verdict]
         console.print(
-            Text(f"{sign} ", style=colour) + Text(_name(finding), style="bold") + Text(f": {visible(finding.message)}")
+            Text(f"{sign} ", style=colour)
+            + Text(_name(finding), style="bold")
+            + Text(f": {visible_text(finding.message)}")
         )
         if finding.cells:
             table = _differences(finding, digits)
@@ -128,6 +130,6 @@ def _differences(finding: Finding, digits: int) -> Table:
 
 
 def _short(label: str) -> Text:
-    shown = Text(visible(label))
+    shown = Text(visible_text(label))
     shown.truncate(LONGEST, overflow="ellipsis")
     return shown

@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from clearhead._utils.color_scales import heat
-from clearhead._utils.text import visible
+from clearhead._utils.color_scales import signed_shades
+from clearhead._utils.text import visible_text
 from clearhead.explain.steps import Step, Trace
 
 DIGITS = 3  # after the point, unless asked for others
@@ -75,7 +75,7 @@ def counted(number: int, what: str) -> str:
 
 def short(token: str) -> str:
     """A token that fits over a column."""
-    shown = visible(token)
+    shown = visible_text(token)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
 
 
@@ -94,8 +94,8 @@ def typeset(values: Tensor, digits: int = DIGITS) -> list[list[str]]:
 
 
 def warmth(values: Tensor) -> list[list[float]]:
-    """`heat` of a matrix of any dtype, on any device."""
-    return heat(values.double().cpu().numpy()).tolist()
+    """`signed_shades` of a matrix of any dtype, on any device."""
+    return signed_shades(values.double().cpu().numpy()).tolist()
 
 
 def number(value: float, digits: int, style: str = "f") -> str:

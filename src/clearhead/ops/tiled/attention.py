@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clearhead.ops._custom_op import Gradients, Inputs, Results, operation
 from clearhead.ops._dropout import kept, row_numbers
-from clearhead.ops.call import Problem
-from clearhead.ops.masks import positions
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import query_positions
 from clearhead.ops.tiled.logits import BlockScores, Scoring, Scratch, exp_, fold_heads, pick
 from clearhead.ops.tiled.schedule import Block, largest_tile, walk
 
@@ -19,24 +19,24 @@ from clearhead.ops.tiled.schedule import Block, largest_tile, walk
 UNSHIFTED_FROM = 512
 
 
-def refuse(problem: Problem) -> list[str]:
+def unsupported_reasons(problem: AttentionCall) -> list[str]:
     return []
 
 
 def attend(
-    problem: Problem, with_lse: bool
+    problem: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
     """Output and log-sum-exp, tile by tile."""
     assert problem.value is not None
     return _forward(*Inputs.of(problem, problem.value))
 
 
-def log_sum_exp(problem: Problem) -> Float[Tensor, "batch heads q_len"]:
+def log_sum_exp(problem: AttentionCall) -> Float[Tensor, "batch heads q_len"]:
     """Log-sum-exp alone, differentiable: attention to values of width 0."""
     return _forward(*Inputs.of(problem, problem.key[..., :0]))[1]
 
 
-def scoring(problem: Problem) -> Scoring:
+def scoring(problem: AttentionCall) -> Scoring:
     """The problem's scores, ready to be taken in tiles."""
     return _scoring(Inputs.of(problem, problem.key[..., :0]))
 
@@ -47,7 +47,7 @@ def _scoring(inputs: Inputs) -> Scoring:
         query=fold_heads(inputs.query, kv_heads),
         key=inputs.key.to(dtype),
         scale=inputs.scale,
-        positions=positions(inputs.query.shape[2], inputs.key.shape[2], inputs.starts, inputs.query.device),
+        positions=query_positions(inputs.query.shape[2], inputs.key.shape[2], inputs.starts, inputs.query.device),
         ranges=inputs.ranges,
         dense=None if inputs.dense is None else fold_heads(inputs.dense, kv_heads),
         bias=None if inputs.bias is None else fold_heads(inputs.bias.to(dtype), kv_heads),

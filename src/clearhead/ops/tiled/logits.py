@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.ops._precision import tf32
-from clearhead.ops.key_ranges import Ranges
+from clearhead.ops.key_ranges import KeyRanges
 from clearhead.ops.tiled.schedule import Block, Shape, Tile
 
 LOWEST = {torch.float32: -87.0, torch.float64: -708.0}  # exp of less is not a normal number
@@ -23,7 +23,7 @@ class Scoring:
     key: Float[Tensor, "batch kv_heads kv_len key_dim"]
     scale: float
     positions: Int[Tensor, "#batch q_len"]
-    ranges: Ranges | None
+    ranges: KeyRanges | None
     dense: Bool[Tensor, "#batch #kv_heads #group #q_len #kv_len"] | None
     bias: Float[Tensor, "#batch #kv_heads #group #q_len #kv_len"] | None
     slopes: Float[Tensor, "kv_heads group"] | None

@@ -13,7 +13,7 @@ from clearhead.ops.tiled.schedule import largest_tile, walk
 Reduce = Literal["mean", "max"]
 
 
-class Map(NamedTuple):
+class PoolSpec(NamedTuple):
     """How large a picture of the matrix is, and what stands for the weights in each of its bins."""
 
     rows: int
@@ -23,7 +23,7 @@ class Map(NamedTuple):
 
 @without_autocast
 def pool(
-    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], picture: Map
+    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], picture: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
     """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
     rows, cols, reduce = picture

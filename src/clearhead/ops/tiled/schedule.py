@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.ops import key_ranges as key_ranges
-from clearhead.ops.key_ranges import Ranges
+from clearhead.ops.key_ranges import KeyRanges
 
 # rows and keys of a tile: with one head per thread its scores and weights stay in the cache
 TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges, of which a taller tile would waste more
@@ -43,7 +43,7 @@ class Tile(NamedTuple):
 
 
 def walk(
-    shape: Shape, ranges: Ranges | None, dtype: torch.dtype, device: torch.device
+    shape: Shape, ranges: KeyRanges | None, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[Block, Iterable[Tile]]]:
     """Every block with its tiles. Heads run innermost: the masks of a band of rows serve all of them."""
     batch, kv_heads, group, q_len, kv_len = shape
@@ -61,7 +61,7 @@ def walk(
                     yield Block(sequences, heads, members, rows), tiles
 
 
-def largest_tile(shape: Shape, ranges: Ranges | None, device: torch.device) -> int:
+def largest_tile(shape: Shape, ranges: KeyRanges | None, device: torch.device) -> int:
     """How many scores a tile holds at most: the size of scratch buffers."""
     return math.prod(_steps(shape, device, ranged=ranges is not None))
 
@@ -96,7 +96,7 @@ def _steps(shape: Shape, device: torch.device, *, ranged: bool) -> _Steps:
 class _MaskedTiles:
     """The tiles of one band of rows, with masks made when they are reached and the first few kept."""
 
-    def __init__(self, pieces: list[tuple[slice, bool]], ranges: Ranges, dtype: torch.dtype) -> None:
+    def __init__(self, pieces: list[tuple[slice, bool]], ranges: KeyRanges, dtype: torch.dtype) -> None:
         self.pieces, self.ranges, self.dtype = pieces, ranges, dtype
         self.kept: dict[int, Tensor] = {}
 
@@ -118,7 +118,7 @@ class _MaskedTiles:
 class _Bands:
     """For each band of rows, from the smallest and largest ends of its ranges: where tiles are needed, where full."""
 
-    def __init__(self, ranges: Ranges, rows: int, kv_len: int) -> None:
+    def __init__(self, ranges: KeyRanges, rows: int, kv_len: int) -> None:
         empty = ranges[:, 0] >= ranges[:, 1]
         first = ranges[:, 0].masked_fill(empty, kv_len)
         last = ranges[:, 1].masked_fill(empty, 0)

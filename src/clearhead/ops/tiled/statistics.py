@@ -20,7 +20,7 @@ class TopK(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Observation:
+class AttentionStatistics:
     """What a sweep was asked for; None where it was not."""
 
     entropy: Float[Tensor, "batch heads q_len"] | None = None
@@ -31,7 +31,7 @@ class Observation:
 
 
 @without_autocast
-def sweep(
+def compute_statistics(
     scores: Scoring,
     lse: Float[Tensor, "batch heads q_len"],
     *,
@@ -39,7 +39,7 @@ def sweep(
     received: bool = False,
     distance: bool = False,
     top: int = 0,
-) -> Observation:
+) -> AttentionStatistics:
     """Entropy, column sums, mean distance and the `top` largest weights of each row, whichever are asked for."""
     batch, kv_heads, group, q_len, kv_len = scores.shape
     log_weights = scores.shifted(fold_heads(lse, kv_heads))
@@ -92,7 +92,7 @@ def sweep(
         return None if folded is None else folded.flatten(1, 2).to(lse.dtype)
 
     largest = TopK(best.exp().flatten(1, 2), best_keys.flatten(1, 2)) if top else None
-    return Observation(unfold(entropies), unfold(columns), unfold(distances), largest)
+    return AttentionStatistics(unfold(entropies), unfold(columns), unfold(distances), largest)
 
 
 def _added_up(parts: list[Tensor]) -> Tensor:

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.ops._custom_op import Gradients, Inputs, Results, operation
-from clearhead.ops.call import Problem
+from clearhead.ops.call import AttentionCall
 from clearhead.ops.tiled import attention as streaming
-from clearhead.ops.tiled.pooling import Map
-from clearhead.ops.tiled.statistics import Observation, sweep
+from clearhead.ops.tiled.pooling import PoolSpec
+from clearhead.ops.tiled.statistics import AttentionStatistics, compute_statistics
 
 WIDEST = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,7 +23,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as in tests
 
 
-def refuse(problem: Problem) -> list[str]:
+def unsupported_reasons(problem: AttentionCall) -> list[str]:
     if not INSTALLED:
         return ["triton is not installed"]
     reasons = []
@@ -39,7 +39,7 @@ def refuse(problem: Problem) -> list[str]:
 
 
 def attend(
-    problem: Problem, with_lse: bool
+    problem: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
     """Output and log-sum-exp."""
     assert problem.value is not None
@@ -47,15 +47,15 @@ def attend(
 
 
 def observe(
-    problem: Problem,
+    problem: AttentionCall,
     lse: Float[Tensor, "batch heads q_len"],
     *,
     entropy: bool = False,
     received: bool = False,
     distance: bool = False,
     top: int = 0,
-    picture: Map | None = None,
-) -> Observation:
+    picture: PoolSpec | None = None,
+) -> AttentionStatistics:
     """Statistics, the `top` largest weights of each row and a map, whichever are asked for."""
     from clearhead.ops.triton import pooling, statistics, topk
 
@@ -71,12 +71,12 @@ def observe(
         cells = pooling.pool(inputs, lse, slice(0, q_len), slice(0, kv_len), picture)
     largest = topk.top_weights(inputs, lse, top) if 0 < top <= topk.MOST else None
     if top and largest is None:
-        largest = sweep(streaming.scoring(problem), lse, top=top).top
-    return Observation(entropies, columns, distances, largest, cells)
+        largest = compute_statistics(streaming.scoring(problem), lse, top=top).top
+    return AttentionStatistics(entropies, columns, distances, largest, cells)
 
 
 def pool(
-    problem: Problem, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, picture: Map
+    problem: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, picture: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
     """A rectangle of the weights, in bins."""
     from clearhead.ops.triton import pooling
@@ -84,7 +84,7 @@ def pool(
     return pooling.pool(_inputs(problem), lse, rows, keys, picture)
 
 
-def _inputs(problem: Problem) -> Inputs:
+def _inputs(problem: AttentionCall) -> Inputs:
     return _rising(Inputs.of(problem, problem.key[..., :0]))[0]
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops._custom_op import Inputs
-from clearhead.ops.tiled.pooling import Map, bin_ends
+from clearhead.ops.tiled.pooling import PoolSpec, bin_ends
 from clearhead.ops.triton.config import blocks_of, constants, power_of_2, precision, tile_for
 from clearhead.ops.triton.logits import Matrix, Scores, chosen_rows, shift_at, shifts
 from clearhead.ops.triton.schedule import program_place, range_ends, span
@@ -43,7 +43,7 @@ class Bins(NamedTuple):
         return cls(ends.int(), part.start, length, count, blocks_of(largest, places)), places
 
 
-def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: Map) -> Tensor:
+def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: PoolSpec) -> Tensor:
     """The weights of some rows and keys in bins."""
     down, across, reduce = picture
     batch, heads, q_len, key_dim = inputs.query.shape

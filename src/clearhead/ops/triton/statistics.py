@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops._custom_op import Inputs
-from clearhead.ops.tiled.pooling import Map
+from clearhead.ops.tiled.pooling import PoolSpec
 from clearhead.ops.triton.block_ranges import seen_by
 from clearhead.ops.triton.config import Kernel, Tile, blocks_of, constants, power_of_2, precision, tile_for
 from clearhead.ops.triton.logits import (
@@ -44,7 +44,7 @@ def observe(
     entropy: bool,
     received: bool,
     distance: bool,
-    picture: Map | None = None,
+    picture: PoolSpec | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Entropy of each row, what each key receives, distance of each row, and a map; None for what is not asked for.
@@ -74,7 +74,7 @@ def _sweep(
     columns: Tensor | None,
     distances: Tensor | None,
     cells: Tensor | None,
-    picture: Map | None,
+    picture: PoolSpec | None,
     tile: Tile | None,
 ) -> None:
     """Add to what is there."""
@@ -107,7 +107,7 @@ def _sweep(
         _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(inputs, own))
 
 
-def map_fits(inputs: Inputs, picture: Map) -> bool:
+def map_fits(inputs: Inputs, picture: PoolSpec) -> bool:
     """Whether a map can be had with the column sums: bins that tiles are made of, or that are made of tiles."""
 
     def fit(length: int, count: int) -> bool:

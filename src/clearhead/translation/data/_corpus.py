@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clearhead._utils.bounded_reads import numbered_lines
-from clearhead.translation.data._normalize import Normaliser
+from clearhead.translation.data._normalize import Normalizer
 
 
 class Pair(NamedTuple):
@@ -56,7 +56,7 @@ def read_pairs(paths: Sequence[str]) -> Corpus:
     return Corpus(tuple(pairs), tuple(notes))
 
 
-def prepared(corpus: Corpus, source: Normaliser, target: Normaliser, without: Iterable[Pair] = ()) -> Corpus:
+def prepared(corpus: Corpus, source: Normalizer, target: Normalizer, without: Iterable[Pair] = ()) -> Corpus:
     """The corpus normalised, each pair once, and none of `without`: a validation set that training is not to see.
 
     `without` is normalised in the same way before it is compared. A pair counts for the first reason that holds.

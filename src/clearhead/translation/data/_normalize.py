@@ -1,4 +1,4 @@
-"""`Normaliser`: how text is brought into one form before it is split into tokens. It is saved with a model.
+"""`Normalizer`: how text is brought into one form before it is split into tokens. It is saved with a model.
 
 Two corpora seldom write alike: one says "i can 't come .", the other "I can’t come." A model that is to learn from
 both, and then to read what people type, needs one form for all three.
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Normaliser:
+class Normalizer:
     """Text in one form: composed (NFC), with no white space but single spaces between words.
 
     A second application changes nothing, so text that may have been normalised before is safe to normalise again.
 
-    >>> Normaliser(untokenise=True)("he said ,  '' i can 't come . ''")
+    >>> Normalizer(untokenise=True)("he said ,  '' i can 't come . ''")
     'he said, "i can\\'t come."'
-    >>> Normaliser(join=True)("New York で CD を 買 っ た 。")
+    >>> Normalizer(join=True)("New York で CD を 買 っ た 。")
     'New YorkでCDを買った。'
     """
 

@@ -31,7 +31,7 @@ class Data:
     fingerprint: int  # differs where the data do
 
 
-def of_grammar(config: Config) -> Data:
+def from_grammar(config: Config) -> Data:
     """Sentences made as they are needed, other ones in every epoch; those to validate and probe with never among
     them."""
     source, target = generate.vocabulary()
@@ -58,7 +58,9 @@ def to_ids(vocabulary: Vocabulary, example: Example) -> Ids:
     return Ids(*(vocabulary.encode(" ".join(side)) for side in (example.source, example.target)))
 
 
-def of_files(paths: Sequence[str], valid: Sequence[str], config: Config, vocabulary: Vocabulary | None = None) -> Data:
+def from_files(
+    paths: Sequence[str], valid: Sequence[str], config: Config, vocabulary: Vocabulary | None = None
+) -> Data:
     """Parallel text. Subwords are learned from it, unless a vocabulary is given."""
     text = config.text
     corpus = read_pairs(paths)

@@ -6,14 +6,14 @@ import os
 from typing import Any
 
 from clearhead._utils.files import replacing
-from clearhead.translation.heads.emergence import Specialised
+from clearhead.translation.heads.emergence import Emergence
 from clearhead.translation.heads.probes import STACK
 
 MARKERS = "os^vDPX*"
 TITLES = {"cross": "from the translation to the source", "encoder": "within the source"}
 
 
-def draw(found: Specialised, path: str | os.PathLike[str], title: str = "") -> None:
+def draw(found: Emergence, path: str | os.PathLike[str], title: str = "") -> None:
     """A line for each relation: how often the head that ends up finding it best is right; dots: a fixed offset."""
     try:
         from matplotlib import colormaps, rc_context

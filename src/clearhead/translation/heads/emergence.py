@@ -14,9 +14,9 @@ from clearhead.translation.data._batching import collate, padded
 from clearhead.translation.data.dataset import to_ids
 from clearhead.translation.data.grammar._lexicon import FREQUENCIES, MANNERS, TIMES
 from clearhead.translation.data.grammar.generate import Example
-from clearhead.translation.heads.probes import BATCH, HALVES, Finding, findings
+from clearhead.translation.heads.probes import BATCH, HALVES, ProbeResult, probe_results
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import METRICS, Run
+from clearhead.translation.run_directory import METRICS, RunDirectory
 from clearhead.translation.tokenizer import Vocabulary
 
 WRITTEN = 200  # sentences translated without a head
@@ -25,11 +25,11 @@ ADVERBS = {*FREQUENCIES.values(), *MANNERS.values(), *(time.japanese.split()[0] 
 
 
 @dataclass(frozen=True)
-class Specialised:
+class Emergence:
     """What a run's metrics say of its heads."""
 
-    trained: list[Finding]  # when it translated best: of the weights that were kept
-    untrained: list[Finding]  # before the first step
+    trained: list[ProbeResult]  # when it translated best: of the weights that were kept
+    untrained: list[ProbeResult]  # before the first step
     best: int  # the step of the former
     steps: list[int]
     curves: dict[str, list[float]]  # by relation: how often the head found then was right, at each of the steps
@@ -43,7 +43,7 @@ class Specialised:
         return found
 
 
-def specialised(run: Run, probe: Sequence[Example]) -> Specialised:
+def measure_emergence(run: RunDirectory, probe: Sequence[Example]) -> Emergence:
     """From the metrics alone; the head is chosen on one half of the probe, and everything here is of the other."""
     try:
         return _specialised(run, probe)
@@ -53,22 +53,22 @@ def specialised(run: Run, probe: Sequence[Example]) -> Specialised:
         ) from None
 
 
-def _specialised(run: Run, probe: Sequence[Example]) -> Specialised:
+def _specialised(run: RunDirectory, probe: Sequence[Example]) -> Emergence:
     measured = [line for line in run.metrics() if "heads" in line]
     if not measured:
         raise ValueError(f"{run.folder}: no heads were measured in this run; only the built-in grammar has relations")
     best = max(measured, key=lambda line: (line["validation"]["bleu"], -line["validation"]["loss"]))
-    trained = findings(best["heads"], probe)
+    trained = probe_results(best["heads"], probe)
     curves = {}
     for finding in trained:
         _, layer, head = finding.address
         curves[finding.relation] = [line["heads"][finding.relation][f"{layer}.{head}"][HALVES[1]] for line in measured]
     steps = [line["step"] for line in measured]
-    return Specialised(trained, findings(measured[0]["heads"], probe), best["step"], steps, curves)
+    return Emergence(trained, probe_results(measured[0]["heads"], probe), best["step"], steps, curves)
 
 
 @dataclass(frozen=True)
-class Damage:
+class AblationEffect:
     """What goes wrong in translations without a head."""
 
     address: Address
@@ -78,7 +78,9 @@ class Damage:
 
 
 @torch.inference_mode()
-def damage(model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example], address: Address) -> Damage:
+def ablation_effects(
+    model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example], address: Address
+) -> AblationEffect:
     """Compare the model with itself without the head, on sentences it never met."""
     training = model.training
     model.eval()
@@ -92,7 +94,7 @@ def damage(model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example],
         for example, right, before, wrong in zip(few, expected, whole, without, strict=True)
         if before == right != wrong
     )
-    return Damage(
+    return AblationEffect(
         address,
         (_share_equal(whole, expected), _share_equal(without, expected)),
         {relation: (errors[0][relation], errors[1][relation]) for relation in errors[0]},

@@ -30,7 +30,7 @@ Accuracies = dict[str, dict[str, tuple[float, float]]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """The head that finds a relation best, next to the best fixed offset."""
 
     relation: str
@@ -80,7 +80,7 @@ def accuracies(model: Transformer, vocabulary: Vocabulary, probe: Sequence[Examp
     return table
 
 
-def findings(table: Accuracies, probe: Sequence[Example]) -> list[Finding]:
+def probe_results(table: Accuracies, probe: Sequence[Example]) -> list[ProbeResult]:
     """For each relation the best head, chosen on one half of the probe and scored on the other; the offset likewise."""
     offsets = {(relation, half): Counter() for relation in STACK for half in HALVES}
     for place, example in enumerate(probe):
@@ -95,7 +95,7 @@ def findings(table: Accuracies, probe: Sequence[Example]) -> list[Finding]:
         accuracy = heads[best][1]
         low, high = wilson(round(accuracy * count), count)
         found.append(
-            Finding(
+            ProbeResult(
                 relation, (STACK[relation], layer, head), accuracy, low, high, count, offset, second[offset] / count
             )
         )

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float16, Int, UInt8
 from torch import Tensor
 
-from clearhead._utils.color_scales import levels
+from clearhead._utils.color_scales import log_shades
 from clearhead.analysis.statistics import HeadStatistics, measure, measure_rows
 from clearhead.recording.recording import Recording, Stack
 from clearhead.viewer._heatmap import BinSize, Window, binned
@@ -153,7 +153,7 @@ def _cells(weights: Float[np.ndarray, "heads rows keys"]) -> Float16[np.ndarray,
 
 def _shades(weights: Float[np.ndarray, "heads rows keys"], keys: int) -> UInt8[np.ndarray, "heads rows keys"]:
     """From 1 to 255 on a logarithmic scale; 0 for a weight of 0, as where a mask hides a key."""
-    return np.where(weights > 0, np.maximum(levels(weights, keys), 1), 0).astype(np.uint8)
+    return np.where(weights > 0, np.maximum(log_shades(weights, keys), 1), 0).astype(np.uint8)
 
 
 def _all(stack: Stack) -> Window:

@@ -11,13 +11,13 @@ from functools import cache
 from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
-from clearhead._utils.color_scales import floor_of
+from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead._utils.version import __version__
 from clearhead.analysis.relations import RelationScore
 from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
-from clearhead.recording.recording import Address, Tokens, attends_to_itself
+from clearhead.recording.recording import Address, Tokens, is_self_attention
 from clearhead.viewer import _payloads
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._pages import PAGES
@@ -113,7 +113,7 @@ def _stacks(
         ]
         stack |= {
             "tokens": [tokens.index(own.queries), tokens.index(own.keys)],
-            "same": attends_to_itself(name, own),
+            "same": is_self_attention(name, own),
             "layers": heads,
             "sampled": kept.sampled,
             "bins": list(kept.bins),
@@ -122,7 +122,7 @@ def _stacks(
             "bar": kept.bar,
             "cells": kept.cells,
             "top": layers.digests[name, 0].top_keys.shape[2],
-            "floor": floor_of(len(own.keys)),
+            "floor": weight_floor(len(own.keys)),
         }
     return tokens, stacks
 

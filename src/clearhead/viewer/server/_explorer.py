@@ -10,7 +10,7 @@ from bokeh.document import Document
 from bokeh.events import RangesUpdate
 from bokeh.model import DataModel
 
-from clearhead._utils.color_scales import floor_of
+from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead.recording.recording import Address, Stack
 from clearhead.viewer import _heatmap, _payloads
@@ -179,7 +179,7 @@ class Explorer:
         if now != before:
             if before is not None and before["stack"] != now["stack"]:
                 self._cursor = None
-            self._chart.open(*self._shape, floor_of(self._shape[1]))
+            self._chart.open(*self._shape, weight_floor(self._shape[1]))
             self._wire.head = now
         self._chart.show(self._window(ask))
         self._draw()

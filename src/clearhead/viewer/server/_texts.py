@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from clearhead.analysis.roles import Roles
-from clearhead.models import Loaded, default_text, load, record, token_count
+from clearhead.models import HuggingFaceModel, default_text, load, record, token_count
 from clearhead.recording.recording import Recording
 from clearhead.translation.translator import Translator
 from clearhead.viewer._recording_cache import Gallery
@@ -18,7 +18,7 @@ from clearhead.viewer._recording_cache import Gallery
 TYPED = 20_000  # letters that may be typed, at most
 READ = {"translator": 256, "other": 8192}  # tokens of a typed text, at most: some seconds of a model's time
 KEPT = 4  # recordings of typed texts, the latest
-Shown = Recording | Loaded | Translator | str | os.PathLike[str]
+Shown = Recording | HuggingFaceModel | Translator | str | os.PathLike[str]
 
 
 _ELSEWHERE = "start clearhead view --file for longer ones"
@@ -48,7 +48,7 @@ class Texts:
         self._roles = roles
         self._given: dict[str, Recorded] = {}
         self._typed: OrderedDict[str, Recorded] = OrderedDict()
-        self._model: Loaded | Translator | None = None
+        self._model: HuggingFaceModel | Translator | None = None
         self.given = self.worker.submit(self._begin, shown, text).result()
 
     @property

@@ -19,7 +19,7 @@ from bokeh.server.server import BaseServer
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
-from clearhead._utils.checks import whole_number
+from clearhead._utils.checks import check_int
 from clearhead.analysis.roles import Roles
 from clearhead.viewer.server._auth import ENTRANCE, Access
 from clearhead.viewer.server._gate import LOCAL, GatedTornado
@@ -173,7 +173,7 @@ def view(
         wait: print the link and serve until Ctrl-C. Otherwise return at once, and serve until `close` is called on
             the viewer that is returned; its `url` is the link.
     """
-    bound = _bind(whole_number("port", port))  # first, for a model may take its time to load
+    bound = _bind(check_int("port", port))  # first, for a model may take its time to load
     try:
         viewer = Viewer(Texts(shown, text, roles), bound)
     except BaseException:
