@@ -225,10 +225,10 @@ def _visible_keys(weights: AttentionWeights) -> Int[Tensor, " q_len"]:
     """How many keys each query may see, by the mask of the layer's first head: heads of a layer share it."""
     _, _, q_len, kv_len = weights.shape
     counts = torch.full((q_len,), kv_len, dtype=torch.long, device=weights.device)
-    held, _ = weights.pack()
-    if "dense" not in held and "bias" not in held:  # then key ranges, if anything, say it all
-        if "ranges" in held:
-            first, last = held["ranges"][:, :, 0].unbind(dim=1)  # [ranges, q_len] each
+    lowered = weights.lowered_mask
+    if lowered.dense is None and weights.query is not None and not isinstance(weights.bias, Tensor):
+        if lowered.ranges is not None:
+            first, last = lowered.ranges[:, :, 0].unbind(dim=1)  # [ranges, q_len] each
             counts = (last - first).sum(dim=0)
         return counts
     rows = max(1, CELLS // max(1, kv_len))

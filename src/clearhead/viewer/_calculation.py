@@ -42,44 +42,43 @@ class Calculation:
 @torch.no_grad()
 def calculate(weights: AttentionWeights, query: int, key: int) -> Calculation:
     """The calculation of one head's row; `key` is listed whatever its weight."""
-    held, facts = weights.pack()
     row, scores = weights[0, 0, query], weights.scores[0, 0, query]
-    vector, value = held["query"][0, 0, query].to(row.dtype), held.get("value")
+    value, softcap = weights.value, weights.softcap
+    query_vector = None if weights.query is None else weights.query[0, 0, query].to(row.dtype)
     top = row.topk(min(TOP, len(row)))
-    keys = [place for place, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight > 0]
+    keys = [index for index, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight > 0]
     keys = keys if key in keys else [*keys, key]
-    known = len(vector) > 0  # else the matrix is held as its scores
 
-    def term(place: int) -> Term:
-        own = held["key"][0, 0, place].to(row.dtype)
-        product = vector @ own if known else None
-        scaled = None if product is None else product * facts["scale"]
+    def term(index: int) -> Term:
+        key_vector = None if weights.key is None else weights.key[0, 0, index].to(row.dtype)
+        product = None if query_vector is None or key_vector is None else query_vector @ key_vector
+        scaled = None if product is None else product * weights.scale
         capped = scaled
-        if scaled is not None and facts["softcap"] is not None:
-            capped = facts["softcap"] * torch.tanh(scaled / facts["softcap"])
-        gives = None if value is None else (row[place] * value[0, 0, place].to(row.dtype)).tolist()
+        if scaled is not None and softcap is not None:
+            capped = softcap * torch.tanh(scaled / softcap)
+        contribution = None if value is None else (row[index] * value[0, 0, index].to(row.dtype)).tolist()
         return Term(
-            key=place,
-            vector=own.tolist() if known else None,
-            product=_plain(product),
-            scaled=_plain(scaled),
-            capped=_plain(capped),
-            score=float(scores[place]),
-            weight=float(row[place]),
-            contribution=gives,
+            key=index,
+            vector=None if key_vector is None else key_vector.tolist(),
+            product=_as_float(product),
+            scaled=_as_float(scaled),
+            capped=_as_float(capped),
+            score=float(scores[index]),
+            weight=float(row[index]),
+            contribution=contribution,
         )
 
-    terms = [term(place) for place in keys]
+    terms = [term(index) for index in keys]
     return Calculation(
-        vector.tolist() if known else None,
-        facts["scale"],
-        facts["softcap"],
+        None if query_vector is None else query_vector.tolist(),
+        weights.scale,
+        softcap,
         float(weights.lse[0, 0, query]),
         terms,
-        max(0.0, float(row.sum()) - sum(own.weight for own in terms)),
+        max(0.0, float(row.sum()) - sum(listed.weight for listed in terms)),
         None if value is None else (row @ value[0, 0].to(row.dtype)).tolist(),
     )
 
 
-def _plain(number: Tensor | None) -> float | None:
-    return None if number is None else float(number)
+def _as_float(value: Tensor | None) -> float | None:
+    return None if value is None else float(value)

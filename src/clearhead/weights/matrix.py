@@ -23,9 +23,10 @@ from torch.utils._pytree import tree_map
 from clearhead._utils.checks import MAX_INT, check_bool, check_choice, check_int, check_path, describe
 from clearhead._utils.tensor_checks import check_axis, check_dense_tensor, check_device, check_float_tensor
 from clearhead.ops import reference
+from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.key_ranges import single_range
-from clearhead.ops.masks import Dense, LoweredMask, PrecomputedMask
+from clearhead.ops.masks import Dense, LoweredMask, Mask, PrecomputedMask
 from clearhead.ops.observing import observe, pool, rounds_otherwise
 from clearhead.ops.tiled import attention as streaming
 from clearhead.ops.tiled.pooling import PoolSpec, Reduce
@@ -102,6 +103,40 @@ class AttentionWeights:
     def lse(self) -> Float[Tensor, "batch heads q_len"]:
         """Log-sum-exp of each row's scores, sink included; −inf where a query may attend to nothing."""
         return self._lse
+
+    @property
+    def query(self) -> Float[Tensor, "batch heads q_len key_dim"] | None:
+        """Queries; None if the matrix holds scores instead (as in decoding, where they are fewer numbers)."""
+        return None if self._holds_scores() else self._problem.query
+
+    @property
+    def key(self) -> Float[Tensor, "batch kv_heads kv_len key_dim"] | None:
+        """Keys; None if the matrix holds scores instead."""
+        return None if self._holds_scores() else self._problem.key
+
+    @property
+    def scale(self) -> float:
+        """Factor of Q Kᵀ; 1 if the matrix holds scores instead."""
+        return self._problem.scale
+
+    @property
+    def softcap(self) -> float | None:
+        """Bound of the scaled scores; None if the matrix holds scores, which are capped already."""
+        return self._problem.softcap
+
+    @property
+    def mask(self) -> Mask | None:
+        return self._problem.mask
+
+    @property
+    def bias(self) -> Tensor | ALiBi | None:
+        """Bias added to the scores; None if the matrix holds scores, which include it."""
+        return self._problem.bias if self._biased() else None
+
+    @property
+    def lowered_mask(self) -> LoweredMask:
+        """The mask as key ranges and a dense part; neither if there is no mask, or if the scores held include it."""
+        return self._problem.lower()
 
     @property
     def value(self) -> Float[Tensor, "batch kv_heads kv_len value_dim"] | None:
