@@ -18,38 +18,42 @@ from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench
 
 from clearhead._utils.files import write_text
-from clearhead.ops._custom_op import Inputs, Results
+from clearhead.ops._custom_op import Results
 from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Causal
+from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.triton import backward, forward, statistics
-from clearhead.ops.triton.config import Kernel, Tile
+from clearhead.ops.triton.config import Kernel, TileConfig
 from measuring import machine
 
 HEADS = 32
-CHOICES: dict[Kernel, list[Tile]] = {
-    "forward": [Tile(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))],
-    "backward_query": [Tile(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))],
-    "backward_key": [Tile(*t) for t in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3))],
-    "observe_rows": [Tile(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
-    "observe_columns": [Tile(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
+CHOICES: dict[Kernel, list[TileConfig]] = {
+    "forward": [TileConfig(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))],
+    "backward_query": [TileConfig(*t) for t in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))],
+    "backward_key": [TileConfig(*t) for t in itertools.product((32, 64, 128), (64, 128), (4, 8), (2, 3))],
+    "observe_rows": [TileConfig(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
+    "observe_columns": [TileConfig(*t) for t in itertools.product((64, 128), (64, 128), (4, 8), (2, 3))],
 }
 
 
-def run(kernel: Kernel, tile: Tile, dtype: torch.dtype, dim: int, n: int, once: bool = False) -> float:
+def run(kernel: Kernel, tile: TileConfig, dtype: torch.dtype, dim: int, n: int, once: bool = False) -> float:
     """Milliseconds, or infinity where it does not fit."""
     torch.manual_seed(0)
     query, key, value, grad = (torch.randn(1, HEADS, n, dim, device="cuda").to(dtype) for _ in range(4))
-    inputs = Inputs.of(build_call(query, key, value, mask=Causal()), value)
+    call = build_call(query, key, value, mask=Causal())
     lse = torch.full(query.shape[:3], 10.0, device="cuda")
-    call = backward.Call.of(inputs, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse)))
+    backward_inputs = backward.BackwardInputs.from_call(
+        call, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse))
+    )
 
     def observe(received: bool) -> Callable[[], object]:
-        return lambda: statistics.observe(inputs, lse, entropy=True, received=received, distance=True, tile=tile)
+        request = StatisticsRequest(entropy=True, received=received, distance=True)
+        return lambda: statistics.compute_statistics(call, lse, request, tile=tile)
 
     part = {
-        "forward": lambda: forward.forward(inputs, tile),
-        "backward_query": lambda: backward.grad_of_query(call, tile),
-        "backward_key": lambda: backward.grad_of_key(call, tile),
+        "forward": lambda: forward.forward(call, tile),
+        "backward_query": lambda: backward.grad_of_query(backward_inputs, tile),
+        "backward_key": lambda: backward.grad_of_key(backward_inputs, tile),
         "observe_rows": observe(received=False),
         "observe_columns": observe(received=True),
     }[kernel]
@@ -62,7 +66,7 @@ def run(kernel: Kernel, tile: Tile, dtype: torch.dtype, dim: int, n: int, once: 
 
 def tune(
     kernels: list[Kernel], n: int, dims: list[int], dtypes: list[torch.dtype]
-) -> dict[str, list[tuple[float, Tile]]]:
+) -> dict[str, list[tuple[float, TileConfig]]]:
     """For each kernel, dtype and width, all tiles that fit, fastest first."""
     cases: list[tuple[Kernel, torch.dtype, int]] = [
         (kernel, dtype, dim) for kernel in kernels for dtype in dtypes for dim in dims

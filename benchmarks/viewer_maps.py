@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from clearhead import Causal, Recording, attention
+from clearhead.ops.statistics import Reduce
 from clearhead.recording.recording import Stack, Tokens
-from clearhead.viewer._heatmap import EXACT, SCREEN, Overview, Picture, Reduce, Window, is_exact
+from clearhead.viewer._heatmap import EXACT, SCREEN, Overview, Picture, Window, is_exact
 from clearhead.viewer._recording_cache import Gallery
 from measuring import RESULTS, write
 

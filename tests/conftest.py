@@ -25,8 +25,8 @@ def small_tiles(monkeypatch):
     """Tiles so small that a tiny problem has many, with edges that fall anywhere."""
     monkeypatch.setattr("clearhead.ops.tiled.schedule.TILE", (3, 4))
     monkeypatch.setattr("clearhead.ops.tiled.schedule.RANGED_TILE", (3, 4))
-    monkeypatch.setattr("clearhead.ops.tiled.schedule.ALIGN", 2)
-    monkeypatch.setattr("clearhead.ops.tiled.attention.UNSHIFTED_FROM", 5)
+    monkeypatch.setattr("clearhead.ops.tiled.schedule.FULL_TILE_ALIGNMENT", 2)
+    monkeypatch.setattr("clearhead.ops.tiled.attention.MIN_KEYS_WITHOUT_ROW_MAX", 5)
     monkeypatch.setattr("clearhead.weights.matrix.STRIP", 30)
 
 

@@ -221,7 +221,7 @@ def weights_calls() -> list[Call]:
         return Call(f"weights.{name}()", of(weights, name), dict)
 
     return [
-        Call("AttentionWeights", AttentionWeights, lambda: {"problem": weights()._problem, "lse": weights().lse}),
+        Call("AttentionWeights", AttentionWeights, lambda: {"call": weights()._call, "lse": weights().lse}),
         Call("weights[part]", index, lambda: {"part": (0, 1)}, {"part": axes}),
         Call("weights[0, part]", lambda part: weights()[0, part], lambda: {"part": 1}, {"part": axes}),
         Call("weights.scores[part]", lambda part: weights().scores[part], lambda: {"part": (0, 1)}, {"part": axes}),

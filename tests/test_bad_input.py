@@ -69,7 +69,7 @@ def call(query=X, key=X, value=X, **options):
             ValueError,
             "backend is 'fast'; expected 'auto' or one of 'sdpa', 'triton', 'streaming', 'reference'",
         ),
-        ({"backend": "sdpa", "softcap": 3.0}, ValueError, "backend 'sdpa' cannot do this: softcap is not known to it"),
+        ({"backend": "sdpa", "softcap": 3.0}, ValueError, "backend 'sdpa' cannot do this: softcap is not supported"),
         (
             {"backend": "sdpa", "value": X[..., :3], "dropout": 0.5},
             ValueError,

@@ -6,8 +6,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clearhead import Causal, Documents, Window, attention
-from clearhead.ops._custom_op import Inputs, Results
-from clearhead.ops.tiled import attention as streaming
+from clearhead.ops._custom_op import Results, flatten, unflatten
+from clearhead.ops.call import DIFFERENTIABLE, PARTS
+from clearhead.ops.tiled import attention as tiled_attention
+from clearhead.ops.tiled import backend
 
 
 class LargestTensor(TorchDispatchMode):
@@ -30,20 +32,21 @@ class InSight(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        ctx.inputs = Inputs(*arguments)
-        ctx.results = streaming._compute_forward(ctx.inputs)
+        ctx.call = unflatten(*arguments)
+        ctx.results = tiled_attention.forward(ctx.call)
         return ctx.results
 
     @staticmethod
     def backward(ctx, grad_output, grad_lse):
-        need_bias = ctx.needs_input_grad[6]
-        found = streaming.backward(ctx.inputs, Results(*ctx.results, grad_output, grad_lse), need_bias)
-        return (*found[:3], None, None, None, *(g if g.numel() else None for g in found[3:]), None, None, None, None)
+        need_bias = dict(zip(PARTS, ctx.needs_input_grad, strict=True))["tensor_bias"]
+        computed = tiled_attention.backward(ctx.call, Results(*ctx.results, grad_output, grad_lse), need_bias)
+        gradients = {name: grad for name, grad in zip(DIFFERENTIABLE, computed, strict=True) if grad.numel()}
+        return tuple(gradients.get(name) for name in PARTS)
 
 
 @pytest.fixture(autouse=True)
 def custom_ops_in_sight(monkeypatch):
-    monkeypatch.setattr(streaming, "_forward", InSight.apply)
+    monkeypatch.setattr(backend, "_attend", lambda call: InSight.apply(*flatten(call)))
 
 
 USES = {

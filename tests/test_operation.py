@@ -3,23 +3,23 @@
 import pytest
 import torch
 
-from clearhead.ops._custom_op import Gradients, Inputs, operation
+from clearhead.ops._custom_op import Gradients, custom_op
 from clearhead.ops.arguments import build_call
 
 STRIDES = []
 
 
-def forward(inputs):
-    return inputs.query * 1.0, inputs.query.sum(dim=-1)
+def forward(call):
+    return call.query * 1.0, call.query.sum(dim=-1)
 
 
-def backward(inputs, results, need_bias):
+def backward(call, results, need_bias):
     STRIDES.append(results.grad_output.stride())
     absent = [results.lse.new_empty(0) for _ in range(3)]
-    return Gradients(*(torch.zeros_like(tensor) for tensor in inputs[:3]), *absent)
+    return Gradients(*(torch.zeros_like(tensor) for tensor in (call.query, call.key, call.value)), *absent)
 
 
-OPERATION = operation("tests_gradient_layout", forward, backward)
+OPERATION = custom_op("tests_gradient_layout", forward, backward)
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -27,8 +27,7 @@ def test_an_expanded_gradient_is_made_dense(traced):
     query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
 
     def loss(query):
-        inputs = Inputs.of(build_call(query, key, value), value)
-        return OPERATION(*inputs)[0].sum()
+        return OPERATION(build_call(query, key, value))[0].sum()
 
     STRIDES.clear()
     (torch.compile(loss, backend="aot_eager") if traced else loss)(query).backward()
@@ -38,7 +37,7 @@ def test_an_expanded_gradient_is_made_dense(traced):
 
 def test_a_transposed_gradient_is_read_as_it_lies():
     query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
-    output = OPERATION(*Inputs.of(build_call(query, key, value), value))[0]
+    output = OPERATION(build_call(query, key, value))[0]
     STRIDES.clear()
     output.backward(torch.randn(2, 5, 3, 7).transpose(1, 2))
     assert STRIDES == [(105, 7, 21, 1)]

@@ -38,8 +38,8 @@ def test_values_and_vectors_are_kept_unless_they_are_not_wanted(kept, tmp_path):
     run("record", TEXT, "--no-values", "--output", tmp_path / "lean.safetensors")
     lean = Recording.load(tmp_path / "lean.safetensors")["cross"].layers[0]
     assert lean.value is None
-    problem = layer._problem.map(torch.Tensor.double)
-    exact = torch.softmax(problem.query @ problem.key.mT * problem.scale, dim=-1)
+    call = layer._call.map_tensors(torch.Tensor.double)
+    exact = torch.softmax(call.query @ call.key.mT * call.scale, dim=-1)
     assert_matches(lean.dense(), exact, layer.dense(), scale=float(layer.lse.abs().max()))
     assert (tmp_path / "lean.safetensors").stat().st_size < kept.stat().st_size
 

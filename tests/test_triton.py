@@ -9,13 +9,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.ops import dispatch
-from clearhead.ops._custom_op import Inputs
 from clearhead.ops.arguments import build_call
+from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.triton import backend as triton_backend
 from clearhead.ops.triton import decode
-from clearhead.ops.triton.block_ranges import seen_by
-from clearhead.ops.triton.config import HALF, SINGLE, Tile, tile_for
-from clearhead.ops.triton.logits import Matrix, Scores, rows_of
+from clearhead.ops.triton.block_ranges import transpose_block_ranges
+from clearhead.ops.triton.config import HALF_PRECISION_TILES, SINGLE_PRECISION_TILES, TileConfig, tile_for
+from clearhead.ops.triton.logits import LogitParams, StridedTensor, rows_of
 from harness import Case, assert_matches
 from peers import assert_agrees
 from strategies import cases
@@ -41,7 +41,7 @@ MASKS = [
 def few_queries(request, monkeypatch):
     """Few queries go to a kernel of their own; here to the usual one as well."""
     if request.param == "one program per block":
-        monkeypatch.setattr(decode, "MOST_QUERIES", 0)
+        monkeypatch.setattr(decode, "MAX_DECODING_QUERIES", 0)
 
 
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
@@ -60,7 +60,8 @@ def check_statistics(case: Case) -> None:
     exact, naive = case.exact(), case.statistics()
     logs = case.terms + math.log(2 + case.shape[3])  # the size of the log weights that an entropy is made of
     lse = attention(**case.arguments, return_weights=True, backend="streaming")[1].lse
-    seen = triton_backend.observe(build_call(**case.arguments), lse, entropy=True, received=True, distance=True)
+    request = StatisticsRequest(entropy=True, received=True, distance=True)
+    seen = triton_backend.statistics(build_call(**case.arguments), lse, request)
     for name in ("entropy", "received", "distance"):
         size = max(1.0, float(abs(exact[name]).max()))
         assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
@@ -155,18 +156,19 @@ def test_any_strides():
 def test_blocks_of_queries_that_see_a_block_of_keys(mask):
     """No block outside start … end sees a key, and every one of the run sees them all."""
     query, key = torch.randn(BATCH, HEADS, QUERIES, 1), torch.randn(BATCH, KV_HEADS, KEYS, 1)
-    inputs = Inputs.of(build_call(query, key, key, mask=mask), key)
-    assert inputs.ranges is not None
-    tile = Tile(8, 4, 4, 1)
-    seen = seen_by(Scores.of(inputs), tile)
+    call = build_call(query, key, key, mask=mask)
+    ranges = call.ranges
+    assert ranges is not None
+    tile = TileConfig(8, 4, 4, 1)
+    seen = transpose_block_ranges(LogitParams.from_call(call), tile)
     assert seen is not None
-    for number, places in enumerate(seen.pointer):
-        first, last = inputs.ranges[number]
+    for index, bounds in enumerate(seen.pointer):
+        first, last = ranges[index]
         columns = torch.arange(KEYS)
         allowed = (first[..., None] <= columns) & (columns < last[..., None])  # [batch or 1, queries, keys]
         for b in range(allowed.shape[0]):
             for block in range(-(-KEYS // tile.keys)):
-                start, full, partial, end = (int(part[min(b, part.shape[0] - 1), block]) for part in places)
+                start, full, partial, end = (int(part[min(b, part.shape[0] - 1), block]) for part in bounds)
                 assert start <= full <= partial <= end or start >= end
                 part = allowed[b][:, block * tile.keys : (block + 1) * tile.keys]
                 rows = torch.arange(QUERIES) // tile.queries
@@ -194,10 +196,10 @@ def test_refusals():
 
 
 def test_tiles_are_there_for_every_width(monkeypatch):
-    monkeypatch.setattr("clearhead.ops.triton.config.interpreted", lambda: False)
-    for table in (HALF, SINGLE):
-        assert table.keys() == HALF.keys()
-    for kernel in HALF:
+    monkeypatch.setattr("clearhead.ops.triton.config.is_interpreted", lambda: False)
+    for table in (HALF_PRECISION_TILES, SINGLE_PRECISION_TILES):
+        assert table.keys() == HALF_PRECISION_TILES.keys()
+    for kernel in HALF_PRECISION_TILES:
         for dim in (1, 16, 40, 64, 65, 128, 129, 256):
             for dtype in (torch.float32, torch.bfloat16):
                 tile = tile_for(kernel, dtype, dim, queries=1000)
@@ -260,6 +262,6 @@ def test_rows_through_the_copy_engine(dim):
     """Widths of whole 16 bytes go through descriptors, padded to a power of 2 inside."""
     tensors = [torch.randn(1, 2, 37, dim) for _ in range(3)]
     assert isinstance(rows_of(tensors[0], 16), TensorDescriptor)
-    assert isinstance(rows_of(tensors[0][..., 1:], 16), Matrix)
+    assert isinstance(rows_of(tensors[0][..., 1:], 16), StridedTensor)
     check_forward(Case(*tensors, Window(before=9)), "triton")
     check_gradients(Case(*tensors, Window(before=9)), "triton")

@@ -21,7 +21,7 @@ from clearhead.viewer._calculation import calculate
 from clearhead.viewer._heatmap import Overview, Picture, Window
 from clearhead.viewer._recording_cache import Gallery
 from clearhead.viewer._top_tokens import looks
-from clearhead.weights.indexing import spread
+from clearhead.weights.indexing import evenly_spaced
 from recordings import decoder, layer, tokens, translation
 
 REDUCE = {"max": np.max, "mean": np.mean}
@@ -152,7 +152,7 @@ class TestThumbnails:
         monkeypatch.setattr(_thumbnails, "ROWS", 20)
         monkeypatch.setattr(_thumbnails, "SIDE", 16)
         stack = decoder([str(place) for place in range(210)])["decoder"]
-        rows = torch.cat([torch.arange(210)[part] for part in spread(210, 20)])
+        rows = torch.cat([torch.arange(210)[part] for part in evenly_spaced(210, 20)])
         for head, own in enumerate(_thumbnails.thumbnails("decoder", stack, 0)):
             dense = stack.layers[0].dense()[0, head, rows]
             assert own.sampled
@@ -167,7 +167,7 @@ class TestThumbnails:
 
     @given(length=st.integers(1, 20_000), count=st.integers(1, 200))
     def test_rows_are_spread_evenly_to_the_end(self, length, count):
-        places = [place for part in spread(length, count) for place in range(length)[part]]
+        places = [place for part in evenly_spaced(length, count) for place in range(length)[part]]
         assert len(places) == min(length, count)
         assert places == sorted(set(places))
         edges = [-1, *places, length]

@@ -55,8 +55,9 @@ def test_a_map_with_the_statistics():
     weights = attention(x, x, x, mask=Causal(), return_weights=True)[1]
     seen = weights.observe(entropy=True, pool=(3, 5), reduce="max")
     assert torch.equal(seen.pooled, weights.pool(3, 5, reduce="max"))
-    assert seen.entropy is not None
-    assert seen.received is None
+    assert list(seen) == ["entropy", "pooled"]
+    with pytest.raises(AttributeError, match=r"received was not requested; call observe\(received=True\)"):
+        _ = seen.received
     nothing = attention(x[:, :, :0], x, x, return_weights=True)[1]
     assert torch.equal(nothing.observe(pool=(2, 2)).pooled, torch.zeros(1, 2, 2, 2))
 
@@ -261,8 +262,8 @@ class TestPart:
     def test_shares_memory_with_the_whole(self):
         query, key, *_, weights = sample()
         part = weights.part(heads=slice(2, 4))
-        assert part._problem.query.data_ptr() == query[:, 2].data_ptr()
-        assert part._problem.key.data_ptr() == key[:, 1].data_ptr()
+        assert part._call.query.data_ptr() == query[:, 2].data_ptr()
+        assert part._call.key.data_ptr() == key[:, 1].data_ptr()
 
     @pytest.mark.parametrize("queries", [slice(3, 7), slice(-2, None), slice(5, 5)])
     @pytest.mark.parametrize("mask", [None, Causal(), Dense(torch.rand(1, 6, 13, 17) < 0.7), Padding([9, 17])])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead._utils.checks import check_bool
 from clearhead.ops import dispatch, reference
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.arguments import build_call
+from clearhead.ops.arguments import AttentionOptions, build_call
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Mask
 from clearhead.weights.matrix import AttentionWeights
@@ -28,15 +28,9 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    mask: Mask | Tensor | None = ...,
-    bias: Tensor | ALiBi | None = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    dropout: float = ...,
-    query_start: int | Tensor | None = ...,
-    return_weights: Literal[False] = ...,
-    backend: str = ...,
+    return_weights: Literal[False] = False,
+    backend: str = "auto",
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
 def attention(
@@ -44,16 +38,20 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    mask: Mask | Tensor | None = ...,
-    bias: Tensor | ALiBi | None = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    dropout: float = ...,
-    query_start: int | Tensor | None = ...,
     return_weights: Literal[True],
-    backend: str = ...,
+    backend: str = "auto",
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, AttentionWeights]: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_weights: bool,
+    backend: str = "auto",
+    **options: Unpack[AttentionOptions],
+) -> Tensor | tuple[Tensor, AttentionWeights]: ...
 def attention(
     query: Float[Tensor, "batch heads q_len key_dim"],
     key: Float[Tensor, "batch kv_heads kv_len key_dim"],
@@ -98,7 +96,7 @@ def attention(
     >>> output.shape, weights[0, 5, 10:12].shape
     (torch.Size([1, 8, 100, 64]), torch.Size([2, 100]))
     """
-    problem = build_call(
+    call = build_call(
         query,
         key,
         value,
@@ -112,12 +110,25 @@ def attention(
     )
     if return_weights is not False and return_weights is not True:
         return_weights = check_bool("return_weights", return_weights)
-    _, kernel = dispatch.choose(problem, backend)
-    output, lse = kernel.attend(problem, return_weights)
-    if not return_weights:
-        return output
+    if return_weights:
+        return attend_with_weights(call, backend)
+    return dispatch.choose(call, backend)[1].attend(call, False)[0]
+
+
+def attend_with_weights(
+    call: AttentionCall, backend: str = "auto", *, keep_qk: bool = False, check_mutation: bool = True
+) -> tuple[Float[Tensor, "batch heads q_len value_dim"], AttentionWeights]:
+    """Run a call that is checked already, and return its output and the lazy matrix.
+
+    Args:
+        keep_qk: hold query and key also where the scores are fewer numbers.
+        check_mutation: notice in-place changes of the inputs; False if the weights are read before any can happen.
+    """
+    output, lse = dispatch.choose(call, backend)[1].attend(call, True)
     assert lse is not None
-    return output, AttentionWeights(_lightest(problem), lse)
+    keep_qk = keep_qk or (not torch.compiler.is_compiling() and _KEEP_VECTORS.get())
+    held = call if keep_qk else _lightest(call)
+    return output, AttentionWeights(held, lse, check_mutation=check_mutation)
 
 
 @contextmanager
@@ -130,10 +141,10 @@ def keeping_vectors() -> Iterator[None]:
         _KEEP_VECTORS.reset(before)
 
 
-def _lightest(problem: AttentionCall) -> AttentionCall:
-    """The smaller of the matrix's two forms: its scores, as when decoding, or the queries and keys they follow from."""
-    _, heads, q_len, _ = problem.shape
-    _, kv_heads, _, key_dim = problem.key.shape
-    if heads * q_len > kv_heads * key_dim or (not torch.compiler.is_compiling() and _KEEP_VECTORS.get()):
-        return problem
-    return problem.with_scores(reference.scores(problem, problem.lower()))
+def _lightest(call: AttentionCall) -> AttentionCall:
+    """Return the matrix as its scores where they are fewer numbers (as in decoding), else as queries and keys."""
+    _, heads, q_len, _ = call.shape
+    _, kv_heads, _, key_dim = call.key.shape
+    if heads * q_len > kv_heads * key_dim:
+        return call
+    return call.with_scores(reference.scores(call, call.lower()))

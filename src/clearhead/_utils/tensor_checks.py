@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from clearhead._utils.checks import MAX_INT, check_int, describe
+from clearhead._utils.torch_internals import in_functorch_transform, is_fake
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 INT_DTYPES = (
@@ -66,9 +66,9 @@ def check_query_start(query_start: object) -> int | Tensor:
 
 def has_readable_values(tensor: Tensor) -> bool:
     """Return whether values can be read: not in a compiled graph, under vmap, or without memory."""
-    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
+    if torch.compiler.is_compiling() or tensor.is_meta or is_fake(tensor):
         return False
-    return torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+    return not in_functorch_transform()
 
 
 def reject_inference_tensor(name: str, tensor: Tensor) -> None:

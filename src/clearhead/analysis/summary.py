@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.analysis.accumulate import HeadSums
-from clearhead.ops.tiled.statistics import AttentionStatistics
+from clearhead.ops.statistics import AttentionStatistics
 from clearhead.weights import notebook
 
 STATISTICS = ("entropy", "distance", "largest")  # those there are means of
@@ -40,11 +40,12 @@ class LayerSummary:
         if keep:
             self.calls.append(seen)
         self.counted = self.counted + real.sum()
-        largest = None if seen.top is None else seen.top.weights[..., 0]
-        for name, values in zip(STATISTICS, (seen.entropy, seen.distance, largest), strict=True):
-            if values is not None:
-                total = values.double().mul(real[:, None]).sum(dim=(0, 2))
-                self.sums[name] = self.sums[name] + total if name in self.sums else total
+        values = {name: getattr(seen, name) for name in STATISTICS if name in seen}
+        if "top" in seen:
+            values["largest"] = seen.top.weights[..., 0]
+        for name, statistic in values.items():
+            total = statistic.double().mul(real[:, None]).sum(dim=(0, 2))
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
 
 
 class AttentionSummary:
@@ -84,8 +85,8 @@ class AttentionSummary:
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
         for (stack, number), layer in self.layers.items():
             means[stack][number] = {name: own.tolist() for name, own in layer.means.items()}
-        last = {place: layer.calls[-1].pooled for place, layer in self.layers.items() if layer.calls}
-        maps = {place: own[0].float().cpu().numpy() for place, own in last.items() if own is not None}
+        last = {address: layer.calls[-1] for address, layer in self.layers.items() if layer.calls}
+        maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
         return notebook.of_means(repr(self), means) + notebook.of_maps(maps)
 
     def tally(self, model: str = "") -> HeadSums:

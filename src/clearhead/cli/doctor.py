@@ -39,15 +39,15 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         _devices(),
-        [_examine(name, problem) for device in _device_names() for name, problem in _problems(device).items()],
+        [_examine(name, call) for device in _device_names() for name, call in _problems(device).items()],
     )
 
 
-def _examine(name: str, problem: AttentionCall) -> Case:
-    answers = dispatch.explain_choice(problem)
+def _examine(name: str, call: AttentionCall) -> Case:
+    answers = dispatch.explain_choice(call)
     return Case(
         name,
-        str(problem.query.device.type),
+        str(call.query.device.type),
         [backend for backend, reasons in answers.items() if not reasons],
         {backend: reasons for backend, reasons in answers.items() if reasons},
     )

@@ -12,8 +12,7 @@ from torch.distributed import ProcessGroup
 from clearhead._utils.checks import check_int
 from clearhead.distributed._collectives import gathered, summed
 from clearhead.distributed.layout import Layout
-from clearhead.ops.tiled.pooling import Reduce
-from clearhead.ops.tiled.statistics import AttentionStatistics, TopK
+from clearhead.ops.statistics import AttentionStatistics, Reduce, TopK
 from clearhead.weights.matrix import AttentionWeights
 
 
@@ -43,19 +42,19 @@ class SequenceWeights:
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
         """As `AttentionWeights.entropy`."""
-        return self.observe(entropy=True).entropy  # pyright: ignore[reportReturnType]
+        return self.observe(entropy=True).entropy
 
     def received(self) -> Float[Tensor, "batch heads kv_len"]:
         """As `AttentionWeights.received`."""
-        return self.observe(received=True).received  # pyright: ignore[reportReturnType]
+        return self.observe(received=True).received
 
     def distance(self) -> Float[Tensor, "batch heads q_len"]:
         """As `AttentionWeights.distance`."""
-        return self.observe(distance=True).distance  # pyright: ignore[reportReturnType]
+        return self.observe(distance=True).distance
 
     def topk(self, k: int) -> TopK:
         """As `AttentionWeights.topk`."""
-        return self.observe(top=check_int("k", k)).top  # pyright: ignore[reportReturnType]
+        return self.observe(top=check_int("k", k)).top
 
     @torch.no_grad()
     def observe(
@@ -68,13 +67,10 @@ class SequenceWeights:
             return self.layout.joined(gathered(torch.cat(own, dim=2), self.group), dim=2)
 
         return AttentionStatistics(
-            entropy=rows([own.entropy for own in seen if own.entropy is not None]) if entropy else None,
-            distance=rows([own.distance for own in seen if own.distance is not None]) if distance else None,
-            received=self._added([own.received for own in seen if own.received is not None]) if received else None,
-            top=TopK(
-                rows([own.top.weights for own in seen if own.top is not None]),
-                rows([own.top.keys for own in seen if own.top is not None]),
-            )
+            entropy=rows([part.entropy for part in seen]) if entropy else None,
+            distance=rows([part.distance for part in seen]) if distance else None,
+            received=self._added([part.received for part in seen]) if received else None,
+            top=TopK(rows([part.top.weights for part in seen]), rows([part.top.keys for part in seen]))
             if top
             else None,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TypeVar
 
 import torch
@@ -11,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from clearhead._utils.tensor_checks import FLOAT_DTYPES, check_dense_tensor
 from clearhead.distributed._collectives import gathered
-from clearhead.ops.tiled.statistics import AttentionStatistics, TopK
+from clearhead.ops.statistics import AttentionStatistics, TopK
 
 Statistics = TypeVar("Statistics", Tensor, TopK, AttentionStatistics)
 
@@ -28,8 +27,7 @@ def gather(seen: Statistics, mesh: DeviceMesh) -> Statistics:
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
         raise ValueError(f"mesh is {mesh!r}; expected the DeviceMesh, of one axis, that heads are shared out over")
     if isinstance(seen, AttentionStatistics):
-        found = {field.name: getattr(seen, field.name) for field in fields(seen)}
-        return AttentionStatistics(**{name: gather(own, mesh) for name, own in found.items() if own is not None})
+        return AttentionStatistics(**{name: gather(getattr(seen, name), mesh) for name in seen})
     if isinstance(seen, TopK):
         return TopK(gather(seen.weights, mesh), gather(seen.keys, mesh))
     expected = "a statistic such as weights.entropy(), or weights.observe(…)"

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 
-def kept(
+def keep_mask(
     seed: Int[Tensor, " 2"],
     dropout: float,
     rows: Int[Tensor, "*rows"],
@@ -32,7 +32,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-def row_numbers(batch: slice, heads: Int[Tensor, "*heads"], rows: slice, total_heads: int, q_len: int) -> Tensor:
+def row_indices(batch: slice, heads: Int[Tensor, "*heads"], rows: slice, total_heads: int, q_len: int) -> Tensor:
     """Row numbers `[batch, *heads, rows]` of one block of the matrix."""
     device = heads.device
     sequences = torch.arange(batch.start, batch.stop, device=device).view(-1, *[1] * heads.ndim)

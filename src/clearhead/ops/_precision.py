@@ -23,7 +23,7 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
     return call
 
 
-def tf32() -> bool:
+def uses_tf32() -> bool:
     """Whether torch is told to multiply float32 in TF32 on CUDA, by its older or its newer setting."""
     try:
         return torch.get_float32_matmul_precision() != "highest"

@@ -1,8 +1,9 @@
-"""Posing a problem: the checks on one attention call, each an error that says what was given and what was expected."""
+"""Validation of the arguments of one attention call."""
 
 from __future__ import annotations
 
 import math
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,19 @@ from clearhead._utils.tensor_checks import (
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Dense, Mask
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Keyword arguments of `attention()` that change the result."""
+
+    mask: Mask | Tensor | None
+    bias: Tensor | ALiBi | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+    query_start: int | Tensor | None
+
 
 STRIDED = torch.strided  # read here once: a lookup in torch's namespace takes longer
 
@@ -65,7 +79,7 @@ def build_call(
     if key_width != key_dim or key_dim == 0:
         raise ValueError(f"key has key_dim {key_width} and query {key_dim}; expected the same, at least 1")
     shape = (batch, heads, q_len, kv_len)
-    problem = AttentionCall(
+    call = AttentionCall(
         query,
         key,
         value,
@@ -81,8 +95,8 @@ def build_call(
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         options = bias is not None or sinks is not None
         if options or query.is_inference() or key.is_inference() or value.is_inference():
-            _refuse_inference(problem)
-    return problem
+            _refuse_inference(call)
+    return call
 
 
 def _refuse_tensors(query: object, key: object, value: object) -> None:
@@ -101,11 +115,11 @@ def _refuse_tensors(query: object, key: object, value: object) -> None:
             raise ValueError(f"{name} is on {tensor.device}, but query is on {query.device}")
 
 
-def _refuse_inference(problem: AttentionCall) -> None:
-    if not problem.trains():
+def _refuse_inference(call: AttentionCall) -> None:
+    if not call.requires_grad():
         return
-    named = {"query": problem.query, "key": problem.key, "value": problem.value, "sinks": problem.sinks}
-    for name, tensor in (named | {"bias": problem.tensor_bias if problem.slopes is None else problem.slopes}).items():
+    named = {"query": call.query, "key": call.key, "value": call.value, "sinks": call.sinks}
+    for name, tensor in (named | {"bias": call.tensor_bias if call.slopes is None else call.slopes}).items():
         if tensor is not None:
             reject_inference_tensor(name, tensor)
 
@@ -121,9 +135,9 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
         mask = Dense(mask)
     if not isinstance(mask, Mask):
         raise TypeError(f"mask is a {type(mask).__name__}; expected a mask such as Causal(), or a bool tensor")
-    misfit = mask.shape_error(*shape)
-    if misfit:
-        raise ValueError(f"mask does not fit: {misfit}")
+    error = mask.shape_error(*shape)
+    if error:
+        raise ValueError(f"mask does not fit: {error}")
     if mask.device not in (None, device):
         raise ValueError(f"mask is on {mask.device}, but query is on {device}")
     return mask

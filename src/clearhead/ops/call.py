@@ -1,28 +1,67 @@
-"""One attention call, as every backend and every statistic reads it. `posing.py` checks the arguments and makes one."""
+"""`AttentionCall`: one attention call, as every backend and every statistic reads it.
+
+`arguments.py` checks the user's arguments and builds one. `PARTS` lists what it consists of; selecting heads, moving to
+another device, saving to a file and passing through a custom op are derived from that table.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.ops._mask_cache import cached, is_cacheable
 from clearhead.ops.alibi import ALiBi
+from clearhead.ops.key_ranges import KeyRanges
 from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
 
-PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # other types of tensors, such as fake ones, are traced
-# the last lowered form of each mask that lives, and the shape and place it was lowered for
-_LOWERED: WeakKeyDictionary[Mask, tuple[tuple, LoweredMask]] = WeakKeyDictionary()
+MATRIX_AXES = ("batch", "heads", "q_len", "kv_len")
 
 
-@dataclass(frozen=True, eq=False)
+class Part(NamedTuple):
+    """One tensor or number of a call."""
+
+    schema: str  # its type in the schema of a custom op
+    axes: tuple[str, ...] = ()
+    broadcasts: bool = False  # any axis may be 1
+    differentiable: bool = False
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.schema.startswith("Tensor")
+
+
+PARTS = {
+    "query": Part("Tensor", ("batch", "heads", "q_len", "key_dim"), differentiable=True),
+    "key": Part("Tensor", ("batch", "kv_heads", "kv_len", "key_dim"), differentiable=True),
+    "value": Part("Tensor", ("batch", "kv_heads", "kv_len", "value_dim"), differentiable=True),
+    "query_start": Part("Tensor", ("batch",)),
+    "ranges": Part("Tensor?", ("ranges", "ends", "batch", "q_len"), broadcasts=True),
+    "dense": Part("Tensor?", MATRIX_AXES, broadcasts=True),
+    "tensor_bias": Part("Tensor?", MATRIX_AXES, broadcasts=True, differentiable=True),
+    "slopes": Part("Tensor?", ("heads",), differentiable=True),
+    "sinks": Part("Tensor?", ("heads",), differentiable=True),
+    "seed": Part("Tensor?"),
+    "scale": Part("float"),
+    "softcap": Part("float?"),
+    "dropout": Part("float"),
+}
+TENSORS = tuple(name for name, part in PARTS.items() if part.is_tensor)
+DIFFERENTIABLE = tuple(name for name, part in PARTS.items() if part.differentiable)
+
+
+@dataclass(eq=False, slots=True)
 class AttentionCall:
-    """A = softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows); output A V."""
+    """A = softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows); output A V.
+
+    Never changed after it is built; not a frozen dataclass only because that takes four times as long to build.
+    """
 
     query: Float[Tensor, "batch heads q_len key_dim"]
     key: Float[Tensor, "batch kv_heads kv_len key_dim"]
@@ -33,24 +72,24 @@ class AttentionCall:
     softcap: float | None
     sinks: Float[Tensor, " heads"] | None
     dropout: float
-    query_start: int | Int[Tensor, " batch"]
-    seed: Int[Tensor, " 2"] | None  # of dropout: a weight's fate follows from it and from (batch, head, query, key)
+    query_start: int | Int[Tensor, " starts"]  # one for all sequences, or one each
+    seed: Int[Tensor, " 2"] | None  # of dropout, which is a function of it and (batch, head, query, key)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the matrix: batch, heads, q_len, kv_len."""
+        """Shape of the matrix: batch, heads, q_len, kv_len."""
         batch, heads, q_len, _ = self.query.shape
         return batch, heads, q_len, self.key.shape[2]
 
     @property
     def group(self) -> int:
-        """How many query heads read each key head: head h reads key head h // group."""
+        """Query heads per key head: query head h reads key head h // group."""
         return self.query.shape[1] // self.key.shape[1]
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What scores, log-sum-exp and statistics are computed in."""
-        return compute_dtype(self.query)
+        """Dtype of scores, log-sum-exp and statistics: float64 for float64, float32 for everything else."""
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
     @property
     def slopes(self) -> Float[Tensor, " heads"] | None:
@@ -60,132 +99,117 @@ class AttentionCall:
     def tensor_bias(self) -> Float[Tensor, "#batch #heads #q_len #kv_len"] | None:
         return None if isinstance(self.bias, ALiBi) else self.bias
 
-    def positions(self) -> Int[Tensor, "batch q_len"]:
-        """Where each query stands among the keys."""
+    @property
+    def ranges(self) -> KeyRanges | None:
+        return self.lower().ranges
+
+    @property
+    def dense(self) -> Bool[Tensor, "#batch #heads #q_len #kv_len"] | None:
+        return self.lower().dense
+
+    def positions(self) -> Int[Tensor, "#batch q_len"]:
+        """Return the position of each query among the keys."""
         return query_positions(self.query.shape[2], self.key.shape[2], self.query_start, self.query.device)
 
     def lower(self) -> LoweredMask:
-        """The mask in the form kernels read; without a mask, nothing. Kept for the next call with the same mask."""
+        """Return the mask in the form kernels read; empty without a mask. Cached for the next call with this mask."""
         mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
         if mask is None:
             return LoweredMask()
+        if isinstance(mask, PrecomputedMask):
+            return mask.lowered
         if isinstance(start, Tensor) or mask.tensors or not is_cacheable(self.query):
             return mask.lower(self.positions(), kv_len)
         device = self.query.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        place = (self.query.shape[2], kv_len, start, device, stream, mask.version)
-        kept = _LOWERED.get(mask)
-        if kept is None or kept[0] != place:
-            # what is kept must serve a call with gradients too
-            with torch.inference_mode(False):
-                kept = (place, mask.lower(self.positions(), kv_len))
-            _LOWERED[mask] = kept
-        return kept[1]
+        key = (self.query.shape[2], kv_len, start, device, stream)
+        return cached(mask, "lowered", key, lambda: mask.lower(self.positions(), kv_len))
 
-    def differentiable(self) -> bool:
-        """Whether a gradient may flow into the scores."""
-        tensors = (self.query, self.key, self.tensor_bias, self.slopes, self.sinks)
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    def requires_grad(self) -> bool:
+        """Return whether a gradient may flow into any part."""
+        return _require_grad(getattr(self, name) for name in DIFFERENTIABLE)
 
-    def trains(self) -> bool:
-        """Whether a gradient may flow into anything."""
-        values = self.value is not None and self.value.requires_grad
-        return self.differentiable() or (values and torch.is_grad_enabled())
+    def scores_require_grad(self) -> bool:
+        """Return whether a gradient may flow into the scores, that is, into any part but the values."""
+        return _require_grad(getattr(self, name) for name in DIFFERENTIABLE if name != "value")
 
-    def part(self, batch: Sequence[int], heads: Sequence[int]) -> AttentionCall:
-        """The same for some sequences and heads, by their numbers. Views where they lie evenly, else copies of keys."""
-        all_batch, all_heads, *_ = self.shape
+    def parts(self) -> dict[str, Any]:
+        """Return everything the call consists of, by the names in `PARTS`."""
         lowered = self.lower()
-        distinct = kv_heads_of(heads, self.group)
+        return {name: getattr(lowered, name) if name in ("ranges", "dense") else getattr(self, name) for name in PARTS}
 
-        def cut(tensor: Tensor | None, numbers: Sequence[int]) -> Tensor | None:
-            return None if tensor is None else _take(_take(tensor, 0, batch, all_batch), 1, numbers, all_heads)
+    @classmethod
+    def from_parts(cls, parts: dict[str, Any], original: Mask | str | None = "precomputed mask") -> AttentionCall:
+        """Build a call from its parts.
 
-        bias = self.bias
-        if isinstance(bias, ALiBi):
-            bias = ALiBi(_take(bias.slopes, 0, heads, all_heads))
-        elif bias is not None:
-            bias = cut(bias, heads)
-        mask = self.mask
-        if mask is not None:
-            ranges = None if lowered.ranges is None else _take(lowered.ranges, 2, batch, all_batch)
-            mask = PrecomputedMask(LoweredMask(ranges, cut(lowered.dense, heads)), mask)
-        start = self.query_start
-        kv_heads = self.key.shape[1]
-        return replace(
-            self,
-            query=_take(_take(self.query, 0, batch, all_batch), 1, heads, all_heads),
-            key=_take(_take(self.key, 0, batch, all_batch), 1, distinct, kv_heads),
-            value=None if self.value is None else _take(_take(self.value, 0, batch, all_batch), 1, distinct, kv_heads),
-            mask=mask,
-            bias=bias,
-            sinks=None if self.sinks is None else _take(self.sinks, 0, heads, all_heads),
-            query_start=_take(start, 0, batch, all_batch) if isinstance(start, Tensor) else start,
-        )
+        Args:
+            original: the mask that `ranges` and `dense` come from, for its text; None if there is none.
+        """
+        fields = {name: parts[name] for name in PARTS if name not in ("ranges", "dense", "tensor_bias", "slopes")}
+        slopes, mask = parts["slopes"], None
+        if original is not None:
+            mask = PrecomputedMask(LoweredMask(parts["ranges"], parts["dense"]), original)
+        return cls(**fields, mask=mask, bias=parts["tensor_bias"] if slopes is None else ALiBi(slopes))
 
-    def rows(self, rows: slice) -> AttentionCall:
-        """The same for some of the queries (a slice with step 1)."""
-        lowered = self.lower().rows(rows)
-        bias = self.bias
-        if isinstance(bias, Tensor) and bias.shape[2] > 1:
-            bias = bias[:, :, rows]
-        mask = None if self.mask is None else PrecomputedMask(lowered, self.mask)
-        start = self.query_start + rows.start
-        return replace(self, query=self.query[:, :, rows], mask=mask, bias=bias, query_start=start)
+    def _map_parts(self, function: Callable[[Part, Tensor], Tensor]) -> AttentionCall:
+        """Return the call with a function applied to every tensor but the seed, which stays where it is."""
+        parts = {
+            name: function(PARTS[name], value) if isinstance(value, Tensor) and PARTS[name].axes else value
+            for name, value in self.parts().items()
+        }
+        return AttentionCall.from_parts(parts, self.mask)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> AttentionCall:
-        """The same with every tensor replaced: for another device, or without a gradient."""
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> AttentionCall:
+        """Return the call with every tensor replaced: on another device, or without a gradient."""
+        return self._map_parts(lambda _, tensor: function(tensor))
 
-        def apply(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else function(tensor)
+    def select(self, batch: Sequence[int], heads: Sequence[int]) -> AttentionCall:
+        """Return the call for some sequences and heads. Views where the indices are consecutive, else copies."""
+        lengths = {"batch": self.shape[0], "heads": self.shape[1], "kv_heads": self.key.shape[1]}
+        indices = {"batch": batch, "heads": heads, "kv_heads": kv_heads_of(heads, self.group)}
 
-        bias = ALiBi(function(self.bias.slopes)) if isinstance(self.bias, ALiBi) else apply(self.bias)
-        mask = self.mask
-        if mask is not None:
-            lowered = self.lower()
-            mask = PrecomputedMask(LoweredMask(apply(lowered.ranges), apply(lowered.dense)), mask)
-        return replace(
-            self,
-            query=function(self.query),
-            key=function(self.key),
-            value=apply(self.value),
-            mask=mask,
-            bias=bias,
-            sinks=apply(self.sinks),
-            query_start=function(self.query_start) if isinstance(self.query_start, Tensor) else self.query_start,
-        )
+        def cut(part: Part, tensor: Tensor) -> Tensor:
+            for dim, axis in enumerate(part.axes):
+                if axis in indices and (tensor.shape[dim] > 1 or lengths[axis] == 1):
+                    tensor = _take(tensor, dim, indices[axis])
+            return tensor
+
+        return self._map_parts(cut)
+
+    def slice_queries(self, rows: slice) -> AttentionCall:
+        """Return the call for some of the queries (a slice with step 1)."""
+
+        def cut(part: Part, tensor: Tensor) -> Tensor:
+            if "q_len" not in part.axes:
+                return tensor
+            dim = part.axes.index("q_len")
+            if part.broadcasts and tensor.shape[dim] == 1 and self.shape[2] > 1:
+                return tensor
+            return tensor[(slice(None),) * dim + (rows,)]
+
+        return replace(self._map_parts(cut), query_start=self.query_start + rows.start)
 
     def with_scores(self, scores: Float[Tensor, "batch heads q_len kv_len"]) -> AttentionCall:
-        """The same matrix with its scores given outright: queries and keys of width 0, the scores as their bias."""
+        """Return the same matrix with its scores given: queries and keys of width 0, the scores as their bias."""
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
-        mask = None if self.mask is None else PrecomputedMask(LoweredMask(), self.mask)  # it is in the scores already
+        mask = None if self.mask is None else PrecomputedMask(LoweredMask(), self.mask)  # the scores include it
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
 
 
-def is_cacheable(query: Tensor) -> bool:
-    """Whether what is made of a mask now may be read later: not what is traced, nor what belongs to a CUDA graph."""
-    if torch.compiler.is_compiling() or type(query) not in PLAIN_TENSORS:
-        return False
-    return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+def _require_grad(tensors: Iterable[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def compute_dtype(query: Tensor) -> torch.dtype:
-    """float64 for float64, float32 for everything else."""
-    return torch.float64 if query.dtype == torch.float64 else torch.float32
-
-
-def _take(tensor: Tensor, dim: int, numbers: Sequence[int], length: int) -> Tensor:
-    """`tensor` at some places of an axis of `length`: a view where they are consecutive. An axis of 1 broadcasts."""
-    if tensor.shape[dim] == 1 and length > 1:
-        return tensor
-    first, count = numbers[0], len(numbers)
-    if list(numbers) == list(range(first, first + count)):
+def _take(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
+    """Return a tensor at some indices of an axis: a view where they are consecutive."""
+    first, count = indices[0], len(indices)
+    if list(indices) == list(range(first, first + count)):
         return tensor.narrow(dim, first, count)
-    return tensor.index_select(dim, torch.tensor(numbers, device=tensor.device))
+    return tensor.index_select(dim, torch.tensor(indices, device=tensor.device))
 
 
 def kv_heads_of(heads: Sequence[int], group: int) -> list[int]:
-    """The key heads that some query heads need, repeated where needed, so that each serves as many of them."""
-    runs = [(key_head, len(list(run))) for key_head, run in groupby(head // group for head in heads)]
+    """Return the key heads that some query heads read, repeated so that each serves equally many of them."""
+    runs = [(kv_head, len(list(run))) for kv_head, run in groupby(head // group for head in heads)]
     share = math.gcd(*(count for _, count in runs))
-    return [key_head for key_head, count in runs for _ in range(count // share)]
+    return [kv_head for kv_head, count in runs for _ in range(count // share)]

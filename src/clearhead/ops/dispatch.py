@@ -1,6 +1,8 @@
-"""Backends: which of them can do a problem, and which of those is the fastest."""
+"""Choice of a backend: which of them support a call, and which of those is the fastest."""
 
-from typing import Protocol
+from __future__ import annotations
+
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -8,31 +10,47 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead.ops import reference, sdpa
+from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.tiled import attention as streaming
-from clearhead.ops.triton import backend as triton_backend
+from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
+from clearhead.ops.tiled import backend as tiled
+from clearhead.ops.triton import backend as triton
+
+Task = Literal["output", "statistics"]
 
 
 class Backend(Protocol):
-    """What a backend module offers."""
+    """Functions of a backend module."""
 
-    def unsupported_reasons(self, problem: AttentionCall) -> list[str]:
-        """Why it cannot; empty if it can."""
+    def unsupported_reasons(self, call: AttentionCall, task: Task = "output") -> list[str]:
+        """Return why the backend cannot take a call; empty if it can."""
         ...
 
     def attend(
-        self, problem: AttentionCall, with_lse: bool
+        self, call: AttentionCall, with_lse: bool
     ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
-        """Output and log-sum-exp; the latter may be None unless `with_lse`."""
+        """Return output and log-sum-exp; the latter may be None unless `with_lse`."""
         ...
 
 
-BACKENDS: dict[str, Backend] = {
-    "sdpa": sdpa,
-    "triton": triton_backend,
-    "streaming": streaming,
-    "reference": reference,
-}
+class StatisticsBackend(Backend, Protocol):
+    """Functions of a backend module that computes statistics too."""
+
+    def statistics(
+        self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
+    ) -> AttentionStatistics:
+        """Return the statistics requested."""
+        ...
+
+    def pool(
+        self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
+    ) -> Float[Tensor, "batch heads rows cols"]:
+        """Return the rectangle of some rows and keys in bins."""
+        ...
+
+
+BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "triton": triton, "streaming": tiled, "reference": reference}
+STATISTICS_BACKENDS: dict[str, StatisticsBackend] = {"triton": triton, "streaming": tiled}
 
 # Fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). The CPU rows are measured by
 # benchmarks/choice.py, where `triton` only runs in its interpreter; the CUDA rows follow benchmarks/gpu.py: flash
@@ -48,38 +66,39 @@ MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
         (float("inf"), ("triton", "sdpa", "streaming", "reference")),
     ],
 }
-
-
 # On CUDA the gradients of `sdpa` differ in their last bits from run to run.
 REPRODUCIBLE = ("triton", "streaming", "reference", "sdpa")
+STATISTICS = {"cuda": ("triton", "streaming", "reference", "sdpa"), "cpu": ("streaming", "triton", "reference", "sdpa")}
 
 
-def choose(problem: AttentionCall, backend: str = "auto") -> tuple[str, Backend]:
-    """The named backend, or with "auto" the fastest of those that can; a refusal is an error with its reasons."""
+def choose(call: AttentionCall, backend: str = "auto", task: Task = "output") -> tuple[str, Backend]:
+    """Return the named backend, or with "auto" the fastest that supports the call; raise with reasons if none does."""
     if not isinstance(backend, str):
         raise TypeError(f"backend is {describe(backend)}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     if backend == "auto":
-        for name in ranked(problem):
-            if not BACKENDS[name].unsupported_reasons(problem):
+        for name in ranked(call, task):
+            if not BACKENDS[name].unsupported_reasons(call, task):
                 return name, BACKENDS[name]
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
-    reasons = BACKENDS[backend].unsupported_reasons(problem)
+    reasons = BACKENDS[backend].unsupported_reasons(call, task)
     if reasons:
         raise ValueError(f"backend {backend!r} cannot do this: {'; '.join(reasons)}")
     return backend, BACKENDS[backend]
 
 
-def ranked(problem: AttentionCall) -> tuple[str, ...]:
-    """All backends, fastest first for a problem of this size and device."""
-    device = problem.query.device.type
-    if device == "cuda" and torch.are_deterministic_algorithms_enabled() and problem.trains():
+def ranked(call: AttentionCall, task: Task = "output") -> tuple[str, ...]:
+    """Return all backends, fastest first for a call of this size and device."""
+    device = call.query.device.type
+    if task == "statistics":
+        return STATISTICS.get(device, STATISTICS["cpu"])
+    if device == "cuda" and torch.are_deterministic_algorithms_enabled() and call.requires_grad():
         return REPRODUCIBLE
-    few = device == "cuda" and problem.query.shape[2] <= sdpa.DECODING
+    few = device == "cuda" and call.query.shape[2] <= sdpa.MAX_DECODING_QUERIES
     table = MEASURED.get("cuda, few queries" if few else device, MEASURED["cpu"])
     if torch.compiler.is_compiling():
-        return table[-1][1]  # a graph for sizes to come should not depend on the size at hand
-    batch, heads, q_len, kv_len = problem.shape
+        return table[-1][1]  # a graph for other sizes too should not depend on this one
+    batch, heads, q_len, kv_len = call.shape
     cells = batch * heads * q_len * kv_len
     for limit, order in table:
         if cells <= limit:
@@ -87,6 +106,30 @@ def ranked(problem: AttentionCall) -> tuple[str, ...]:
     raise AssertionError("the last limit is infinite")
 
 
-def explain_choice(problem: AttentionCall) -> dict[str, list[str]]:
-    """Each backend, in the order "auto" tries them, with its reasons for refusing; an empty list where it can."""
-    return {name: BACKENDS[name].unsupported_reasons(problem) for name in ranked(problem)}
+def explain_choice(call: AttentionCall, task: Task = "output") -> dict[str, list[str]]:
+    """Return each backend, in the order "auto" tries them, with its reasons; an empty list where it can."""
+    return {name: BACKENDS[name].unsupported_reasons(call, task) for name in ranked(call, task)}
+
+
+def statistics(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
+) -> AttentionStatistics:
+    """Return the statistics requested, from the fastest backend that computes them."""
+    return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].statistics(call, lse, request)
+
+
+def pool(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
+) -> Float[Tensor, "batch heads rows cols"]:
+    """Return the rectangle of some rows and keys in bins, from the fastest backend that computes it."""
+    return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].pool(call, lse, rows, keys, spec)
+
+
+def differs_in_tf32(call: AttentionCall) -> bool:
+    """Return whether torch would round scores in TF32 while the kernel that computed lse did not.
+
+    Then rows of torch's scores would not sum to 1; exact weights are instead pooled with one cell per bin.
+    """
+    if torch.compiler.is_compiling() or call.query.dtype != torch.float32 or call.query.device.type != "cuda":
+        return False  # the setting cannot be traced
+    return uses_tf32() and choose(call, task="statistics")[0] == "triton"

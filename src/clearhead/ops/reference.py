@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.ops._dropout import kept, row_numbers
+from clearhead.ops._dropout import keep_mask, row_indices
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import LoweredMask
@@ -12,18 +12,18 @@ from clearhead.ops.masks import LoweredMask
 ALL = slice(None)
 
 
-def unsupported_reasons(problem: AttentionCall) -> list[str]:
-    return []
+def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
+    return ["it computes outputs only"] if task == "statistics" else []
 
 
 @without_autocast
 def attend(
-    problem: AttentionCall, with_lse: bool
+    call: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
     """Output and log-sum-exp, by the equation."""
-    assert problem.value is not None
-    logits = scores(problem, problem.lower())
-    sinks = logits.new_full((1,), -torch.inf) if problem.sinks is None else problem.sinks.to(logits.dtype)
+    assert call.value is not None
+    logits = scores(call, call.lower())
+    sinks = logits.new_full((1,), -torch.inf) if call.sinks is None else call.sinks.to(logits.dtype)
     sink = sinks[:, None, None].expand(*logits.shape[:-1], 1)
     logits = torch.cat([logits, sink], dim=-1)  # one more column: the sink takes part and is then dropped
     # a row with no key has max = -inf; subtracting it would give nan
@@ -32,19 +32,19 @@ def attend(
     exponentials = torch.exp(logits - pivot)
     total = exponentials.sum(dim=-1, keepdim=True)
     weights = exponentials[..., :-1] / torch.where(total == 0, 1.0, total)
-    if problem.seed is not None:
-        batch, heads, q_len, kv_len = problem.shape
-        rows = row_numbers(slice(0, batch), torch.arange(heads, device=weights.device), slice(0, q_len), heads, q_len)
-        survivors = kept(problem.seed, problem.dropout, rows, torch.arange(kv_len, device=weights.device))
-        weights = weights * survivors / (1 - problem.dropout)
-    value = problem.value.to(weights.dtype).repeat_interleave(problem.group, dim=1)
-    output = (weights @ value).to(problem.query.dtype)
+    if call.seed is not None:
+        batch, heads, q_len, kv_len = call.shape
+        rows = row_indices(slice(0, batch), torch.arange(heads, device=weights.device), slice(0, q_len), heads, q_len)
+        survivors = keep_mask(call.seed, call.dropout, rows, torch.arange(kv_len, device=weights.device))
+        weights = weights * survivors / (1 - call.dropout)
+    value = call.value.to(weights.dtype).repeat_interleave(call.group, dim=1)
+    output = (weights @ value).to(call.query.dtype)
     return output, (pivot + total.log()).squeeze(-1)
 
 
 @without_autocast
 def scores(
-    problem: AttentionCall,
+    call: AttentionCall,
     lowered: LoweredMask,
     *,
     batch: slice = ALL,
@@ -53,30 +53,30 @@ def scores(
     keys: slice = ALL,
 ) -> Float[Tensor, "batch heads rows keys"]:
     """softcap(scale · Q Kᵀ) + bias, −inf where the mask forbids: of the matrix or any rectangle, steps included."""
-    _, total_heads, _, kv_len = problem.shape
-    device = problem.query.device
-    query = problem.query[batch, heads, rows].to(problem.compute_dtype)
-    key = problem.key[batch, :, keys].to(problem.compute_dtype)
+    _, total_heads, _, kv_len = call.shape
+    device = call.query.device
+    query = call.query[batch, heads, rows].to(call.compute_dtype)
+    key = call.key[batch, :, keys].to(call.compute_dtype)
     if query.shape[1] == total_heads:  # the rows of all heads that read a key head, so that no key is repeated
-        folded = query.unflatten(1, (-1, problem.group)).flatten(2, 3)
-        logits = (folded @ key.mT).view(*query.shape[:3], key.shape[2]) * problem.scale
+        folded = query.unflatten(1, (-1, call.group)).flatten(2, 3)
+        logits = (folded @ key.mT).view(*query.shape[:3], key.shape[2]) * call.scale
     else:
-        key_heads = (torch.arange(total_heads, device=device) // problem.group)[heads]
-        logits = query @ key[:, key_heads].mT * problem.scale
-    if problem.softcap is not None:
-        logits = problem.softcap * torch.tanh(logits / problem.softcap)
+        key_heads = (torch.arange(total_heads, device=device) // call.group)[heads]
+        logits = query @ key[:, key_heads].mT * call.scale
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
     key_positions = torch.arange(kv_len, device=device)[keys]
     allowed = _pick(lowered.dense, batch, heads, rows, keys)
     if lowered.ranges is not None:
         ranges = lowered.ranges[..., rows] if lowered.ranges.shape[2] == 1 else lowered.ranges[:, :, batch, rows]
         within = LoweredMask(ranges).allowed(query.shape[2], key_positions)
         allowed = within if allowed is None else within & allowed
-    if problem.slopes is not None:
-        positions = problem.positions()
+    if call.slopes is not None:
+        positions = call.positions()
         positions = positions[:, rows] if positions.shape[0] == 1 else positions[batch, rows]
         distance = (positions[:, None, :, None] - key_positions).abs()
-        logits = logits - problem.slopes.to(logits.dtype)[heads][:, None, None] * distance
-    bias = _pick(problem.tensor_bias, batch, heads, rows, keys)
+        logits = logits - call.slopes.to(logits.dtype)[heads][:, None, None] * distance
+    bias = _pick(call.tensor_bias, batch, heads, rows, keys)
     if bias is not None:
         bias = bias.to(logits.dtype)
         logits = logits + bias
@@ -87,17 +87,17 @@ def scores(
 
 
 @without_autocast
-def diagonal_scores(problem: AttentionCall, lowered: LoweredMask, offset: int) -> Float[Tensor, "batch heads q_len"]:
+def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> Float[Tensor, "batch heads q_len"]:
     """The score of each query and the key `offset` positions from it; −inf where there is none, or none allowed."""
-    batch, heads, q_len, kv_len = problem.shape
-    places = (problem.positions() + offset).expand(batch, -1)  # [batch, q_len]
+    batch, heads, q_len, kv_len = call.shape
+    places = (call.positions() + offset).expand(batch, -1)  # [batch, q_len]
     allowed = (places >= 0) & (places < kv_len)
     places = places.clamp(0, max(kv_len - 1, 0))
     if lowered.ranges is not None:
         allowed = allowed & ((places >= lowered.ranges[:, 0]) & (places < lowered.ranges[:, 1])).any(dim=0)
     allowed = allowed[:, None]
     if kv_len == 0:
-        return problem.query.new_full((batch, heads, q_len), -torch.inf, dtype=problem.compute_dtype)
+        return call.query.new_full((batch, heads, q_len), -torch.inf, dtype=call.compute_dtype)
 
     def along(tensor: Tensor) -> Tensor:
         """A broadcasting [batch, heads, q_len, kv_len] tensor at the diagonal's cells, never made larger than it is."""
@@ -108,16 +108,16 @@ def diagonal_scores(problem: AttentionCall, lowered: LoweredMask, offset: int) -
             return tensor.squeeze(2).gather(-1, places[:, None].expand(-1, tensor.shape[1], -1))
         return tensor.gather(-1, places[:, None, :, None].expand(-1, tensor.shape[1], -1, -1)).squeeze(-1)
 
-    query = problem.query.to(problem.compute_dtype).unflatten(1, (-1, problem.group))
-    index = places[:, None, :, None].expand(-1, problem.key.shape[1], -1, problem.key.shape[3])
-    key = problem.key.gather(2, index).to(query.dtype)  # [batch, kv_heads, q_len, key_dim]
-    logits = (query * key[:, :, None]).sum(dim=-1).flatten(1, 2) * problem.scale
-    if problem.softcap is not None:
-        logits = problem.softcap * torch.tanh(logits / problem.softcap)
-    if problem.slopes is not None:
-        logits = logits - problem.slopes.to(logits.dtype)[:, None] * abs(offset)
-    if problem.tensor_bias is not None:
-        bias = along(problem.tensor_bias).to(logits.dtype)
+    query = call.query.to(call.compute_dtype).unflatten(1, (-1, call.group))
+    index = places[:, None, :, None].expand(-1, call.key.shape[1], -1, call.key.shape[3])
+    key = call.key.gather(2, index).to(query.dtype)  # [batch, kv_heads, q_len, key_dim]
+    logits = (query * key[:, :, None]).sum(dim=-1).flatten(1, 2) * call.scale
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    if call.slopes is not None:
+        logits = logits - call.slopes.to(logits.dtype)[:, None] * abs(offset)
+    if call.tensor_bias is not None:
+        bias = along(call.tensor_bias).to(logits.dtype)
         logits = logits + bias
         allowed = allowed & (bias != -torch.inf)
     if lowered.dense is not None:

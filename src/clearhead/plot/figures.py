@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
-from clearhead.ops.tiled.pooling import Reduce
+from clearhead.ops.statistics import Reduce
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.weights.matrix import AttentionWeights
 

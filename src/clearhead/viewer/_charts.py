@@ -22,8 +22,9 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from clearhead._utils.text import short_token
+from clearhead.ops.statistics import Reduce
 from clearhead.recording.recording import Tokens
-from clearhead.viewer._heatmap import Plate, Reduce, Window
+from clearhead.viewer._heatmap import Plate, Window
 
 # all of them can be read by colour-blind people, and in grey; the first colour stands for no attention
 PALETTES: dict[str, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.ops.tiled.pooling import Reduce
+from clearhead.ops.statistics import Reduce
 from clearhead.weights.matrix import AttentionWeights
 
 SCREEN = 512  # bins each way of what a page is sent, at most

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from clearhead.analysis.statistics import HeadStatistics, measure, measure_rows
 from clearhead.recording.recording import Recording, Stack
-from clearhead.weights.indexing import spread
+from clearhead.weights.indexing import evenly_spaced
 
 SIDE = 128  # bins each way, at most
 EXACT = 4096  # tokens; of longer texts ROWS queries stand for all
@@ -36,7 +36,7 @@ def thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
     weights = stack.layers[layer]
     _, heads, q_len, kv_len = weights.shape
     if is_sampled(stack):
-        parts = spread(q_len, ROWS)
+        parts = evenly_spaced(q_len, ROWS)
         rows = torch.cat([torch.arange(q_len)[part] for part in parts])
         found = []
         for head in range(heads):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from clearhead._utils.checks import describe, list_items
 
-AXES = ("batch", "heads", "q_len", "kv_len")
+AXIS_NAMES = ("batch", "heads", "q_len", "kv_len")
 
 
 @dataclass(frozen=True)
@@ -23,55 +23,55 @@ class Selection:
         return tuple(len(range(part.start, part.stop, part.step)) for part in self.slices)
 
 
-def select(index: object, shape: Sequence[int]) -> Selection:
+def parse_index(index: object, shape: Sequence[int]) -> Selection:
     """Integers, slices and `...` over the four axes, as torch reads them: negative numbers count from the end."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+    dots = [dot for dot, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
-    for place in dots:
-        parts[place : place + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    for dot in dots:
+        parts[dot : dot + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     if len(parts) > len(shape):
-        raise IndexError(f"too many indices: {len(parts)} for the {len(shape)} axes {', '.join(AXES)}")
+        raise IndexError(f"too many indices: {len(parts)} for the {len(shape)} axes {', '.join(AXIS_NAMES)}")
     parts += [slice(None)] * (len(shape) - len(parts))
     slices, dropped = [], []
     for axis, (part, length) in enumerate(zip(parts, shape, strict=True)):
         if isinstance(part, slice):
             start, stop, step = _bounds(part, axis, length)
             if step < 1:
-                raise ValueError(f"the slice of {AXES[axis]} has step {part.step}; expected 1 or more")
+                raise ValueError(f"the slice of {AXIS_NAMES[axis]} has step {part.step}; expected 1 or more")
             slices.append(slice(start, max(start, stop), step))
         else:
-            number = _number(part, axis, length)
-            slices.append(slice(number, number + 1, 1))
+            position = _index(part, axis, length)
+            slices.append(slice(position, position + 1, 1))
             dropped.append(axis)
     return Selection(tuple(slices), tuple(dropped))
 
 
-def numbers(choice: object, length: int, axis: int) -> list[int]:
+def index_list(choice: object, length: int, axis: int) -> list[int]:
     """One number, a slice or a sequence of numbers as a list of places on an axis; None is all of them."""
     if choice is None:
         return list(range(length))
     if isinstance(choice, slice):
         chosen = list(range(*_bounds(choice, axis, length)))
     else:
-        chosen = [_number(part, axis, length) for part in list_items(AXES[axis], choice)]
+        chosen = [_index(part, axis, length) for part in list_items(AXIS_NAMES[axis], choice)]
     if not chosen:
-        raise ValueError(f"{AXES[axis]} is {describe(choice)}, which chooses none of {length}")
+        raise ValueError(f"{AXIS_NAMES[axis]} is {describe(choice)}, which chooses none of {length}")
     return chosen
 
 
-def neighbours(choice: slice, length: int, axis: int) -> slice:
+def contiguous_slice(choice: slice, length: int, axis: int) -> slice:
     """A slice of neighbours, with non-negative start and stop."""
     if not isinstance(choice, slice):
-        raise TypeError(f"{AXES[axis]} is {describe(choice)}; expected a slice, such as slice(100, 200)")
+        raise TypeError(f"{AXIS_NAMES[axis]} is {describe(choice)}; expected a slice, such as slice(100, 200)")
     start, stop, step = _bounds(choice, axis, length)
     if step != 1:
-        raise ValueError(f"the slice of {AXES[axis]} has step {step}; expected neighbours, step 1")
+        raise ValueError(f"the slice of {AXIS_NAMES[axis]} has step {step}; expected neighbours, step 1")
     return slice(start, max(start, stop))
 
 
-def spread(length: int, count: int) -> list[slice]:
+def evenly_spaced(length: int, count: int) -> list[slice]:
     """`count` places spread evenly over a length, as slices: steps of one size, then of one more, to its end."""
     if length <= count:
         return [slice(0, length)]
@@ -85,19 +85,19 @@ def _bounds(part: slice, axis: int, length: int) -> tuple[int, int, int]:
     try:
         return part.indices(length)
     except (TypeError, ValueError):  # a bound that is not an integer, a step of 0
-        raise TypeError(f"the index of {AXES[axis]} is {describe(part)}; expected a slice of integers") from None
+        raise TypeError(f"the index of {AXIS_NAMES[axis]} is {describe(part)}; expected a slice of integers") from None
 
 
-def _number(part: object, axis: int, length: int) -> int:
+def _index(part: object, axis: int, length: int) -> int:
     try:
-        number = operator.index(part)  # pyright: ignore[reportArgumentType]
+        position = operator.index(part)  # pyright: ignore[reportArgumentType]
     except (TypeError, RuntimeError):  # a tensor with several numbers or without memory
         raise TypeError(
-            f"the index of {AXES[axis]} is a {type(part).__name__}; expected an integer or a slice"
+            f"the index of {AXIS_NAMES[axis]} is a {type(part).__name__}; expected an integer or a slice"
             " (for other indexing take .dense() of a part first)"
         ) from None
     if isinstance(part, bool):
-        raise TypeError(f"the index of {AXES[axis]} is {part}; expected an integer or a slice")
-    if not -length <= number < length:
-        raise IndexError(f"index {number} is out of range for {AXES[axis]} of size {length}")
-    return number % length
+        raise TypeError(f"the index of {AXIS_NAMES[axis]} is {part}; expected an integer or a slice")
+    if not -length <= position < length:
+        raise IndexError(f"index {position} is out of range for {AXIS_NAMES[axis]} of size {length}")
+    return position % length

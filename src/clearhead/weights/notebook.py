@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead._utils.color_scales import log_shades
-from clearhead.weights.indexing import spread
+from clearhead.weights.indexing import evenly_spaced
 
 SIDE = 96  # bins of a map each way, at most
 SHOWN = 16  # heads, or layers, at most
@@ -49,7 +49,7 @@ def of_weights(weights: Matrix) -> str:
     for head in range(count):
         own = weights.part(batch=0, heads=head)
         if sampled:
-            cells = torch.cat([own[0, 0, part] for part in spread(q_len, rows)]).float()  # [rows, kv_len]
+            cells = torch.cat([own[0, 0, part] for part in evenly_spaced(q_len, rows)]).float()  # [rows, kv_len]
             size = (min(SIDE, len(cells)), min(SIDE, kv_len))
             pooled = torch.nn.functional.adaptive_max_pool2d(cells[None], size)[0]
             entropy = torch.special.entr(cells).sum(dim=-1)

@@ -18,19 +18,22 @@ from torch import Tensor
 
 from clearhead._utils import checksums
 from clearhead._utils.files import is_pipe_or_device, replacing, resolve_target
-from clearhead.ops.alibi import ALiBi
-from clearhead.ops.arguments import FLOAT_DTYPES, check_scale, check_softcap
-from clearhead.ops.call import AttentionCall
-from clearhead.ops.masks import LoweredMask, PrecomputedMask
+from clearhead._utils.tensor_checks import FLOAT_DTYPES
+from clearhead.ops.arguments import check_scale, check_softcap
+from clearhead.ops.call import PARTS, TENSORS, AttentionCall
 
 FORMAT, VERSION = "clearhead.AttentionWeights", 1
 Facts = dict[str, Any]
-_PARTS = ("query", "key", "value", "lse", "bias", "slopes", "sinks", "ranges", "dense", "query_start")
+# parts of a call that a file does not hold, and names that differ from those of `PARTS`
+_LEFT_OUT = {"seed", "dropout"}
+_NAMES = {"tensor_bias": "bias"}
+_DTYPES = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}  # others: a float dtype
+_TENSORS = {_NAMES.get(name, name): PARTS[name] for name in TENSORS if name not in _LEFT_OUT}
 
 
-def save(path: str | os.PathLike[str], problem: AttentionCall, lse: Tensor) -> None:
+def save(path: str | os.PathLike[str], call: AttentionCall, lse: Tensor) -> None:
     """Everything the matrix follows from, and lse."""
-    tensors, facts = pack(problem, lse)
+    tensors, facts = pack(call, lse)
     write(path, tensors, {"format": FORMAT, "version": VERSION, **facts})
 
 
@@ -45,31 +48,17 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
         raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({error})") from None
 
 
-def pack(problem: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
-    """A matrix as tensors and what else it takes."""
-    lowered = problem.lower()
-    tensors = {
-        "query": problem.query,
-        "key": problem.key,
-        "value": problem.value,
-        "lse": lse,
-        "bias": problem.tensor_bias,
-        "slopes": problem.slopes,
-        "sinks": problem.sinks,
-        "ranges": lowered.ranges,
-        "dense": lowered.dense,
-        "query_start": torch.as_tensor(problem.query_start),
-    }
-    facts = {
-        "scale": problem.scale,
-        "softcap": problem.softcap,
-        "mask": None if problem.mask is None else repr(problem.mask),
-    }
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}, facts
+def pack(call: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
+    """Return a matrix as tensors and numbers."""
+    parts = {name: part for name, part in call.parts().items() if name not in _LEFT_OUT}
+    parts["query_start"] = torch.as_tensor(parts["query_start"])
+    tensors = {_NAMES.get(name, name): part for name, part in parts.items() if isinstance(part, Tensor)}
+    facts: Facts = {name: part for name, part in parts.items() if not PARTS[name].is_tensor}
+    return tensors | {"lse": lse}, facts | {"mask": None if call.mask is None else repr(call.mask)}
 
 
 def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Tensor]:
-    """What was packed; a KeyError names what is not there, a ValueError what does not fit."""
+    """Return what was packed; a KeyError names what is missing, a ValueError what does not fit."""
     missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
     if missing:
         raise KeyError(", ".join(sorted(missing)))
@@ -77,23 +66,11 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Ten
     _check_dtypes(tensors)
     _check_shapes(tensors)
     if facts["mask"] is not None and tensors["key"].shape[-1] and not {"ranges", "dense"} & {*tensors}:
-        raise KeyError("ranges, dense")  # of a mask there is one or the other, unless scores are held that know it
-    start, slopes = tensors["query_start"], tensors.get("slopes")
-    lowered = LoweredMask(tensors.get("ranges"), tensors.get("dense"))
-    problem = AttentionCall(
-        tensors["query"],
-        tensors["key"],
-        tensors.get("value"),
-        mask=None if facts["mask"] is None else PrecomputedMask(lowered, facts["mask"]),
-        bias=tensors.get("bias") if slopes is None else ALiBi(slopes),
-        scale=facts["scale"],
-        softcap=facts["softcap"],
-        sinks=tensors.get("sinks"),
-        dropout=0.0,
-        query_start=start if start.ndim else int(start),
-        seed=None,
-    )
-    return problem, tensors["lse"]
+        raise KeyError("ranges, dense")  # a mask is stored as ranges or dense, unless folded into the scores
+    start = tensors["query_start"]
+    parts: dict[str, Any] = {name: (tensors | facts).get(_NAMES.get(name, name)) for name in PARTS}
+    parts |= {"query_start": start if start.ndim else int(start), "dropout": 0.0, "seed": None}
+    return AttentionCall.from_parts(parts, facts["mask"]), tensors["lse"]
 
 
 def _check_facts(facts: Facts) -> None:
@@ -106,11 +83,10 @@ def _check_facts(facts: Facts) -> None:
 
 
 def _check_dtypes(tensors: dict[str, Tensor]) -> None:
-    whole = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}
-    for name, tensor in tensors.items():
-        expected = whole.get(name)
-        if name in _PARTS and (tensor.dtype != expected if expected else tensor.dtype not in FLOAT_DTYPES):
-            raise ValueError(f"{name} is of {tensor.dtype}; expected {expected or ', '.join(map(str, FLOAT_DTYPES))}")
+    for name in (name for name in _TENSORS if name in tensors):
+        expected, dtype = _DTYPES.get(name), tensors[name].dtype
+        if dtype != expected if expected else dtype not in FLOAT_DTYPES:
+            raise ValueError(f"{name} is of {dtype}; expected {expected or ', '.join(map(str, FLOAT_DTYPES))}")
     exact = torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
     if tensors["lse"].dtype != exact:
         raise ValueError(f"lse is of {tensors['lse'].dtype}; expected {exact}")
@@ -120,30 +96,28 @@ def _check_dtypes(tensors: dict[str, Tensor]) -> None:
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
-    """That they are parts of one matrix."""
+    """Raise if the tensors are not parts of one matrix."""
     query, key = tensors["query"], tensors["key"]
-    if query.ndim != 4 or key.ndim != 4 or not query.is_floating_point():
-        raise ValueError(
-            f"query is {tuple(query.shape)} of {query.dtype}, key {tuple(key.shape)}; expected 4 axes each"
-        )
-    (batch, heads, q_len, width), (_, kv_heads, kv_len, _) = query.shape, key.shape
-    matrix = (batch, heads, q_len, kv_len)
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"{heads} heads share {kv_heads} key heads; expected a multiple")
-    expected = {
-        "key": (batch, kv_heads, kv_len, width),
-        "lse": (batch, heads, q_len),
-        "value": (batch, kv_heads, kv_len, *tensors["value"].shape[3:]) if "value" in tensors else (),
-        "slopes": (heads,),
-        "sinks": (heads,),
-    }
-    for name, shape in expected.items():
-        if name in tensors and tensors[name].shape != shape:
-            raise ValueError(f"{name} is {tuple(tensors[name].shape)}; expected {shape}")
-    for name in {"bias", "dense"} & {*tensors}:
-        own = tensors[name].shape
-        if len(own) > 4 or any(size not in (1, whole) for size, whole in zip(own[::-1], matrix[::-1], strict=False)):
-            raise ValueError(f"{name} is {tuple(own)}; expected what spreads to {matrix}")
+    if query.ndim != 4 or key.ndim != 4:
+        raise ValueError(f"query is {tuple(query.shape)}, key {tuple(key.shape)}; expected 4 axes each")
+    sizes = dict(zip((*PARTS["query"].axes, *PARTS["key"].axes[1:3]), (*query.shape, *key.shape[1:3]), strict=True))
+    if sizes["kv_heads"] == 0 or sizes["heads"] % sizes["kv_heads"]:
+        raise ValueError(f"{sizes['heads']} heads share {sizes['kv_heads']} key heads; expected a multiple")
+    if "value" in tensors and tensors["value"].ndim == 4:
+        sizes["value_dim"] = tensors["value"].shape[3]
+    axes = {name: part.axes for name, part in _TENSORS.items()} | {"lse": PARTS["query"].axes[:3]}
+    for name in (name for name in axes if name in tensors and name not in ("query_start", "ranges")):
+        shape, expected = tensors[name].shape, tuple(sizes.get(axis, -1) for axis in axes[name])
+        if name in _TENSORS and _TENSORS[name].broadcasts:
+            sizes_fit = all(size in (1, full) for size, full in zip(shape[::-1], expected[::-1], strict=False))
+            if len(shape) > len(expected) or not sizes_fit:
+                raise ValueError(f"{name} is {tuple(shape)}; expected a shape that broadcasts to {expected}")
+        elif shape != expected:
+            raise ValueError(f"{name} is {tuple(shape)}; expected {expected}")
+    _check_positions(tensors, sizes["batch"], sizes["q_len"], sizes["kv_len"])
+
+
+def _check_positions(tensors: dict[str, Tensor], batch: int, q_len: int, kv_len: int) -> None:
     start, ranges = tensors["query_start"], tensors.get("ranges")
     if start.shape not in ((), (batch,)):
         raise ValueError(f"query_start is {tuple(start.shape)}; expected one number, or one for each of {batch}")

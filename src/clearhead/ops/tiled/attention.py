@@ -1,178 +1,140 @@
-"""Backend `streaming`: plain torch over tiles, in O(n) memory, forward and backward, on any device.
-
-Does everything `attention()` does. A custom op, so that it stands in a compiled graph as a single node; its
-log-sum-exp is differentiable too.
-"""
+"""Attention over tiles in plain torch, forward and backward, in O(n) memory."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.ops._custom_op import Gradients, Inputs, Results, operation
-from clearhead.ops._dropout import kept, row_numbers
+from clearhead.ops._custom_op import Gradients, Results
+from clearhead.ops._dropout import keep_mask, row_indices
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.masks import query_positions
-from clearhead.ops.tiled.logits import BlockScores, Scoring, Scratch, exp_, fold_heads, pick
-from clearhead.ops.tiled.schedule import Block, largest_tile, walk
+from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_, fold_heads, slice_broadcast
+from clearhead.ops.tiled.schedule import QueryBlock, iterate_tiles, max_tile_cells
 
 # From this many keys on, log-sum-exp is so large that a sum of exponentials without their maximum taken off is as exact
-UNSHIFTED_FROM = 512
+MIN_KEYS_WITHOUT_ROW_MAX = 512
 
 
-def unsupported_reasons(problem: AttentionCall) -> list[str]:
-    return []
-
-
-def attend(
-    problem: AttentionCall, with_lse: bool
-) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
-    """Output and log-sum-exp, tile by tile."""
-    assert problem.value is not None
-    return _forward(*Inputs.of(problem, problem.value))
-
-
-def log_sum_exp(problem: AttentionCall) -> Float[Tensor, "batch heads q_len"]:
-    """Log-sum-exp alone, differentiable: attention to values of width 0."""
-    return _forward(*Inputs.of(problem, problem.key[..., :0]))[1]
-
-
-def scoring(problem: AttentionCall) -> Scoring:
-    """The problem's scores, ready to be taken in tiles."""
-    return _scoring(Inputs.of(problem, problem.key[..., :0]))
-
-
-def _scoring(inputs: Inputs) -> Scoring:
-    dtype, kv_heads = inputs.compute_dtype, inputs.key.shape[1]
-    return Scoring(
-        query=fold_heads(inputs.query, kv_heads),
-        key=inputs.key.to(dtype),
-        scale=inputs.scale,
-        positions=query_positions(inputs.query.shape[2], inputs.key.shape[2], inputs.starts, inputs.query.device),
-        ranges=inputs.ranges,
-        dense=None if inputs.dense is None else fold_heads(inputs.dense, kv_heads),
-        bias=None if inputs.bias is None else fold_heads(inputs.bias.to(dtype), kv_heads),
-        slopes=None if inputs.slopes is None else inputs.slopes.to(dtype).view(kv_heads, -1),
-        softcap=inputs.softcap,
-    )
-
-
-def _survival(inputs: Inputs, block: Block, keys: slice) -> Float[Tensor, "b k g rows keys"] | None:
+def _dropout_multiplier(call: AttentionCall, block: QueryBlock, keys: slice) -> Float[Tensor, "b k g rows keys"] | None:
     """What dropout multiplies each weight of a tile by: 0, or 1 / (1 − dropout); None without dropout."""
-    if inputs.seed is None:
+    if call.seed is None:
         return None
-    _, heads, q_len, _ = inputs.query.shape
-    numbers = torch.arange(heads, device=inputs.query.device).view(inputs.key.shape[1], -1)
-    rows = row_numbers(block.batch, numbers[block.kv_heads, block.group], block.rows, heads, q_len)
-    places = torch.arange(keys.start, keys.stop, device=inputs.query.device)
-    return kept(inputs.seed, inputs.dropout, rows, places).to(inputs.compute_dtype).div_(1 - inputs.dropout)
+    _, heads, q_len, _ = call.query.shape
+    head_indices = torch.arange(heads, device=call.query.device).view(call.key.shape[1], -1)
+    rows = row_indices(block.batch, head_indices[block.kv_heads, block.group], block.rows, heads, q_len)
+    key_indices = torch.arange(keys.start, keys.stop, device=call.query.device)
+    return keep_mask(call.seed, call.dropout, rows, key_indices).to(call.compute_dtype).div_(1 - call.dropout)
 
 
-def _compute_forward(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    scores = _scoring(inputs)
-    batch, kv_heads, group, q_len, _ = scores.shape
-    dtype = inputs.compute_dtype
-    value = inputs.value.to(dtype)
-    output = inputs.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
-    lse = inputs.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
-    may_underflow = scores.underflow_bound()
-    scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
+def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp."""
+    assert call.value is not None
+    folded = FoldedCall.from_call(call)
+    batch, kv_heads, group, q_len, _ = folded.shape
+    dtype = call.compute_dtype
+    value = call.value.to(dtype)
+    output = call.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
+    lse = call.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
+    may_underflow = folded.underflow_bound()
+    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
     lowest, tiny = torch.finfo(dtype).min, torch.finfo(dtype).tiny
-    for block, tiles in walk(scores.shape, scores.ranges, dtype, lse.device):
-        here = BlockScores(scores, block)
+    for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, lse.device):
+        logits = BlockLogits(folded, block)
         underflows = may_underflow(block)
         block_values = value[block.batch, block.kv_heads].flatten(0, 1)  # [key_heads, kv_len, value_dim]
         # running maximum, sum of exponentials and weighted sum of values; a sink is a first key without a value
-        peak, total = (lse.new_zeros(here.query.shape[:2]) for _ in range(2))
+        row_max, row_sum = (lse.new_zeros(logits.query.shape[:2]) for _ in range(2))
         # where exponentials are safe as they are, no maximum is needed
-        bounded = not underflows and inputs.sinks is None and inputs.key.shape[2] >= UNSHIFTED_FROM
-        if inputs.sinks is not None:
-            peak.copy_(here.flat(inputs.sinks.view(1, kv_heads, group, 1).expand(lse.shape)))
-            total.fill_(1.0)
+        bounded = not underflows and call.sinks is None and call.key.shape[2] >= MIN_KEYS_WITHOUT_ROW_MAX
+        if call.sinks is not None:
+            row_max.copy_(logits.flatten_heads(call.sinks.view(1, kv_heads, group, 1).expand(lse.shape)))
+            row_sum.fill_(1.0)
         elif not bounded:
-            peak.fill_(-torch.inf)
-        summed = value.new_zeros((*peak.shape, value.shape[3]))
+            row_max.fill_(-torch.inf)
+        weighted_sum = value.new_zeros((*row_max.shape, value.shape[3]))
         for tile in tiles:
-            weights = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)
+            weights = logits.apply_bias_and_mask_(logits.products(tile, scratch.take(*logits.tile_shape(tile))), tile)
             if not bounded:
-                new_peak = torch.maximum(peak, weights.amax(dim=-1))
+                new_row_max = torch.maximum(row_max, weights.amax(dim=-1))
                 # a row with no key yet has max = -inf; subtracting it would give nan
-                pivot = new_peak.clamp(min=lowest)
+                pivot = new_row_max.clamp(min=lowest)
                 weights.sub_(pivot[..., None])
-                shrink = torch.exp(peak - pivot)
-                total.mul_(shrink)
-                summed.mul_(shrink[..., None])
-                peak = new_peak
-            exp_(weights, masked=scores.masked(tile), may_underflow=underflows)
-            total.add_(weights.sum(dim=-1))
-            survival = _survival(inputs, block, tile.keys)
-            if survival is not None:
-                weights.mul_(survival.view(weights.shape))
-            summed.baddbmm_(weights, block_values[:, tile.keys])
-        output[block] = here.unflat(summed.div_(total.clamp(min=tiny)[..., None]))
-        lse[block] = here.unflat(peak + total.log())  # log 0 = −inf where there is no key
+                rescale = torch.exp(row_max - pivot)
+                row_sum.mul_(rescale)
+                weighted_sum.mul_(rescale[..., None])
+                row_max = new_row_max
+            exp_(weights, masked=folded.masked(tile), may_underflow=underflows)
+            row_sum.add_(weights.sum(dim=-1))
+            multiplier = _dropout_multiplier(call, block, tile.keys)
+            if multiplier is not None:
+                weights.mul_(multiplier.view(weights.shape))
+            weighted_sum.baddbmm_(weights, block_values[:, tile.keys])
+        output[block] = logits.unflatten_heads(weighted_sum.div_(row_sum.clamp(min=tiny)[..., None]))
+        lse[block] = logits.unflatten_heads(row_max + row_sum.log())  # log 0 = −inf where there is no key
     return output.flatten(1, 2), lse.flatten(1, 2)
 
 
-def backward(inputs: Inputs, results: Results, need_bias: bool) -> Gradients:
-    """All gradients, tile by tile."""
-    dtype, kv_heads = inputs.compute_dtype, inputs.key.shape[1]
-    scores = _scoring(inputs)
-    value = inputs.value.to(dtype)
+def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradients:
+    """Return all gradients."""
+    assert call.value is not None
+    dtype, kv_heads = call.compute_dtype, call.key.shape[1]
+    folded = FoldedCall.from_call(call)
+    value = call.value.to(dtype)
     grad_output, output = (fold_heads(t.to(dtype), kv_heads) for t in (results.grad_output, results.output))
     # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
-    row_dot = (grad_output * output).sum(dim=-1) - fold_heads(results.grad_lse.to(dtype), kv_heads)
+    delta = (grad_output * output).sum(dim=-1) - fold_heads(results.grad_lse.to(dtype), kv_heads)
     lse = results.lse
-    log_weights = scores.shifted(fold_heads(lse, kv_heads))
+    log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
     grad_query, grad_key, grad_value, grad_bias, grad_slopes = (
         value.new_zeros(0 if t is None else t.shape)
-        for t in (scores.query, scores.key, value, scores.bias if need_bias else None, scores.slopes)
+        for t in (folded.query, folded.key, value, folded.bias if need_bias else None, folded.slopes)
     )
-    may_underflow = scores.underflow_bound()
-    cells = largest_tile(scores.shape, scores.ranges, value.device)
-    first, second = Scratch(cells, value), Scratch(cells, value)
-    for block, tiles in walk(scores.shape, scores.ranges, dtype, value.device):
-        here = BlockScores(log_weights, block)
+    may_underflow = folded.underflow_bound()
+    cells = max_tile_cells(folded.shape, folded.ranges, value.device)
+    first, second = ScratchMemory(cells, value), ScratchMemory(cells, value)
+    for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, value.device):
+        logits = BlockLogits(log_weights, block)
         underflows = may_underflow(block)
-        block_query = here.query[..., : scores.key.shape[3]]  # without the column that takes lse off
-        block_grad, block_dot = (here.flat(t) for t in (grad_output, row_dot))
+        block_query = logits.query[..., : folded.key.shape[3]]  # without the column that takes lse off
+        block_grad, block_delta = (logits.flatten_heads(t) for t in (grad_output, delta))
         block_grad_query = torch.zeros_like(block_query)
         for tile in tiles:
             reach = (block.batch, block.kv_heads, tile.keys)
-            keys, values = (t[reach].flatten(0, 1) for t in (scores.key, value))
-            weights = here.products(tile, first.fit(*here.tile_shape(tile)))
-            capped = None if inputs.softcap is None else weights / inputs.softcap
-            exp_(here.finish_(weights, tile), masked=scores.masked(tile), may_underflow=underflows)
-            grad_scores = torch.bmm(block_grad, values.mT, out=second.fit(*weights.shape))
-            used, survival = weights, _survival(inputs, block, tile.keys)
-            if survival is not None:
-                used = weights * survival.view(weights.shape)
-                grad_scores.mul_(survival.view(weights.shape))
+            keys, values = (t[reach].flatten(0, 1) for t in (folded.key, value))
+            weights = logits.products(tile, first.take(*logits.tile_shape(tile)))
+            capped = None if call.softcap is None else weights / call.softcap
+            exp_(logits.apply_bias_and_mask_(weights, tile), masked=folded.masked(tile), may_underflow=underflows)
+            grad_scores = torch.bmm(block_grad, values.mT, out=second.take(*weights.shape))
+            used, multiplier = weights, _dropout_multiplier(call, block, tile.keys)
+            if multiplier is not None:
+                used = weights * multiplier.view(weights.shape)
+                grad_scores.mul_(multiplier.view(weights.shape))
             grad_value[reach] += torch.bmm(used.mT, block_grad).view(grad_value[reach].shape)
-            grad_scores.sub_(block_dot[..., None]).mul_(weights)
+            grad_scores.sub_(block_delta[..., None]).mul_(weights)
             if grad_bias.numel():
-                part = pick(grad_bias, block, tile.keys)
-                part += here.unflat(grad_scores).sum_to_size(part.shape)
+                part = slice_broadcast(grad_bias, block, tile.keys)
+                part += logits.unflatten_heads(grad_scores).sum_to_size(part.shape)
             if grad_slopes.numel():
-                felt = (here.unflat(grad_scores) * here.distance(tile.keys)).sum(dim=(0, 3, 4))
-                grad_slopes[block.kv_heads, block.group] -= felt
+                slope_grad = (logits.unflatten_heads(grad_scores) * logits.distance(tile.keys)).sum(dim=(0, 3, 4))
+                grad_slopes[block.kv_heads, block.group] -= slope_grad
             if capped is not None:
                 grad_scores.mul_(1 - capped.square_())
             block_grad_query.baddbmm_(grad_scores, keys)
             grad_key[reach] += torch.bmm(grad_scores.mT, block_query).view(grad_key[reach].shape)
-        grad_query[block] = here.unflat(block_grad_query)
+        grad_query[block] = logits.unflatten_heads(block_grad_query)
     grad_sinks = value.new_zeros(0)
-    if inputs.sinks is not None:
-        share = torch.exp(inputs.sinks.to(dtype)[:, None] - lse)  # what the sink takes: [batch, heads, q_len]
-        grad_sinks = -(share * row_dot.flatten(1, 2)).sum(dim=(0, 2))
+    if call.sinks is not None:
+        share = torch.exp(call.sinks.to(dtype)[:, None] - lse)  # what the sink takes: [batch, heads, q_len]
+        grad_sinks = -(share * delta.flatten(1, 2)).sum(dim=(0, 2))
     return Gradients(
-        grad_query.mul_(inputs.scale).flatten(1, 2).to(inputs.query.dtype),
-        grad_key.to(inputs.key.dtype),
-        grad_value.to(inputs.value.dtype),
+        grad_query.mul_(call.scale).flatten(1, 2).to(call.query.dtype),
+        grad_key.to(call.key.dtype),
+        grad_value.to(call.value.dtype),
         *(
             gradient if tensor is None or not gradient.numel() else gradient.view_as(tensor).to(tensor.dtype)
-            for gradient, tensor in zip((grad_bias, grad_slopes, grad_sinks), inputs[6:9], strict=True)
+            for gradient, tensor in (
+                (grad_bias, call.tensor_bias),
+                (grad_slopes, call.slopes),
+                (grad_sinks, call.sinks),
+            )
         ),
     )
-
-
-_forward = operation("streaming_forward", _compute_forward, backward)

@@ -1,45 +1,36 @@
 """Any rectangle of the matrix at the size of a screen, tile by tile."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.ops._precision import without_autocast
-from clearhead.ops.tiled.logits import BlockScores, Scoring, Scratch, exp_, fold_heads
-from clearhead.ops.tiled.schedule import largest_tile, walk
-
-Reduce = Literal["mean", "max"]
-
-
-class PoolSpec(NamedTuple):
-    """How large a picture of the matrix is, and what stands for the weights in each of its bins."""
-
-    rows: int
-    cols: int
-    reduce: Reduce
+from clearhead.ops.statistics import PoolSpec
+from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_, fold_heads
+from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
 
 
 @without_autocast
 def pool(
-    scores: Scoring, lse: Float[Tensor, "batch heads q_len"], picture: PoolSpec
+    folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], picture: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
     """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
     rows, cols, reduce = picture
-    batch, kv_heads, group, q_len, kv_len = scores.shape
-    log_weights = scores.shifted(fold_heads(lse, kv_heads))
-    may_underflow = scores.underflow_bound()
+    batch, kv_heads, group, q_len, kv_len = folded.shape
+    log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
+    may_underflow = folded.underflow_bound()
     row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
     pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
-    scratch = Scratch(largest_tile(scores.shape, scores.ranges, lse.device), lse)
-    for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
-        here = BlockScores(log_weights, block)
+    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
+    for block, tiles in iterate_tiles(folded.shape, folded.ranges, lse.dtype, lse.device):
+        logits = BlockLogits(log_weights, block)
         underflows = may_underflow(block)
         down = row_bins.over(block.rows)
         for tile in tiles:
-            logs = here.finish_(here.products(tile, scratch.fit(*here.tile_shape(tile))), tile)
-            weights = here.unflat(exp_(logs, masked=scores.masked(tile), may_underflow=underflows))
+            logs = logits.apply_bias_and_mask_(logits.products(tile, scratch.take(*logits.tile_shape(tile))), tile)
+            weights = logits.unflatten_heads(exp_(logs, masked=folded.masked(tile), may_underflow=underflows))
             across = col_bins.over(tile.keys)
             part = pooled[block[:3]][..., down.bins, across.bins]
             if reduce == "mean":
@@ -52,8 +43,8 @@ def pool(
 
 def bin_ends(length: int, count: int, device: torch.device) -> tuple[Int[Tensor, " bins"], Int[Tensor, " bins"]]:
     """Where each of `count` bins over `length` positions begins, and where it ends."""
-    number = torch.arange(count, device=device)
-    return number * length // count, -(-(number + 1) * length // count)
+    index = torch.arange(count, device=device)
+    return index * length // count, -(-(index + 1) * length // count)
 
 
 class _Span(NamedTuple):
@@ -86,6 +77,6 @@ class _Bins:
         whole_first, whole_last = self.first[start:stop], self.last[start:stop]
         first = whole_first.clamp(min=part.start) - part.start
         last = whole_last.clamp(max=part.stop) - part.start
-        place = torch.arange(part.stop - part.start, device=first.device)
-        inside = (place >= first[:, None]) & (place < last[:, None])
+        position = torch.arange(part.stop - part.start, device=first.device)
+        inside = (position >= first[:, None]) & (position < last[:, None])
         return _Span(slice(start, stop), first, last, inside.to(self.like.dtype) / (whole_last - whole_first)[:, None])

@@ -19,14 +19,14 @@ from clearhead.ops.key_ranges import KeyRanges
 
 # rows and keys of a tile: with one head per thread its scores and weights stay in the cache
 TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges, of which a taller tile would waste more
-CUDA_CELLS = 2**25  # in one step on CUDA, which has no such cache to keep to
-ALIGN = 64  # full tiles begin and end on multiples of this, which the matrix product likes
-MASKS_KEPT = 8  # per band of rows: partial tiles whose mask is kept for the next heads
+CUDA_CELLS_PER_STEP = 2**25  # in one step on CUDA, which has no such cache to keep to
+FULL_TILE_ALIGNMENT = 64  # full tiles begin and end on multiples of this, which the matrix product likes
+MAX_CACHED_TILE_MASKS = 8  # per band of rows: partial tiles whose mask is kept for the next heads
 
-Shape = tuple[int, int, int, int, int]  # batch, kv_heads, group, q_len, kv_len
+FoldedShape = tuple[int, int, int, int, int]  # batch, kv_heads, group, q_len, kv_len
 
 
-class Block(NamedTuple):
+class QueryBlock(NamedTuple):
     """Some heads and a band of rows: slices of `[batch, kv_heads, group, q_len]`."""
 
     batch: slice
@@ -35,38 +35,38 @@ class Block(NamedTuple):
     rows: slice
 
 
-class Tile(NamedTuple):
+class KeyTile(NamedTuple):
     """Some keys of a block; `mask` is what to add where not every row may attend to every key."""
 
     keys: slice
     mask: Float[Tensor, "batch 1 1 rows keys"] | None
 
 
-def walk(
-    shape: Shape, ranges: KeyRanges | None, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[Block, Iterable[Tile]]]:
+def iterate_tiles(
+    shape: FoldedShape, ranges: KeyRanges | None, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[QueryBlock, Iterable[KeyTile]]]:
     """Every block with its tiles. Heads run innermost: the masks of a band of rows serve all of them."""
     batch, kv_heads, group, q_len, kv_len = shape
     step = _steps(shape, device, ranged=ranges is not None)
     bands = None if ranges is None or 0 in shape else _Bands(ranges, step.rows, kv_len)
-    for sequences in cut(batch, step.batch):
-        for rows in cut(q_len, step.rows):
+    for sequences in split_range(batch, step.batch):
+        for rows in split_range(q_len, step.rows):
             if bands is None or ranges is None:
-                tiles = [Tile(keys, None) for keys in cut(kv_len, step.keys)]
+                tiles = [KeyTile(keys, None) for keys in split_range(kv_len, step.keys)]
             else:
-                own = ranges if ranges.shape[2] == 1 else ranges[:, :, sequences]
-                tiles = _MaskedTiles(bands.pieces(sequences, rows, step.keys), own[..., rows], dtype)
-            for heads in cut(kv_heads, step.kv_heads):
-                for members in cut(group, step.group):
-                    yield Block(sequences, heads, members, rows), tiles
+                band_ranges = ranges if ranges.shape[2] == 1 else ranges[:, :, sequences]
+                tiles = _MaskedTiles(bands.pieces(sequences, rows, step.keys), band_ranges[..., rows], dtype)
+            for heads in split_range(kv_heads, step.kv_heads):
+                for members in split_range(group, step.group):
+                    yield QueryBlock(sequences, heads, members, rows), tiles
 
 
-def largest_tile(shape: Shape, ranges: KeyRanges | None, device: torch.device) -> int:
+def max_tile_cells(shape: FoldedShape, ranges: KeyRanges | None, device: torch.device) -> int:
     """How many scores a tile holds at most: the size of scratch buffers."""
     return math.prod(_steps(shape, device, ranged=ranges is not None))
 
 
-def cut(length: int, size: int) -> list[slice]:
+def split_range(length: int, size: int) -> list[slice]:
     """`range(length)` in slices of at most `size`."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
@@ -79,11 +79,11 @@ class _Steps(NamedTuple):
     keys: int
 
 
-def _steps(shape: Shape, device: torch.device, *, ranged: bool) -> _Steps:
+def _steps(shape: FoldedShape, device: torch.device, *, ranged: bool) -> _Steps:
     """How much of each axis one step takes: a tile per thread, and more heads or sequences where tiles are small."""
     batch, kv_heads, group, q_len, kv_len = (max(1, size) for size in shape)
     most_rows, most_keys = RANGED_TILE if ranged else TILE
-    cells = CUDA_CELLS if device.type == "cuda" else torch.get_num_threads() * most_rows * most_keys
+    cells = CUDA_CELLS_PER_STEP if device.type == "cuda" else torch.get_num_threads() * most_rows * most_keys
     rows = min(q_len, most_rows)
     keys = min(kv_len, most_rows * most_keys // rows)
     tiles = max(1, cells // (rows * keys))
@@ -100,17 +100,17 @@ class _MaskedTiles:
         self.pieces, self.ranges, self.dtype = pieces, ranges, dtype
         self.kept: dict[int, Tensor] = {}
 
-    def __iter__(self) -> Iterator[Tile]:
+    def __iter__(self) -> Iterator[KeyTile]:
         for keys, full in self.pieces:
-            yield Tile(keys, None if full else self._mask(keys))
+            yield KeyTile(keys, None if full else self._mask(keys))
 
     def _mask(self, keys: slice) -> Tensor:
         mask = self.kept.get(keys.start)
         if mask is None:
-            places = torch.arange(keys.start, keys.stop, device=self.ranges.device, dtype=torch.int32)
-            allowed = key_ranges.contains(self.ranges, places)[:, None, None]  # [batch, 1, 1, rows, keys]
+            positions = torch.arange(keys.start, keys.stop, device=self.ranges.device, dtype=torch.int32)
+            allowed = key_ranges.contains(self.ranges, positions)[:, None, None]  # [batch, 1, 1, rows, keys]
             mask = torch.where(allowed, 0.0, -torch.inf).to(self.dtype)
-            if len(self.kept) < MASKS_KEPT:
+            if len(self.kept) < MAX_CACHED_TILE_MASKS:
                 self.kept[keys.start] = mask
         return mask
 
@@ -142,14 +142,19 @@ class _Bands:
             needed.append((min(least_first[b][band] for b in sequences), max(most_last[b][band] for b in sequences)))
             start = max(most_first[b][band] for b in sequences)
             end = min(least_last[b][band] for b in sequences)
-            full.append((-(-start // ALIGN) * ALIGN, end // ALIGN * ALIGN))
+            full.append(
+                (
+                    -(-start // FULL_TILE_ALIGNMENT) * FULL_TILE_ALIGNMENT,
+                    end // FULL_TILE_ALIGNMENT * FULL_TILE_ALIGNMENT,
+                )
+            )
         full = [(start, end) for start, end in full if start < end]
         pieces = []
         for start, end in _merged(needed):
             edges = sorted({start, end} | {edge for span in full for edge in span if start < edge < end})
             for low, high in itertools.pairwise(edges):
                 whole = any(first <= low and high <= last for first, last in full)
-                pieces += [(slice(low + part.start, low + part.stop), whole) for part in cut(high - low, size)]
+                pieces += [(slice(low + part.start, low + part.stop), whole) for part in split_range(high - low, size)]
         return pieces
 
 

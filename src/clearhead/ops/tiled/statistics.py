@@ -1,49 +1,24 @@
-"""The observing sweep: statistics of every row and column from (query, key, log-sum-exp), in one pass over tiles."""
-
-from dataclasses import dataclass
-from typing import NamedTuple
+"""Statistics of every row and column from (query, key, log-sum-exp), in one pass over tiles."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.ops._precision import without_autocast
-from clearhead.ops.tiled.logits import BlockScores, Scoring, Scratch, exp_, fold_heads
-from clearhead.ops.tiled.schedule import largest_tile, walk
-
-
-class TopK(NamedTuple):
-    """The largest weights of each query and the keys they stand on; key −1 and weight 0 where a row has fewer."""
-
-    weights: Float[Tensor, "batch heads q_len top"]
-    keys: Int[Tensor, "batch heads q_len top"]
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionStatistics:
-    """What a sweep was asked for; None where it was not."""
-
-    entropy: Float[Tensor, "batch heads q_len"] | None = None
-    received: Float[Tensor, "batch heads kv_len"] | None = None
-    distance: Float[Tensor, "batch heads q_len"] | None = None
-    top: TopK | None = None
-    pooled: Float[Tensor, "batch heads rows cols"] | None = None
+from clearhead.ops.statistics import AttentionStatistics, StatisticsRequest, TopK
+from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_, fold_heads
+from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
 
 
 @without_autocast
 def compute_statistics(
-    scores: Scoring,
-    lse: Float[Tensor, "batch heads q_len"],
-    *,
-    entropy: bool = False,
-    received: bool = False,
-    distance: bool = False,
-    top: int = 0,
+    folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
-    """Entropy, column sums, mean distance and the `top` largest weights of each row, whichever are asked for."""
-    batch, kv_heads, group, q_len, kv_len = scores.shape
-    log_weights = scores.shifted(fold_heads(lse, kv_heads))
-    may_underflow = scores.underflow_bound()
+    """Compute every statistic of a request but pooling, in one pass over the tiles."""
+    entropy, received, distance, top = request.entropy, request.received, request.distance, request.top
+    batch, kv_heads, group, q_len, kv_len = folded.shape
+    log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
+    may_underflow = folded.underflow_bound()
     heads_shape = (batch, kv_heads, group)
 
     entropies = lse.new_zeros((*heads_shape, q_len)) if entropy else None
@@ -52,47 +27,49 @@ def compute_statistics(
     columns = lse.new_zeros((*heads_shape, kv_len), dtype=torch.float64) if received else None
     best = lse.new_full((*heads_shape, q_len, top), -torch.inf)
     best_keys = torch.full_like(best, -1, dtype=torch.long)
-    cells = largest_tile(scores.shape, scores.ranges, lse.device)
-    first, second = Scratch(cells, lse), Scratch(cells, lse)
-    distance_to = _Distances(scores) if distance and q_len else None
-    for block, tiles in walk(scores.shape, scores.ranges, lse.dtype, lse.device):
-        here = BlockScores(log_weights, block)
+    cells = max_tile_cells(folded.shape, folded.ranges, lse.device)
+    first, second = ScratchMemory(cells, lse), ScratchMemory(cells, lse)
+    distance_to = _Distances(folded) if distance and q_len else None
+    for block, tiles in iterate_tiles(folded.shape, folded.ranges, lse.dtype, lse.device):
+        logits = BlockLogits(log_weights, block)
         underflows = may_underflow(block)
-        heads, rows = here.shape[:3].numel(), here.shape[3]
+        heads, rows = logits.shape[:3].numel(), logits.shape[3]
         ones = lse.new_ones((heads, 1, rows))
         row_entropies: list[Tensor] = []
-        row_distances = None if distance_to is None else _RowDistances(distance_to, here)
+        row_distances = None if distance_to is None else _RowDistances(distance_to, logits)
         column_sums: list[tuple[slice, Tensor]] = []
         largest_here = _Largest(top) if top else None
         for tile in tiles:
-            shape = here.tile_shape(tile)
-            logs = here.finish_(here.products(tile, first.fit(*shape)), tile)
+            shape = logits.tile_shape(tile)
+            logs = logits.apply_bias_and_mask_(logits.products(tile, first.take(*shape)), tile)
             if largest_here is not None:
-                largest_here.add(here.unflat(logs), tile.keys)
+                largest_here.add(logits.unflatten_heads(logs), tile.keys)
             if not (entropy or received or distance):
                 continue
-            weights = exp_(logs, masked=scores.masked(tile), may_underflow=underflows, out=second.fit(*shape))
+            weights = exp_(logs, masked=folded.masked(tile), may_underflow=underflows, out=second.take(*shape))
             if received:
-                column_sums.append((tile.keys, torch.bmm(ones, second.fit(heads, rows, shape[2]))))
+                column_sums.append((tile.keys, torch.bmm(ones, second.take(heads, rows, shape[2]))))
             if entropy:
                 row_entropies.append(logs.mul_(weights).sum(dim=-1))
             if row_distances is not None:
-                row_distances.add(second.fit(heads * rows, shape[2]), tile.keys, spare=first)
+                row_distances.add(second.take(heads * rows, shape[2]), tile.keys, spare=first)
         if largest_here is not None and largest_here.parts:
             values, keys = largest_here.merged()
             best[block][..., : values.shape[-1]], best_keys[block][..., : keys.shape[-1]] = values, keys
         if entropies is not None and row_entropies:
-            entropies[block] = -here.unflat(_added_up(row_entropies))
+            entropies[block] = -logits.unflatten_heads(_added_up(row_entropies))
         if distances is not None and row_distances is not None:
             distances[block] = row_distances.total()
         if columns is not None:
             _add_columns(columns[block[:3]].flatten(0, 2).unsqueeze(1), column_sums)  # a view of it
 
-    def unfold(folded: Tensor | None) -> Tensor | None:
-        return None if folded is None else folded.flatten(1, 2).to(lse.dtype)
+    def unfold(statistic: Tensor | None) -> Tensor | None:
+        return None if statistic is None else statistic.flatten(1, 2).to(lse.dtype)
 
     largest = TopK(best.exp().flatten(1, 2), best_keys.flatten(1, 2)) if top else None
-    return AttentionStatistics(unfold(entropies), unfold(columns), unfold(distances), largest)
+    return AttentionStatistics(
+        entropy=unfold(entropies), received=unfold(columns), distance=unfold(distances), top=largest
+    )
 
 
 def _added_up(parts: list[Tensor]) -> Tensor:
@@ -124,8 +101,8 @@ class _Largest:
         self.parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
-        values, places = logs.topk(min(self.top, logs.shape[-1]), dim=-1)
-        self.parts.append((values, torch.where(values > -torch.inf, places + keys.start, -1)))
+        values, indices = logs.topk(min(self.top, logs.shape[-1]), dim=-1)
+        self.parts.append((values, torch.where(values > -torch.inf, indices + keys.start, -1)))
         if len(self.parts) == self.MANY:
             self.parts = [self.merged()]
 
@@ -145,17 +122,17 @@ class _Distances:
     last query need the distances themselves, which all its heads share.
     """
 
-    def __init__(self, scores: Scoring) -> None:
-        kv_len, key = scores.shape[4], scores.key
+    def __init__(self, folded: FoldedCall) -> None:
+        kv_len, key = folded.shape[4], folded.key
         self.kv_len = kv_len
-        self.starts: list[int] = scores.positions[:, 0].tolist()
+        self.starts: list[int] = folded.positions[:, 0].tolist()
         self.up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
         self.down = self.up.flip(0)
         self.between: dict[tuple[int, ...], Tensor] = {}  # of the rows at hand
 
 
 class _RowDistances:
-    def __init__(self, shared: _Distances, here: BlockScores) -> None:
+    def __init__(self, shared: _Distances, here: BlockLogits) -> None:
         self.shared, self.here = shared, here
         starts = shared.starts if len(shared.starts) == 1 else shared.starts[here.block.batch]
         lowest, highest = min(starts) + here.block.rows.start, max(starts) + here.block.rows.stop - 1
@@ -164,7 +141,7 @@ class _RowDistances:
         nothing = here.query.new_zeros(here.shape.numel())
         self.near, self.on_left, self.on_right = [nothing], [nothing], [nothing]
 
-    def add(self, weights: Float[Tensor, "rows keys"], keys: slice, spare: Scratch) -> None:
+    def add(self, weights: Float[Tensor, "rows keys"], keys: slice, spare: ScratchMemory) -> None:
         """Take in a tile; `spare` is memory of its size."""
         if keys.stop <= self.left:
             self._add_left(weights, keys)
@@ -177,7 +154,7 @@ class _RowDistances:
             if right < keys.stop:
                 self._add_right(weights[:, right - keys.start :], slice(right, keys.stop))
             between = weights[:, left - keys.start : right - keys.start].view(*self.here.shape, -1)
-            products = torch.mul(between, self._distance(slice(left, right)), out=spare.fit(*between.shape))
+            products = torch.mul(between, self._distance(slice(left, right)), out=spare.take(*between.shape))
             self.near.append(products.sum(dim=-1).view(-1))
 
     def _add_left(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
@@ -199,9 +176,9 @@ class _RowDistances:
 
     def _distance(self, keys: slice) -> Tensor:
         block, between = self.here.block, self.shared.between
-        place = (block.batch.start, block.rows.start, keys.start, keys.stop)
-        if place not in between:
-            if between and next(iter(between))[:2] != place[:2]:
+        key = (block.batch.start, block.rows.start, keys.start, keys.stop)
+        if key not in between:
+            if between and next(iter(between))[:2] != key[:2]:
                 between.clear()
-            between[place] = self.here.distance(keys)
-        return between[place]
+            between[key] = self.here.distance(keys)
+        return between[key]

@@ -15,13 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Gradients, Inputs, Results
-from clearhead.ops.triton.block_ranges import seen_by
-from clearhead.ops.triton.config import Kernel, Tile, blocks_of, constants, padded, precision, tile_for
-from clearhead.ops.triton.dropout import Dropout, survival
+from clearhead.ops._custom_op import Gradients, Results
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.triton.block_ranges import transpose_block_ranges
+from clearhead.ops.triton.config import (
+    Kernel,
+    TileConfig,
+    block_count,
+    constants,
+    matmul_precision,
+    padded_width,
+    tile_for,
+)
+from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
 from clearhead.ops.triton.logits import (
-    Matrix,
-    Scores,
+    LogitParams,
+    StridedTensor,
     chosen_rows,
     distance,
     dot,
@@ -38,100 +47,113 @@ from clearhead.ops.triton.logits import (
 )
 from clearhead.ops.triton.schedule import over_keys, over_queries, own_rows, program_place, range_ends
 
-ROWS = 64  # of one program that prepares them
+PREPARED_ROWS = 64  # of one program that prepares them
 
 
-def backward(inputs: Inputs, results: Results) -> tuple[Call, Gradients]:
+def backward(call: AttentionCall, results: Results) -> tuple[BackwardInputs, Gradients]:
     """All gradients but that of a tensor bias, and what it takes to have that too."""
-    call = Call.of(inputs, results)
-    grad_query, felt = grad_of_query(call)
-    grad_key, grad_value = grad_of_key(call)
-    grad_bias, grad_slopes, grad_sinks = (call.row_dot.new_empty(0) for _ in range(3))  # results must not be one tensor
-    if felt is not None and inputs.slopes is not None:
-        grad_slopes = -felt.sum(dim=(0, 2)).to(inputs.slopes.dtype)
-    if inputs.sinks is not None:
-        share = torch.exp(inputs.sinks.float()[:, None] - results.lse)  # what the sink takes: [batch, heads, q_len]
-        grad_sinks = -(share * call.row_dot[..., : share.shape[2]]).sum(dim=(0, 2)).to(inputs.sinks.dtype)
-    return call, Gradients(grad_query, grad_key, grad_value, grad_bias, grad_slopes, grad_sinks)
+    backward_inputs = BackwardInputs.from_call(call, results)
+    grad_query, slope_grad = grad_of_query(backward_inputs)
+    grad_key, grad_value = grad_of_key(backward_inputs)
+    grad_bias, grad_slopes, grad_sinks = (
+        backward_inputs.delta.new_empty(0) for _ in range(3)
+    )  # results must not be one tensor
+    if slope_grad is not None and call.slopes is not None:
+        grad_slopes = -slope_grad.sum(dim=(0, 2)).to(call.slopes.dtype)
+    if call.sinks is not None:
+        share = torch.exp(call.sinks.float()[:, None] - results.lse)  # what the sink takes: [batch, heads, q_len]
+        grad_sinks = -(share * backward_inputs.delta[..., : share.shape[2]]).sum(dim=(0, 2)).to(call.sinks.dtype)
+    return backward_inputs, Gradients(grad_query, grad_key, grad_value, grad_bias, grad_slopes, grad_sinks)
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class BackwardInputs:
     """What the kernels of a backward pass read."""
 
-    inputs: Inputs
-    scores: Scores
+    call: AttentionCall
+    scores: LogitParams
     grad_output: Tensor
     shift: Tensor  # log-sum-exp in base 2, [batch, heads, scores.length]
-    row_dot: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
+    delta: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
 
     @classmethod
-    def of(cls, inputs: Inputs, results: Results) -> Call:
-        grad_output = results.grad_output.to(inputs.query.dtype)
-        scores = Scores.of(inputs)
+    def from_call(cls, call: AttentionCall, results: Results) -> BackwardInputs:
+        grad_output = results.grad_output.to(call.query.dtype)
+        scores = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape
-        shift, row_dot = (results.lse.new_empty((batch, heads, scores.length)) for _ in range(2))
-        _prepare[(scores.length // ROWS * heads * batch,)](
-            Matrix.of(results.output),
-            Matrix.of(grad_output),
+        shift, delta = (results.lse.new_empty((batch, heads, scores.length)) for _ in range(2))
+        _prepare[(scores.length // PREPARED_ROWS * heads * batch,)](
+            StridedTensor.from_tensor(results.output),
+            StridedTensor.from_tensor(grad_output),
             scores,
             results.lse.contiguous(),
             results.grad_lse.float().contiguous(),
             shift,
-            row_dot,
-            ROWS,
-            padded(grad_output.shape[3]),
+            delta,
+            PREPARED_ROWS,
+            padded_width(grad_output.shape[3]),
         )
-        return cls(inputs, scores, grad_output, shift, row_dot)
+        return cls(call, scores, grad_output, shift, delta)
 
-    def tile(self, kernel: Kernel) -> Tile:
-        query, value = self.inputs.query, self.inputs.value
+    @property
+    def value(self) -> Tensor:
+        assert self.call.value is not None
+        return self.call.value
+
+    def tile(self, kernel: Kernel) -> TileConfig:
+        query, value = self.call.query, self.value
         return tile_for(kernel, query.dtype, max(query.shape[3], value.shape[3]), query.shape[2])
 
-    def arguments(self, tile: Tile) -> tuple:
-        inputs = self.inputs
+    def arguments(self, tile: TileConfig) -> tuple:
+        call = self.call
         return (
-            rows_of(inputs.query, tile.queries),
+            rows_of(call.query, tile.queries),
             rows_of(self.grad_output, tile.queries),
-            rows_of(inputs.key, tile.keys),
-            rows_of(inputs.value, tile.keys),
+            rows_of(call.key, tile.keys),
+            rows_of(self.value, tile.keys),
             self.scores,
-            Dropout.of(inputs),
+            DropoutParams.from_call(call),
             self.shift,
-            self.row_dot,
-            inputs.scale,
+            self.delta,
+            call.scale,
         )
 
-    def constants(self, tile: Tile) -> dict[str, int | str]:
-        own = {"BLOCK_V": padded(self.inputs.value.shape[3]), "PRECISION": precision(self.inputs.query.dtype)}
-        return constants(self.inputs, tile) | own
+    def constants(self, tile: TileConfig) -> dict[str, int | str]:
+        own = {"BLOCK_V": padded_width(self.value.shape[3]), "PRECISION": matmul_precision(self.call.query.dtype)}
+        return constants(self.call, tile) | own
 
 
-def grad_of_query(call: Call, tile: Tile | None = None) -> tuple[Tensor, Tensor | None]:
+def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor | None]:
     """The gradient of queries; with ALiBi, also how much each row feels of its slope."""
-    query, tile = call.inputs.query, tile or call.tile("backward_query")
+    query, tile = backward_inputs.call.query, tile or backward_inputs.tile("backward_query")
     grad = torch.empty_like(query, memory_format=torch.contiguous_format)
-    felt = None if call.inputs.slopes is None else call.row_dot.new_empty(query.shape[:3])
+    slope_grad = None if backward_inputs.call.slopes is None else backward_inputs.delta.new_empty(query.shape[:3])
     batch, heads, q_len, _ = query.shape
-    grid = (blocks_of(q_len, tile.queries) * heads * batch,)
-    _backward_query[grid](*call.arguments(tile), Matrix.of(grad), felt, **call.constants(tile))
-    return grad, felt
+    grid = (block_count(q_len, tile.queries) * heads * batch,)
+    _backward_query[grid](
+        *backward_inputs.arguments(tile), StridedTensor.from_tensor(grad), slope_grad, **backward_inputs.constants(tile)
+    )
+    return grad, slope_grad
 
 
-def grad_of_key(call: Call, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values."""
-    key, tile = call.inputs.key, tile or call.tile("backward_key")
-    grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, call.inputs.value)]
+    key, tile = backward_inputs.call.key, tile or backward_inputs.tile("backward_key")
+    grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, backward_inputs.value)]
     batch, kv_heads, kv_len, _ = key.shape
-    grid = (blocks_of(kv_len, tile.keys) * kv_heads * batch,)
+    grid = (block_count(kv_len, tile.keys) * kv_heads * batch,)
     _backward_key[grid](
-        *call.arguments(tile), *map(Matrix.of, grads), seen_by(call.scores, tile), kv_heads, **call.constants(tile)
+        *backward_inputs.arguments(tile),
+        *map(StridedTensor.from_tensor, grads),
+        transpose_block_ranges(backward_inputs.scores, tile),
+        kv_heads,
+        **backward_inputs.constants(tile),
     )
     return grads[0], grads[1]
 
 
 @triton.jit
-def _prepare(output, grad_output, scores, lse, grad_lse, shift, row_dot, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
+def _prepare(output, grad_output, scores, lse, grad_lse, shift, delta, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
     """What the other kernels read of each row, 0 products beyond the last."""
     block, head, batch = program_place(scores.length, scores.heads, scores.batches, ROWS)
     rows, number = block * ROWS + tl.arange(0, ROWS), batch * scores.heads + head
@@ -139,7 +161,7 @@ def _prepare(output, grad_output, scores, lse, grad_lse, shift, row_dot, ROWS: t
     gradients = chosen_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
     own = tl.load(grad_lse + number * scores.q_len + rows, rows < scores.q_len, other=0.0)
     tl.store(shift + number * scores.length + rows, log_sum_exp(scores, lse, number, rows))
-    tl.store(row_dot + number * scores.length + rows, tl.sum(outputs * gradients, 1) - own)
+    tl.store(delta + number * scores.length + rows, tl.sum(outputs * gradients, 1) - own)
 
 
 @triton.jit
@@ -151,10 +173,10 @@ def _backward_query(
     scores,
     dropout,
     shift,
-    row_dot,
+    delta,
     scale,
     grad_query,
-    felt,
+    slope_grad,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -163,18 +185,18 @@ def _backward_query(
     PRECISION: tl.constexpr,
 ):
     start, rows, head, batch = own_rows(scores, BLOCK_Q)
-    own = brought(query, grad_output, scores, shift, row_dot, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V)
+    own = load_query_block(query, grad_output, scores, shift, delta, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V)
     fixed = (own, key, value, scores, dropout, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))
     state = over_keys(_take_keys, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, PRECISION)
     store_rows(grad_query, batch, head, rows, state[0] * scale)
-    if felt is not None:
-        tl.store(felt + (batch * scores.heads + head) * scores.q_len + rows, state[1], rows < scores.q_len)
+    if slope_grad is not None:
+        tl.store(slope_grad + (batch * scores.heads + head) * scores.q_len + rows, state[1], rows < scores.q_len)
 
 
 @triton.jit
-def brought(
-    query, grad_output, scores, shift, row_dot, batch, head, start,
+def load_query_block(
+    query, grad_output, scores, shift, delta, batch, head, start,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What a block of queries brings: itself, the gradient of its output, log-sum-exp in base 2 and row_dot."""
@@ -183,7 +205,7 @@ def brought(
         rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D),
         rows_at(grad_output, batch, head, start, BLOCK_Q, BLOCK_V),
         shift_at(shift, scores, batch, head, rows),
-        shift_at(row_dot, scores, batch, head, rows),
+        shift_at(delta, scores, batch, head, rows),
     )
 
 
@@ -215,7 +237,7 @@ def cell_gradients(
     weights = tl.exp2(logits * unit(scores) - shift)
     used = weights
     if dropout is not None:
-        survivors = survival(dropout, batch, head, rows, keys, scores.heads, scores.q_len)
+        survivors = dropout_multiplier(dropout, batch, head, rows, keys, scores.heads, scores.q_len)
         used = weights * survivors
         grad_weights = grad_weights * survivors
     slope = 1.0
@@ -234,7 +256,7 @@ def _backward_key(
     scores,
     dropout,
     shift,
-    row_dot,
+    delta,
     scale,
     grad_key,
     grad_value,
@@ -256,7 +278,7 @@ def _backward_key(
     state = (tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_K, BLOCK_V], dtype=tl.float32))
     for member in range(scores.group):
         head = key_head * scores.group + member
-        fixed = (key_tile, value_tile, query, grad_output, scores, dropout, shift, row_dot, batch, head, keys)
+        fixed = (key_tile, value_tile, query, grad_output, scores, dropout, shift, delta, batch, head, keys)
         state = over_queries(
             _take_queries, state, fixed, scores, seen, batch, block, BLOCK_Q, BLOCK_K, RANGES, PRECISION, num_stages
         )
@@ -268,10 +290,10 @@ def _backward_key(
 def _take_queries(state, fixed, number, start, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr):
     """Add what queries from `start` on give to the gradients of a block of keys and values."""
     summed_key, summed_value = state
-    key, value, query, grad_output, scores, dropout, shift, row_dot, batch, head, keys = fixed
+    key, value, query, grad_output, scores, dropout, shift, delta, batch, head, keys = fixed
     rows = start + tl.arange(0, BLOCK_Q)
-    query_tile, grad, shifts, dots = brought(
-        query, grad_output, scores, shift, row_dot, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
+    query_tile, grad, shifts, dots = load_query_block(
+        query, grad_output, scores, shift, delta, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
     )
     first, last = range_ends(scores, number, batch, rows)
     # transposed, [BLOCK_K, BLOCK_Q], so that the second products need no turning

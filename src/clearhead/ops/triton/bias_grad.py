@@ -8,25 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops.triton.backward import Call, brought, cell_gradients
-from clearhead.ops.triton.config import blocks_of
+from clearhead.ops.triton.backward import BackwardInputs, cell_gradients, load_query_block
+from clearhead.ops.triton.config import block_count
 from clearhead.ops.triton.logits import product, rows_at
 from clearhead.ops.triton.schedule import range_ends
 
 
-def grad_of_bias(call: Call) -> Tensor:
+def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
     """The sum of the scores' gradients over the axes along which the bias was broadcast, in its shape and dtype."""
-    bias = call.inputs.bias
+    bias = backward_inputs.call.tensor_bias
     assert bias is not None
-    batch, heads, q_len, _ = call.inputs.query.shape
-    kv_len, tile = call.inputs.key.shape[2], call.tile("backward_query")
+    batch, heads, q_len, _ = backward_inputs.call.query.shape
+    kv_len, tile = backward_inputs.call.key.shape[2], backward_inputs.tile("backward_query")
     own_batch, own_heads, own_rows, own_keys = bias.shape
-    blocks, key_blocks = blocks_of(q_len, tile.queries), blocks_of(kv_len, tile.keys)
+    blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
     # along an axis of 1 each block of rows or keys leaves its sum, added up below
     shape = (own_batch, own_heads, blocks if own_rows == 1 else q_len, key_blocks if own_keys == 1 else kv_len)
-    grad = call.row_dot.new_empty(shape)
-    *arguments, _ = call.arguments(tile)
-    constants = call.constants(tile) | {"num_stages": 1}
+    grad = backward_inputs.delta.new_empty(shape)
+    *arguments, _ = backward_inputs.arguments(tile)
+    constants = backward_inputs.constants(tile) | {"num_stages": 1}
     _bias[(blocks * key_blocks, own_heads, own_batch)](
         *arguments,
         grad,
@@ -50,7 +50,7 @@ def _bias(
     scores,
     dropout,
     shift,
-    row_dot,
+    delta,
     grad,
     grad_rows,
     grad_keys,
@@ -74,8 +74,8 @@ def _bias(
     # what the bias has one of stands for all
     for turn in range(batches * heads):
         batch, head = own_batch + turn // heads, own_head + turn % heads
-        tile, grads, shifts, dots = brought(
-            query, grad_output, scores, shift, row_dot, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
+        tile, grads, shifts, dots = load_query_block(
+            query, grad_output, scores, shift, delta, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
         )
         key_head = head // scores.group
         products = product(tile, rows_at(key, batch, key_head, key_block * BLOCK_K, BLOCK_K, BLOCK_D), PRECISION)

@@ -10,14 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from clearhead.ops.triton.config import Tile, blocks_of
-from clearhead.ops.triton.logits import Scores
+from clearhead.ops.triton.config import TileConfig, block_count
+from clearhead.ops.triton.logits import LogitParams
 from clearhead.ops.triton.schedule import range_ends, span
 
 STEP = 1024  # blocks of queries looked at together
 
 
-class Seen(NamedTuple):
+class TransposedBlockRanges(NamedTuple):
     """For each block of keys, as numbers of blocks of queries: where those start that see some of it, where a run of
     those that see all of it, where those that see only some of it again, and the end.
     """
@@ -27,18 +27,18 @@ class Seen(NamedTuple):
     side: Any
 
 
-def seen_by(scores: Scores, tile: Tile) -> Seen | None:
+def transpose_block_ranges(scores: LogitParams, tile: TileConfig) -> TransposedBlockRanges | None:
     """None without ranges: then every query sees every key."""
     ranges = scores.ranges
     if ranges is None:
         return None
     count, _, batch, q_len = ranges.shape
-    blocks, key_blocks = blocks_of(q_len, tile.queries), blocks_of(scores.kv_len, tile.keys)
+    blocks, key_blocks = block_count(q_len, tile.queries), block_count(scores.kv_len, tile.keys)
     spans = torch.empty((count, 4, batch, blocks), dtype=torch.int32, device=ranges.device)
     _spans[(blocks, batch, count)](scores, spans, blocks, tile.queries)
     seen = torch.empty((count, 4, batch, key_blocks), dtype=torch.int32, device=ranges.device)
     _turned[(key_blocks, batch, count)](spans, seen, blocks, scores.kv_len, tile.keys, STEP)
-    return Seen(seen, 0 if batch == 1 else key_blocks, batch * key_blocks)
+    return TransposedBlockRanges(seen, 0 if batch == 1 else key_blocks, batch * key_blocks)
 
 
 @triton.jit

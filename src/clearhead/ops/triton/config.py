@@ -12,15 +12,15 @@ from typing import Literal, NamedTuple
 import torch
 import triton
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops._precision import tf32
+from clearhead.ops._precision import uses_tf32
+from clearhead.ops.call import AttentionCall
 
 Kernel = Literal[
     "forward", "decode", "backward_query", "backward_key", "observe_rows", "observe_columns", "pool", "top"
 ]
 
 
-class Tile(NamedTuple):
+class TileConfig(NamedTuple):
     queries: int
     keys: int
     warps: int
@@ -28,72 +28,73 @@ class Tile(NamedTuple):
 
 
 # by the padded width of a head, up to and including it
-HALF: dict[Kernel, dict[int, Tile]] = {
-    "forward": {64: Tile(128, 64, 8, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)},
-    "decode": {64: Tile(64, 128, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 2)},
-    "backward_query": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3)},
-    "backward_key": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 3)},
-    "observe_rows": {64: Tile(64, 128, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
-    "observe_columns": {64: Tile(64, 128, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
-    "pool": {64: Tile(64, 128, 4, 3), 128: Tile(64, 128, 4, 3), 256: Tile(64, 64, 4, 2)},
-    "top": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 3), 256: Tile(64, 64, 4, 2)},
+HALF_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
+    "forward": {64: TileConfig(128, 64, 8, 3), 128: TileConfig(128, 128, 8, 3), 256: TileConfig(128, 64, 8, 2)},
+    "decode": {64: TileConfig(64, 128, 4, 2), 128: TileConfig(64, 64, 4, 2), 256: TileConfig(64, 32, 4, 2)},
+    "backward_query": {64: TileConfig(128, 64, 4, 3), 128: TileConfig(128, 64, 8, 3), 256: TileConfig(128, 32, 8, 3)},
+    "backward_key": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 2), 256: TileConfig(32, 64, 8, 3)},
+    "observe_rows": {64: TileConfig(64, 128, 4, 3), 128: TileConfig(64, 128, 4, 3), 256: TileConfig(64, 64, 4, 2)},
+    "observe_columns": {64: TileConfig(64, 128, 4, 3), 128: TileConfig(64, 128, 4, 3), 256: TileConfig(64, 64, 4, 2)},
+    "pool": {64: TileConfig(64, 128, 4, 3), 128: TileConfig(64, 128, 4, 3), 256: TileConfig(64, 64, 4, 2)},
+    "top": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 64, 4, 2)},
 }
-SINGLE: dict[Kernel, dict[int, Tile]] = {
-    "forward": {128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
-    "decode": {128: Tile(16, 32, 4, 3), 256: Tile(16, 16, 4, 2)},
-    "backward_query": {64: Tile(32, 32, 4, 2), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
-    "backward_key": {64: Tile(32, 32, 4, 2), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
-    "observe_rows": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
-    "observe_columns": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
-    "pool": {128: Tile(32, 32, 4, 2), 256: Tile(16, 16, 4, 1)},
-    "top": {64: Tile(32, 64, 4, 2), 256: Tile(16, 64, 4, 1)},
+SINGLE_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
+    "forward": {128: TileConfig(64, 32, 4, 2), 256: TileConfig(32, 16, 4, 2)},
+    "decode": {128: TileConfig(16, 32, 4, 3), 256: TileConfig(16, 16, 4, 2)},
+    "backward_query": {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 1), 256: TileConfig(16, 16, 4, 1)},
+    "backward_key": {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 1), 256: TileConfig(16, 16, 4, 1)},
+    "observe_rows": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
+    "observe_columns": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
+    "pool": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
+    "top": {64: TileConfig(32, 64, 4, 2), 256: TileConfig(16, 64, 4, 1)},
 }
-INTERPRETED = Tile(16, 16, 4, 1)
+INTERPRETER_TILE = TileConfig(16, 16, 4, 1)
 
 
-def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> Tile:
+def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> TileConfig:
     """The table's; no taller than there are queries."""
-    if interpreted():
-        return INTERPRETED
-    table = (SINGLE if dtype == torch.float32 else HALF)[kernel]
-    tile = next(tile for width, tile in table.items() if padded(dim) <= width)
-    return tile._replace(queries=min(tile.queries, padded(queries)))
+    if is_interpreted():
+        return INTERPRETER_TILE
+    table = (SINGLE_PRECISION_TILES if dtype == torch.float32 else HALF_PRECISION_TILES)[kernel]
+    tile = next(tile for width, tile in table.items() if padded_width(dim) <= width)
+    return tile._replace(queries=min(tile.queries, padded_width(queries)))
 
 
-def constants(inputs: Inputs, tile: Tile) -> dict[str, int]:
+def constants(call: AttentionCall, tile: TileConfig) -> dict[str, int]:
     """What every kernel that walks over tiles is compiled for, and how it is started."""
+    ranges = call.ranges
     return {
         "BLOCK_Q": tile.queries,
         "BLOCK_K": tile.keys,
-        "BLOCK_D": padded(inputs.query.shape[3]),
-        "RANGES": inputs.range_count,
+        "BLOCK_D": padded_width(call.query.shape[3]),
+        "RANGES": 0 if ranges is None else ranges.shape[0],
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
 
 
-def padded(dim: int) -> int:
+def padded_width(dim: int) -> int:
     """A matrix product takes widths of at least 16, and powers of 2."""
-    return max(16, power_of_2(dim))
+    return max(16, next_power_of_2(dim))
 
 
-def power_of_2(number: int) -> int:
+def next_power_of_2(number: int) -> int:
     """The least that is not below a number. Triton's own function, meant for kernels, takes microseconds."""
     return 1 << (number - 1).bit_length()
 
 
-def blocks_of(length: int, size: int) -> int:
+def block_count(length: int, size: int) -> int:
     """How many blocks of a size hold a length."""
     return -(-length // size)
 
 
-def precision(dtype: torch.dtype) -> str:
+def matmul_precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied, by torch's own setting; other dtypes have one way."""
-    if interpreted() and dtype == torch.bfloat16:
+    if is_interpreted() and dtype == torch.bfloat16:
         return "upcast"
-    return "tf32" if dtype == torch.float32 and tf32() else "ieee"
+    return "tf32" if dtype == torch.float32 and uses_tf32() else "ieee"
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on the CPU, as they do in tests."""
     return triton.knobs.runtime.interpret  # pyright: ignore[reportAttributeAccessIssue]

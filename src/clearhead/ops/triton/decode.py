@@ -13,52 +13,53 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops.triton.config import Tile, blocks_of, constants, padded, precision, tile_for
-from clearhead.ops.triton.dropout import Dropout
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width, tile_for
+from clearhead.ops.triton.dropout import DropoutParams
 from clearhead.ops.triton.forward import finished, no_keys_yet, take_keys
-from clearhead.ops.triton.logits import LN_2, LOG2_E, Matrix, Scores, chosen_rows, rows_of, unit
+from clearhead.ops.triton.logits import LN_2, LOG2_E, LogitParams, StridedTensor, chosen_rows, rows_of, unit
 from clearhead.ops.triton.schedule import over_keys
 
-MOST_QUERIES = 16
+MAX_DECODING_QUERIES = 16
 PROGRAMS = 2048  # some times what runs at once, so that long and short pieces even out
 STEP = 16  # pieces merged at a time
 
 
-def decode(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp."""
-    query, value = inputs.query, inputs.value
+    query, value = call.query, call.value
+    assert value is not None
     batch, heads, q_len, key_dim = query.shape
     kv_heads, kv_len, value_dim = value.shape[1:]
     packed = heads // kv_heads * q_len  # the queries of all heads that read one key head
     tile = tile or tile_for("decode", query.dtype, max(key_dim, value_dim), packed)
-    blocks = blocks_of(packed, tile.queries)
-    least = blocks_of(kv_len * batch * kv_heads * blocks, PROGRAMS)
-    piece = blocks_of(max(least, 4 * tile.keys), tile.keys) * tile.keys
-    pieces = blocks_of(kv_len, piece)
+    blocks = block_count(packed, tile.queries)
+    least = block_count(kv_len * batch * kv_heads * blocks, PROGRAMS)
+    piece = block_count(max(least, 4 * tile.keys), tile.keys) * tile.keys
+    pieces = block_count(kv_len, piece)
     output = query.new_empty((batch, heads, q_len, value_dim))
     lse = query.new_empty((batch, heads, q_len), dtype=torch.float32)
     parts = output[None] if pieces == 1 else lse.new_empty((pieces, *output.shape))
     part_lse = lse[None] if pieces == 1 else lse.new_empty((pieces, *lse.shape))
-    scores = Scores.of(inputs)
+    scores = LogitParams.from_call(call)
     _decode[(pieces, blocks * kv_heads, batch)](
-        Matrix.of(query),
-        rows_of(inputs.key, tile.keys),
+        StridedTensor.from_tensor(query),
+        rows_of(call.key, tile.keys),
         rows_of(value, tile.keys),
         scores,
-        Dropout.of(inputs),
+        DropoutParams.from_call(call),
         parts,
         part_lse,
         kv_heads,
         piece,
         value_dim,
-        BLOCK_V=padded(value_dim),
-        PRECISION=precision(query.dtype),
-        **constants(inputs, tile),
+        BLOCK_V=padded_width(value_dim),
+        PRECISION=matmul_precision(query.dtype),
+        **constants(call, tile),
     )
     if pieces > 1:
         rows = lse.numel()
-        _merge[(rows,)](parts, part_lse, output, lse, pieces, rows, value_dim, padded(value_dim), STEP)
+        _merge[(rows,)](parts, part_lse, output, lse, pieces, rows, value_dim, padded_width(value_dim), STEP)
     return output, lse
 
 

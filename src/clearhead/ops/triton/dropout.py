@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.ops._custom_op import Inputs
+from clearhead.ops.call import AttentionCall
 
 
-class Dropout(NamedTuple):
+class DropoutParams(NamedTuple):
     seed: Any
     threshold: Any  # a weight is dropped if the number drawn for it, of 32 bits, is less
     kept: Any  # what the others are multiplied by
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Dropout | None:
-        if inputs.seed is None:
+    def from_call(cls, call: AttentionCall) -> DropoutParams | None:
+        if call.seed is None:
             return None
-        seed = inputs.seed.to(inputs.query.device)
-        return cls(seed, round(inputs.dropout * 2**32), 1 / (1 - inputs.dropout))
+        seed = call.seed.to(call.query.device)
+        return cls(seed, round(call.dropout * 2**32), 1 / (1 - call.dropout))
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _mix(x):
 
 
 @triton.jit
-def survival(dropout, batch, head, rows, keys, heads, q_len):
+def dropout_multiplier(dropout, batch, head, rows, keys, heads, q_len):
     """What each weight of a tile is multiplied by, 0 for those that are dropped; `rows` and `keys` broadcast."""
     low, high = tl.load(dropout.seed).to(tl.uint32), tl.load(dropout.seed + 1).to(tl.uint32)
     numbers = (batch * heads + head) * q_len + rows.to(tl.int64)

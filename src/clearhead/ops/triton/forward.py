@@ -9,16 +9,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops.triton.config import Tile, blocks_of, constants, padded, precision, tile_for
-from clearhead.ops.triton.dropout import Dropout, survival
-from clearhead.ops.triton.logits import LN_2, Matrix, Scores, dot, product, rows_at, rows_of, scored, store_rows, unit
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width, tile_for
+from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
+from clearhead.ops.triton.logits import (
+    LN_2,
+    LogitParams,
+    StridedTensor,
+    dot,
+    product,
+    rows_at,
+    rows_of,
+    scored,
+    store_rows,
+    unit,
+)
 from clearhead.ops.triton.schedule import over_keys, own_rows
 
 
-def forward(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp."""
-    query, value = inputs.query, inputs.value
+    query, value = call.query, call.value
+    assert value is not None
     batch, heads, q_len, key_dim = query.shape
     value_dim = value.shape[3]
     output = query.new_empty((batch, heads, q_len, value_dim))
@@ -26,18 +38,18 @@ def forward(inputs: Inputs, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     if 0 in (batch, heads, q_len):
         return output, lse
     tile = tile or tile_for("forward", query.dtype, max(key_dim, value_dim), q_len)
-    grid = (blocks_of(q_len, tile.queries) * heads * batch,)
+    grid = (block_count(q_len, tile.queries) * heads * batch,)
     _forward[grid](
         rows_of(query, tile.queries),
-        rows_of(inputs.key, tile.keys),
+        rows_of(call.key, tile.keys),
         rows_of(value, tile.keys),
-        Scores.of(inputs),
-        Dropout.of(inputs),
-        Matrix.of(output),
+        LogitParams.from_call(call),
+        DropoutParams.from_call(call),
+        StridedTensor.from_tensor(output),
         lse,
-        BLOCK_V=padded(value_dim),
-        PRECISION=precision(query.dtype),
-        **constants(inputs, tile),
+        BLOCK_V=padded_width(value_dim),
+        PRECISION=matmul_precision(query.dtype),
+        **constants(call, tile),
     )
     return output, lse
 
@@ -95,7 +107,7 @@ def take_keys(state, fixed, place, first, last, BLOCK_K: tl.constexpr, PRECISION
     shrink = tl.exp2(peak * unit(scores) - pivot)
     total = total * shrink + tl.sum(weights, 1)
     if dropout is not None:
-        survivors = survival(dropout, batch, head, rows[:, None], keys[None, :], scores.heads, scores.q_len)
+        survivors = dropout_multiplier(dropout, batch, head, rows[:, None], keys[None, :], scores.heads, scores.q_len)
         weights = weights * survivors
     values = rows_at(value, batch, key_head, place, BLOCK_K, summed.shape[1])
     summed = dot(weights.to(values.dtype), values, summed * shrink[:, None], PRECISION)

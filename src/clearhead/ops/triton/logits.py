@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops.triton.config import padded
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.triton.config import padded_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -26,7 +26,7 @@ PREPARED = 128  # no block of queries is taller
 ALIGNED = 16  # bytes, in which the copy engine counts addresses and strides
 
 
-class Matrix(NamedTuple):
+class StridedTensor(NamedTuple):
     """A pointer, the strides of its four axes (0 where it broadcasts), and the lengths of the last two."""
 
     pointer: Any
@@ -38,13 +38,13 @@ class Matrix(NamedTuple):
     columns: Any
 
     @classmethod
-    def of(cls, tensor: Tensor, shape: tuple[int, ...] | None = None) -> Matrix:
+    def from_tensor(cls, tensor: Tensor, shape: tuple[int, ...] | None = None) -> StridedTensor:
         """A tensor as it lies in memory, broadcast to a shape."""
         seen = tensor if shape is None else tensor.expand(shape)
         return cls(tensor, *seen.stride(), *seen.shape[2:])
 
 
-class Scores(NamedTuple):
+class LogitParams(NamedTuple):
     """What the scores of a problem follow from, beside queries and keys."""
 
     ranges: Any  # [ranges, 2, batch or 1, q_len], contiguous
@@ -67,27 +67,28 @@ class Scores(NamedTuple):
     kv_len: Any
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Scores:
-        query, key = inputs.query, inputs.key
+    def from_call(cls, call: AttentionCall) -> LogitParams:
+        query, key = call.query, call.key
         batch, heads, q_len, _ = query.shape
         kv_heads, kv_len = key.shape[1:3]
         cells = (batch, heads, q_len, kv_len)
-        ranges = None if inputs.ranges is None else inputs.ranges.contiguous()
-        softcap, starts = inputs.softcap, inputs.starts
-        # a number that lies on the CPU goes along as an argument: copying it would wait for the GPU
-        known = starts.device.type == "cpu" and len(starts) == 1
+        lowered, bias, slopes = call.lower(), call.tensor_bias, call.slopes
+        ranges = None if lowered.ranges is None else lowered.ranges.contiguous()
+        softcap, start = call.softcap, call.query_start
+        if isinstance(start, Tensor) and start.device.type == "cpu" and len(start) == 1:
+            start = int(start)  # passed as an argument, because copying it would wait for the GPU
         return cls(
             ranges,
             0 if ranges is None or ranges.shape[2] == 1 else q_len,
             0 if ranges is None else ranges.shape[2] * q_len,
-            None if inputs.dense is None else Matrix.of(inputs.dense.view(torch.uint8), cells),
-            None if inputs.bias is None else Matrix.of(inputs.bias, cells),
-            None if inputs.slopes is None else inputs.slopes.contiguous(),
-            None if inputs.sinks is None else inputs.sinks.contiguous(),
-            int(starts) if known else 0,
-            None if known else starts.to(query.device).contiguous(),
-            0 if len(starts) == 1 else 1,
-            inputs.scale * LOG2_E.value if softcap is None else inputs.scale / softcap,
+            None if lowered.dense is None else StridedTensor.from_tensor(lowered.dense.view(torch.uint8), cells),
+            None if bias is None else StridedTensor.from_tensor(bias, cells),
+            None if slopes is None else slopes.contiguous(),
+            None if call.sinks is None else call.sinks.contiguous(),
+            0 if isinstance(start, Tensor) else start,
+            start.to(query.device).contiguous() if isinstance(start, Tensor) else None,
+            1 if isinstance(start, Tensor) and len(start) > 1 else 0,
+            call.scale * LOG2_E.value if softcap is None else call.scale / softcap,
             None if softcap is None else softcap * LOG2_E.value,
             batch,
             heads,
@@ -105,14 +106,14 @@ def prepared_length(q_len: int) -> int:
     return (q_len // PREPARED + 1) * PREPARED
 
 
-def shifts(scores: Scores, lse: Tensor) -> Tensor:
+def shifts(scores: LogitParams, lse: Tensor) -> Tensor:
     """`[batch, heads, length]`: what is to be taken off the scores of each row, for `shift_at`."""
     prepared = lse.new_empty((*lse.shape[:2], scores.length))
     _shifts[(lse.shape[0] * lse.shape[1], scores.length // PREPARED)](scores, lse.contiguous(), prepared, PREPARED)
     return prepared
 
 
-def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | Matrix:
+def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
     """How a kernel reads blocks of rows, for `rows_at`."""
     *steps, last = tensor.stride()
     size = tensor.element_size()
@@ -124,8 +125,8 @@ def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | Matrix:
         or tensor.data_ptr() % ALIGNED
         or any(step <= 0 or step * size % ALIGNED for step in steps)
     ):
-        return Matrix.of(tensor)
-    return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded(tensor.shape[3])])
+        return StridedTensor.from_tensor(tensor)
+    return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded_width(tensor.shape[3])])
 
 
 @triton.jit

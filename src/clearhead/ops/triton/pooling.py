@@ -16,15 +16,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops.tiled.pooling import PoolSpec, bin_ends
-from clearhead.ops.triton.config import blocks_of, constants, power_of_2, precision, tile_for
-from clearhead.ops.triton.logits import Matrix, Scores, chosen_rows, shift_at, shifts
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.statistics import PoolSpec
+from clearhead.ops.tiled.pooling import bin_ends
+from clearhead.ops.triton.config import block_count, constants, matmul_precision, next_power_of_2, tile_for
+from clearhead.ops.triton.logits import LogitParams, StridedTensor, chosen_rows, shift_at, shifts
 from clearhead.ops.triton.schedule import program_place, range_ends, span
 from clearhead.ops.triton.statistics import weights_of
 
 
-class Bins(NamedTuple):
+class BinParams(NamedTuple):
     """Bins over some rows or keys, drawn as adaptive pooling draws them."""
 
     ends: Any  # [2, count]: the first row or key of each, and the one after its last
@@ -34,26 +35,26 @@ class Bins(NamedTuple):
     steps: Any  # how many tiles the largest of them fills
 
     @classmethod
-    def over(cls, part: slice, count: int, block: int, device: torch.device) -> tuple[Bins, int]:
+    def over(cls, part: slice, count: int, block: int, device: torch.device) -> tuple[BinParams, int]:
         """And how many places of a tile of `block` each of them takes."""
         length = part.stop - part.start
         ends = part.start + torch.stack(bin_ends(length, count, device))
         largest = length // count if length % count == 0 else length // count + 2
-        places = min(power_of_2(largest), block)
-        return cls(ends.int(), part.start, length, count, blocks_of(largest, places)), places
+        places = min(next_power_of_2(largest), block)
+        return cls(ends.int(), part.start, length, count, block_count(largest, places)), places
 
 
-def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: PoolSpec) -> Tensor:
+def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, picture: PoolSpec) -> Tensor:
     """The weights of some rows and keys in bins."""
     down, across, reduce = picture
-    batch, heads, q_len, key_dim = inputs.query.shape
-    tile = tile_for("pool", inputs.query.dtype, key_dim, q_len)
-    row_bins, high = Bins.over(rows, down, tile.queries, lse.device)
-    key_bins, wide = Bins.over(keys, across, tile.keys, lse.device)
-    cells, scores = lse.new_zeros((batch, heads, down, across)), Scores.of(inputs)
-    _pool[(blocks_of(down, tile.queries // high) * heads * batch,)](
-        Matrix.of(inputs.query),
-        Matrix.of(inputs.key),
+    batch, heads, q_len, key_dim = call.query.shape
+    tile = tile_for("pool", call.query.dtype, key_dim, q_len)
+    row_bins, high = BinParams.over(rows, down, tile.queries, lse.device)
+    key_bins, wide = BinParams.over(keys, across, tile.keys, lse.device)
+    cells, scores = lse.new_zeros((batch, heads, down, across)), LogitParams.from_call(call)
+    _pool[(block_count(down, tile.queries // high) * heads * batch,)](
+        StridedTensor.from_tensor(call.query),
+        StridedTensor.from_tensor(call.key),
         scores,
         shifts(scores, lse),
         cells,
@@ -62,8 +63,8 @@ def pool(inputs: Inputs, lse: Tensor, rows: slice, keys: slice, picture: PoolSpe
         HIGH=high,
         WIDE=wide,
         MEAN=reduce == "mean",
-        PRECISION=precision(inputs.query.dtype),
-        **constants(inputs, tile),
+        PRECISION=matmul_precision(call.query.dtype),
+        **constants(call, tile),
     )
     return cells
 

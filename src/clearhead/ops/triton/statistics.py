@@ -14,13 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops.tiled.pooling import PoolSpec
-from clearhead.ops.triton.block_ranges import seen_by
-from clearhead.ops.triton.config import Kernel, Tile, blocks_of, constants, power_of_2, precision, tile_for
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
+from clearhead.ops.triton.block_ranges import transpose_block_ranges
+from clearhead.ops.triton.config import (
+    Kernel,
+    TileConfig,
+    block_count,
+    constants,
+    matmul_precision,
+    next_power_of_2,
+    tile_for,
+)
 from clearhead.ops.triton.logits import (
     LN_2,
-    Scores,
+    LogitParams,
     distance,
     origin,
     prepared_length,
@@ -37,22 +45,16 @@ from clearhead.ops.triton.schedule import over_keys, over_queries, own_rows, pro
 BAND = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
 
 
-def observe(
-    inputs: Inputs,
-    lse: Tensor,
-    *,
-    entropy: bool,
-    received: bool,
-    distance: bool,
-    picture: PoolSpec | None = None,
-    tile: Tile | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Entropy of each row, what each key receives, distance of each row, and a map; None for what is not asked for.
+def compute_statistics(
+    call: AttentionCall, lse: Tensor, request: StatisticsRequest, tile: TileConfig | None = None
+) -> AttentionStatistics:
+    """Compute every statistic of a request but the largest weights.
 
-    A map comes with what keys receive only, of sizes that `map_fits` likes.
+    Pooling is possible only together with column sums, and if `can_fuse_pooling`.
     """
-    batch, heads, q_len, _ = inputs.query.shape
-    kv_len = inputs.key.shape[2]
+    entropy, received, distance, picture = request.entropy, request.received, request.distance, request.pool
+    batch, heads, q_len, _ = call.query.shape
+    kv_len = call.key.shape[2]
     asked = entropy + distance
     # sums of rows, side by side
     found = lse.new_zeros((batch, heads, prepared_length(q_len), asked)).unbind(dim=-1)
@@ -60,61 +62,61 @@ def observe(
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
     cells = None if picture is None else lse.new_zeros((batch, heads, picture.rows, picture.cols))
     if 0 not in (batch, heads, q_len, kv_len):
-        _sweep(inputs, lse, entropies, columns, distances, cells, picture, tile)
+        _sweep(call, lse, entropies, columns, distances, cells, picture, tile)
     if cells is not None and picture is not None and picture.reduce == "mean":
         cells /= q_len // picture.rows * (kv_len // picture.cols)
     rows = (None if sums is None else sums[..., :q_len].contiguous() for sums in (entropies, distances))
-    return next(rows), columns, next(rows), cells
+    return AttentionStatistics(entropy=next(rows), received=columns, distance=next(rows), pooled=cells)
 
 
 def _sweep(
-    inputs: Inputs,
+    call: AttentionCall,
     lse: Tensor,
     entropies: Tensor | None,
     columns: Tensor | None,
     distances: Tensor | None,
     cells: Tensor | None,
     picture: PoolSpec | None,
-    tile: Tile | None,
+    tile: TileConfig | None,
 ) -> None:
     """Add to what is there."""
-    batch, heads, q_len, key_dim = inputs.query.shape
-    kv_len = inputs.key.shape[2]
-    scores = Scores.of(inputs)
+    batch, heads, q_len, key_dim = call.query.shape
+    kv_len = call.key.shape[2]
+    scores = LogitParams.from_call(call)
     shift = shifts(scores, lse)
     rows = (entropies, distances)
     apart = any(sums is not None for sums in rows) and (columns is None or torch.are_deterministic_algorithms_enabled())
 
-    def chosen(kernel: Kernel) -> Tile:
-        return tile or tile_for(kernel, inputs.query.dtype, key_dim, q_len)
+    def chosen(kernel: Kernel) -> TileConfig:
+        return tile or tile_for(kernel, call.query.dtype, key_dim, q_len)
 
-    def arguments(tile: Tile) -> tuple:
-        return rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores, shift
+    def arguments(tile: TileConfig) -> tuple:
+        return rows_of(call.query, tile.queries), rows_of(call.key, tile.keys), scores, shift
 
-    multiplied = precision(inputs.query.dtype)
+    multiplied = matmul_precision(call.query.dtype)
     if apart:
         own = chosen("observe_rows")
-        grid = (blocks_of(q_len, own.queries) * heads * batch,)
-        _observe_rows[grid](*arguments(own), *rows, PRECISION=multiplied, **constants(inputs, own))
+        grid = (block_count(q_len, own.queries) * heads * batch,)
+        _observe_rows[grid](*arguments(own), *rows, PRECISION=multiplied, **constants(call, own))
     if columns is not None:
         own = chosen("observe_columns")
-        grid = (blocks_of(kv_len, own.keys) * heads * batch,)
+        grid = (block_count(kv_len, own.keys) * heads * batch,)
         rows = (None, None) if apart else rows
         options = (multiplied,)
         if picture is not None:
             options = (multiplied, q_len // picture.rows, kv_len // picture.cols, picture.reduce == "mean")
-        seen = seen_by(scores, own)
-        _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(inputs, own))
+        seen = transpose_block_ranges(scores, own)
+        _observe_columns[grid](*arguments(own), columns, *rows, cells, seen, OPTIONS=options, **constants(call, own))
 
 
-def map_fits(inputs: Inputs, picture: PoolSpec) -> bool:
+def can_fuse_pooling(call: AttentionCall, picture: PoolSpec) -> bool:
     """Whether a map can be had with the column sums: bins that tiles are made of, or that are made of tiles."""
 
     def fit(length: int, count: int) -> bool:
         size, rest = divmod(length, count)
-        return rest == 0 and size >= BAND.value and size == power_of_2(size)
+        return rest == 0 and size >= BAND.value and size == next_power_of_2(size)
 
-    return fit(inputs.query.shape[2], picture.rows) and fit(inputs.key.shape[2], picture.cols)
+    return fit(call.query.shape[2], picture.rows) and fit(call.key.shape[2], picture.cols)
 
 
 @triton.jit

@@ -13,37 +13,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Inputs
-from clearhead.ops.tiled.statistics import TopK
-from clearhead.ops.triton.config import blocks_of, constants, precision, tile_for
-from clearhead.ops.triton.logits import Scores, product, rows_at, rows_of, scored, shift_at, shifts, unit
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.statistics import TopK
+from clearhead.ops.triton.config import block_count, constants, matmul_precision, tile_for
+from clearhead.ops.triton.logits import LogitParams, product, rows_at, rows_of, scored, shift_at, shifts, unit
 from clearhead.ops.triton.schedule import over_keys, own_rows, program_place
 
-ROOM = 64  # for scores of a row that reach the bound
-MOST = 32
-ROWS = 16  # that one program puts in order
+CANDIDATES_PER_BLOCK = 64  # for scores of a row that reach the bound
+MAX_TOP_KEYS = 32
+MERGED_ROWS = 16  # that one program puts in order
 
 
-def top_weights(inputs: Inputs, lse: Tensor, count: int) -> TopK | None:
+def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
     """None where more scores reach a row's bound than there is room for: where many are equal, or lie in few groups."""
-    batch, heads, q_len, key_dim = inputs.query.shape
-    tile = tile_for("top", inputs.query.dtype, key_dim, q_len)
-    scores, multiplied = Scores.of(inputs), precision(inputs.query.dtype)
+    batch, heads, q_len, key_dim = call.query.shape
+    tile = tile_for("top", call.query.dtype, key_dim, q_len)
+    scores, multiplied = LogitParams.from_call(call), matmul_precision(call.query.dtype)
     bounds = lse.new_empty(lse.shape)
-    arguments = (rows_of(inputs.query, tile.queries), rows_of(inputs.key, tile.keys), scores)
-    known = constants(inputs, tile)
-    grid = (blocks_of(q_len, tile.queries) * heads * batch,)
+    arguments = (rows_of(call.query, tile.queries), rows_of(call.key, tile.keys), scores)
+    known = constants(call, tile)
+    grid = (block_count(q_len, tile.queries) * heads * batch,)
     _bounds[grid](*arguments, bounds, count, **known, PRECISION=multiplied)
     reached = torch.empty(lse.shape, dtype=torch.int32, device=lse.device)
-    logits = lse.new_empty((*lse.shape, ROOM))
+    logits = lse.new_empty((*lse.shape, CANDIDATES_PER_BLOCK))
     keys = torch.empty(logits.shape, dtype=torch.int32, device=lse.device)
-    _candidates[grid](*arguments, bounds, reached, logits, keys, **known, OPTIONS=(multiplied, ROOM))
-    if int(reached.max()) > ROOM:
+    _candidates[grid](*arguments, bounds, reached, logits, keys, **known, OPTIONS=(multiplied, CANDIDATES_PER_BLOCK))
+    if int(reached.max()) > CANDIDATES_PER_BLOCK:
         return None
     weights = lse.new_empty((*lse.shape, count))
     chosen = torch.empty(weights.shape, dtype=torch.int64, device=lse.device)
-    rows = blocks_of(q_len, ROWS) * heads * batch
-    _best[(rows,)](scores, shifts(scores, lse), reached, logits, keys, weights, chosen, count, ROWS=ROWS, ROOM=ROOM)
+    rows = block_count(q_len, MERGED_ROWS) * heads * batch
+    _best[(rows,)](
+        scores,
+        shifts(scores, lse),
+        reached,
+        logits,
+        keys,
+        weights,
+        chosen,
+        count,
+        ROWS=MERGED_ROWS,
+        ROOM=CANDIDATES_PER_BLOCK,
+    )
     return TopK(weights, chosen)
 
 

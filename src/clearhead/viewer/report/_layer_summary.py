@@ -15,7 +15,7 @@ from clearhead.analysis.statistics import HeadStatistics, measure, measure_rows
 from clearhead.recording.recording import Recording, Stack
 from clearhead.viewer._heatmap import BinSize, Window, binned
 from clearhead.viewer._thumbnails import is_sampled
-from clearhead.weights.indexing import spread
+from clearhead.weights.indexing import evenly_spaced
 from clearhead.weights.matrix import AttentionWeights
 
 TOP = 8  # keys that are kept of a query
@@ -83,7 +83,7 @@ def outline(stack: Stack, side: int, bars: int = KEPT) -> Outline:
     queries, keys = len(stack.queries), len(stack.keys)
     most = min(SAMPLED, max(1, CELLS // keys))
     if is_sampled(stack) and queries > most:
-        places = np.concatenate([np.arange(queries)[part] for part in spread(queries, most)])
+        places = np.concatenate([np.arange(queries)[part] for part in evenly_spaced(queries, most)])
         bins = BinSize(-(-queries // min(side, most)), -(-keys // side))
         # keys between those that sampled queries look at would seem to receive nothing
         return Outline(bins, places, -(-keys // min(bars, most)), most)
@@ -126,7 +126,7 @@ def _sampled(name: str, stack: Stack, own: AttentionWeights, kept: Outline) -> D
     """One head from the queries that are kept."""
     rows = torch.from_numpy(kept.places)
     queries, keys = len(stack.queries), len(stack.keys)
-    cells = torch.cat([own[0, 0, part] for part in spread(queries, len(rows))]).float()
+    cells = torch.cat([own[0, 0, part] for part in evenly_spaced(queries, len(rows))]).float()
     top = cells.topk(min(TOP, keys))
     across = {reduce: _pooled_keys(cells, kept.bins.keys, reduce) for reduce in ("max", "mean")}
     # every bin has queries of its own but for the last, which may be short of one and then takes its neighbour's

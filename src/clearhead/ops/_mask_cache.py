@@ -1,0 +1,40 @@
+"""Cache of tensors that are computed from masks: all layers of a model pass the same mask object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from clearhead._utils.torch_internals import PLAIN_TENSORS
+from clearhead.ops.masks import Mask
+
+T = TypeVar("T")
+_CACHE: WeakKeyDictionary[Mask, dict[str, tuple[Hashable, object]]] = WeakKeyDictionary()
+
+
+def is_cacheable(query: Tensor) -> bool:
+    """Return whether a result may outlive this call: not if it is traced or belongs to a CUDA graph."""
+    if torch.compiler.is_compiling() or type(query) not in PLAIN_TENSORS:
+        return False
+    return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+def cached(mask: Mask, kind: str, key: Hashable, compute: Callable[[], T]) -> T:
+    """Return the last result of this kind for a mask if its key is the same, else compute and keep it.
+
+    Args:
+        key: everything but the mask that the result depends on. The mask's version is added to it.
+    """
+    results = _CACHE.get(mask)
+    if results is None:
+        results = _CACHE[mask] = {}
+    key = (key, mask.version)
+    last = results.get(kind)
+    if last is None or last[0] != key:
+        with torch.inference_mode(False):  # a later call may record gradients
+            last = results[kind] = (key, compute())
+    return last[1]  # pyright: ignore[reportReturnType]

@@ -1,0 +1,153 @@
+"""Statistics of the attention matrix: what can be requested, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, TypedDict
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead._utils.checks import check_bool, check_choice, check_int, describe
+
+Reduce = Literal["mean", "max"]
+MAX_POOL_SIDE = 2**16
+
+
+class TopK(NamedTuple):
+    """The largest weights of each query and their keys; key −1 and weight 0 where a row has fewer."""
+
+    weights: Float[Tensor, "batch heads q_len top"]
+    keys: Int[Tensor, "batch heads q_len top"]
+
+
+class PoolSpec(NamedTuple):
+    """Size of a pooled matrix, and how the weights of a bin are reduced to one."""
+
+    rows: int
+    cols: int
+    reduce: Reduce
+
+    @classmethod
+    def checked(cls, rows: object, cols: object, reduce: object) -> PoolSpec:
+        """Build a spec from a user's arguments."""
+        rows, cols = check_int("rows", rows, most=MAX_POOL_SIDE), check_int("cols", cols, most=MAX_POOL_SIDE)
+        return cls(rows, cols, check_choice("reduce", reduce, ("mean", "max")))  # pyright: ignore[reportArgumentType]
+
+
+class StatisticsOptions(TypedDict, total=False):
+    """Keyword arguments of every function that computes statistics."""
+
+    entropy: bool
+    received: bool
+    distance: bool
+    top: int
+    pool: tuple[int, int] | None
+    reduce: Reduce
+
+
+@dataclass(frozen=True)
+class StatisticsRequest:
+    """Statistics to compute in one pass over the matrix."""
+
+    entropy: bool = False
+    received: bool = False
+    distance: bool = False
+    top: int = 0  # this many of the largest weights of each row
+    pool: PoolSpec | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        entropy: bool = False,
+        received: bool = False,
+        distance: bool = False,
+        top: int = 0,
+        pool: tuple[int, int] | None = None,
+        reduce: Reduce = "mean",
+    ) -> StatisticsRequest:
+        """Build a request from a user's arguments, which `StatisticsOptions` types."""
+        check_choice("reduce", reduce, ("mean", "max"))
+        return cls(
+            check_bool("entropy", entropy),
+            check_bool("received", received),
+            check_bool("distance", distance),
+            check_int("top", top, least=0, most=None),
+            None if pool is None else PoolSpec.checked(*_pair(pool), reduce),
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the results."""
+        names = {"pool": "pooled"}
+        return (names.get(field.name, field.name) for field in fields(self) if getattr(self, field.name))
+
+
+class AttentionStatistics:
+    """Results of one pass over the matrix. Reading one that was not requested raises an AttributeError."""
+
+    def __init__(
+        self,
+        *,
+        entropy: Tensor | None = None,
+        received: Tensor | None = None,
+        distance: Tensor | None = None,
+        top: TopK | None = None,
+        pooled: Tensor | None = None,
+    ) -> None:
+        results = {"entropy": entropy, "received": received, "distance": distance, "top": top, "pooled": pooled}
+        self._results = {name: result for name, result in results.items() if result is not None}
+
+    @property
+    def entropy(self) -> Float[Tensor, "batch heads q_len"]:
+        """−Σ A ln A of each row, in nats."""
+        return self._get("entropy", "entropy=True")
+
+    @property
+    def received(self) -> Float[Tensor, "batch heads kv_len"]:
+        """Column sums."""
+        return self._get("received", "received=True")
+
+    @property
+    def distance(self) -> Float[Tensor, "batch heads q_len"]:
+        """Σ A · |position of query − key| of each row."""
+        return self._get("distance", "distance=True")
+
+    @property
+    def top(self) -> TopK:
+        """The largest weights of each row."""
+        return self._get("top", "top=8")
+
+    @property
+    def pooled(self) -> Float[Tensor, "batch heads rows cols"]:
+        """The matrix in bins."""
+        return self._get("pooled", "pool=(rows, cols)")
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a result was requested."""
+        return name in self._results
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the results that were requested."""
+        return iter(self._results)
+
+    def __or__(self, other: AttentionStatistics) -> AttentionStatistics:
+        """Return the results of both; those of `other` where both have one."""
+        return AttentionStatistics(**(self._results | other._results))
+
+    def __repr__(self) -> str:
+        return f"AttentionStatistics({', '.join(self)})"
+
+    def _get(self, name: str, request: str) -> Any:
+        if name not in self._results:
+            raise AttributeError(f"{name} was not requested; call observe({request})")
+        return self._results[name]
+
+
+def _pair(sizes: object) -> tuple[object, object]:
+    try:
+        rows, cols = sizes  # pyright: ignore[reportGeneralTypeIssues]
+    except (TypeError, ValueError):
+        raise TypeError(f"pool is {describe(sizes)}; expected (rows, cols)") from None
+    return rows, cols
