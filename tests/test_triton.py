@@ -15,7 +15,7 @@ from clearhead.ops.triton import backend as triton_backend
 from clearhead.ops.triton import decode
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import HALF_PRECISION_TILES, SINGLE_PRECISION_TILES, TileConfig, tile_for
-from clearhead.ops.triton.logits import LogitParams, StridedTensor, rows_of
+from clearhead.ops.triton.logits import LogitParams, StridedTensor, row_reader
 from harness import Case, assert_matches
 from peers import assert_agrees
 from strategies import cases
@@ -261,7 +261,7 @@ def test_gradient_of_a_bias(shape, mask):
 def test_rows_through_the_copy_engine(dim):
     """Widths of whole 16 bytes go through descriptors, padded to a power of 2 inside."""
     tensors = [torch.randn(1, 2, 37, dim) for _ in range(3)]
-    assert isinstance(rows_of(tensors[0], 16), TensorDescriptor)
-    assert isinstance(rows_of(tensors[0][..., 1:], 16), StridedTensor)
+    assert isinstance(row_reader(tensors[0], 16), TensorDescriptor)
+    assert isinstance(row_reader(tensors[0][..., 1:], 16), StridedTensor)
     check_forward(Case(*tensors, Window(before=9)), "triton")
     check_gradients(Case(*tensors, Window(before=9)), "triton")

@@ -31,21 +31,21 @@ from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
 from clearhead.ops.triton.logits import (
     LogitParams,
     StridedTensor,
-    chosen_rows,
+    deferred_scale,
     distance,
     dot,
-    log_sum_exp,
-    origin,
-    product,
-    rows_at,
-    rows_of,
-    scored,
-    shift_at,
+    dot_transposed,
+    finish_logits,
+    gather_rows,
+    load_lse,
+    load_row_values,
+    load_rows,
+    query_offset,
+    row_reader,
     store_rows,
     tanh,
-    unit,
 )
-from clearhead.ops.triton.schedule import over_keys, over_queries, own_rows, program_place, range_ends
+from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
 
 PREPARED_ROWS = 64  # of one program that prepares them
 
@@ -71,21 +71,21 @@ class BackwardInputs:
     """What the kernels of a backward pass read."""
 
     call: AttentionCall
-    scores: LogitParams
+    logit_params: LogitParams
     grad_output: Tensor
-    shift: Tensor  # log-sum-exp in base 2, [batch, heads, scores.length]
+    shift: Tensor  # log-sum-exp in base 2, [batch, heads, logit_params.length]
     delta: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
 
     @classmethod
     def from_call(cls, call: AttentionCall, results: Results) -> BackwardInputs:
         grad_output = results.grad_output.to(call.query.dtype)
-        scores = LogitParams.from_call(call)
+        logit_params = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape
-        shift, delta = (results.lse.new_empty((batch, heads, scores.length)) for _ in range(2))
-        _prepare[(scores.length // PREPARED_ROWS * heads * batch,)](
+        shift, delta = (results.lse.new_empty((batch, heads, logit_params.length)) for _ in range(2))
+        _prepare[(logit_params.length // PREPARED_ROWS * heads * batch,)](
             StridedTensor.from_tensor(results.output),
             StridedTensor.from_tensor(grad_output),
-            scores,
+            logit_params,
             results.lse.contiguous(),
             results.grad_lse.float().contiguous(),
             shift,
@@ -93,7 +93,7 @@ class BackwardInputs:
             PREPARED_ROWS,
             padded_width(grad_output.shape[3]),
         )
-        return cls(call, scores, grad_output, shift, delta)
+        return cls(call, logit_params, grad_output, shift, delta)
 
     @property
     def value(self) -> Tensor:
@@ -107,11 +107,11 @@ class BackwardInputs:
     def arguments(self, tile: TileConfig) -> tuple:
         call = self.call
         return (
-            rows_of(call.query, tile.queries),
-            rows_of(self.grad_output, tile.queries),
-            rows_of(call.key, tile.keys),
-            rows_of(self.value, tile.keys),
-            self.scores,
+            row_reader(call.query, tile.queries),
+            row_reader(self.grad_output, tile.queries),
+            row_reader(call.key, tile.keys),
+            row_reader(self.value, tile.keys),
+            self.logit_params,
             DropoutParams.from_call(call),
             self.shift,
             self.delta,
@@ -119,8 +119,8 @@ class BackwardInputs:
         )
 
     def constants(self, tile: TileConfig) -> dict[str, int | str]:
-        own = {"BLOCK_V": padded_width(self.value.shape[3]), "PRECISION": matmul_precision(self.call.query.dtype)}
-        return constants(self.call, tile) | own
+        extra = {"BLOCK_V": padded_width(self.value.shape[3]), "PRECISION": matmul_precision(self.call.query.dtype)}
+        return constants(self.call, tile) | extra
 
 
 def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor | None]:
@@ -145,7 +145,7 @@ def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None)
     _backward_key[grid](
         *backward_inputs.arguments(tile),
         *map(StridedTensor.from_tensor, grads),
-        transpose_block_ranges(backward_inputs.scores, tile),
+        transpose_block_ranges(backward_inputs.logit_params, tile),
         kv_heads,
         **backward_inputs.constants(tile),
     )
@@ -153,15 +153,15 @@ def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None)
 
 
 @triton.jit
-def _prepare(output, grad_output, scores, lse, grad_lse, shift, delta, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
+def _prepare(output, grad_output, logit_params, lse, grad_lse, shift, delta, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
     """What the other kernels read of each row, 0 products beyond the last."""
-    block, head, batch = program_place(scores.length, scores.heads, scores.batches, ROWS)
-    rows, number = block * ROWS + tl.arange(0, ROWS), batch * scores.heads + head
-    outputs = chosen_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
-    gradients = chosen_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
-    own = tl.load(grad_lse + number * scores.q_len + rows, rows < scores.q_len, other=0.0)
-    tl.store(shift + number * scores.length + rows, log_sum_exp(scores, lse, number, rows))
-    tl.store(delta + number * scores.length + rows, tl.sum(outputs * gradients, 1) - own)
+    block, head, batch = program_block(logit_params.length, logit_params.heads, logit_params.batches, ROWS)
+    rows, row_block = block * ROWS + tl.arange(0, ROWS), batch * logit_params.heads + head
+    outputs = gather_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
+    gradients = gather_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
+    grad_lse_rows = tl.load(grad_lse + row_block * logit_params.q_len + rows, rows < logit_params.q_len, other=0.0)
+    tl.store(shift + row_block * logit_params.length + rows, load_lse(logit_params, lse, row_block, rows))
+    tl.store(delta + row_block * logit_params.length + rows, tl.sum(outputs * gradients, 1) - grad_lse_rows)
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def _backward_query(
     grad_output,
     key,
     value,
-    scores,
+    logit_params,
     dropout,
     shift,
     delta,
@@ -184,67 +184,89 @@ def _backward_query(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    start, rows, head, batch = own_rows(scores, BLOCK_Q)
-    own = load_query_block(query, grad_output, scores, shift, delta, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V)
-    fixed = (own, key, value, scores, dropout, batch, head, rows)
+    start, rows, head, batch = query_block(logit_params, BLOCK_Q)
+    query_tile = load_query_block(
+        query, grad_output, logit_params, shift, delta, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V
+    )
+    fixed = (query_tile, key, value, logit_params, dropout, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))
-    state = over_keys(_take_keys, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, PRECISION)
+    state = loop_over_keys(
+        _add_key_tile, state, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, PRECISION
+    )
     store_rows(grad_query, batch, head, rows, state[0] * scale)
     if slope_grad is not None:
-        tl.store(slope_grad + (batch * scores.heads + head) * scores.q_len + rows, state[1], rows < scores.q_len)
+        tl.store(
+            slope_grad + (batch * logit_params.heads + head) * logit_params.q_len + rows,
+            state[1],
+            rows < logit_params.q_len,
+        )
 
 
 @triton.jit
 def load_query_block(
-    query, grad_output, scores, shift, delta, batch, head, start,
+    query, grad_output, logit_params, shift, delta, batch, head, start,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """What a block of queries brings: itself, the gradient of its output, log-sum-exp in base 2 and row_dot."""
     rows = start + tl.arange(0, BLOCK_Q)
     return (
-        rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D),
-        rows_at(grad_output, batch, head, start, BLOCK_Q, BLOCK_V),
-        shift_at(shift, scores, batch, head, rows),
-        shift_at(delta, scores, batch, head, rows),
+        load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D),
+        load_rows(grad_output, batch, head, start, BLOCK_Q, BLOCK_V),
+        load_row_values(shift, logit_params, batch, head, rows),
+        load_row_values(delta, logit_params, batch, head, rows),
     )
 
 
 @triton.jit
-def _take_keys(state, fixed, place, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr):
-    """Add what the keys from `place` on give to the gradient of a block of queries, and of its ALiBi slope."""
-    summed, feeling = state
-    own, key, value, scores, dropout, batch, head, rows = fixed
-    query, grad, shift, dots = own
-    keys = place + tl.arange(0, BLOCK_K)
-    key_head = head // scores.group
-    key_tile = rows_at(key, batch, key_head, place, BLOCK_K, query.shape[1])
-    value_tile = rows_at(value, batch, key_head, place, BLOCK_K, grad.shape[1])
-    products, grad_weights = product(query, key_tile, PRECISION), product(grad, value_tile, PRECISION)
+def _add_key_tile(
+    state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
+):
+    """Add what the keys from `key_start` on give to the gradient of a block of queries, and of its ALiBi slope."""
+    grad_query, slope_sum = state
+    query_tile, key, value, logit_params, dropout, batch, head, rows = fixed
+    query, grad, shift, delta = query_tile
+    keys = key_start + tl.arange(0, BLOCK_K)
+    key_head = head // logit_params.group
+    key_tile = load_rows(key, batch, key_head, key_start, BLOCK_K, query.shape[1])
+    value_tile = load_rows(value, batch, key_head, key_start, BLOCK_K, grad.shape[1])
+    products, grad_weights = dot_transposed(query, key_tile, PRECISION), dot_transposed(grad, value_tile, PRECISION)
     _, grad_scores, slope = cell_gradients(
-        products, grad_weights, shift[:, None], dots[:, None], scores, dropout, batch, head, rows[:, None],
+        products, grad_weights, shift[:, None], delta[:, None], logit_params, dropout, batch, head, rows[:, None],
         keys[None, :], first[:, None], last[:, None], MASKED)  # fmt: skip
-    if scores.slopes is not None:
-        feeling += tl.sum(grad_scores * distance(origin(scores, batch), rows[:, None], keys[None, :]), 1)
-    return dot((grad_scores * slope).to(key_tile.dtype), key_tile, summed, PRECISION), feeling
+    if logit_params.slopes is not None:
+        slope_sum += tl.sum(grad_scores * distance(query_offset(logit_params, batch), rows[:, None], keys[None, :]), 1)
+    return dot((grad_scores * slope).to(key_tile.dtype), key_tile, grad_query, PRECISION), slope_sum
 
 
 @triton.jit
 def cell_gradients(
-    products, grad_weights, shift, dots, scores, dropout, batch, head, rows, keys, first, last, MASKED: tl.constexpr
+    products,
+    grad_weights,
+    shift,
+    delta,
+    logit_params,
+    dropout,
+    batch,
+    head,
+    rows,
+    keys,
+    first,
+    last,
+    MASKED: tl.constexpr,
 ):
     """Of each cell of a tile, either way round: the weight as it was used, the gradient of the score, and d softcap."""
-    logits = scored(products, scores, batch, head, rows, keys, first, last, MASKED)
-    weights = tl.exp2(logits * unit(scores) - shift)
+    logits = finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED)
+    weights = tl.exp2(logits * deferred_scale(logit_params) - shift)
     used = weights
     if dropout is not None:
-        survivors = dropout_multiplier(dropout, batch, head, rows, keys, scores.heads, scores.q_len)
-        used = weights * survivors
-        grad_weights = grad_weights * survivors
+        multiplier = dropout_multiplier(dropout, batch, head, rows, keys, logit_params.heads, logit_params.q_len)
+        used = weights * multiplier
+        grad_weights = grad_weights * multiplier
     slope = 1.0
-    if scores.softcap is not None:
-        capped = tanh(products * scores.scale)
+    if logit_params.softcap is not None:
+        capped = tanh(products * logit_params.scale)
         slope = 1 - capped * capped
-    return used, weights * (grad_weights - dots), slope
+    return used, weights * (grad_weights - delta), slope
 
 
 @triton.jit
@@ -253,7 +275,7 @@ def _backward_key(
     grad_output,
     key,
     value,
-    scores,
+    logit_params,
     dropout,
     shift,
     delta,
@@ -270,37 +292,50 @@ def _backward_key(
     PRECISION: tl.constexpr,
     num_stages: tl.constexpr,
 ):
-    block, key_head, batch = program_place(scores.kv_len, kv_heads, scores.batches, BLOCK_K)
+    block, key_head, batch = program_block(logit_params.kv_len, kv_heads, logit_params.batches, BLOCK_K)
     start = block * BLOCK_K
     keys = start + tl.arange(0, BLOCK_K)
-    key_tile = rows_at(key, batch, key_head, start, BLOCK_K, BLOCK_D)
-    value_tile = rows_at(value, batch, key_head, start, BLOCK_K, BLOCK_V)
+    key_tile = load_rows(key, batch, key_head, start, BLOCK_K, BLOCK_D)
+    value_tile = load_rows(value, batch, key_head, start, BLOCK_K, BLOCK_V)
     state = (tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_K, BLOCK_V], dtype=tl.float32))
-    for member in range(scores.group):
-        head = key_head * scores.group + member
-        fixed = (key_tile, value_tile, query, grad_output, scores, dropout, shift, delta, batch, head, keys)
-        state = over_queries(
-            _take_queries, state, fixed, scores, seen, batch, block, BLOCK_Q, BLOCK_K, RANGES, PRECISION, num_stages
+    for member in range(logit_params.group):
+        head = key_head * logit_params.group + member
+        fixed = (key_tile, value_tile, query, grad_output, logit_params, dropout, shift, delta, batch, head, keys)
+        state = loop_over_queries(
+            _add_query_block,
+            state,
+            fixed,
+            logit_params,
+            seen,
+            batch,
+            block,
+            BLOCK_Q,
+            BLOCK_K,
+            RANGES,
+            PRECISION,
+            num_stages,
         )
     store_rows(grad_key, batch, key_head, keys, state[0] * scale)
     store_rows(grad_value, batch, key_head, keys, state[1])
 
 
 @triton.jit
-def _take_queries(state, fixed, number, start, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr):
+def _add_query_block(
+    state, fixed, range_index, start, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
+):
     """Add what queries from `start` on give to the gradients of a block of keys and values."""
-    summed_key, summed_value = state
-    key, value, query, grad_output, scores, dropout, shift, delta, batch, head, keys = fixed
+    grad_key, grad_value = state
+    key, value, query, grad_output, logit_params, dropout, shift, delta, batch, head, keys = fixed
     rows = start + tl.arange(0, BLOCK_Q)
-    query_tile, grad, shifts, dots = load_query_block(
-        query, grad_output, scores, shift, delta, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
+    query_tile, grad, shifts, delta_rows = load_query_block(
+        query, grad_output, logit_params, shift, delta, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
     )
-    first, last = range_ends(scores, number, batch, rows)
+    first, last = range_ends(logit_params, range_index, batch, rows)
     # transposed, [BLOCK_K, BLOCK_Q], so that the second products need no turning
-    products, grad_weights = product(key, query_tile, PRECISION), product(value, grad, PRECISION)
+    products, grad_weights = dot_transposed(key, query_tile, PRECISION), dot_transposed(value, grad, PRECISION)
     used, grad_scores, slope = cell_gradients(
-        products, grad_weights, shifts[None, :], dots[None, :], scores, dropout, batch, head, rows[None, :],
+        products, grad_weights, shifts[None, :], delta_rows[None, :], logit_params, dropout, batch, head, rows[None, :],
         keys[:, None], first[None, :], last[None, :], MASKED)  # fmt: skip
-    summed_value = dot(used.to(grad.dtype), grad, summed_value, PRECISION)
-    summed_key = dot((grad_scores * slope).to(query_tile.dtype), query_tile, summed_key, PRECISION)
-    return summed_key, summed_value
+    grad_value = dot(used.to(grad.dtype), grad, grad_value, PRECISION)
+    grad_key = dot((grad_scores * slope).to(query_tile.dtype), query_tile, grad_key, PRECISION)
+    return grad_key, grad_value

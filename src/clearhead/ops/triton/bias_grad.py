@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.ops.triton.backward import BackwardInputs, cell_gradients, load_query_block
 from clearhead.ops.triton.config import block_count
-from clearhead.ops.triton.logits import product, rows_at
+from clearhead.ops.triton.logits import dot_transposed, load_rows
 from clearhead.ops.triton.schedule import range_ends
 
 
@@ -20,22 +20,22 @@ def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
     assert bias is not None
     batch, heads, q_len, _ = backward_inputs.call.query.shape
     kv_len, tile = backward_inputs.call.key.shape[2], backward_inputs.tile("backward_query")
-    own_batch, own_heads, own_rows, own_keys = bias.shape
+    bias_batch, bias_heads, bias_rows, bias_keys = bias.shape
     blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
     # along an axis of 1 each block of rows or keys leaves its sum, added up below
-    shape = (own_batch, own_heads, blocks if own_rows == 1 else q_len, key_blocks if own_keys == 1 else kv_len)
+    shape = (bias_batch, bias_heads, blocks if bias_rows == 1 else q_len, key_blocks if bias_keys == 1 else kv_len)
     grad = backward_inputs.delta.new_empty(shape)
     *arguments, _ = backward_inputs.arguments(tile)
     constants = backward_inputs.constants(tile) | {"num_stages": 1}
-    _bias[(blocks * key_blocks, own_heads, own_batch)](
+    _bias[(blocks * key_blocks, bias_heads, bias_batch)](
         *arguments,
         grad,
         shape[2],
         shape[3],
-        batch // own_batch,
-        heads // own_heads,
-        ONE_ROW=own_rows == 1,
-        ONE_KEY=own_keys == 1,
+        batch // bias_batch,
+        heads // bias_heads,
+        ONE_ROW=bias_rows == 1,
+        ONE_KEY=bias_keys == 1,
         **constants,
     )
     return grad.sum_to_size(bias.shape).to(bias.dtype)
@@ -47,7 +47,7 @@ def _bias(
     grad_output,
     key,
     value,
-    scores,
+    logit_params,
     dropout,
     shift,
     delta,
@@ -65,35 +65,37 @@ def _bias(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    key_blocks = tl.cdiv(scores.kv_len, BLOCK_K)
+    key_blocks = tl.cdiv(logit_params.kv_len, BLOCK_K)
     block, key_block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
     sums = block.to(tl.int64) * grad_keys  # where a block's own begin
-    own_head, own_batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    bias_head, bias_batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     rows, keys = block * BLOCK_Q + tl.arange(0, BLOCK_Q), key_block * BLOCK_K + tl.arange(0, BLOCK_K)
-    summed = tl.zeros([BLOCK_Q, BLOCK_K], dtype=tl.float32)
+    grad_tile = tl.zeros([BLOCK_Q, BLOCK_K], dtype=tl.float32)
     # what the bias has one of stands for all
     for turn in range(batches * heads):
-        batch, head = own_batch + turn // heads, own_head + turn % heads
-        tile, grads, shifts, dots = load_query_block(
-            query, grad_output, scores, shift, delta, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
+        batch, head = bias_batch + turn // heads, bias_head + turn % heads
+        tile, grads, shifts, delta_rows = load_query_block(
+            query, grad_output, logit_params, shift, delta, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
         )
-        key_head = head // scores.group
-        products = product(tile, rows_at(key, batch, key_head, key_block * BLOCK_K, BLOCK_K, BLOCK_D), PRECISION)
-        values = rows_at(value, batch, key_head, key_block * BLOCK_K, BLOCK_K, BLOCK_V)
-        grad_weights = product(grads, values, PRECISION)
-        for number in tl.static_range(RANGES if RANGES > 0 else 1):
-            first, last = range_ends(scores, number, batch, rows)
+        key_head = head // logit_params.group
+        products = dot_transposed(
+            tile, load_rows(key, batch, key_head, key_block * BLOCK_K, BLOCK_K, BLOCK_D), PRECISION
+        )
+        values = load_rows(value, batch, key_head, key_block * BLOCK_K, BLOCK_K, BLOCK_V)
+        grad_weights = dot_transposed(grads, values, PRECISION)
+        for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
+            first, last = range_ends(logit_params, range_index, batch, rows)
             _, grad_scores, _ = cell_gradients(
-                products, grad_weights, shifts[:, None], dots[:, None], scores, dropout, batch, head, rows[:, None],
-                keys[None, :], first[:, None], last[:, None], True)  # fmt: skip
-            summed += grad_scores
-    start = grad + (own_batch * tl.num_programs(1) + own_head) * grad_rows * grad_keys
+                products, grad_weights, shifts[:, None], delta_rows[:, None], logit_params, dropout, batch, head,
+                rows[:, None], keys[None, :], first[:, None], last[:, None], True)  # fmt: skip
+            grad_tile += grad_scores
+    start = grad + (bias_batch * tl.num_programs(1) + bias_head) * grad_rows * grad_keys
     if ONE_ROW and ONE_KEY:
-        tl.store(start + sums + key_block, tl.sum(summed))
+        tl.store(start + sums + key_block, tl.sum(grad_tile))
     elif ONE_ROW:
-        tl.store(start + sums + keys, tl.sum(summed, 0), keys < scores.kv_len)
+        tl.store(start + sums + keys, tl.sum(grad_tile, 0), keys < logit_params.kv_len)
     elif ONE_KEY:
-        tl.store(start + rows.to(tl.int64) * grad_keys + key_block, tl.sum(summed, 1), rows < scores.q_len)
+        tl.store(start + rows.to(tl.int64) * grad_keys + key_block, tl.sum(grad_tile, 1), rows < logit_params.q_len)
     else:
-        inside = (rows < scores.q_len)[:, None] & (keys < scores.kv_len)[None, :]
-        tl.store(start + rows[:, None].to(tl.int64) * grad_keys + keys[None, :], summed, inside)
+        inside = (rows < logit_params.q_len)[:, None] & (keys < logit_params.kv_len)[None, :]
+        tl.store(start + rows[:, None].to(tl.int64) * grad_keys + keys[None, :], grad_tile, inside)

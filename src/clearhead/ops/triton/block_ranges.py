@@ -12,9 +12,9 @@ import triton.language as tl
 
 from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import LogitParams
-from clearhead.ops.triton.schedule import range_ends, span
+from clearhead.ops.triton.schedule import block_bounds, range_ends
 
-STEP = 1024  # blocks of queries looked at together
+BLOCKS_PER_STEP = 1024  # blocks of queries looked at together
 
 
 class TransposedBlockRanges(NamedTuple):
@@ -27,51 +27,51 @@ class TransposedBlockRanges(NamedTuple):
     side: Any
 
 
-def transpose_block_ranges(scores: LogitParams, tile: TileConfig) -> TransposedBlockRanges | None:
+def transpose_block_ranges(logit_params: LogitParams, tile: TileConfig) -> TransposedBlockRanges | None:
     """None without ranges: then every query sees every key."""
-    ranges = scores.ranges
+    ranges = logit_params.ranges
     if ranges is None:
         return None
     count, _, batch, q_len = ranges.shape
-    blocks, key_blocks = block_count(q_len, tile.queries), block_count(scores.kv_len, tile.keys)
+    blocks, key_blocks = block_count(q_len, tile.queries), block_count(logit_params.kv_len, tile.keys)
     spans = torch.empty((count, 4, batch, blocks), dtype=torch.int32, device=ranges.device)
-    _spans[(blocks, batch, count)](scores, spans, blocks, tile.queries)
+    _block_bounds[(blocks, batch, count)](logit_params, spans, blocks, tile.queries)
     seen = torch.empty((count, 4, batch, key_blocks), dtype=torch.int32, device=ranges.device)
-    _turned[(key_blocks, batch, count)](spans, seen, blocks, scores.kv_len, tile.keys, STEP)
+    _transpose[(key_blocks, batch, count)](spans, seen, blocks, logit_params.kv_len, tile.keys, BLOCKS_PER_STEP)
     return TransposedBlockRanges(seen, 0 if batch == 1 else key_blocks, batch * key_blocks)
 
 
 @triton.jit
-def _spans(scores, spans, blocks, BLOCK_Q: tl.constexpr):
-    """Of every block of queries, the four ends of `span`."""
-    block, batch, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+def _block_bounds(logit_params, spans, blocks, BLOCK_Q: tl.constexpr):
+    """Of every block of queries, the four ends of `block_bounds`."""
+    block, batch, range_index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    first, last = range_ends(scores, number, batch, rows)
-    ends = span(scores, first, last, rows)
+    first, last = range_ends(logit_params, range_index, batch, rows)
+    ends = block_bounds(logit_params, first, last, rows)
     side = tl.num_programs(1) * blocks
     for i in tl.static_range(4):
-        tl.store(spans + (number * 4 + i) * side + batch * blocks + block, ends[i])
+        tl.store(spans + (range_index * 4 + i) * side + batch * blocks + block, ends[i])
 
 
 @triton.jit
-def _turned(spans, seen, blocks, kv_len, BLOCK_K: tl.constexpr, STEP: tl.constexpr):
-    block, batch, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+def _transpose(spans, seen, blocks, kv_len, BLOCK_K: tl.constexpr, STEP: tl.constexpr):
+    block, batch, range_index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, last = block * BLOCK_K, tl.minimum(block * BLOCK_K + BLOCK_K, kv_len)
     side = tl.num_programs(1) * blocks
-    place = spans + number * 4 * side + batch * blocks
+    pointers = spans + range_index * 4 * side + batch * blocks
     start, run, end = blocks, blocks, 0
     for step in range(0, blocks, STEP):
-        numbers = step + tl.arange(0, STEP)
-        sees, whole = _sees(place, numbers, side, blocks, first, last)
-        start = tl.minimum(start, tl.min(tl.where(sees, numbers, blocks)))
-        end = tl.maximum(end, tl.max(tl.where(sees, numbers + 1, 0)))
-        run = tl.minimum(run, tl.min(tl.where(whole, numbers, blocks)))
+        block_indices = step + tl.arange(0, STEP)
+        sees, sees_all = _block_visibility(pointers, block_indices, side, blocks, first, last)
+        start = tl.minimum(start, tl.min(tl.where(sees, block_indices, blocks)))
+        end = tl.maximum(end, tl.max(tl.where(sees, block_indices + 1, 0)))
+        run = tl.minimum(run, tl.min(tl.where(sees_all, block_indices, blocks)))
     run, run_end = tl.minimum(run, end), end
     for step in range(run, end, STEP):
-        numbers = step + tl.arange(0, STEP)
-        _, whole = _sees(place, numbers, side, blocks, first, last)
-        run_end = tl.minimum(run_end, tl.min(tl.where(whole, blocks, numbers)))
-    target = seen + number * 4 * tl.num_programs(1) * tl.num_programs(0) + batch * tl.num_programs(0) + block
+        block_indices = step + tl.arange(0, STEP)
+        _, sees_all = _block_visibility(pointers, block_indices, side, blocks, first, last)
+        run_end = tl.minimum(run_end, tl.min(tl.where(sees_all, blocks, block_indices)))
+    target = seen + range_index * 4 * tl.num_programs(1) * tl.num_programs(0) + batch * tl.num_programs(0) + block
     side = tl.num_programs(1) * tl.num_programs(0)
     tl.store(target, start)
     tl.store(target + side, run)
@@ -80,12 +80,15 @@ def _turned(spans, seen, blocks, kv_len, BLOCK_K: tl.constexpr, STEP: tl.constex
 
 
 @triton.jit
-def _sees(place, numbers, side, blocks, first, last):
+def _block_visibility(pointers, block_indices, side, blocks, first, last):
     """Whether blocks of queries see some of the keys from `first` to `last`, and whether they see them all."""
-    inside = numbers < blocks
-    low, high = tl.load(place + numbers, inside, other=0), tl.load(place + 3 * side + numbers, inside, other=0)
+    inside = block_indices < blocks
+    low, high = (
+        tl.load(pointers + block_indices, inside, other=0),
+        tl.load(pointers + 3 * side + block_indices, inside, other=0),
+    )
     full, partial = (
-        tl.load(place + side + numbers, inside, other=0),
-        tl.load(place + 2 * side + numbers, inside, other=0),
+        tl.load(pointers + side + block_indices, inside, other=0),
+        tl.load(pointers + 2 * side + block_indices, inside, other=0),
     )
     return inside & (low < last) & (first < high), inside & (full <= first) & (last <= partial)

@@ -78,9 +78,9 @@ def padded_width(dim: int) -> int:
     return max(16, next_power_of_2(dim))
 
 
-def next_power_of_2(number: int) -> int:
+def next_power_of_2(value: int) -> int:
     """The least that is not below a number. Triton's own function, meant for kernels, takes microseconds."""
-    return 1 << (number - 1).bit_length()
+    return 1 << (value - 1).bit_length()
 
 
 def block_count(length: int, size: int) -> int:

@@ -16,13 +16,21 @@ from torch import Tensor
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width, tile_for
 from clearhead.ops.triton.dropout import DropoutParams
-from clearhead.ops.triton.forward import finished, no_keys_yet, take_keys
-from clearhead.ops.triton.logits import LN_2, LOG2_E, LogitParams, StridedTensor, chosen_rows, rows_of, unit
-from clearhead.ops.triton.schedule import over_keys
+from clearhead.ops.triton.forward import finalize_softmax, init_softmax, online_softmax_step
+from clearhead.ops.triton.logits import (
+    LN_2,
+    LOG2_E,
+    LogitParams,
+    StridedTensor,
+    deferred_scale,
+    gather_rows,
+    row_reader,
+)
+from clearhead.ops.triton.schedule import loop_over_keys
 
 MAX_DECODING_QUERIES = 16
-PROGRAMS = 2048  # some times what runs at once, so that long and short pieces even out
-STEP = 16  # pieces merged at a time
+TARGET_PROGRAMS = 2048  # some times what runs at once, so that long and short pieces even out
+PIECES_PER_STEP = 16  # pieces merged at a time
 
 
 def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
@@ -34,19 +42,19 @@ def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor,
     packed = heads // kv_heads * q_len  # the queries of all heads that read one key head
     tile = tile or tile_for("decode", query.dtype, max(key_dim, value_dim), packed)
     blocks = block_count(packed, tile.queries)
-    least = block_count(kv_len * batch * kv_heads * blocks, PROGRAMS)
+    least = block_count(kv_len * batch * kv_heads * blocks, TARGET_PROGRAMS)
     piece = block_count(max(least, 4 * tile.keys), tile.keys) * tile.keys
     pieces = block_count(kv_len, piece)
     output = query.new_empty((batch, heads, q_len, value_dim))
     lse = query.new_empty((batch, heads, q_len), dtype=torch.float32)
     parts = output[None] if pieces == 1 else lse.new_empty((pieces, *output.shape))
     part_lse = lse[None] if pieces == 1 else lse.new_empty((pieces, *lse.shape))
-    scores = LogitParams.from_call(call)
+    logit_params = LogitParams.from_call(call)
     _decode[(pieces, blocks * kv_heads, batch)](
         StridedTensor.from_tensor(query),
-        rows_of(call.key, tile.keys),
-        rows_of(value, tile.keys),
-        scores,
+        row_reader(call.key, tile.keys),
+        row_reader(value, tile.keys),
+        logit_params,
         DropoutParams.from_call(call),
         parts,
         part_lse,
@@ -59,7 +67,7 @@ def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor,
     )
     if pieces > 1:
         rows = lse.numel()
-        _merge[(rows,)](parts, part_lse, output, lse, pieces, rows, value_dim, padded_width(value_dim), STEP)
+        _merge[(rows,)](parts, part_lse, output, lse, pieces, rows, value_dim, padded_width(value_dim), PIECES_PER_STEP)
     return output, lse
 
 
@@ -68,7 +76,7 @@ def _decode(
     query,
     key,
     value,
-    scores,
+    logit_params,
     dropout,
     parts,
     part_lse,
@@ -82,30 +90,40 @@ def _decode(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    number, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    piece_index, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     key_head = (tl.program_id(1) % kv_heads).to(tl.int64)
     packed = tl.program_id(1) // kv_heads * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    member = packed // scores.q_len
-    head = key_head * scores.group + tl.minimum(member, scores.group - 1)  # of each row
-    rows = tl.where(member < scores.group, packed % scores.q_len, scores.q_len)
-    tile = chosen_rows(query, batch, head[:, None], rows, BLOCK_D)
-    summed, total, peak = no_keys_yet(scores, head, BLOCK_Q, BLOCK_V)
+    member = packed // logit_params.q_len
+    head = key_head * logit_params.group + tl.minimum(member, logit_params.group - 1)  # of each row
+    rows = tl.where(member < logit_params.group, packed % logit_params.q_len, logit_params.q_len)
+    tile = gather_rows(query, batch, head[:, None], rows, BLOCK_D)
+    accumulator, row_sum, row_max = init_softmax(logit_params, head, BLOCK_Q, BLOCK_V)
     # a sink is taken once, with the first piece
-    total, peak = tl.where(number == 0, total, 0.0), tl.where(number == 0, peak, -float("inf"))
-    fixed = (tile, key, value, scores, dropout, batch, head[:, None], key_head, rows)
-    low = number * piece
-    high = tl.minimum(low + piece, scores.kv_len)
-    state = over_keys(
-        take_keys, (summed, total, peak), fixed, scores, batch, rows, low, high, BLOCK_K, RANGES, PRECISION
+    row_sum, row_max = tl.where(piece_index == 0, row_sum, 0.0), tl.where(piece_index == 0, row_max, -float("inf"))
+    fixed = (tile, key, value, logit_params, dropout, batch, head[:, None], key_head, rows)
+    low = piece_index * piece
+    high = tl.minimum(low + piece, logit_params.kv_len)
+    state = loop_over_keys(
+        online_softmax_step,
+        (accumulator, row_sum, row_max),
+        fixed,
+        logit_params,
+        batch,
+        rows,
+        low,
+        high,
+        BLOCK_K,
+        RANGES,
+        PRECISION,
     )
-    result, logarithm = finished(state, unit(scores))
+    result, logarithm = finalize_softmax(state, deferred_scale(logit_params))
     texts = tl.num_programs(2).to(tl.int64)
-    place = ((number * texts + batch) * scores.heads + head) * scores.q_len + rows
-    inside = rows < scores.q_len
-    tl.store(part_lse + place, logarithm, inside)
+    rows_offset = ((piece_index * texts + batch) * logit_params.heads + head) * logit_params.q_len + rows
+    inside = rows < logit_params.q_len
+    tl.store(part_lse + rows_offset, logarithm, inside)
     columns = tl.arange(0, BLOCK_V)
-    places = place[:, None] * value_dim + columns[None, :]
-    tl.store(parts + places, result.to(parts.dtype.element_ty), inside[:, None] & (columns < value_dim)[None, :])
+    offsets = rows_offset[:, None] * value_dim + columns[None, :]
+    tl.store(parts + offsets, result.to(parts.dtype.element_ty), inside[:, None] & (columns < value_dim)[None, :])
 
 
 @triton.jit
@@ -113,22 +131,26 @@ def _merge(parts, part_lse, output, lse, pieces, rows, value_dim, BLOCK_V: tl.co
     """One row from its pieces: Σ exp(lse_p − lse) · output_p."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_V)
-    peak, total = -float("inf"), 0.0
-    summed = tl.zeros([BLOCK_V], dtype=tl.float32)
+    row_max, row_sum = -float("inf"), 0.0
+    accumulator = tl.zeros([BLOCK_V], dtype=tl.float32)
     for start in range(0, pieces, STEP):
-        numbers = start + tl.arange(0, STEP)
-        logarithms = tl.load(part_lse + numbers * rows + row, numbers < pieces, other=-float("inf")) * LOG2_E
-        new_peak = tl.maximum(peak, tl.max(logarithms))
-        pivot = tl.where(new_peak == -float("inf"), 0.0, new_peak)
+        piece_indices = start + tl.arange(0, STEP)
+        logarithms = (
+            tl.load(part_lse + piece_indices * rows + row, piece_indices < pieces, other=-float("inf")) * LOG2_E
+        )
+        new_max = tl.maximum(row_max, tl.max(logarithms))
+        pivot = tl.where(new_max == -float("inf"), 0.0, new_max)
         shares = tl.exp2(logarithms - pivot)
-        shrink = tl.exp2(peak - pivot)
-        places = (numbers.to(tl.int64) * rows + row)[:, None] * value_dim + columns[None, :]
-        there = (numbers < pieces)[:, None] & (columns < value_dim)[None, :]
-        part = tl.load(parts + places, there, other=0.0)
-        summed = summed * shrink + tl.sum(part * shares[:, None], 0)
-        total = total * shrink + tl.sum(shares)
-        peak = new_peak
-    some = total > 0
-    total = tl.where(some, total, 1.0)
-    tl.store(output + row * value_dim + columns, (summed / total).to(output.dtype.element_ty), columns < value_dim)
-    tl.store(lse + row, tl.where(some, (peak + tl.log2(total)) * LN_2, -float("inf")))
+        rescale = tl.exp2(row_max - pivot)
+        offsets = (piece_indices.to(tl.int64) * rows + row)[:, None] * value_dim + columns[None, :]
+        inside = (piece_indices < pieces)[:, None] & (columns < value_dim)[None, :]
+        part = tl.load(parts + offsets, inside, other=0.0)
+        accumulator = accumulator * rescale + tl.sum(part * shares[:, None], 0)
+        row_sum = row_sum * rescale + tl.sum(shares)
+        row_max = new_max
+    some = row_sum > 0
+    row_sum = tl.where(some, row_sum, 1.0)
+    tl.store(
+        output + row * value_dim + columns, (accumulator / row_sum).to(output.dtype.element_ty), columns < value_dim
+    )
+    tl.store(lse + row, tl.where(some, (row_max + tl.log2(row_sum)) * LN_2, -float("inf")))

@@ -39,8 +39,8 @@ def _mix(x):
 def dropout_multiplier(dropout, batch, head, rows, keys, heads, q_len):
     """What each weight of a tile is multiplied by, 0 for those that are dropped; `rows` and `keys` broadcast."""
     low, high = tl.load(dropout.seed).to(tl.uint32), tl.load(dropout.seed + 1).to(tl.uint32)
-    numbers = (batch * heads + head) * q_len + rows.to(tl.int64)
-    row_hash = _mix(_mix(numbers.to(tl.uint32) ^ low) ^ (numbers >> 32).to(tl.uint32) ^ high)
+    row_indices = (batch * heads + head) * q_len + rows.to(tl.int64)
+    row_hash = _mix(_mix(row_indices.to(tl.uint32) ^ low) ^ (row_indices >> 32).to(tl.uint32) ^ high)
     key_hash = _mix(keys.to(tl.uint32) * 0x27D4EB2F)
     # there the comparison is of signed numbers: flipping the highest bit keeps their order
     drawn = _mix(row_hash + key_hash) ^ 0x80000000

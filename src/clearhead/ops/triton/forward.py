@@ -16,15 +16,15 @@ from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
     StridedTensor,
+    deferred_scale,
     dot,
-    product,
-    rows_at,
-    rows_of,
-    scored,
+    dot_transposed,
+    finish_logits,
+    load_rows,
+    row_reader,
     store_rows,
-    unit,
 )
-from clearhead.ops.triton.schedule import over_keys, own_rows
+from clearhead.ops.triton.schedule import loop_over_keys, query_block
 
 
 def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
@@ -40,9 +40,9 @@ def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor
     tile = tile or tile_for("forward", query.dtype, max(key_dim, value_dim), q_len)
     grid = (block_count(q_len, tile.queries) * heads * batch,)
     _forward[grid](
-        rows_of(query, tile.queries),
-        rows_of(call.key, tile.keys),
-        rows_of(value, tile.keys),
+        row_reader(query, tile.queries),
+        row_reader(call.key, tile.keys),
+        row_reader(value, tile.keys),
         LogitParams.from_call(call),
         DropoutParams.from_call(call),
         StridedTensor.from_tensor(output),
@@ -59,7 +59,7 @@ def _forward(
     query,
     key,
     value,
-    scores,
+    logit_params,
     dropout,
     output,
     lse,
@@ -70,54 +70,64 @@ def _forward(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    start, rows, head, batch = own_rows(scores, BLOCK_Q)
-    tile = rows_at(query, batch, head, start, BLOCK_Q, BLOCK_D)
-    fixed = (tile, key, value, scores, dropout, batch, head, head // scores.group, rows)
-    state = no_keys_yet(scores, head, BLOCK_Q, BLOCK_V)
-    state = over_keys(take_keys, state, fixed, scores, batch, rows, 0, scores.kv_len, BLOCK_K, RANGES, PRECISION)
-    result, logarithm = finished(state, unit(scores))
+    start, rows, head, batch = query_block(logit_params, BLOCK_Q)
+    tile = load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D)
+    fixed = (tile, key, value, logit_params, dropout, batch, head, head // logit_params.group, rows)
+    state = init_softmax(logit_params, head, BLOCK_Q, BLOCK_V)
+    state = loop_over_keys(
+        online_softmax_step, state, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, PRECISION
+    )
+    result, logarithm = finalize_softmax(state, deferred_scale(logit_params))
     store_rows(output, batch, head, rows, result)
-    tl.store(lse + (batch * scores.heads + head) * scores.q_len + rows, logarithm, rows < scores.q_len)
+    tl.store(
+        lse + (batch * logit_params.heads + head) * logit_params.q_len + rows, logarithm, rows < logit_params.q_len
+    )
 
 
 @triton.jit
-def no_keys_yet(scores, head, BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr):
+def init_softmax(logit_params, head, BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr):
     """The running sum of values, sum of exponentials and maximum, before the first key."""
-    peak = tl.full([BLOCK_Q], -float("inf"), dtype=tl.float32)
-    total = tl.zeros([BLOCK_Q], dtype=tl.float32)
-    if scores.sinks is not None:
+    row_max = tl.full([BLOCK_Q], -float("inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
+    if logit_params.sinks is not None:
         # a sink is a first key without a value
-        peak = tl.zeros([BLOCK_Q], dtype=tl.float32) + tl.load(scores.sinks + head).to(tl.float32) / LN_2
-        total += 1.0
-    return tl.zeros([BLOCK_Q, BLOCK_V], dtype=tl.float32), total, peak
+        row_max = tl.zeros([BLOCK_Q], dtype=tl.float32) + tl.load(logit_params.sinks + head).to(tl.float32) / LN_2
+        row_sum += 1.0
+    return tl.zeros([BLOCK_Q, BLOCK_V], dtype=tl.float32), row_sum, row_max
 
 
 @triton.jit
-def take_keys(state, fixed, place, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr):
-    """The state after the keys from `place` on."""
-    summed, total, peak = state
-    query, key, value, scores, dropout, batch, head, key_head, rows = fixed
-    keys = place + tl.arange(0, BLOCK_K)
-    products = product(query, rows_at(key, batch, key_head, place, BLOCK_K, query.shape[1]), PRECISION)
-    logits = scored(products, scores, batch, head, rows[:, None], keys[None, :], first[:, None], last[:, None], MASKED)
-    new_peak = tl.maximum(peak, tl.max(logits, 1))
+def online_softmax_step(
+    state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
+):
+    """The state after the keys from `key_start` on."""
+    accumulator, row_sum, row_max = state
+    query, key, value, logit_params, dropout, batch, head, key_head, rows = fixed
+    keys = key_start + tl.arange(0, BLOCK_K)
+    products = dot_transposed(query, load_rows(key, batch, key_head, key_start, BLOCK_K, query.shape[1]), PRECISION)
+    logits = finish_logits(
+        products, logit_params, batch, head, rows[:, None], keys[None, :], first[:, None], last[:, None], MASKED
+    )
+    new_max = tl.maximum(row_max, tl.max(logits, 1))
     # a row with no key yet has max = -inf; subtracting it would give nan
-    pivot = tl.where(new_peak == -float("inf"), 0.0, new_peak) * unit(scores)
-    weights = tl.exp2(logits * unit(scores) - pivot[:, None])  # [BLOCK_Q, BLOCK_K]
-    shrink = tl.exp2(peak * unit(scores) - pivot)
-    total = total * shrink + tl.sum(weights, 1)
+    pivot = tl.where(new_max == -float("inf"), 0.0, new_max) * deferred_scale(logit_params)
+    weights = tl.exp2(logits * deferred_scale(logit_params) - pivot[:, None])  # [BLOCK_Q, BLOCK_K]
+    rescale = tl.exp2(row_max * deferred_scale(logit_params) - pivot)
+    row_sum = row_sum * rescale + tl.sum(weights, 1)
     if dropout is not None:
-        survivors = dropout_multiplier(dropout, batch, head, rows[:, None], keys[None, :], scores.heads, scores.q_len)
-        weights = weights * survivors
-    values = rows_at(value, batch, key_head, place, BLOCK_K, summed.shape[1])
-    summed = dot(weights.to(values.dtype), values, summed * shrink[:, None], PRECISION)
-    return summed, total, new_peak
+        multiplier = dropout_multiplier(
+            dropout, batch, head, rows[:, None], keys[None, :], logit_params.heads, logit_params.q_len
+        )
+        weights = weights * multiplier
+    values = load_rows(value, batch, key_head, key_start, BLOCK_K, accumulator.shape[1])
+    accumulator = dot(weights.to(values.dtype), values, accumulator * rescale[:, None], PRECISION)
+    return accumulator, row_sum, new_max
 
 
 @triton.jit
-def finished(state, unit):
+def finalize_softmax(state, unit):
     """Output and log-sum-exp: 0 and −∞ where a row may attend to nothing."""
-    summed, total, peak = state
-    some = total > 0
-    total = tl.where(some, total, 1.0)
-    return summed / total[:, None], tl.where(some, (peak * unit + tl.log2(total)) * LN_2, -float("inf"))
+    accumulator, row_sum, row_max = state
+    some = row_sum > 0
+    row_sum = tl.where(some, row_sum, 1.0)
+    return accumulator / row_sum[:, None], tl.where(some, (row_max * unit + tl.log2(row_sum)) * LN_2, -float("inf"))

@@ -21,9 +21,9 @@ from clearhead.ops.triton.config import padded_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-LOWEST = tl.constexpr(-1e38)
-PREPARED = 128  # no block of queries is taller
-ALIGNED = 16  # bytes, in which the copy engine counts addresses and strides
+MIN_BIAS = tl.constexpr(-1e38)
+PREPARED_ROWS_MULTIPLE = 128  # no block of queries is taller
+TMA_ALIGNMENT_BYTES = 16  # bytes, in which the copy engine counts addresses and strides
 
 
 class StridedTensor(NamedTuple):
@@ -45,7 +45,10 @@ class StridedTensor(NamedTuple):
 
 
 class LogitParams(NamedTuple):
-    """What the scores of a problem follow from, beside queries and keys."""
+    """Kernel parameters from which logits follow, besides queries and keys.
+
+    Kernels call this argument `logit_params`: a plain `params` clashes with a variable in Triton's launcher.
+    """
 
     ranges: Any  # [ranges, 2, batch or 1, q_len], contiguous
     range_batch: Any  # stride of its batch axis
@@ -94,63 +97,67 @@ class LogitParams(NamedTuple):
             heads,
             heads // kv_heads,
             q_len,
-            prepared_length(q_len),
+            prepared_rows(q_len),
             kv_len,
         )
 
 
-def prepared_length(q_len: int) -> int:
+def prepared_rows(q_len: int) -> int:
     """Room for all rows of every block of queries and one more, so that what is prepared of rows is read without a
     mask.
     """
-    return (q_len // PREPARED + 1) * PREPARED
+    return (q_len // PREPARED_ROWS_MULTIPLE + 1) * PREPARED_ROWS_MULTIPLE
 
 
-def shifts(scores: LogitParams, lse: Tensor) -> Tensor:
-    """`[batch, heads, length]`: what is to be taken off the scores of each row, for `shift_at`."""
-    prepared = lse.new_empty((*lse.shape[:2], scores.length))
-    _shifts[(lse.shape[0] * lse.shape[1], scores.length // PREPARED)](scores, lse.contiguous(), prepared, PREPARED)
+def prepare_lse(logit_params: LogitParams, lse: Tensor) -> Tensor:
+    """`[batch, heads, length]`: what is to be taken off the scores of each row, for `load_row_values`."""
+    prepared = lse.new_empty((*lse.shape[:2], logit_params.length))
+    _prepare_lse[(lse.shape[0] * lse.shape[1], logit_params.length // PREPARED_ROWS_MULTIPLE)](
+        logit_params, lse.contiguous(), prepared, PREPARED_ROWS_MULTIPLE
+    )
     return prepared
 
 
-def rows_of(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
-    """How a kernel reads blocks of rows, for `rows_at`."""
+def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
+    """How a kernel reads blocks of rows, for `load_rows`."""
     *steps, last = tensor.stride()
     size = tensor.element_size()
     # an axis of one element has any stride
-    steps = [step if length > 1 else ALIGNED // size for step, length in zip(steps, tensor.shape, strict=False)]
+    steps = [
+        step if length > 1 else TMA_ALIGNMENT_BYTES // size for step, length in zip(steps, tensor.shape, strict=False)
+    ]
     if (
         0 in tensor.shape
         or last != 1
-        or tensor.data_ptr() % ALIGNED
-        or any(step <= 0 or step * size % ALIGNED for step in steps)
+        or tensor.data_ptr() % TMA_ALIGNMENT_BYTES
+        or any(step <= 0 or step * size % TMA_ALIGNMENT_BYTES for step in steps)
     ):
         return StridedTensor.from_tensor(tensor)
     return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded_width(tensor.shape[3])])
 
 
 @triton.jit
-def at(matrix, batch, head, rows, columns):
+def tile_pointers(matrix, batch, head, rows, columns):
     """Pointers to a tile, given rows and columns that broadcast; 64-bit, for tensors of more than 2³¹ elements."""
     start = matrix.pointer + batch * matrix.batch + head * matrix.head
     return start + rows.to(tl.int64) * matrix.row + columns.to(tl.int64) * matrix.column
 
 
 @triton.jit
-def rows_at(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def load_rows(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """`[BLOCK, WIDTH]`: rows from `start` on, 0 beyond the last row and the last column."""
     if isinstance(matrix, tl.core.tensor_descriptor_base):
         return matrix.load([batch.to(tl.int32), head.to(tl.int32), start, 0]).reshape(BLOCK, WIDTH)
     else:
-        return chosen_rows(matrix, batch, head, start + tl.arange(0, BLOCK), WIDTH)
+        return gather_rows(matrix, batch, head, start + tl.arange(0, BLOCK), WIDTH)
 
 
 @triton.jit
-def chosen_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
+def gather_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
     """The same for any rows; `head` may differ from row to row."""
     columns = tl.arange(0, WIDTH)
     inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
-    return tl.load(at(matrix, batch, head, rows[:, None], columns[None, :]), inside, other=0.0)
+    return tl.load(tile_pointers(matrix, batch, head, rows[:, None], columns[None, :]), inside, other=0.0)
 
 
 @triton.jit
@@ -159,7 +166,7 @@ def store_rows(matrix, batch, head, rows, values):
     columns = tl.arange(0, values.shape[1])
     inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
     values = values.to(matrix.pointer.dtype.element_ty)
-    tl.store(at(matrix, batch, head, rows[:, None], columns[None, :]), values, inside)
+    tl.store(tile_pointers(matrix, batch, head, rows[:, None], columns[None, :]), values, inside)
 
 
 @triton.jit
@@ -171,7 +178,7 @@ def dot(left, right, added, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product(left, right, PRECISION: tl.constexpr):
+def dot_transposed(left, right, PRECISION: tl.constexpr):
     """left · rightᵀ, in float32."""
     return dot(left, tl.trans(right), tl.zeros([left.shape[0], right.shape[0]], dtype=tl.float32), PRECISION)
 
@@ -187,48 +194,57 @@ def tanh(x):
 
 
 @triton.jit
-def unit(scores):
-    """What `scored` is to be multiplied by: where scores are products alone, their scale can wait for the exponent."""
-    if scores.softcap is None and scores.bias is None and scores.slopes is None and scores.sinks is None:
-        return scores.scale
+def deferred_scale(logit_params):
+    """Factor still to be applied to `finish_logits`: the scale if it is folded into `exp2`, else 1."""
+    if (
+        logit_params.softcap is None
+        and logit_params.bias is None
+        and logit_params.slopes is None
+        and logit_params.sinks is None
+    ):
+        return logit_params.scale
     else:
         return 1.0
 
 
 @triton.jit
-def scored(products, scores, batch, head, rows, keys, first, last, MASKED: tl.constexpr):
-    """log2(e) · (softcap(scale · Q Kᵀ) + bias) over `unit`, −inf where a key is forbidden or none.
+def finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED: tl.constexpr):
+    """log2(e) · (softcap(scale · Q Kᵀ) + bias) over `deferred_scale`, −inf where a key is forbidden or none.
 
     `rows` and `keys` broadcast to the shape of the tile, either way round; `first` and `last` are the ends of each
     row's range of keys.
     """
     result = products
-    if scores.softcap is not None:
-        result = scores.softcap * tanh(result * scores.scale)
-    elif scores.bias is not None or scores.slopes is not None or scores.sinks is not None:
-        result = result * scores.scale
-    inside = (rows < scores.q_len) & (keys < scores.kv_len)
-    if scores.bias is not None:
-        added = tl.load(at(scores.bias, batch, head, rows, keys), inside, other=0.0).to(tl.float32)
+    if logit_params.softcap is not None:
+        result = logit_params.softcap * tanh(result * logit_params.scale)
+    elif logit_params.bias is not None or logit_params.slopes is not None or logit_params.sinks is not None:
+        result = result * logit_params.scale
+    inside = (rows < logit_params.q_len) & (keys < logit_params.kv_len)
+    if logit_params.bias is not None:
+        added = tl.load(tile_pointers(logit_params.bias, batch, head, rows, keys), inside, other=0.0).to(tl.float32)
         # the lowest number a dtype holds, times log2(e), must not become −∞, which alone forbids a key
-        result += tl.where(added > -float("inf"), tl.maximum(added, LOWEST), added) * LOG2_E
-    if scores.slopes is not None:
-        result -= tl.load(scores.slopes + head).to(tl.float32) * LOG2_E * distance(origin(scores, batch), rows, keys)
+        result += tl.where(added > -float("inf"), tl.maximum(added, MIN_BIAS), added) * LOG2_E
+    if logit_params.slopes is not None:
+        result -= (
+            tl.load(logit_params.slopes + head).to(tl.float32)
+            * LOG2_E
+            * distance(query_offset(logit_params, batch), rows, keys)
+        )
     if MASKED:
         allowed = (keys >= first) & (keys < last)
-        if scores.dense is not None:
-            allowed &= tl.load(at(scores.dense, batch, head, rows, keys), inside, other=0) != 0
+        if logit_params.dense is not None:
+            allowed &= tl.load(tile_pointers(logit_params.dense, batch, head, rows, keys), inside, other=0) != 0
         result = tl.where(allowed, result, -float("inf"))
     return result
 
 
 @triton.jit
-def origin(scores, batch):
+def query_offset(logit_params, batch):
     """Where the first query stands among the keys."""
-    if scores.starts is None:
-        return scores.start
+    if logit_params.starts is None:
+        return logit_params.start
     else:
-        return tl.load(scores.starts + batch * scores.start_stride)
+        return tl.load(logit_params.starts + batch * logit_params.start_stride)
 
 
 @triton.jit
@@ -238,23 +254,23 @@ def distance(origin, rows, keys):
 
 
 @triton.jit
-def shift_at(shift, scores, batch, head, rows):
-    """What `shifts` prepared for each row; one beyond the last may be among them."""
-    return tl.load(shift + (batch * scores.heads + head) * scores.length + rows)
+def load_row_values(shift, logit_params, batch, head, rows):
+    """What `prepare_lse` prepared for each row; one beyond the last may be among them."""
+    return tl.load(shift + (batch * logit_params.heads + head) * logit_params.length + rows)
 
 
 @triton.jit
-def log_sum_exp(scores, lse, number, rows):
+def load_lse(logit_params, lse, row_block, rows):
     """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: 0 in its place, for subtracting would give nan.
 
     Beyond the last row a number so large that weights are 0, and finite, so that their products with logarithms are 0.
     """
-    shift = tl.load(lse + number * scores.q_len + rows, rows < scores.q_len, other=1e30) * LOG2_E
+    shift = tl.load(lse + row_block * logit_params.q_len + rows, rows < logit_params.q_len, other=1e30) * LOG2_E
     return tl.where(shift == -float("inf"), 0.0, shift)
 
 
 @triton.jit
-def _shifts(scores, lse, prepared, ROWS: tl.constexpr):
-    number = tl.program_id(0).to(tl.int64)
+def _prepare_lse(logit_params, lse, prepared, ROWS: tl.constexpr):
+    row_block = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    tl.store(prepared + number * scores.length + rows, log_sum_exp(scores, lse, number, rows))
+    tl.store(prepared + row_block * logit_params.length + rows, load_lse(logit_params, lse, row_block, rows))

@@ -20,9 +20,9 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import PoolSpec
 from clearhead.ops.tiled.pooling import bin_ends
 from clearhead.ops.triton.config import block_count, constants, matmul_precision, next_power_of_2, tile_for
-from clearhead.ops.triton.logits import LogitParams, StridedTensor, chosen_rows, shift_at, shifts
-from clearhead.ops.triton.schedule import program_place, range_ends, span
-from clearhead.ops.triton.statistics import weights_of
+from clearhead.ops.triton.logits import LogitParams, StridedTensor, gather_rows, load_row_values, prepare_lse
+from clearhead.ops.triton.schedule import block_bounds, program_block, range_ends
+from clearhead.ops.triton.statistics import tile_weights
 
 
 class BinParams(NamedTuple):
@@ -40,23 +40,23 @@ class BinParams(NamedTuple):
         length = part.stop - part.start
         ends = part.start + torch.stack(bin_ends(length, count, device))
         largest = length // count if length % count == 0 else length // count + 2
-        places = min(next_power_of_2(largest), block)
-        return cls(ends.int(), part.start, length, count, block_count(largest, places)), places
+        slots = min(next_power_of_2(largest), block)
+        return cls(ends.int(), part.start, length, count, block_count(largest, slots)), slots
 
 
-def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, picture: PoolSpec) -> Tensor:
+def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, spec: PoolSpec) -> Tensor:
     """The weights of some rows and keys in bins."""
-    down, across, reduce = picture
+    down, across, reduce = spec
     batch, heads, q_len, key_dim = call.query.shape
     tile = tile_for("pool", call.query.dtype, key_dim, q_len)
     row_bins, high = BinParams.over(rows, down, tile.queries, lse.device)
     key_bins, wide = BinParams.over(keys, across, tile.keys, lse.device)
-    cells, scores = lse.new_zeros((batch, heads, down, across)), LogitParams.from_call(call)
+    cells, logit_params = lse.new_zeros((batch, heads, down, across)), LogitParams.from_call(call)
     _pool[(block_count(down, tile.queries // high) * heads * batch,)](
         StridedTensor.from_tensor(call.query),
         StridedTensor.from_tensor(call.key),
-        scores,
-        shifts(scores, lse),
+        logit_params,
+        prepare_lse(logit_params, lse),
         cells,
         row_bins,
         key_bins,
@@ -70,32 +70,32 @@ def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, picture: Po
 
 
 @triton.jit
-def _ends(bins, number):
+def _bin_ends(bins, index):
     """Where a bin begins and ends; one beyond the last is empty."""
-    inside = number < bins.count
-    return tl.load(bins.ends + number, inside, other=0), tl.load(bins.ends + bins.count + number, inside, other=0)
+    inside = index < bins.count
+    return tl.load(bins.ends + index, inside, other=0), tl.load(bins.ends + bins.count + index, inside, other=0)
 
 
 @triton.jit
-def _bin_of(bins, position):
+def _bin_index(bins, position):
     """The bin a row or key lies in, or one beside it; 0 and the last for those outside."""
-    place = tl.minimum(tl.maximum(position - bins.start, 0), bins.length).to(tl.int64)
-    return (place * bins.count // bins.length).to(tl.int32)
+    offset = tl.minimum(tl.maximum(position - bins.start, 0), bins.length).to(tl.int64)
+    return (offset * bins.count // bins.length).to(tl.int32)
 
 
 @triton.jit
-def _sizes(bins, number):
+def _bin_sizes(bins, index):
     """How many rows or keys a bin has; 1 for one beyond the last."""
-    first, last = _ends(bins, number)
+    first, last = _bin_ends(bins, index)
     return tl.maximum(last - first, 1).to(tl.float32)
 
 
 @triton.jit
-def _members(bins, first_bin, step, beyond, BLOCK: tl.constexpr, PLACES: tl.constexpr):
+def _members(bins, first_bin, step, beyond, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
     """The row or key on each place of a tile, in step `step` of its bins; `beyond` where there is none."""
-    places = tl.arange(0, BLOCK)
-    first, last = _ends(bins, first_bin + places // PLACES)
-    member = first + step * PLACES + places % PLACES
+    slots = tl.arange(0, BLOCK)
+    first, last = _bin_ends(bins, first_bin + slots // SLOTS)
+    member = first + step * SLOTS + slots % SLOTS
     return tl.where(member < last, member, beyond)
 
 
@@ -103,7 +103,7 @@ def _members(bins, first_bin, step, beyond, BLOCK: tl.constexpr, PLACES: tl.cons
 def _pool(
     query,
     key,
-    scores,
+    logit_params,
     shift,
     cells,
     row_bins,
@@ -119,36 +119,36 @@ def _pool(
 ):
     DOWN: tl.constexpr = BLOCK_Q // HIGH
     ACROSS: tl.constexpr = BLOCK_K // WIDE
-    block, head, batch = program_place(row_bins.count, scores.heads, scores.batches, DOWN)
+    block, head, batch = program_block(row_bins.count, logit_params.heads, logit_params.batches, DOWN)
     down = block * DOWN + tl.arange(0, DOWN)
-    tall = _sizes(row_bins, down)
-    place = ((batch * scores.heads + head) * row_bins.count + down) * key_bins.count
+    tall = _bin_sizes(row_bins, down)
+    row_offsets = ((batch * logit_params.heads + head) * row_bins.count + down) * key_bins.count
     for row_step in range(row_bins.steps):
-        rows = _members(row_bins, block * DOWN, row_step, scores.q_len, BLOCK_Q, HIGH)
-        tile = chosen_rows(query, batch, head, rows, BLOCK_D)
-        own = shift_at(shift, scores, batch, head, rows)
-        for number in tl.static_range(RANGES if RANGES > 0 else 1):
-            first, last = range_ends(scores, number, batch, rows)
-            ends = span(scores, first, last, rows)
+        rows = _members(row_bins, block * DOWN, row_step, logit_params.q_len, BLOCK_Q, HIGH)
+        tile = gather_rows(query, batch, head, rows, BLOCK_D)
+        row_lse = load_row_values(shift, logit_params, batch, head, rows)
+        for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
+            first, last = range_ends(logit_params, range_index, batch, rows)
+            ends = block_bounds(logit_params, first, last, rows)
             # groups of bins, as many as a tile holds, that some row may see
-            low = tl.maximum(_bin_of(key_bins, ends[0]) - 1, 0) // ACROSS
-            high = tl.cdiv(tl.minimum(_bin_of(key_bins, ends[3]) + 2, key_bins.count), ACROSS)
+            low = tl.maximum(_bin_index(key_bins, ends[0]) - 1, 0) // ACROSS
+            high = tl.cdiv(tl.minimum(_bin_index(key_bins, ends[3]) + 2, key_bins.count), ACROSS)
             for turn in range(low * key_bins.steps, high * key_bins.steps):
                 group, key_step = turn // key_bins.steps, turn % key_bins.steps
-                keys = _members(key_bins, group * ACROSS, key_step, scores.kv_len, BLOCK_K, WIDE)
-                keys_tile = chosen_rows(key, batch, head // scores.group, keys, BLOCK_D)
-                weights = weights_of(
-                    tile, keys_tile, own, scores, batch, head, rows, keys, first, last, PRECISION, True
+                keys = _members(key_bins, group * ACROSS, key_step, logit_params.kv_len, BLOCK_K, WIDE)
+                keys_tile = gather_rows(key, batch, head // logit_params.group, keys, BLOCK_D)
+                weights = tile_weights(
+                    tile, keys_tile, row_lse, logit_params, batch, head, rows, keys, first, last, PRECISION, True
                 )[0]
                 across = group * ACROSS + tl.arange(0, ACROSS)
-                places = cells + place[:, None] + across[None, :]
+                pointers = cells + row_offsets[:, None] + across[None, :]
                 inside = (down < row_bins.count)[:, None] & (across < key_bins.count)[None, :]
                 # nobody else writes there: an atomic orders what this program adds
                 # keys first, then rows: reduced both at once, Triton 3.6 gets bins of 4 wrong
                 if MEAN:
                     lines = tl.reshape(tl.sum(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
-                    share = tl.sum(lines, 1) / (tall[:, None] * _sizes(key_bins, across)[None, :])
-                    tl.atomic_add(places, share, inside, sem="relaxed")
+                    share = tl.sum(lines, 1) / (tall[:, None] * _bin_sizes(key_bins, across)[None, :])
+                    tl.atomic_add(pointers, share, inside, sem="relaxed")
                 else:
                     lines = tl.reshape(tl.max(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
-                    tl.atomic_max(places, tl.max(lines, 1), inside, sem="relaxed")
+                    tl.atomic_max(pointers, tl.max(lines, 1), inside, sem="relaxed")
