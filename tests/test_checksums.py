@@ -31,12 +31,12 @@ def path(tmp_path):
 
 
 def test_every_byte_is_covered(path):
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(flipped(whole, place, bit=place % 8))
+    contents = path.read_bytes()
+    for offset in range(len(contents)):
+        path.write_bytes(flipped(contents, offset, bit=offset % 8))
         with pytest.raises(ValueError, match=f"^{path}: "):
             read(path)
-    path.write_bytes(whole)
+    path.write_bytes(contents)
     tensors, facts = read(path)
     assert torch.equal(tensors["a"], torch.arange(7.0))
     assert facts == FACTS
@@ -108,11 +108,11 @@ def test_a_file_is_read_in_pieces(path, monkeypatch):
 
 
 def test_tensors_that_share_memory_are_written(tmp_path):
-    whole = torch.arange(6.0)
-    serialization.write(tmp_path / "file", {"a": whole, "b": whole, "c": whole[2:4]}, FACTS)
+    tensor = torch.arange(6.0)
+    serialization.write(tmp_path / "file", {"a": tensor, "b": tensor, "c": tensor[2:4]}, FACTS)
     tensors, _ = read(tmp_path / "file")
-    assert torch.equal(tensors["b"], whole)
-    assert torch.equal(tensors["c"], whole[2:4])
+    assert torch.equal(tensors["b"], tensor)
+    assert torch.equal(tensors["c"], tensor[2:4])
 
 
 def test_a_pipe_is_refused(tmp_path):

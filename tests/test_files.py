@@ -147,11 +147,11 @@ class TestLeftovers:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["other.html", "page.html"]
 
     def test_those_of_living_processes_and_of_others_stay(self, tmp_path, left):
-        host, rest = left.name.removeprefix(".page.html.").split("-", 1)
-        _, ending = rest.split(".", 1)
+        host, suffix = left.name.removeprefix(".page.html.").split("-", 1)
+        _, ending = suffix.split(".", 1)
         names = [
             f".page.html.{host}-{os.getppid()}.{ending}",
-            f".page.html.00000000-{rest}",
+            f".page.html.00000000-{suffix}",
             ".page.html.backup",
             ".page.html.abcdefgh",
         ]
@@ -161,8 +161,8 @@ class TestLeftovers:
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "page.html"])
 
     def test_an_earlier_process_with_the_same_id_is_dead(self, tmp_path, left):
-        host, rest = left.name.removeprefix(".page.html.").split("-", 1)
-        left.rename(tmp_path / f".page.html.{host}-{os.getpid()}.{rest.split('.', 1)[1]}")
+        host, suffix = left.name.removeprefix(".page.html.").split("-", 1)
+        left.rename(tmp_path / f".page.html.{host}-{os.getpid()}.{suffix.split('.', 1)[1]}")
         with replacing(tmp_path / "page.html") as first, replacing(tmp_path / "page.html") as second:
             first.write_text("1")
             second.write_text("2")

@@ -25,10 +25,10 @@ def test_a_second_holder_is_refused_until_the_first_is_dead(tmp_path):
     )
     try:
         process.stdout.readline()
-        said = f"{tmp_path}: in use by process {process.pid} on {socket.gethostname()}; wait for it to end, or end it"
+        holder = f"process {process.pid} on {socket.gethostname()}"
         with pytest.raises(BlockingIOError) as caught, locked(tmp_path):
             pass
-        assert str(caught.value) == said
+        assert str(caught.value) == f"{tmp_path}: in use by {holder}; wait for it to end, or end it"
     finally:
         process.kill()
         process.communicate()

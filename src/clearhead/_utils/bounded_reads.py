@@ -43,10 +43,10 @@ BEAM_LIMIT = Limit("CLEARHEAD_MAX_BEAMS", 1024, "beams")  # memory grows with be
 
 def read_text(path: Path) -> str:
     """Return a whole text file."""
-    most = TEXT_LIMIT.value * 2**20
+    max_bytes = TEXT_LIMIT.value * 2**20
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise TEXT_LIMIT.exceeded(f"{path} is too large")
     try:
         return content.decode("utf-8")
@@ -56,8 +56,8 @@ def read_text(path: Path) -> str:
 
 def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """A text file's lines, numbered from 1; of a .gz file too. Only a line feed ends one, not U+2028 and its like."""
-    opened = gzip.open if str(path).endswith(".gz") else open
-    with opened(path, "rb") as file:
+    open_file = gzip.open if str(path).endswith(".gz") else open
+    with open_file(path, "rb") as file:
         yield from _lines(str(path), file)  # pyright: ignore[reportArgumentType]
 
 
@@ -68,17 +68,17 @@ def stdin_lines() -> list[str]:
 
 
 def _lines(name: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    longest, room, number = LINE_LIMIT.value * 2**10, TEXT_LIMIT.value * 2**20, 0
+    max_line_bytes, remaining_bytes, line_number = LINE_LIMIT.value * 2**10, TEXT_LIMIT.value * 2**20, 0
     try:
-        while raw := file.readline(longest + 1):
-            number += 1
-            room -= len(raw)
-            if len(raw) > longest:
-                raise LINE_LIMIT.exceeded(f"{name}, line {number} is too long")
-            if room < 0:
+        while raw := file.readline(max_line_bytes + 1):
+            line_number += 1
+            remaining_bytes -= len(raw)
+            if len(raw) > max_line_bytes:
+                raise LINE_LIMIT.exceeded(f"{name}, line {line_number} is too long")
+            if remaining_bytes < 0:
                 raise TEXT_LIMIT.exceeded(f"{name} is too large")
-            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            yield line_number, raw.decode("utf-8-sig" if line_number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason})") from None
+        raise ValueError(f"{name}, line {line_number}: not UTF-8 ({error.reason})") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{name}, after line {number}: not a whole gzip file ({error})") from None
+        raise ValueError(f"{name}, after line {line_number}: not a whole gzip file ({error})") from None

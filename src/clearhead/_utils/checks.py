@@ -28,14 +28,14 @@ def check_int(name: str, value: object, least: int = 1, most: int | None = MAX_I
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} is {describe(value)}; {expected}")
     try:
-        number = operator.index(value)
+        integer = operator.index(value)
     except (TypeError, RuntimeError):  # an array with an axis, a class
         raise TypeError(f"{name} is {describe(value)}; {expected}") from None
-    if number < least:
-        raise ValueError(f"{name} is {describe(number)}; {expected}")
-    if most is not None and number > most:
-        raise ValueError(f"{name} is {describe(number)}; {expected} and at most {most}")
-    return number
+    if integer < least:
+        raise ValueError(f"{name} is {describe(integer)}; {expected}")
+    if most is not None and integer > most:
+        raise ValueError(f"{name} is {describe(integer)}; {expected} and at most {most}")
+    return integer
 
 
 def check_float(name: str, value: object, expected: str = "a finite number") -> float:

@@ -12,13 +12,13 @@ import re
 from io import BufferedIOBase
 from typing import Any
 
-BLANK = "0" * 64
-_STORED = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # JSON within a JSON string
+BLANK_DIGEST = "0" * 64
+_STORED_DIGEST = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # JSON within a JSON string
 
 
 def blank(facts: dict[str, Any]) -> dict[str, Any]:
     """Add the entries for a checksum, still without its value, which `seal` fills in."""
-    return {"checksum": "sha256", **facts, "sha256": BLANK}
+    return {"checksum": "sha256", **facts, "sha256": BLANK_DIGEST}
 
 
 def is_announced(facts: dict[str, Any]) -> bool:
@@ -34,11 +34,11 @@ def seal(path: str | os.PathLike[str]) -> None:
     """Compute the checksum of a file that has the entries for one, and write it into them."""
     with open(path, "rb+") as file:
         header = _header(file)
-        found = _STORED.search(header)
-        if found is None:
+        match = _STORED_DIGEST.search(header)
+        if match is None:
             raise ValueError(f"{path}: its metadata has no entry for a checksum")
-        digest = _digest(file, header, found)
-        file.seek(found.start(1))
+        digest = _digest(file, header, match)
+        file.seek(match.start(1))
         file.write(digest)
 
 
@@ -46,8 +46,8 @@ def matches(path: str | os.PathLike[str]) -> bool:
     """Return whether the file's contents give the checksum that stands in it. Reads the file once, in pieces."""
     with open(path, "rb") as file:
         header = _header(file)
-        found = _STORED.search(header)
-        return found is not None and found[1] == _digest(file, header, found)
+        match = _STORED_DIGEST.search(header)
+        return match is not None and match[1] == _digest(file, header, match)
 
 
 def _header(file: BufferedIOBase) -> bytes:
@@ -57,5 +57,5 @@ def _header(file: BufferedIOBase) -> bytes:
 
 
 def _digest(file: BufferedIOBase, header: bytes, stored: re.Match[bytes]) -> bytes:
-    digest = hashlib.sha256(header[: stored.start(1)] + BLANK.encode() + header[stored.end(1) :])
+    digest = hashlib.sha256(header[: stored.start(1)] + BLANK_DIGEST.encode() + header[stored.end(1) :])
     return hashlib.file_digest(file, lambda: digest).hexdigest().encode()

@@ -16,8 +16,8 @@ def text_shades(weights: Float[np.ndarray, "rows cols"]) -> list[str]:
     matrix = np.asarray(weights, dtype=float)
     if matrix.ndim != 2:
         raise ValueError(f"weights has {matrix.ndim} axes; expected 2: rows and columns")
-    peak = matrix.max(axis=1, keepdims=True, initial=0.0)
-    level = np.ceil(matrix / np.where(peak > 0, peak, 1.0) * (len(SHADE_CHARACTERS) - 1)).astype(int)
+    row_max = matrix.max(axis=1, keepdims=True, initial=0.0)
+    level = np.ceil(matrix / np.where(row_max > 0, row_max, 1.0) * (len(SHADE_CHARACTERS) - 1)).astype(int)
     return ["".join(SHADE_CHARACTERS[cell] * 2 for cell in row) for row in level]
 
 
@@ -25,8 +25,8 @@ def signed_shades(values: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "
     """How warm each cell is: from -1 to 1, where 1 is the largest size in the matrix; NaN where it is infinite."""
     matrix = np.asarray(values, dtype=float)
     sizes = np.abs(matrix[np.isfinite(matrix)])
-    most = sizes.max(initial=0.0)
-    return np.where(np.isfinite(matrix), matrix, np.nan) / (most if most > 0 else 1.0)
+    largest = sizes.max(initial=0.0)
+    return np.where(np.isfinite(matrix), matrix, np.nan) / (largest if largest > 0 else 1.0)
 
 
 def labeled_shades(weights: Float[np.ndarray, "rows cols"], rows: Sequence[str]) -> str:

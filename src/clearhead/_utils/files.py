@@ -1,4 +1,4 @@
-"""Files are written beside their place and renamed, so that none ever stands there half-written."""
+"""Atomic writing of files: each is written under a temporary name and renamed, so that none is ever half-written."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from clearhead._utils.temporaries import is_temporary, temporary_folder
 
 
 def resolve_target(path: str | os.PathLike[str]) -> Path:
-    """Where a file is to be written; refused if that cannot be, which is better known before the work than after it."""
+    """Return the path that a file is to be written to. Raise if it cannot be written, before the work is done."""
     try:
-        place = Path(path).resolve()
+        target = Path(path).resolve()
     except RuntimeError:  # before Python 3.13 no OSError
         raise OSError(f"{path}: a link that leads to itself") from None
-    if not place.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {place.parent}")
-    if place.is_dir():
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {target.parent}")
+    if target.is_dir():
         raise IsADirectoryError(f"{path}: a folder; expected the name of a file")
-    if not is_pipe_or_device(place) and not os.access(place.parent, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path}: files cannot be written to the folder {place.parent}")
-    return place
+    if not is_pipe_or_device(target) and not os.access(target.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path}: files cannot be written to the folder {target.parent}")
+    return target
 
 
 def is_pipe_or_device(path: Path) -> bool:
@@ -32,7 +32,7 @@ def is_pipe_or_device(path: Path) -> bool:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, backup: Path | None = None) -> Iterator[Path]:
-    """A temporary name to write to, which takes the place of `path` at the end; on an error `path` stays as it was.
+    """Yield a temporary path to write to, which replaces `path` at the end; on an error `path` stays as it was.
 
     A link's target is replaced, not the link. What is no plain file (a pipe, a terminal) is written to as it is.
     The file is flushed to disk before it is renamed. An error names `path`, not the temporary file.
@@ -40,27 +40,27 @@ def replacing(path: str | os.PathLike[str], *, backup: Path | None = None) -> It
     Args:
         backup: a name that the old file is moved to (if it is a link, the link itself).
     """
-    place = resolve_target(path)
-    if is_pipe_or_device(place):
-        yield place
+    target = resolve_target(path)
+    if is_pipe_or_device(target):
+        yield target
         return
     if backup is not None:
-        place = Path(path).parent.resolve() / Path(path).name
+        target = Path(path).parent.resolve() / Path(path).name
     try:
-        with temporary_folder(place) as folder:
-            temporary = folder / place.name
+        with temporary_folder(target) as folder:
+            temporary = folder / target.name
             yield temporary
             mask = os.umask(0)
             os.umask(mask)
             temporary.chmod(0o666 & ~mask)  # like any new file; some libraries create private ones
             _flush(temporary)
-            if backup is not None and place.exists():
-                place.replace(backup)
-            temporary.replace(place)
-        _flush_folder(place.parent)
+            if backup is not None and target.exists():
+                target.replace(backup)
+            temporary.replace(target)
+        _flush_folder(target.parent)
     except OSError as error:
         unnamed = error.errno is not None and error.filename is None  # such as a full disk, noticed while writing
-        ours = isinstance(error.filename, str | os.PathLike) and is_temporary(os.fspath(error.filename), place)
+        ours = isinstance(error.filename, str | os.PathLike) and is_temporary(os.fspath(error.filename), target)
         if unnamed or ours:
             raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         raise

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-NAMES = (".lock", ".lock.holder")
+LOCK_FILES = (".lock", ".lock.holder")
 
 
 @contextmanager
@@ -19,10 +19,10 @@ def locked(folder: Path) -> Iterator[None]:
 
     The operating system drops the lock of a process that has died: what such a process leaves is no obstacle.
     """
-    lock, holder = (folder / name for name in NAMES)
-    held = FileLock(lock)
+    lock, holder = (folder / name for name in LOCK_FILES)
+    file_lock = FileLock(lock)
     try:
-        held.acquire(blocking=False)
+        file_lock.acquire(blocking=False)
     except Timeout:
         raise BlockingIOError(f"{folder}: in use by {_read(holder)}; wait for it to end, or end it") from None
     except OSError as error:
@@ -36,7 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
                 with suppress(OSError):
                     path.unlink()
         finally:
-            held.release()
+            file_lock.release()
 
 
 def _read(holder: Path) -> str:

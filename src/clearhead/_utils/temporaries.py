@@ -65,9 +65,9 @@ def _remove_stale(target: Path) -> None:
     pattern = re.compile(re.escape(f"{_stem(target)}{host_id()}-") + r"(\d+)\.[a-z0-9_]{8}\.tmp")
     with suppress(OSError):  # a folder that may be written to and not listed
         for path in target.parent.iterdir():
-            found = pattern.fullmatch(path.name)
+            match = pattern.fullmatch(path.name)
             # this process may have the id of one that died, in a container
-            if found and path.name not in _live and (int(found[1]) == os.getpid() or not is_alive(int(found[1]))):
+            if match and path.name not in _live and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
                 shutil.rmtree(path, ignore_errors=True)
 
 

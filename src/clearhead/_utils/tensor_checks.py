@@ -82,10 +82,10 @@ def reject_inference_tensor(name: str, tensor: Tensor) -> None:
 
 def check_axis(name: str, value: object, ndim: int) -> int:
     """Return the number of an axis of a tensor with `ndim` of them; negative ones count from the last."""
-    found = check_int(name, value, least=-ndim)
-    if found >= ndim:
-        raise IndexError(f"{name} is {found}; expected an axis from {-ndim} to {ndim - 1}")
-    return found
+    axis = check_int(name, value, least=-ndim)
+    if axis >= ndim:
+        raise IndexError(f"{name} is {axis}; expected an axis from {-ndim} to {ndim - 1}")
+    return axis
 
 
 def check_device(name: str, device: object) -> torch.device | None:
@@ -95,12 +95,12 @@ def check_device(name: str, device: object) -> torch.device | None:
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
         raise TypeError(f"{name} is {describe(device)}; expected a device such as 'cpu' or 'cuda:0'")
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        usable = torch.device(device)
+        torch.empty(0, device=usable)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{name} is {describe(device)}, which torch cannot use: {reason}") from None
-    return found
+    return usable
 
 
 def check_float_dtype(name: str, dtype: object) -> torch.dtype | None:

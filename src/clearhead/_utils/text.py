@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
     Tabs, newlines and characters that scripts need, such as the zero-width joiner, stay.
     """
-    return _UNSAFE.sub(lambda found: _escaped(found[0]), text)
+    return _UNSAFE.sub(lambda match: _escaped(match[0]), text)
 
 
 def visible_text(token: str) -> str:
