@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from clearhead.translation._evaluation import bleu_score
-from clearhead.translation.data._corpus import prepared, read_pairs
+from clearhead.translation.data._corpus import prepare_corpus, read_pairs
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.translator import Translator
 from measuring import RESULTS, write
@@ -27,19 +27,19 @@ def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list
     """BLEU of beam search and greedily, of all pairs and of those whose English is not in the training data."""
     translator = Translator.load(folder, device=device)
     text = translator.config.text
-    held_out = prepared(read_pairs(valid), text.source, text.target).pairs
-    seen = {pair.source for pair in prepared(read_pairs(data), text.source, text.target, without=held_out).pairs}
+    held_out = prepare_corpus(read_pairs(valid), text.source, text.target).pairs
+    seen = {pair.source for pair in prepare_corpus(read_pairs(data), text.source, text.target, without=held_out).pairs}
     rows: list[dict[str, object]] = []
     for beams in (4, 1):
-        found = translator.translate([pair.source for pair in held_out], beams=beams)
-        for which, wanted in (
+        translations = translator.translate([pair.source for pair in held_out], beams=beams)
+        for label, is_chosen in (
             ("all", lambda pair: True),
             ("English not in training", lambda pair: pair.source not in seen),
         ):
-            chosen = [number for number, pair in enumerate(held_out) if wanted(pair)]
-            texts, references = [found[n] for n in chosen], [held_out[n].target for n in chosen]
+            chosen = [index for index, pair in enumerate(held_out) if is_chosen(pair)]
+            texts, references = [translations[index] for index in chosen], [held_out[index].target for index in chosen]
             bleu = {f"BLEU {split}": round(bleu_score(texts, references, split), 2) for split in ("ja-mecab", "char")}
-            rows.append({"pairs": which, "count": len(chosen), "beams": beams, **bleu, "target": "≥ 30 ja-mecab"})
+            rows.append({"pairs": label, "count": len(chosen), "beams": beams, **bleu, "target": "≥ 30 ja-mecab"})
     return rows
 
 

@@ -10,12 +10,8 @@ import tempfile
 from pathlib import Path
 
 from clearhead.cli.tables import name
-from clearhead.translation.config import Config
-from clearhead.translation.data.dataset import from_grammar
-from clearhead.translation.heads.chart import draw
-from clearhead.translation.heads.emergence import ablation_effects, measure_emergence
-from clearhead.translation.run_directory import RunDirectory
-from clearhead.translation.training import train
+from clearhead.translation import Config, RunDirectory, from_grammar, train
+from clearhead.translation.heads import Emergence, ablation_effect, measure_emergence, plot_emergence
 from measuring import RESULTS, write
 
 SEEDS = (0, 1, 2)
@@ -31,50 +27,55 @@ def main() -> None:
     runs = [RunDirectory(folder) for folder in arguments.runs or ()] or [trained(seed) for seed in SEEDS]
     seeds = [run.read()[0].training.seed for run in runs]
     probe = from_grammar(runs[0].read()[0]).probe
-    found = [measure_emergence(run, probe) for run in runs]
+    emergences = [measure_emergence(run, probe) for run in runs]
     rows: list[dict[str, object]] = []
-    for place, first in enumerate(found[0].trained):
+    for index, first in enumerate(emergences[0].trained):
         row: dict[str, object] = {"relation": first.relation, "fixed offset": f"{first.baseline:.2f}"}
-        for seed, own in zip(seeds, found, strict=True):
-            after, before = own.trained[place], own.untrained[place]
+        for seed, emergence in zip(seeds, emergences, strict=True):
+            after, before = emergence.trained[index], emergence.untrained[index]
             mark = "" if after.clear else " (no)"
             row[f"seed {seed}: untrained"] = f"{before.accuracy:.2f}"
             row[f"seed {seed}: trained"] = f"{after.accuracy:.2f} ± {(after.high - after.low) / 2:.2f}{mark}"
             row[f"seed {seed}: head"] = name(after.address)
         rows.append(row)
-    last: dict[str, object] = {"relation": "exact translations", "fixed offset": ""}
+    exact_row: dict[str, object] = {"relation": "exact translations", "fixed offset": ""}
     for seed, run in zip(seeds, runs, strict=True):
         by_step = {line["step"]: line["validation"]["exact"] for line in run.metrics()}
-        best = found[seeds.index(seed)].best
+        best = emergences[seeds.index(seed)].best
         shares = by_step[0], by_step[best]
-        last |= {f"seed {seed}: untrained": f"{shares[0]:.1%}", f"seed {seed}: trained": f"{shares[1]:.1%}"}
-        last[f"seed {seed}: head"] = f"step {best}"
+        exact_row |= {f"seed {seed}: untrained": f"{shares[0]:.1%}", f"seed {seed}: trained": f"{shares[1]:.1%}"}
+        exact_row[f"seed {seed}: head"] = f"step {best}"
     write(
         "specialisation",
         "Relations found by heads, on sentences never met in training",
-        [*rows, last],
+        [*rows, exact_row],
         arguments.output,
     )
-    draw(found[0], arguments.chart, f"Heads that come to find relations (seed {seeds[0]})")
-    write("specialisation-ablation", "What goes wrong without a head", damages(runs, found, seeds), arguments.output)
+    plot_emergence(emergences[0], arguments.chart, f"Heads that come to find relations (seed {seeds[0]})")
+    write(
+        "specialisation-ablation",
+        "What goes wrong without a head",
+        ablation_rows(runs, emergences, seeds),
+        arguments.output,
+    )
 
 
-def damages(runs: list[RunDirectory], found: list, seeds: list[int]) -> list[dict[str, object]]:
+def ablation_rows(runs: list[RunDirectory], emergences: list[Emergence], seeds: list[int]) -> list[dict[str, object]]:
     """Every head with a label, left out."""
     rows: list[dict[str, object]] = []
-    for seed, run, own in zip(seeds, runs, found, strict=True):
+    for seed, run, emergence in zip(seeds, runs, emergences, strict=True):
         probe = from_grammar(run.read()[0]).probe
-        for address, relations in own.labels().items():
-            seen = ablation_effects(run.model(), run.vocabulary(), probe, address)
-            errors = {relation: f"{after:.1%}" for relation, (_, after) in seen.errors.items()}
+        for address, relations in emergence.labels().items():
+            effect = ablation_effect(run.model(), run.vocabulary(), probe, address)
+            errors = {relation: f"{after:.1%}" for relation, (_, after) in effect.errors.items()}
             row: dict[str, object] = {"seed": seed, "without": name(address), "label": ", ".join(relations)}
-            row["exact"] = f"{seen.exact[1]:.1%}"
+            row["exact"] = f"{effect.exact[1]:.1%}"
             rows.append(row | {f"wrong: {relation}": error for relation, error in errors.items()})
     return rows
 
 
 def trained(seed: int) -> RunDirectory:
-    config = Config.of({"training": {"seed": seed}})
+    config = Config.from_dict({"training": {"seed": seed}})
     run = RunDirectory(Path(tempfile.mkdtemp()) / f"seed-{seed}")
     train(from_grammar(config), config, run)
     return run

@@ -19,22 +19,22 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.ops.masks import Mask, Padding
-from clearhead.translation import training as training
-from clearhead.translation._evaluation import bleu_score, cross_entropy, write_all
+from clearhead.translation import RunDirectory, TrainingCallbacks, from_files, train
+from clearhead.translation._decoding import decode_all
+from clearhead.translation._evaluation import bleu_score
+from clearhead.translation._loss import cross_entropy
+from clearhead.translation._trainer import Trainer
 from clearhead.translation.config import Config, ModelConfig
-from clearhead.translation.data._batching import Batch, Ids, collate
-from clearhead.translation.data.dataset import from_files
-from clearhead.translation.model import Caches, Memory, Transformer
-from clearhead.translation.run_directory import RunDirectory
+from clearhead.translation.data._batching import Batch, TokenIds, collate
+from clearhead.translation.model import DecoderCaches, Memory, Transformer
 from clearhead.translation.tokenizer import START
-from clearhead.translation.training import TrainingCallbacks, train
 from measuring import RESULTS, write
 
 ROUNDS, STEPS = 9, 10
 GENERATED, BATCH = 128, 32
 
 
-class TokensRead(Caches):
+class TokenHistory(DecoderCaches):
     """All that a model without a cache can keep: what it has read."""
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class TorchTransformer(Transformer):
         states = self.both.encoder(self._embed(source, 0), src_key_padding_mask=hidden(mask, source))
         return Memory(states, mask)
 
-    def decode(self, target: Tensor, memory: Memory, *, caches: Caches | None = None, **_: object) -> Tensor:
-        if isinstance(caches, TokensRead):
+    def decode(self, target: Tensor, memory: Memory, *, caches: DecoderCaches | None = None, **_: object) -> Tensor:
+        if isinstance(caches, TokenHistory):
             target = target if caches.tokens is None else torch.cat([caches.tokens, target], dim=1)
             caches.tokens = target
         n = target.shape[1]
@@ -78,8 +78,8 @@ class TorchTransformer(Transformer):
         )
         return states @ self.embedding.weight.T
 
-    def caches(self) -> Caches:
-        return TokensRead()
+    def caches(self) -> DecoderCaches:
+        return TokenHistory()
 
 
 def hidden(mask: Mask | None, source: Tensor) -> Tensor | None:
@@ -94,14 +94,14 @@ MODELS: dict[str, Callable[[ModelConfig, int], Transformer]] = {"ours": Transfor
 
 def random_batches(config: Config, same: bool) -> list[Batch]:
     """Sentences of 8 to 16 tokens, in batches of the configured size; of one length each, or of several."""
-    drawn = random.Random(0)
+    rng = random.Random(0)
     batches = []
     for _ in range(STEPS):
-        length = drawn.randint(8, 16)
+        length = rng.randint(8, 16)
         count = config.training.batch_tokens // (2 * length)
-        lengths = [length if same else drawn.randint(8, 16) for _ in range(count)]
-        tokens = [[drawn.randrange(4, config.text.vocabulary) for _ in range(2 * n)] for n in lengths]
-        batches.append(collate([Ids(row[::2], row[1::2]) for row in tokens]))
+        lengths = [length if same else rng.randint(8, 16) for _ in range(count)]
+        tokens = [[rng.randrange(4, config.text.vocabulary) for _ in range(2 * n)] for n in lengths]
+        batches.append(collate([TokenIds(row[::2], row[1::2]) for row in tokens]))
     return batches
 
 
@@ -117,7 +117,7 @@ def training_speed(config: Config, device: torch.device, dtype: torch.dtype, sam
 
     def run(name: str) -> float:
         model, optimizer = models[name], optimizers[name]
-        began = time.perf_counter()
+        start = time.perf_counter()
         for batch in batches:
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 logits = model(batch.source, batch.target, batch.lengths)
@@ -128,15 +128,15 @@ def training_speed(config: Config, device: torch.device, dtype: torch.dtype, sam
             optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return tokens / (time.perf_counter() - began)
+        return tokens / (time.perf_counter() - start)
 
     for name in models:
         run(name)
-    shuffled, found = random.Random(0), {name: [] for name in models}
+    rng, speeds_by_model = random.Random(0), {name: [] for name in models}
     for _ in range(ROUNDS):
-        for name in shuffled.sample(list(models), len(models)):
-            found[name].append(run(name))
-    return {name: statistics.median(speeds) for name, speeds in found.items()}
+        for name in rng.sample(list(models), len(models)):
+            speeds_by_model[name].append(run(name))
+    return {name: statistics.median(speeds) for name, speeds in speeds_by_model.items()}
 
 
 @torch.inference_mode()
@@ -149,13 +149,13 @@ def decoding(config: Config, device: torch.device) -> dict[str, float]:
     def write_tokens(cached: bool) -> float:
         memory, caches = model.encode(source), model.caches() if cached else None
         read = source.new_full((BATCH, 1), START)
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(GENERATED):
             logits = model.decode(read[:, -1:] if cached else read, memory, caches=caches)
             read = torch.cat([read, logits[:, -1].argmax(dim=-1, keepdim=True)], dim=1)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     for cached in (True, False):
         write_tokens(cached)
@@ -171,21 +171,21 @@ def quality(
     if trained is not None:
         run_of["ours"] = RunDirectory(trained)
     sentences = from_files(data, valid, config, None if trained is None else run_of["ours"].vocabulary())
-    found = {}
+    results = {}
     for name, make in MODELS.items():
         run, model = run_of[name], make(config.model, len(sentences.vocabulary)).to(device)
         if run.exists:
             run.load_best(model)
         else:
-            report = TrainingCallbacks(measured=lambda metrics, name=name: print(name, metrics, flush=True))
-            with patch.object(training._Training, "roles", dict):  # the peer shows no attention
-                train(sentences, config, run, device=device, dtype=dtype, report=report, model=model)
-        written = write_all(model.eval(), [pair.source for pair in sentences.valid], beams=4)
-        texts = [sentences.vocabulary.decode(own.tokens) for own in written]
+            callbacks = TrainingCallbacks(on_validation=lambda metrics, name=name: print(name, metrics, flush=True))
+            with patch.object(Trainer, "head_statistics", dict):  # the peer shows no attention
+                train(sentences, config, run, device=device, dtype=dtype, callbacks=callbacks, model=model)
+        written = decode_all(model.eval(), [pair.source for pair in sentences.valid], beams=4)
+        texts = [sentences.vocabulary.decode(hypothesis.tokens) for hypothesis in written]
         references = [pair.target for pair in sentences.references]
-        found[name] = {split: round(bleu_score(texts, references, split), 2) for split in ("ja-mecab", "char")}
-        found[name]["tokens/s"] = statistics.median(line["tokens_per_second"] for line in run.metrics()[1:])
-    return found
+        results[name] = {split: round(bleu_score(texts, references, split), 2) for split in ("ja-mecab", "char")}
+        results[name]["tokens/s"] = statistics.median(line["tokens_per_second"] for line in run.metrics()[1:])
+    return results
 
 
 def main() -> None:
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    config = Config() if arguments.config is None else Config.read(arguments.config)
+    config = Config() if arguments.config is None else Config.from_file(arguments.config)
     device = torch.device(arguments.device)
     if arguments.steps:
         config = replace(config, training=replace(config.training, steps=arguments.steps))
@@ -217,8 +217,8 @@ def main() -> None:
         case = f"greedy, {GENERATED} tokens, batch {BATCH}, seconds"
         rows.append(row(case, ours, "without the cache", peer, peer / ours, "≥ 3"))
     if "quality" in arguments.parts:
-        found = quality(config, arguments.data, arguments.valid, device, dtype, arguments.trained)
-        ours, peer = found["ours"], found["torch"]
+        results = quality(config, arguments.data, arguments.valid, device, dtype, arguments.trained)
+        ours, peer = results["ours"], results["torch"]
         for split in ("ja-mecab", "char"):
             case = f"BLEU {split}, dev, beam 4, after {config.training.steps} steps; difference"
             rows.append(row(case, ours[split], torchs, peer[split], ours[split] - peer[split], "≥ −1"))

@@ -6,12 +6,10 @@ Everything `clearhead train` does is here: a configuration, sentences, the folde
 import tempfile
 from pathlib import Path
 
-from clearhead.translation import Config, RunDirectory
-from clearhead.translation.data.dataset import from_grammar
-from clearhead.translation.heads.emergence import measure_emergence
-from clearhead.translation.training import TrainingCallbacks, train
+from clearhead.translation import Config, RunDirectory, TrainingCallbacks, from_grammar, train
+from clearhead.translation.heads import measure_emergence
 
-config = Config.of(
+config = Config.from_dict(
     {
         "model": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "feed_forward": 128},
         "training": {"steps": 40, "warmup": 10, "validate_every": 20, "batch_tokens": 1024},
@@ -21,7 +19,10 @@ config = Config.of(
 data = from_grammar(config)
 run = RunDirectory(Path(tempfile.mkdtemp()) / "run")
 train(
-    data, config, run, report=TrainingCallbacks(measured=lambda metrics: print(metrics["step"], metrics["validation"]))
+    data,
+    config,
+    run,
+    callbacks=TrainingCallbacks(on_validation=lambda metrics: print(metrics["step"], metrics["validation"])),
 )
-for finding in measure_emergence(run, data.probe).trained:
-    print(f"{finding.relation:20} {finding.address} {finding.accuracy:.2f}, a fixed offset {finding.baseline:.2f}")
+for result in measure_emergence(run, data.probe).trained:
+    print(f"{result.relation:20} {result.address} {result.accuracy:.2f}, a fixed offset {result.baseline:.2f}")

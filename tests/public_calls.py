@@ -340,8 +340,10 @@ def transformer_calls() -> list[Call]:
         Call(
             "TrainingConfig", lambda **given: Config(training=TrainingConfig(**given)), lambda: asdict(TrainingConfig())
         ),
-        Call("Config.of", Config.of, lambda: {"table": {"model": {"heads": 2}}}, {"table": ("key",)}),
-        Call("Config.read", Config.read, lambda: {"path": "no_such_file"}, {"path": ("there is no such file",)}),
+        Call("Config.from_dict", Config.from_dict, lambda: {"table": {"model": {"heads": 2}}}, {"table": ("key",)}),
+        Call(
+            "Config.from_file", Config.from_file, lambda: {"path": "no_such_file"}, {"path": ("there is no such file",)}
+        ),
         Call("Transformer", Transformer, lambda: {"config": Config().model, "vocabulary": 11}),
         Call(
             "transformer",

@@ -25,11 +25,11 @@ def draw(*shape: int, vocabulary: int = 23) -> torch.Tensor:
     return torch.randint(4, vocabulary, shape)
 
 
-def favour(model: Transformer, numbers: list[int], against: Sequence[int] = (), weight: float = 50.0) -> None:
+def favor(model: Transformer, token_ids: list[int], against: Sequence[int] = (), weight: float = 50.0) -> None:
     """Make these the tokens the model would write next, whatever it has read, and those `against` the last."""
     with torch.no_grad():
         model.decoder_norm.weight.mul_(0.1)
         model.decoder_norm.bias.copy_(torch.randn(model.decoder_norm.bias.shape))
         direction = model.decoder_norm.bias / model.decoder_norm.bias.norm() ** 2
-        model.embedding.weight[numbers] = weight * direction
+        model.embedding.weight[token_ids] = weight * direction
         model.embedding.weight[list(against)] = -weight * direction

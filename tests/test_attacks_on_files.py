@@ -22,11 +22,11 @@ from clearhead.cli import app
 from clearhead.recording.recording import Stack, Tokens
 from clearhead.translation.model import Transformer
 from clearhead.translation.run_directory import RunDirectory
-from clearhead.translation.training import Stopped, TrainingCallbacks, train
+from clearhead.translation.training import TrainingCallbacks, TrainingStopped, train
 from crafted import weights_of
 from crashes import Killed, operations
 from damage import flipped, places
-from toy_training import TINY, TOML, assert_same, changed, copying, progress_of, written_columns
+from toy_training import TINY, TOML, assert_same, changed, checkpoint_state, copying, written_columns
 
 pytestmark = pytest.mark.attack
 FLIPS = 400
@@ -99,8 +99,8 @@ class TestFlips:
             if metrics["step"] == 8:
                 signal.raise_signal(signal.SIGTERM)
 
-        with pytest.raises(Stopped):
-            train(copying(), TINY, stopped, report=TrainingCallbacks(measured=stop))
+        with pytest.raises(TrainingStopped):
+            train(copying(), TINY, stopped, callbacks=TrainingCallbacks(on_validation=stop))
         contents = (stopped.folder / "last.safetensors").read_bytes()
         header, data = places(contents, 20)
         for number, place in enumerate([*header[:8], *data]):
@@ -109,7 +109,7 @@ class TestFlips:
             for path in stopped.folder.iterdir():
                 (run.folder / path.name).write_bytes(path.read_bytes())
             (run.folder / "last.safetensors").write_bytes(flipped(contents, place, number % 8))
-            train(copying(), TINY, run, resume=True, report=TrainingCallbacks(say=said.append))
+            train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=said.append))
             assert said[0].startswith(f"{run.folder / 'last.safetensors'}: ")
             assert_same(run, whole)
         print(f"\nresumed with a flip: 8 in the header, {len(data)} in the data, all with the same weights")
@@ -221,5 +221,5 @@ def test_two_processes_in_one_folder(tmp_path):
         process.kill()
         process.communicate()
     with run.locked(resume=True):
-        assert progress_of(run)["step"] >= 0
+        assert checkpoint_state(run)["step"] >= 0
     assert not [name for name in names(run.folder) if name.startswith(".")]

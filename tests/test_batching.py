@@ -5,86 +5,86 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.translation.data._batching import Ids, collate, in_batches, padded
+from clearhead.translation.data._batching import TokenIds, batch_indices, collate, pad_rows
 from clearhead.translation.tokenizer import END, PAD, START
 
-A = Ids([5, 6, 7, END], [11, 12, END])
-B = Ids([8, END], [13, END])
-C = Ids([9, 5, 6, END], [14, 15, 16, 17, END])
+A = TokenIds([5, 6, 7, END], [11, 12, END])
+B = TokenIds([8, END], [13, END])
+C = TokenIds([9, 5, 6, END], [14, 15, 16, 17, END])
 lengths = st.tuples(st.integers(1, 17), st.integers(1, 17))
 
 
-def pairs_of(sizes: list[tuple[int, int]]) -> list[Ids]:
-    return [Ids([7] * (source - 1) + [END], [7] * (target - 1) + [END]) for source, target in sizes]
+def pairs_of(sizes: list[tuple[int, int]]) -> list[TokenIds]:
+    return [TokenIds([7] * (source - 1) + [END], [7] * (target - 1) + [END]) for source, target in sizes]
 
 
-def drawn(count: int = 307) -> list[Ids]:
+def random_pairs(count: int = 307) -> list[TokenIds]:
     sizes = torch.randint(2, 13, (count, 2)).tolist()
     return pairs_of([(source, source + target // 4) for source, target in sizes])
 
 
-def tokens_of(pairs: list[Ids], batch: list[int]) -> int:
+def tokens_of(pairs: list[TokenIds], batch: list[int]) -> int:
     """With padding."""
-    widest = [max(len(pairs[number][side]) for number in batch) for side in (0, 1)]
+    widest = [max(len(pairs[index][side]) for index in batch) for side in (0, 1)]
     return sum(widest) * len(batch)
 
 
 @given(st.lists(lengths, max_size=60), st.integers(1, 101), st.none() | st.integers())
 def test_every_pair_once_and_never_too_many_tokens(sizes, tokens, seed):
     pairs = pairs_of(sizes)
-    batches = in_batches(pairs, tokens, seed)
-    assert sorted(number for batch in batches for number in batch) == list(range(len(pairs)))
+    batches = batch_indices(pairs, tokens, seed)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(pairs)))
     for batch in batches:
         assert len(batch) == 1 or tokens_of(pairs, batch) <= tokens
-        batch_of_it = collate([pairs[number] for number in batch])
-        assert batch_of_it.source.numel() + batch_of_it.target.numel() == tokens_of(pairs, batch)
+        collated = collate([pairs[index] for index in batch])
+        assert collated.source.numel() + collated.target.numel() == tokens_of(pairs, batch)
 
 
 def test_a_pair_that_is_too_long_comes_alone():
     pairs = pairs_of([(3, 3), (50, 60), (3, 3)])
-    assert sorted(map(sorted, in_batches(pairs, 20, 0))) == [[0, 2], [1]]
+    assert sorted(map(sorted, batch_indices(pairs, 20, 0))) == [[0, 2], [1]]
 
 
 def test_the_order_follows_from_the_seed():
-    pairs = drawn()
-    first = in_batches(pairs, 101, (3, 0))
-    assert in_batches(pairs, 101, (3, 0)) == first
+    pairs = random_pairs()
+    first = batch_indices(pairs, 101, (3, 0))
+    assert batch_indices(pairs, 101, (3, 0)) == first
     for other in ((3, 1), (4, 0)):
-        again = in_batches(pairs, 101, other)
+        again = batch_indices(pairs, 101, other)
         assert again != first
         assert sorted(map(sorted, again)) != sorted(map(sorted, first))  # other pairs share a batch
 
 
 def test_with_a_seed_lengths_are_shuffled_too():
     """Or a model would learn from short sentences first, in every epoch."""
-    pairs = drawn()
-    sizes = [len(pairs[batch[0]].source) for batch in in_batches(pairs, 101, 0)]
+    pairs = random_pairs()
+    sizes = [len(pairs[batch[0]].source) for batch in batch_indices(pairs, 101, 0)]
     assert sizes != sorted(sizes)
 
 
 def test_without_a_seed_shortest_first():
-    pairs = drawn()
-    batches = in_batches(pairs, 101)
-    assert in_batches(pairs, 101) == batches
-    sizes = [(len(pairs[number].source), len(pairs[number].target)) for batch in batches for number in batch]
+    pairs = random_pairs()
+    batches = batch_indices(pairs, 101)
+    assert batch_indices(pairs, 101) == batches
+    sizes = [(len(pairs[index].source), len(pairs[index].target)) for batch in batches for index in batch]
     assert sizes == sorted(sizes)
 
 
 def test_most_batches_have_one_source_length_and_are_at_least_half_full():
-    pairs, tokens = drawn(), 211
-    batches = in_batches(pairs, tokens, 0)
-    alike = [len({len(pairs[number].source) for number in batch}) == 1 for batch in batches]
+    pairs, tokens = random_pairs(), 211
+    batches = batch_indices(pairs, tokens, 0)
+    alike = [len({len(pairs[index].source) for index in batch}) == 1 for batch in batches]
     assert sum(alike) > 0.7 * len(batches)
     assert sum(tokens_of(pairs, batch) for batch in batches) < 1.1 * sum(len(side) for pair in pairs for side in pair)
     # few pairs of each length: then those of several share a batch, or every batch would be almost empty
     few = pairs_of([(length, length) for length in range(2, 31)])
-    mixed = in_batches(few, 1000)
+    mixed = batch_indices(few, 1000)
     assert len(mixed) == 3
     assert all(tokens_of(few, batch) > 400 for batch in mixed[:-1])
 
 
 def test_no_pairs_no_batches():
-    assert in_batches([], 101, 0) == in_batches([], 101) == []
+    assert batch_indices([], 101, 0) == batch_indices([], 101) == []
 
 
 class TestCollate:
@@ -132,8 +132,8 @@ class TestCollate:
         assert {tensor.device.type for tensor in moved if tensor is not None} == {"meta"}
 
     def test_padded(self):
-        rows, sizes = padded([A.source, B.source], torch.device("cpu"))
+        rows, sizes = pad_rows([A.source, B.source], torch.device("cpu"))
         assert rows.tolist() == [[5, 6, 7, END], [8, END, PAD, PAD]]
         assert sizes.tolist() == [4, 2]
-        rows, sizes = padded([A.source, C.source], torch.device("cpu"))
+        rows, sizes = pad_rows([A.source, C.source], torch.device("cpu"))
         assert (rows.shape, sizes) == ((2, 4), None)

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from clearhead.translation.data._corpus import Corpus, Pair, prepared, read_pairs
-from clearhead.translation.data._normalize import Normalizer
+from clearhead.translation.data._corpus import Corpus, Pair, prepare_corpus, read_pairs
+from clearhead.translation.normalizer import Normalizer
 
 AS_IT_IS = Normalizer()
 
@@ -147,9 +147,9 @@ def test_no_pairs_at_all(write):
         read_pairs("a.en,a.ja")
 
 
-def test_prepared_normalises_each_side_in_its_way():
+def test_prepare_corpus_normalizes_each_side_in_its_way():
     corpus = Corpus((Pair("He CAN 'T .", "行 か な い 。 A B"),), ())
-    got = prepared(corpus, Normalizer(lowercase=True, untokenise=True), Normalizer(join=True))
+    got = prepare_corpus(corpus, Normalizer(lowercase=True, detokenize=True), Normalizer(remove_spaces=True))
     assert got == Corpus((Pair("he can't.", "行かない。A B"),), ())
 
 
@@ -163,9 +163,11 @@ def test_prepared_says_what_it_leaves_out():
         Pair("no.", "いいえ。"),  # held out, and so no repetition
         Pair("Yes.", "はい。"),
     ]
-    english = Normalizer(lowercase=True, untokenise=True, plain=True)
+    english = Normalizer(lowercase=True, detokenize=True, plain=True)
     held_out = (pair for pair in [Pair("NO .", "いい え 。"), Pair("Never.", "いいえ。")])
-    got = prepared(Corpus(tuple(pairs), ("an earlier note",)), english, Normalizer(join=True), without=held_out)
+    got = prepare_corpus(
+        Corpus(tuple(pairs), ("an earlier note",)), english, Normalizer(remove_spaces=True), without=held_out
+    )
     assert got.pairs == (Pair("yes.", "はい。"), Pair("yes.", "うん。"))
     assert got.notes == (
         "an earlier note",
@@ -177,12 +179,12 @@ def test_prepared_says_what_it_leaves_out():
 
 def test_prepared_is_final():
     corpus = Corpus((Pair("a", "あ"), Pair("b", "い")), ())
-    assert prepared(corpus, AS_IT_IS, AS_IT_IS) == corpus
+    assert prepare_corpus(corpus, AS_IT_IS, AS_IT_IS) == corpus
 
 
 def test_nothing_remains():
     corpus = Corpus((Pair("a", "あ"),) * 2, ())
     with pytest.raises(ValueError, match="^no pairs remain of 2: 2 pairs that are held out for validation left out"):
-        prepared(corpus, AS_IT_IS, AS_IT_IS, without=corpus.pairs)
+        prepare_corpus(corpus, AS_IT_IS, AS_IT_IS, without=corpus.pairs)
     with pytest.raises(ValueError, match="^no pairs remain of 0: there were none$"):
-        prepared(Corpus((), ()), AS_IT_IS, AS_IT_IS)
+        prepare_corpus(Corpus((), ()), AS_IT_IS, AS_IT_IS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clearhead.translation.data.grammar._lexicon import (
     ADJECTIVES,
-    ALIVE,
+    ANIMATE_CATEGORIES,
     DEGREES,
     DETERMINERS,
     FREQUENCIES,
@@ -21,11 +21,11 @@ from clearhead.translation.data.grammar._lexicon import (
     VERBS,
 )
 from clearhead.translation.data.grammar.generate import (
-    LONGEST,
-    SHORTEST,
+    MAX_SOURCE_TOKENS,
+    MIN_SOURCE_TOKENS,
     SOURCE_RELATIONS,
     TARGET_RELATIONS,
-    Example,
+    AnnotatedPair,
     Link,
     sentences,
     vocabulary,
@@ -115,22 +115,22 @@ GOLDEN = {
 }
 
 
-def first(count: int, seed: int = 3, split="train") -> list[Example]:
+def first(count: int, seed: int = 3, split="train") -> list[AnnotatedPair]:
     return list(itertools.islice(sentences(seed, split), count))
 
 
 @pytest.fixture(scope="module")
-def corpus() -> list[Example]:
+def corpus() -> list[AnnotatedPair]:
     return first(20_000)
 
 
-def found(example: Example, relation: str) -> list[tuple[str, str]]:
+def linked_words(example: AnnotatedPair, relation: str) -> list[tuple[str, str]]:
     """The words that look, and those they find."""
     side = example.target if relation in TARGET_RELATIONS else example.source
     return [(side[link.at], example.source[link.to]) for link in example.links if link.relation == relation]
 
 
-def answer(example: Example, relation: str, at: int) -> int | None:
+def answer(example: AnnotatedPair, relation: str, at: int) -> int | None:
     """The one place that the token at this place is to find."""
     return next((link.to for link in example.links if link[:2] == (relation, at)), None)
 
@@ -152,13 +152,13 @@ class TestStream:
         assert first(7, seed, split) != first(7, seed + 1, split)
 
     def test_splits_are_disjoint_whatever_the_seed(self):
-        own = {
+        sources = {
             split: {example.source for seed in (2, 5) for example in first(500, seed, split)}
             for split in ("train", "valid", "probe")
         }
-        assert not own["train"] & (own["valid"] | own["probe"])
-        assert not own["valid"] & own["probe"]
-        shares = {split: {zlib.crc32(" ".join(s).encode()) % 16 for s in own[split]} for split in own}
+        assert not sources["train"] & (sources["valid"] | sources["probe"])
+        assert not sources["valid"] & sources["probe"]
+        shares = {split: {zlib.crc32(" ".join(s).encode()) % 16 for s in sources[split]} for split in sources}
         assert shares == {"train": set(range(2, 16)), "valid": {1}, "probe": {0}}
 
     def test_more_than_a_million_sentences(self, corpus):
@@ -169,7 +169,7 @@ class TestStream:
 
     def test_lengths(self, corpus):
         lengths = [len(example.source) for example in corpus]
-        assert (min(lengths), max(lengths)) == (SHORTEST, LONGEST) == (4, 20)
+        assert (min(lengths), max(lengths)) == (MIN_SOURCE_TOKENS, MAX_SOURCE_TOKENS) == (4, 20)
         assert max(len(example.target) for example in corpus) <= 30
 
 
@@ -203,7 +203,7 @@ class TestOneAnswer:
     def test_a_word_is_translated_by_itself_and_the_word_it_hangs_on(self, corpus):
         answers: dict[tuple[str, ...], set[str]] = defaultdict(set)
         for example in corpus:
-            for token, word in found(example, "noun"):
+            for token, word in linked_words(example, "noun"):
                 answers["noun", word].add(token)
             for relation, at, to in example.links:
                 word = example.source[to]
@@ -225,10 +225,10 @@ class TestOneAnswer:
 
     def test_a_verb_that_hangs_on_its_object_says_so(self, corpus):
         for example in corpus[:2000]:
-            ((stem, word),) = found(example, "verb")
-            decided_by = [noun for _, noun in found(example, "object of the verb")]
+            ((stem, word),) = linked_words(example, "verb")
+            decided_by = [noun for _, noun in linked_words(example, "object of the verb")]
             if stem in ("i", "ari"):
-                assert (NOUNS[decided_by[0]].kind in ALIVE) == (stem == "i")
+                assert (NOUNS[decided_by[0]].category in ANIMATE_CATEGORIES) == (stem == "i")
             else:
                 assert len(decided_by) == (len(VERB_OF[word].senses) > 1)
 
@@ -262,7 +262,7 @@ class TestLinks:
         seen = Counter()
         for example in corpus:
             for relation, (looking, sought) in classes.items():
-                for token, word in found(example, relation):
+                for token, word in linked_words(example, relation):
                     assert token in looking, (relation, token)
                     assert word in sought, (relation, word)
                     seen[relation] += 1
@@ -280,11 +280,11 @@ class TestLinks:
 
     def test_tense_is_found_in_the_word_that_carries_it(self, corpus):
         for example in corpus:
-            for ending, word in found(example, "tense"):
+            for ending, word in linked_words(example, "tense"):
                 assert (ending in ("mashita", "deshita")) == (word in PAST)
             negative = "masen" in example.target
             assert negative == ("not" in example.source)
-            assert len(found(example, "tense")) == (not negative or "deshita" in example.target)
+            assert len(linked_words(example, "tense")) == (not negative or "deshita" in example.target)
 
     def test_two_answers_are_no_link(self, corpus):
         """A noun of two adjectives: each finds the noun, the noun neither."""
@@ -354,8 +354,8 @@ class TestSentences:
         third = {"is", "does"} | {verb.third for verb in VERBS}
         seen = Counter()
         for example in corpus:
-            for _, subject in found(example, "verb → subject"):
-                for _, carrier in found(example, "tense"):
+            for _, subject in linked_words(example, "verb → subject"):
+                for _, carrier in linked_words(example, "tense"):
                     if subject in PRONOUNS and carrier in finite:
                         assert (carrier in third) == (subject in ("he", "she")), example.source
                         assert carrier not in BE or (carrier == "am") == (subject == "i"), example.source
@@ -381,12 +381,12 @@ class TestSentences:
     def test_an_adjective_after_its_noun_comes_before_the_others(self, corpus):
         compared = 0
         for example in corpus:
-            places = {link.to: link.at for link in example.links if link.relation == "adjective"}
+            positions = {link.to: link.at for link in example.links if link.relation == "adjective"}
             nouns = {link.at: link.to for link in example.links if link.relation == "adjective → noun"}
-            for one, two in itertools.combinations(sorted(nouns), 2):
-                if nouns[one] == nouns[two]:
-                    assert (places[two] < places[one]) == (two > nouns[two]), example.source
-                    compared += two > nouns[two]
+            for first, second in itertools.combinations(sorted(nouns), 2):
+                if nouns[first] == nouns[second]:
+                    assert (positions[second] < positions[first]) == (second > nouns[second]), example.source
+                    compared += second > nouns[second]
         assert compared > 1000
 
     def test_a_subject_is_marked(self, corpus):

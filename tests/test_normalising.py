@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.translation.data._normalize import Normalizer
+from clearhead.translation.normalizer import Normalizer
 
 EVERY = [Normalizer(*flags) for flags in product((False, True), repeat=4)]
 
@@ -26,7 +26,7 @@ def test_lowercase():
     assert Normalizer(lowercase=True)("Tom ÄSS ＣＤ") == "tom äss ｃｄ"
 
 
-TOKENISED = {
+TOKENIZED = {
     "i can 't come .": "i can't come.",
     "i 'm sure you 'll say they 've gone , and we 're late .": "i'm sure you'll say they've gone, and we're late.",
     "i 'd go if it 's fine ; isn 't it ?": "i'd go if it's fine; isn't it?",
@@ -58,9 +58,9 @@ TOKENISED = {
 }
 
 
-@pytest.mark.parametrize("tokenised", TOKENISED)
-def test_tokenised_english_as_it_would_be_typed(tokenised):
-    assert Normalizer(untokenise=True)(tokenised) == TOKENISED[tokenised]
+@pytest.mark.parametrize("tokenized", TOKENIZED)
+def test_tokenized_english_as_it_would_be_typed(tokenized):
+    assert Normalizer(detokenize=True)(tokenized) == TOKENIZED[tokenized]
 
 
 TYPED = [
@@ -80,7 +80,7 @@ TYPED = [
 
 @pytest.mark.parametrize("text", TYPED)
 def test_typed_english_stays(text):
-    assert Normalizer(untokenise=True)(text) == text
+    assert Normalizer(detokenize=True)(text) == text
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_typed_english_stays(text):
     ],
 )
 def test_join(spaced, joined):
-    assert Normalizer(join=True)(spaced) == joined
+    assert Normalizer(remove_spaces=True)(spaced) == joined
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,22 @@ def test_plain(typed, plain):
 
 
 def test_two_sources_look_alike():
-    english = Normalizer(lowercase=True, untokenise=True, plain=True)
+    english = Normalizer(lowercase=True, detokenize=True, plain=True)
     assert english("he said , '' i can 't . ''") == english("He said, “I can’t.”") == 'he said, "i can\'t."'
     assert english("don ’t !") == "don't!"
 
 
 def test_a_space_whose_removal_composes():
     """Two letters that compose once nothing is between them: か and a mark that stands alone."""
-    assert Normalizer(join=True)("か \u3099") == "が"
+    assert Normalizer(remove_spaces=True)("か \u3099") == "が"
 
 
 WORDS = """ ' '' `` " “ ” ’ ´ … . , ?! ( ) $ 5 % 't n't 's 'clock o girls in don a İ Σ か \u3099 ｶ ﾞ ー １ — é ¨ """
 
 
-@pytest.mark.parametrize("normaliser", EVERY, ids=repr)
+@pytest.mark.parametrize("normalizer", EVERY, ids=repr)
 @given(st.text() | st.lists(st.sampled_from(["", *WORDS.split()])).map(" ".join))
-def test_a_second_time_changes_nothing(normaliser, text):
-    once = normaliser(text)
-    assert normaliser(once) == once
+def test_a_second_time_changes_nothing(normalizer, text):
+    once = normalizer(text)
+    assert normalizer(once) == once
     assert once == " ".join(once.split())

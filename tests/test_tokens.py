@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.translation.tokenizer import END, LONGEST, PAD, START, UNKNOWN, Vocabulary
+from clearhead.translation.tokenizer import END, MAX_SUBWORD_LENGTH, PAD, START, UNKNOWN, Vocabulary
 from clearhead.translation.translator import Translator
 
 ENGLISH = ["I read a book in the library.", "the man eats bread.", "don't read 1998 books!", "a big red hat, a hat"]
 JAPANESE = ["私は図書館で本を読んだ。", "男はパンを食べる。", "本を1998冊読むな!", "大きな赤い帽子、帽子"]
-SUBWORDS = Vocabulary.of_subwords([*ENGLISH, *JAPANESE] * 3, 131)
-WORDS = Vocabulary.of_words(["the", "man", "eats", "bread", "."])
+SUBWORDS = Vocabulary.from_texts([*ENGLISH, *JAPANESE] * 3, 131)
+WORDS = Vocabulary.from_words(["the", "man", "eats", "bread", "."])
 CHARACTERS = sorted({*"".join([*ENGLISH, *JAPANESE])} - {" "})
 both = pytest.mark.parametrize("vocabulary", [SUBWORDS, WORDS], ids=["subwords", "words"])
 
@@ -18,20 +18,20 @@ both = pytest.mark.parametrize("vocabulary", [SUBWORDS, WORDS], ids=["subwords",
 @given(st.lists(st.text(CHARACTERS, min_size=1, max_size=7), max_size=5))
 def test_what_was_seen_comes_back(words):
     text = " ".join(words)
-    numbers = SUBWORDS.encode(text)
-    assert SUBWORDS.decode(numbers) == text
-    assert "".join(SUBWORDS.pieces(numbers[:-1])).strip() == text
+    token_ids = SUBWORDS.encode(text)
+    assert SUBWORDS.decode(token_ids) == text
+    assert "".join(SUBWORDS.pieces(token_ids[:-1])).strip() == text
     assert SUBWORDS.unknown(text) == []
-    assert UNKNOWN not in numbers
+    assert UNKNOWN not in token_ids
 
 
 @pytest.mark.parametrize("text", [*ENGLISH, *JAPANESE, "", "図書館 in 1998", "bread 本!"])
 def test_encoding(text):
-    numbers = SUBWORDS.encode(text)
-    assert SUBWORDS.decode(numbers) == text
-    assert numbers[-1] == END
-    assert all(UNKNOWN < number < len(SUBWORDS) for number in numbers[:-1])
-    assert SUBWORDS.encode_all([text, "a hat"]) == [numbers, SUBWORDS.encode("a hat")]
+    token_ids = SUBWORDS.encode(text)
+    assert SUBWORDS.decode(token_ids) == text
+    assert token_ids[-1] == END
+    assert all(UNKNOWN < token_id < len(SUBWORDS) for token_id in token_ids[:-1])
+    assert SUBWORDS.encode_all([text, "a hat"]) == [token_ids, SUBWORDS.encode("a hat")]
 
 
 def test_special_numbers():
@@ -44,12 +44,12 @@ def test_special_numbers():
 
 def test_special_tokens_that_are_typed_are_text():
     """Whoever writes </s> ends nothing."""
-    vocabulary = Vocabulary.of_subwords(["a < b / c > s p d k u n"] * 2, 31)
+    vocabulary = Vocabulary.from_texts(["a < b / c > s p d k u n"] * 2, 31)
     for text in ("a </s> b", "<pad>", "<s>a"):
-        numbers = vocabulary.encode(text)
-        assert vocabulary.decode(numbers) == text
-        assert min(numbers[:-1]) > UNKNOWN
-        assert vocabulary.encode_all([text]) == [numbers]
+        token_ids = vocabulary.encode(text)
+        assert vocabulary.decode(token_ids) == text
+        assert min(token_ids[:-1]) > UNKNOWN
+        assert vocabulary.encode_all([text]) == [token_ids]
 
 
 def test_a_word_is_the_same_token_wherever_it_stands():
@@ -63,9 +63,9 @@ def test_a_word_is_the_same_token_wherever_it_stands():
 
 def test_size_and_length_of_subwords():
     assert len(SUBWORDS) <= 131
-    long = Vocabulary.of_subwords(["acknowledgementslessness " * 7], 97)
+    long = Vocabulary.from_texts(["acknowledgementslessness " * 7], 97)
     pieces = long.pieces(range(4, len(long)))
-    assert LONGEST - 3 < max(map(len, pieces)) <= LONGEST
+    assert MAX_SUBWORD_LENGTH - 3 < max(map(len, pieces)) <= MAX_SUBWORD_LENGTH
     assert len({*pieces}) == len(pieces)
 
 
@@ -74,7 +74,7 @@ def test_digits_and_marks_stand_alone():
     assert pieces == [" ", "1", "9", "9", "8", " books", ",", " ", "1", "9", "9", "8", "!", "</s>"]
 
 
-def test_of_words():
+def test_from_words():
     assert len(WORDS) == 9
     assert WORDS.encode("the man eats bread .") == [4, 5, 6, 7, 8, END]
     assert WORDS.encode("bread eats snow .") == [7, 6, UNKNOWN, 8, END]
@@ -91,14 +91,14 @@ def test_the_unknown_is_named_once_each():
 
 
 class TestWordsOf:
-    def words(self, vocabulary, numbers):
+    def words(self, vocabulary, token_ids):
         """The text of each word, in the order of their numbers, which leave none out."""
-        found = {}
-        for word, piece in zip(vocabulary.words_of(numbers), vocabulary.pieces(numbers), strict=True):
+        texts = {}
+        for word, piece in zip(vocabulary.word_indices(token_ids), vocabulary.pieces(token_ids), strict=True):
             if word is not None:
-                found[word] = found.get(word, "") + piece
-        assert sorted(found) == list(range(len(found)))
-        return [found[word].strip() for word in sorted(found)]
+                texts[word] = texts.get(word, "") + piece
+        assert sorted(texts) == list(range(len(texts)))
+        return [texts[word].strip() for word in sorted(texts)]
 
     @pytest.mark.parametrize("begun", [[], [START]], ids=["source", "target"])
     @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ class TestWordsOf:
         assert self.words(WORDS, [START, *WORDS.encode("the man eats bread .")]) == ["the", "man", "eats", "bread", "."]
 
     def test_special_tokens_are_part_of_none(self):
-        assert list(WORDS.words_of([START, 4, UNKNOWN, 5, END, PAD])) == [None, 0, None, 2, None, None]
+        assert list(WORDS.word_indices([START, 4, UNKNOWN, 5, END, PAD])) == [None, 0, None, 2, None, None]
         read, sky = SUBWORDS.encode("read"), SUBWORDS.encode("☃")
-        numbers = [START, *read[:-1], *sky]
+        token_ids = [START, *read[:-1], *sky]
         assert sky == [UNKNOWN, END]
-        assert list(SUBWORDS.words_of(numbers)) == [None, *[0] * (len(read) - 1), None, None]
+        assert list(SUBWORDS.word_indices(token_ids)) == [None, *[0] * (len(read) - 1), None, None]
 
 
 class TestFiles:
@@ -139,7 +139,7 @@ class TestFiles:
             assert loaded.encode(text) == vocabulary.encode(text)
             assert loaded.unknown(text) == vocabulary.unknown(text)
             assert loaded.decode(loaded.encode(text)) == vocabulary.decode(vocabulary.encode(text))
-            words = [list(own.words_of(vocabulary.encode(text))) for own in (loaded, vocabulary)]
+            words = [list(each.word_indices(vocabulary.encode(text))) for each in (loaded, vocabulary)]
             assert words[0] == words[1]
 
     @pytest.mark.parametrize("content", ["", "{", "[1]", '{"model": {"type": "BPE"}}', "\x00"])

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from clearhead.cli import app
 from clearhead.cli.tables import print_alignment
-from clearhead.translation import Translator
-from clearhead.translation import training as training
-from clearhead.translation.data import dataset as making
+from clearhead.translation import Translator, _trainer
+from clearhead.translation.data import dataset
 from clearhead.translation.data._batching import collate
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.weights import serialization
@@ -53,11 +52,11 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run's folder, and what was printed on the way."""
-    place = tmp_path_factory.mktemp("trained")
-    columns = written_columns(place / "copies.tsv")
-    (place / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 4"))
-    return place / "run", run(
-        "train", "--data", columns, "--config", place / "tiny.toml", "--output", place / "run", "--device", "cpu"
+    folder = tmp_path_factory.mktemp("trained")
+    columns = written_columns(folder / "copies.tsv")
+    (folder / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 4"))
+    return folder / "run", run(
+        "train", "--data", columns, "--config", folder / "tiny.toml", "--output", folder / "run", "--device", "cpu"
     )
 
 
@@ -101,8 +100,8 @@ class TestTraining:
         assert (settings.steps, settings.seed) == (2, 3)
 
     def test_the_grammar(self, folder, monkeypatch):
-        monkeypatch.setattr(making, "EPOCH", 60)
-        monkeypatch.setattr(making, "PROBE", 60)
+        monkeypatch.setattr(dataset, "GRAMMAR_EPOCH_SIZE", 60)
+        monkeypatch.setattr(dataset, "PROBE_SIZE", 60)
         result = run("train", "--config", "tiny.toml", "--output", "run")
         for relation in ("noun", "tense", "verb → subject"):
             assert relation in result.stdout
@@ -143,20 +142,20 @@ class TestTraining:
             refused(message, "train", *arguments)
         assert not (folder / "run").exists()
 
-    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-    def test_the_exit_code_of_a_signal(self, folder, monkeypatch, number, code):
+    @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_the_exit_code_of_a_signal(self, folder, monkeypatch, signal_number, code):
         def collating(rows):
-            signal.raise_signal(number)
+            signal.raise_signal(signal_number)
             return collate(rows)
 
-        monkeypatch.setattr(training, "collate", collating)
+        monkeypatch.setattr(_trainer, "collate", collating)
         result = run("train", "--data", "copies.tsv", "--config", "tiny.toml", "--output", "run", status=code)
         assert "stopped at step 1, which is saved; --resume goes on from there" in result.stderr
         assert "Traceback" not in result.output
 
     def test_metrics_without_what_was_measured_on_heads(self, folder, monkeypatch):
-        monkeypatch.setattr(making, "EPOCH", 60)
-        monkeypatch.setattr(making, "PROBE", 60)
+        monkeypatch.setattr(dataset, "GRAMMAR_EPOCH_SIZE", 60)
+        monkeypatch.setattr(dataset, "PROBE_SIZE", 60)
         run("train", "--config", "tiny.toml", "--output", "run")
         (folder / "run" / "metrics.jsonl").write_text('{"step": 4, "heads": {}}\n')
         result = run("train", "--resume", "--output", "run", status=2)
@@ -170,9 +169,9 @@ class TestTraining:
 
         monkeypatch.setattr(serialization, "save_file", save_file)
         result = run("train", "--data", "copies.tsv", "--config", "tiny.toml", "--output", "run", status=2)
-        said = [line for line in result.stderr.splitlines() if "o space left" in line]
-        assert len(said) == 1
-        assert said[0].startswith("clearhead: ")
+        message = [line for line in result.stderr.splitlines() if "o space left" in line]
+        assert len(message) == 1
+        assert message[0].startswith("clearhead: ")
         assert "Traceback" not in result.output
         assert not [path.name for path in (folder / "run").iterdir() if path.name.startswith(".")]
 
@@ -232,13 +231,13 @@ class TestTranslating:
         assert shown.endswith("no word of the source is in the model's vocabulary, so there is no alignment to show\n")
 
     def test_beams_and_sentences_have_a_limit(self, tmp_path, monkeypatch):
-        said = run("translate", BOOK, "--beams", "100000", status=2).stderr
+        message = run("translate", BOOK, "--beams", "100000", status=2).stderr
         limit = "1,024 beams (CLEARHEAD_MAX_BEAMS raises the limit)"
-        assert said == f"clearhead: beams is 100000; expected at most {limit}\n"
+        assert message == f"clearhead: beams is 100000; expected at most {limit}\n"
         (tmp_path / "word.txt").write_text("a" * 5000)
-        said = run("translate", "--file", tmp_path / "word.txt", status=2).stderr
+        message = run("translate", "--file", tmp_path / "word.txt", status=2).stderr
         limit = "4,096 tokens (CLEARHEAD_MAX_SENTENCE_TOKENS raises the limit)"
-        assert said == f"clearhead: text has 5,001 tokens; expected at most {limit}\n"
+        assert message == f"clearhead: text has 5,001 tokens; expected at most {limit}\n"
         monkeypatch.setenv("CLEARHEAD_MAX_BEAMS", "2")
         assert run("translate", BOOK, "--beams", "2").stdout == f"{HON}\n"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clearhead.translation.config import Config
-from clearhead.translation.data._batching import in_batches
+from clearhead.translation.data._batching import batch_indices
 from clearhead.translation.data.dataset import from_files
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.training import train
@@ -31,7 +31,7 @@ def begun(arguments):
 
 
 @pytest.fixture
-def given(tmp_path):
+def toy_run(tmp_path):
     """Sentences to learn from, one of them so long that a batch has it alone, and a configuration without dropout."""
     columns = tmp_path / "copies.tsv"
     written_columns(columns)
@@ -40,12 +40,12 @@ def given(tmp_path):
     valid = written_columns(tmp_path / "valid.tsv", 7)
     config = tmp_path / "tiny.toml"
     config.write_text(TOML.replace("[training]", "dropout = 0.0\n\n[training]").replace("steps = 12", "steps = 40"))
-    data = from_files([str(columns)], [valid], Config.read(config))
-    sizes = list(map(len, in_batches(data.epoch(0), Config.read(config).training.batch_tokens, (0, 0))))
+    data = from_files([str(columns)], [valid], Config.from_file(config))
+    sizes = list(map(len, batch_indices(data.epoch(0), Config.from_file(config).training.batch_tokens, (0, 0))))
     assert 1 in sizes
     assert len(sizes) <= 40
     one = RunDirectory(tmp_path / "one")
-    train(data, Config.read(config), one)
+    train(data, Config.from_file(config), one)
     return one, ["--data", columns, "--valid", valid], config
 
 
@@ -62,8 +62,8 @@ def assert_alike(two, one):
             )
 
 
-def test_two_processes_are_one(given, tmp_path):
-    one, files, config = given
+def test_two_processes_are_one(toy_run, tmp_path):
+    one, files, config = toy_run
     two = RunDirectory(tmp_path / "two")
     process = begun([*files, "--config", config, "--output", two.folder])
     output, errors = process.communicate(timeout=200)
@@ -73,8 +73,8 @@ def test_two_processes_are_one(given, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_any_process_may_be_killed(given, tmp_path, rank):
-    one, files, config = given
+def test_any_process_may_be_killed(toy_run, tmp_path, rank):
+    one, files, config = toy_run
     two = RunDirectory(tmp_path / "two")
     process = begun([*files, "--config", config, "--output", two.folder])
     while process.poll() is None and (not two.metrics() or two.metrics()[-1]["step"] < 8):
@@ -106,8 +106,8 @@ def worker(parent, rank):
     raise AssertionError(f"no process of rank {rank}")
 
 
-def test_all_ranks_are_told_that_the_folder_is_in_use(given):
-    one, files, _ = given
+def test_all_ranks_are_told_that_the_folder_is_in_use(toy_run):
+    one, files, _ = toy_run
     with one.locked(resume=True):
         process = begun([*files, "--resume", "--output", one.folder])
         _, errors = process.communicate(timeout=200)

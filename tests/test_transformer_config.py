@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from clearhead.translation.config import Config, ModelConfig, TextConfig, TrainingConfig
-from clearhead.translation.data._normalize import Normalizer
+from clearhead.translation.normalizer import Normalizer
 from clearhead.translation.run_directory import RunDirectory
 
 EVERYTHING = """
@@ -46,14 +46,14 @@ plain = true
 def read(tmp_path, text: str) -> Config:
     path = tmp_path / "config.toml"
     path.write_text(text, encoding="utf-8")
-    return Config.read(path)
+    return Config.from_file(path)
 
 
 def test_everything_that_can_be_said(tmp_path):
     assert read(tmp_path, EVERYTHING) == Config(
         ModelConfig(30, 3, 2, 5, 17, 0, "rope"),
         TrainingConfig(7, 101, 0.001, 3, 0.1, 0.2, 2.5, 5, 11, 13),
-        TextConfig(Normalizer(lowercase=True), Normalizer(join=True, plain=True), 211, 19, "char", 23),
+        TextConfig(Normalizer(lowercase=True), Normalizer(remove_spaces=True, plain=True), 211, 19, "char", 23),
     )
 
 
@@ -61,20 +61,20 @@ def test_what_is_left_out_keeps_its_default(tmp_path):
     assert read(tmp_path, "") == Config()
     got = read(tmp_path, "[training]\nsteps = 7\n[text.target]\njoin = true")
     assert got.training == replace(TrainingConfig(), steps=7)
-    assert got.text == replace(TextConfig(), target=Normalizer(join=True))
+    assert got.text == replace(TextConfig(), target=Normalizer(remove_spaces=True))
     assert got.model == ModelConfig()
 
 
 @pytest.mark.parametrize("text", ["", EVERYTHING], ids=["defaults", "everything"])
 def test_there_and_back(text, tmp_path):
     config = read(tmp_path, text)
-    assert Config.of(config.to_dict()) == config
+    assert Config.from_dict(config.to_dict()) == config
 
 
 def test_the_bundled_models_can_be_read():
     config, _ = RunDirectory(str(resources.files("clearhead.translation") / "en-ja")).read()
-    assert config.text.target.join
-    assert Config.of(config.to_dict()) == config
+    assert config.text.target.remove_spaces
+    assert Config.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_the_same_is_refused_where_no_file_is_read():
     with pytest.raises(TypeError, match="steps is 7.0; expected a whole number"):
         Config(training=TrainingConfig(steps=7.0))
     with pytest.raises(ValueError, match="training.step is not a known key"):
-        Config.of({"training": {"step": 7}})
+        Config.from_dict({"training": {"step": 7}})
 
 
 def test_a_file_that_is_missing_or_no_text(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.toml: there is no such file"):
-        Config.read(tmp_path / "none.toml")
+        Config.from_file(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="binary.toml: 'utf-8' codec can't decode"):
-        Config.read(tmp_path / "binary.toml")
+        Config.from_file(tmp_path / "binary.toml")

@@ -110,8 +110,8 @@ def test_a_token_sees_none_that_come_later(positions):
     with torch.no_grad():
         before, after = model(source, target), model(source, other)
     torch.testing.assert_close(before[:, :3], after[:, :3], rtol=0, atol=1e-12)
-    for place in (3, 4):
-        assert not torch.allclose(before[:, place], after[:, place], atol=1e-3)
+    for position in (3, 4):
+        assert not torch.allclose(before[:, position], after[:, position], atol=1e-3)
 
 
 @every_position
@@ -241,12 +241,12 @@ class TestWeights:
     def test_with_caches_a_row_for_each_new_token(self):
         model, (source, target) = make(), texts()
         with torch.no_grad():
-            _, whole = model(source, target, LENGTHS, return_weights=True)
+            _, full = model(source, target, LENGTHS, return_weights=True)
             memory, caches, last = model.encode(source, LENGTHS), model.caches(), {}
             model.decode(target[:, :3], memory, caches=caches)
             model.decode(target[:, 3:], memory, caches=caches, attentions=last)
         for stack in ("decoder", "cross"):
-            torch.testing.assert_close(last[stack][1].dense(), whole[stack][1].dense()[:, :, 3:])
+            torch.testing.assert_close(last[stack][1].dense(), full[stack][1].dense()[:, :, 3:])
 
 
 class TestAblate:
@@ -264,11 +264,11 @@ class TestAblate:
         model, (source, target) = make(), texts()
         address = stack, layer, head
         with torch.no_grad():
-            whole = model(source, target, LENGTHS)
+            intact = model(source, target, LENGTHS)
             cut = model(source, target, LENGTHS, ablate=[address])
             torch.testing.assert_close(cut, self.without_columns(model, address)(source, target, LENGTHS))
-            assert not torch.allclose(cut, whole, atol=1e-3)
-            assert torch.equal(model(source, target, LENGTHS), whole)
+            assert not torch.allclose(cut, intact, atol=1e-3)
+            assert torch.equal(model(source, target, LENGTHS), intact)
 
     def test_several_at_once_with_weights_and_caches(self):
         model, (source, target) = make(), texts()

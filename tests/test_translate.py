@@ -52,23 +52,25 @@ class TestTranslating:
 
     def test_many_in_their_order(self, translator):
         texts = ["", BOOK, "Thank you.", "   ", "She is a doctor, and her brother teaches music at a school.", ""]
-        found = translator.translate(texts)
-        assert found == [translator.translate(text) for text in texts]
-        assert [bool(text) for text in found] == [False, True, True, False, True, False]
-        assert len(set(found)) == 4
-        assert translator.translate(tuple(texts)) == found
+        translations = translator.translate(texts)
+        assert translations == [translator.translate(text) for text in texts]
+        assert [bool(text) for text in translations] == [False, True, True, False, True, False]
+        assert len(set(translations)) == 4
+        assert translator.translate(tuple(texts)) == translations
         assert translator.translate([BOOK]) == [HON]
         assert translator.translate([]) == []
         assert translator.translate("") == ""
 
     def test_a_stream_gives_each_as_it_is_done(self, translator, monkeypatch):
-        monkeypatch.setattr(translating, "TOGETHER", 2)
-        read, reading = [], translator._read
-        monkeypatch.setattr(translator, "_read", lambda text, *where: read.append(text) or reading(text, *where))
-        found = translator.stream([BOOK, "", "Thank you."])
-        assert next(found) == HON
+        monkeypatch.setattr(translating, "SENTENCES_PER_BATCH", 2)
+        read, encode = [], translator._encode_source
+        monkeypatch.setattr(
+            translator, "_encode_source", lambda text, *where: read.append(text) or encode(text, *where)
+        )
+        translations = translator.stream([BOOK, "", "Thank you."])
+        assert next(translations) == HON
         assert "Thank you." not in read
-        assert list(found) == ["", translator.translate("Thank you.")]
+        assert list(translations) == ["", translator.translate("Thank you.")]
 
     @pytest.mark.parametrize("text", [None, 3, b"x"])
     def test_neither_a_text_nor_several(self, translator, text):
@@ -128,8 +130,8 @@ class TestRecording:
         assert again.model == made.model
         for name, stack in made.stacks.items():
             assert (again[name].queries, again[name].keys) == (stack.queries, stack.keys)
-            for kept, weights in zip(again[name].layers, stack.layers, strict=True):
-                assert torch.equal(kept.dense(), weights.dense())
+            for loaded, weights in zip(again[name].layers, stack.layers, strict=True):
+                assert torch.equal(loaded.dense(), weights.dense())
 
     def test_words_that_are_given_are_numbered(self, translator):
         axis = translator.record(["I", "read", "unbelievably.", "", "books"])["encoder"].queries
@@ -192,10 +194,10 @@ class TestLoading:
     def test_files_that_are_missing_or_half_there(self, copied, file, content, message):
         """Cut after so many bytes."""
         path = copied / file
-        whole = path.read_bytes()
+        contents = path.read_bytes()
         path.unlink()
         if content is not None:
-            path.write_bytes(whole[:content])
+            path.write_bytes(contents[:content])
         with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
             Translator.load(copied)
         assert "\n" not in str(error.value)

@@ -1,17 +1,27 @@
 """Runs so small that they take a fraction of a second: sentences of a few made-up words, to be copied."""
 
 import random
+import signal
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.translation.config import Config, ModelConfig, TextConfig, TrainingConfig
-from clearhead.translation.data._batching import Ids
+from clearhead.translation import (
+    Config,
+    Dataset,
+    ModelConfig,
+    TextConfig,
+    TrainingCallbacks,
+    TrainingConfig,
+    Vocabulary,
+    _trainer,
+    train,
+)
+from clearhead.translation.data._batching import TokenIds, batch_indices, collate
 from clearhead.translation.data._corpus import Pair
-from clearhead.translation.data.dataset import Data
-from clearhead.translation.tokenizer import Vocabulary
 from clearhead.weights import serialization
 
 WORDS = ("ka", "ki", "ku", "ke", "ko", "sa", "su", "se", "so", "ta", "te")
@@ -48,46 +58,69 @@ def changed(**settings: object) -> Config:
 
 
 def sentences(count: int) -> list[str]:
-    """Different ones, of three to six words."""
-    drawn, found = random.Random(0), {}
-    while len(found) < count:
-        found[" ".join(drawn.choices(WORDS, k=drawn.randint(3, 6)))] = None
-    return list(found)
+    """Return different sentences, of three to six words."""
+    rng, texts = random.Random(0), {}
+    while len(texts) < count:
+        texts[" ".join(rng.choices(WORDS, k=rng.randint(3, 6)))] = None
+    return list(texts)
 
 
-def copying(count: int = 50, valid: int = 7) -> Data:
-    """So many sentences to learn to copy, the same in each epoch, and others to validate with."""
-    vocabulary = Vocabulary.of_words(WORDS)
+def copying(count: int = 50, valid: int = 7) -> Dataset:
+    """Return `count` sentences to learn to copy, the same in each epoch, and others to validate with."""
+    vocabulary = Vocabulary.from_words(WORDS)
     texts = sentences(count + valid)
-    pairs = [Ids(vocabulary.encode(text), vocabulary.encode(text)) for text in texts]
+    pairs = [TokenIds(vocabulary.encode(text), vocabulary.encode(text)) for text in texts]
     references = tuple(Pair(text, text) for text in texts[:valid])
-    return Data("copying", vocabulary, lambda number: pairs[valid:], tuple(pairs[:valid]), references, (), (), 17)
+    return Dataset("copying", vocabulary, lambda epoch: pairs[valid:], tuple(pairs[:valid]), references, (), (), 17)
 
 
 def written_columns(path: Path, count: int = 47) -> str:
-    """A TSV file of sentences and their copies in capitals."""
+    """Write a TSV file of sentences and their copies in capitals; return its path."""
     path.write_text("".join(f"{text}\t{text.upper()}\n" for text in sentences(count)))
     return str(path)
 
 
 def weights(folder: Path) -> dict[str, dict]:
-    """The tensors of a run's best and last weights, the optimizer's among the latter."""
+    """Return the tensors of a run's best weights and last checkpoint."""
     return {name: load_file(folder / f"{name}.safetensors") for name in ("best", "last")}
 
 
-def assert_same(run, whole):
-    """Both have the same weights bit for bit, stand at the same step, and measured the same, each step once."""
-    for name, own in weights(run.folder).items():
-        expected = weights(whole.folder)[name]
-        assert own.keys() == expected.keys()
-        different = [key for key in own if not torch.equal(own[key], expected[key])]
+def assert_same(run, complete_run):
+    """Check that two runs have the same weights bit for bit, the same state, and the same metrics."""
+    for name, tensors in weights(run.folder).items():
+        expected = weights(complete_run.folder)[name]
+        assert tensors.keys() == expected.keys()
+        different = [key for key in tensors if not torch.equal(tensors[key], expected[key])]
         assert not different, f"{name}: {different}"
-    assert progress_of(run) == progress_of(whole)
-    measured, expected = (
-        [(line["step"], line["epoch"], line["validation"]) for line in own.metrics()] for own in (run, whole)
+    assert checkpoint_state(run) == checkpoint_state(complete_run)
+    metrics, expected = (
+        [(line["step"], line["epoch"], line["validation"]) for line in directory.metrics()]
+        for directory in (run, complete_run)
     )
-    assert measured == expected
+    assert metrics == expected
 
 
-def progress_of(run, name="last"):
+EPOCH_STEPS = len(batch_indices(copying().epoch(0), TINY.training.batch_tokens, (0, 0)))
+
+
+def stop_run(run, step, monkeypatch, signal_number=signal.SIGINT):
+    """Train until a signal arrives in the midst of a step; return the messages."""
+    batches = []
+
+    def collate_and_signal(pairs):
+        batches.append(pairs)
+        if len(batches) == step:
+            signal.raise_signal(signal_number)
+        return collate(pairs)
+
+    messages = []
+    with monkeypatch.context() as patch:
+        patch.setattr(_trainer, "collate", collate_and_signal)
+        with pytest.raises(KeyboardInterrupt):
+            train(copying(), TINY, run, callbacks=TrainingCallbacks(on_message=messages.append))
+    return messages
+
+
+def checkpoint_state(run, name="last"):
+    """Return the trainer state in a checkpoint."""
     return serialization.read(run.folder / f"{name}.safetensors", "clearhead.Checkpoint", 1, "cpu")[1]["progress"]

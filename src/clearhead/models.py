@@ -23,7 +23,7 @@ from clearhead._utils.checks import check_int
 from clearhead.functional import keeping_vectors
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation.run_directory import RunDirectory
-from clearhead.translation.translator import BUNDLED, Translator
+from clearhead.translation.translator import BUNDLED_MODELS, Translator
 from clearhead.weights.matrix import AttentionWeights
 
 NEW_TOKENS = 128  # that an encoder–decoder writes at most, where no target is given
@@ -65,7 +65,7 @@ def load(
         download: fetch it from the hub where it is not in the local cache.
     """
     path = Path(name)
-    if str(name) in BUNDLED or RunDirectory(path).is_run:
+    if str(name) in BUNDLED_MODELS or RunDirectory(path).is_run:
         if dtype not in (None, torch.float32):
             raise ValueError(f"dtype is {dtype}, but {name} is a model of our own; expected torch.float32")
         return Translator.load(name, device=device)

@@ -251,8 +251,8 @@ def train(
 
     from clearhead.cli.train import configured, data_for, show_run, signal_as_exit_code, training_report
     from clearhead.distributed.process_group import is_main_process
-    from clearhead.translation.run_directory import RunDirectory
-    from clearhead.translation.training import train as run_training
+    from clearhead.translation import RunDirectory
+    from clearhead.translation import train as run_training
 
     run = RunDirectory(output)
     if resume and (config is not None or steps is not None or seed is not None):
@@ -260,10 +260,18 @@ def train(
     settings = run.read()[0] if resume else configured(config, steps, seed)
     place = usable_device(device)
     sentences = data_for(run, data or [], valid or [], settings, resume)
-    with signal_as_exit_code(), training_report(settings) as report:
+    with signal_as_exit_code(), training_report(settings) as callbacks:
         for note in sentences.notes:
-            report.say(note)
-        run_training(sentences, settings, run, device=place, dtype=getattr(torch, dtype), resume=resume, report=report)
+            callbacks.on_message(note)
+        run_training(
+            sentences,
+            settings,
+            run,
+            device=place,
+            dtype=getattr(torch, dtype),
+            resume=resume,
+            callbacks=callbacks,
+        )
     if is_main_process():
         show_run(run, sentences)
 

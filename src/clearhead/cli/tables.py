@@ -15,7 +15,7 @@ from clearhead._utils.text import visible_text
 from clearhead.analysis.roles import Roles
 from clearhead.explain.render.text import fitting
 from clearhead.recording.recording import Address, Recording
-from clearhead.translation.heads.emergence import AblationEffect, Emergence
+from clearhead.translation.heads import AblationEffect, Emergence
 
 NOTICED = 0.005  # a kind of token that is wrong more often by that is worth a word
 BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")

@@ -20,25 +20,21 @@ from clearhead.cli.options import progress_bar
 SHOWN = 100  # validation sentences that heads are judged by where no relations are known
 
 if TYPE_CHECKING:
-    from clearhead.translation.config import Config
-    from clearhead.translation.data.dataset import Data
-    from clearhead.translation.run_directory import RunDirectory
-    from clearhead.translation.training import TrainingCallbacks
-    from clearhead.translation.translator import Translator
+    from clearhead.translation import Config, Dataset, RunDirectory, TrainingCallbacks, Translator
 
 
 def configured(config: Path | None, steps: int | None, seed: int | None) -> Config:
     """The file's configuration, or the default, with what the command line says besides."""
-    from clearhead.translation.config import Config
+    from clearhead.translation import Config
 
-    found = Config() if config is None else Config.read(config)
+    found = Config() if config is None else Config.from_file(config)
     said = {name: value for name, value in (("steps", steps), ("seed", seed)) if value is not None}
     return replace(found, training=replace(found.training, **said))
 
 
-def data_for(run: RunDirectory, data: list[str], valid: list[str], config: Config, resume: bool) -> Data:
+def data_for(run: RunDirectory, data: list[str], valid: list[str], config: Config, resume: bool) -> Dataset:
     """The files given, or the built-in grammar."""
-    from clearhead.translation.data.dataset import from_files, from_grammar
+    from clearhead.translation import from_files, from_grammar
 
     if valid and not data:
         raise ValueError("--valid was given without --data; the built-in grammar has a validation set of its own")
@@ -53,7 +49,7 @@ def training_report(config: Config) -> Iterator[TrainingCallbacks]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from clearhead.distributed.process_group import is_main_process
-    from clearhead.translation.training import TrainingCallbacks
+    from clearhead.translation import TrainingCallbacks
 
     if not is_main_process():
         yield TrainingCallbacks()
@@ -85,11 +81,11 @@ def training_report(config: Config) -> Iterator[TrainingCallbacks]:
 @contextmanager
 def signal_as_exit_code() -> Iterator[None]:
     """End the command with 128 + the number of the signal that has stopped the training."""
-    from clearhead.translation.training import Stopped
+    from clearhead.translation import TrainingStopped
 
     try:
         yield
-    except Stopped as stopped:
+    except TrainingStopped as stopped:
         raise typer.Exit(128 + stopped.signal) from None
 
 
@@ -100,11 +96,11 @@ def lines_of(file: Path) -> list[str]:
     return stdin_lines()
 
 
-def show_run(run: RunDirectory, data: Data) -> None:
+def show_run(run: RunDirectory, data: Dataset) -> None:
     """Which head finds which relation, on stdout, and a chart in the run's folder; without relations, the roles."""
     from clearhead.cli.tables import print_damages, print_roles, print_specialised
     from clearhead.translation import Translator
-    from clearhead.translation.heads.emergence import ablation_effects, measure_emergence
+    from clearhead.translation.heads import ablation_effect, measure_emergence, plot_emergence
 
     console = console_for_output()
     translator = Translator.load(run.folder)
@@ -121,13 +117,11 @@ def show_run(run: RunDirectory, data: Data) -> None:
     with progress_bar("heads", len(found.labels())) as advance:
         damages = []
         for number, address in enumerate(found.labels()):
-            damages.append(ablation_effects(translator.model, translator.vocabulary, data.probe, address))
+            damages.append(ablation_effect(translator.model, translator.vocabulary, data.probe, address))
             advance(number + 1, len(found.labels()))
     print_damages(console, damages, found.labels())
     try:
-        from clearhead.translation.heads.chart import draw
-
-        draw(found, run.folder / "heads.svg")
+        plot_emergence(found, run.folder / "heads.svg")
     except ImportError as error:
         say(f"clearhead: no chart: {error}")
     else:

@@ -1,8 +1,32 @@
-"""A Transformer that learns to translate, and heads that are seen to specialise."""
+"""A Transformer that learns to translate, and heads that are seen to specialize."""
 
-from clearhead.translation.config import Config
+from clearhead.translation._signals import TrainingStopped
+from clearhead.translation.callbacks import TrainingCallbacks
+from clearhead.translation.config import Config, ModelConfig, TextConfig, TrainingConfig
+from clearhead.translation.data.dataset import Dataset, from_files, from_grammar
 from clearhead.translation.model import Transformer
+from clearhead.translation.normalizer import Normalizer
 from clearhead.translation.run_directory import RunDirectory
+from clearhead.translation.sharding import shard_model
+from clearhead.translation.tokenizer import Vocabulary
+from clearhead.translation.training import train
 from clearhead.translation.translator import Translator
 
-__all__ = ["Config", "RunDirectory", "Transformer", "Translator"]
+__all__ = [
+    "Config",
+    "Dataset",
+    "ModelConfig",
+    "Normalizer",
+    "RunDirectory",
+    "TextConfig",
+    "TrainingCallbacks",
+    "TrainingConfig",
+    "TrainingStopped",
+    "Transformer",
+    "Translator",
+    "Vocabulary",
+    "from_files",
+    "from_grammar",
+    "shard_model",
+    "train",
+]

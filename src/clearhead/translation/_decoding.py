@@ -1,8 +1,8 @@
-"""Writing a translation token by token: greedily, or with the best few beginnings at once."""
+"""Decoding of translations: greedy search and beam search."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_int
 from clearhead.recording.recording import Address
+from clearhead.translation.data._batching import TokenIds, batch_indices, pad_rows
 from clearhead.translation.model import Transformer
 from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
+
+EVALUATION_BATCH_TOKENS = 8192  # of sources and targets together
 
 
 @dataclass(frozen=True)
@@ -29,24 +32,24 @@ def greedy(
     source: Int[Tensor, "batch source"],
     lengths: Int[Tensor, " batch"] | None = None,
     *,
-    most: int = 128,
+    max_tokens: int = 128,
     ablate: Collection[Address] = (),
 ) -> list[Hypothesis]:
-    """The likeliest next token, again and again, for all sources at once; at most `most` tokens."""
+    """Translate all sources at once, each time with the most probable next token."""
     batch = source.shape[0]
     memory, caches = model.encode(source, lengths, ablate=ablate), model.caches()
     last = source.new_full((batch, 1), START)
     ended = torch.zeros(batch, dtype=torch.bool, device=source.device)
-    written = []
-    for _ in range(check_int("most", most)):
+    tokens = []
+    for _ in range(check_int("max_tokens", max_tokens)):
         logits = model.decode(last, memory, caches=caches, ablate=ablate)[:, -1]
-        last = _without_never(logits).argmax(dim=-1, keepdim=True)
+        last = _mask_special(logits).argmax(dim=-1, keepdim=True)
         last = last.masked_fill(ended[:, None], PAD)
-        written.append(last)
+        tokens.append(last)
         ended |= last[:, 0] == END
         if bool(ended.all()):
             break
-    return [_until_end(row) for row in torch.cat(written, dim=1).tolist()]
+    return [_until_end(row) for row in torch.cat(tokens, dim=1).tolist()]
 
 
 @torch.inference_mode()
@@ -56,65 +59,82 @@ def beam_search(
     lengths: Int[Tensor, " batch"] | None = None,
     *,
     beams: int = 4,
-    most: int = 128,
+    max_tokens: int = 128,
     length_penalty: float = 1.0,
 ) -> list[Hypothesis]:
-    """The likeliest translation among those whose beginnings were always among the `beams` best.
+    """Return the most probable translation among those whose beginnings were always among the `beams` best.
 
-    Log-probabilities are divided by (length)^length_penalty where finished ones are compared. A source is done when
-    `beams` translations of it have ended, or nothing unfinished can still win.
+    Log-probabilities are divided by (length)^length_penalty where finished translations are compared. A source is
+    done when `beams` translations of it have ended, or no unfinished one can still win.
     """
     if check_int("beams", beams) == 1:
-        return greedy(model, source, lengths, most=most)
+        return greedy(model, source, lengths, max_tokens=max_tokens)
     batch, device = source.shape[0], source.device
-    first = torch.arange(batch, device=device)[:, None]
-    memory, caches = model.encode(source, lengths).select(first.expand(-1, beams).flatten()), model.caches()
+    source_indices = torch.arange(batch, device=device)[:, None]
+    memory = model.encode(source, lengths).select(source_indices.expand(-1, beams).flatten())
+    caches = model.caches()
     tokens = source.new_full((batch * beams, 1), START)
-    # all beams start alike: but the first, they wait for the second step
+    # all beams of a source start with the same token: only the first takes part in the first step
     scores = torch.zeros(batch, beams, device=device)
     scores[:, 1:] = -torch.inf
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
-    for step in range(1, check_int("most", most) + 1):
-        logits = _without_never(model.decode(tokens[:, -1:], memory, caches=caches)[:, -1].float())
+    for step in range(1, check_int("max_tokens", max_tokens) + 1):
+        logits = _mask_special(model.decode(tokens[:, -1:], memory, caches=caches)[:, -1].float())
         vocabulary = logits.shape[-1]
-        ahead = scores[..., None] + logits.log_softmax(dim=-1).view(batch, beams, vocabulary)
+        candidates = scores[..., None] + logits.log_softmax(dim=-1).view(batch, beams, vocabulary)
         # among twice as many there are enough that have not ended
-        best, places = ahead.flatten(1).topk(2 * beams, dim=-1)
-        parents, chosen = places // vocabulary, places % vocabulary
-        ending = (chosen == END) & best.isfinite()  # where few tokens can be written, what only waits comes this far
-        for number, rank in ending.nonzero().tolist():
-            if rank < beams and len(finished[number]) < beams:
-                row = tokens[number * beams + int(parents[number, rank]), 1:].tolist()
-                finished[number].append((float(best[number, rank]) / step**length_penalty, row))
-        going = best.masked_fill(ending, -torch.inf)
-        scores, ranks = going.topk(beams, dim=-1)
-        rows = (first * beams + parents.gather(1, ranks)).flatten()
-        tokens = torch.cat([tokens[rows], chosen.gather(1, ranks).view(-1, 1)], dim=1)
+        best, best_indices = candidates.flatten(1).topk(2 * beams, dim=-1)
+        parents, next_tokens = best_indices // vocabulary, best_indices % vocabulary
+        ending = (next_tokens == END) & best.isfinite()  # with a small vocabulary, waiting beams come this far
+        for index, rank in ending.nonzero().tolist():
+            if rank < beams and len(finished[index]) < beams:
+                row = tokens[index * beams + int(parents[index, rank]), 1:].tolist()
+                finished[index].append((float(best[index, rank]) / step**length_penalty, row))
+        unfinished = best.masked_fill(ending, -torch.inf)
+        scores, ranks = unfinished.topk(beams, dim=-1)
+        rows = (source_indices * beams + parents.gather(1, ranks)).flatten()
+        tokens = torch.cat([tokens[rows], next_tokens.gather(1, ranks).view(-1, 1)], dim=1)
         caches.select(rows.tolist())
-        if all(_is_done(own, float(scores[n, 0]), beams, step, most, length_penalty) for n, own in enumerate(finished)):
+        if all(
+            _is_done(ended, float(scores[index, 0]), beams, step, max_tokens, length_penalty)
+            for index, ended in enumerate(finished)
+        ):
             break
-    found = []
-    for number, own in enumerate(finished):
-        if own:
-            found.append(Hypothesis(tuple(max(own)[1]), True))
+    hypotheses = []
+    for index, ended in enumerate(finished):
+        if ended:
+            hypotheses.append(Hypothesis(tuple(max(ended)[1]), True))
         else:
-            found.append(Hypothesis(tuple(tokens[number * beams, 1:].tolist()), False))
-    return found
+            hypotheses.append(Hypothesis(tuple(tokens[index * beams, 1:].tolist()), False))
+    return hypotheses
 
 
-def _without_never(logits: Tensor) -> Tensor:
-    """Padding, start and the unknown are never written."""
+def decode_all(model: Transformer, sources: Sequence[list[int]], *, beams: int) -> list[Hypothesis]:
+    """Translate sources, those of similar length together; return the translations in the order of the sources."""
+    device = model.embedding.weight.device
+    hypotheses: dict[int, Hypothesis] = {}
+    pairs = [TokenIds(source, source) for source in sources]  # a translation is about as long
+    for indices in batch_indices(pairs, EVALUATION_BATCH_TOKENS // check_int("beams", beams)):
+        source, lengths = pad_rows([sources[index] for index in indices], device)
+        max_tokens = 2 * source.shape[1] + 32
+        decoded = beam_search(model, source, lengths, beams=beams, max_tokens=max_tokens)
+        hypotheses.update(zip(indices, decoded, strict=True))
+    return [hypotheses[index] for index in range(len(sources))]
+
+
+def _mask_special(logits: Tensor) -> Tensor:
+    """Set the logits of padding, start and unknown to -inf, in place: they are never written."""
     logits[..., [PAD, START, UNKNOWN]] = -torch.inf
     return logits
 
 
 def _is_done(
-    finished: list[tuple[float, list[int]]], best: float, beams: int, step: int, most: int, length_penalty: float
+    finished: list[tuple[float, list[int]]], best: float, beams: int, step: int, max_tokens: int, length_penalty: float
 ) -> bool:
     if len(finished) >= beams:
         return True
     # log-probabilities only fall; divided by the greatest length they fall least
-    longest = most if length_penalty > 0 else step
+    longest = max_tokens if length_penalty > 0 else step
     return bool(finished) and max(finished)[0] >= best / longest**length_penalty
 
 

@@ -1,19 +1,19 @@
-"""What a run is made with: the model's sizes, how it is trained, how text is read. A TOML file, or the defaults."""
+"""Configuration of a run: sizes of the model, training settings, text processing. From a TOML file, or the defaults."""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from clearhead._utils.checks import check_choice, check_float, check_int, check_path, describe
-from clearhead.translation.data._normalize import Normalizer
+from clearhead.translation.normalizer import Normalizer
 
-Positions = Literal["rope", "sinusoidal"]
-NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-Bleu = Literal["none", "13a", "char", "ja-mecab"]
+PositionEncoding = Literal["rope", "sinusoidal"]
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+BleuTokenizer = Literal["none", "13a", "char", "ja-mecab"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ModelConfig:
     decoder_layers: int = 3
     feed_forward: int = 512
     dropout: float = 0.1
-    positions: Positions = "sinusoidal"
+    positions: PositionEncoding = "sinusoidal"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TextConfig:
     target: Normalizer = field(default_factory=Normalizer)
     vocabulary: int = 8000  # subwords, of both languages together
     max_tokens: int = 128  # pairs with a longer side are left out, and counted
-    bleu: Bleu = "13a"  # how sacrebleu splits words
+    bleu: BleuTokenizer = "13a"  # how sacrebleu splits words
     validation: int = 500  # pairs taken from the data where no validation set is given
 
 
@@ -66,9 +66,9 @@ class Config:
     def __post_init__(self) -> None:
         model, training, text = self.model, self.training, self.text
         for item in fields(self):
-            table, wanted = getattr(self, item.name), type(item.default_factory())  # pyright: ignore[reportCallIssue]
-            if not isinstance(table, wanted):
-                raise TypeError(f"{item.name} is {describe(table)}; expected a {wanted.__name__}")
+            table, table_type = getattr(self, item.name), type(item.default_factory())  # pyright: ignore[reportCallIssue]
+            if not isinstance(table, table_type):
+                raise TypeError(f"{item.name} is {describe(table)}; expected a {table_type.__name__}")
         for title, table, names in (
             ("model", model, ("d_model", "heads", "encoder_layers", "decoder_layers", "feed_forward")),
             ("training", training, ("steps", "batch_tokens", "warmup", "validate_every")),
@@ -89,47 +89,57 @@ class Config:
                 raise ValueError(f"training.{name} is {getattr(training, name)}; expected a number above 0")
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Config:
-        """A TOML file with the tables model, training and text; what it leaves out keeps its default."""
+    def from_file(cls, path: str | os.PathLike[str]) -> Config:
+        """Read a TOML file with the tables model, training and text. Keys that are left out keep their defaults."""
         if not Path(check_path("path", path)).is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
-            return cls.of(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
         except RecursionError:
             raise ValueError(f"{path}: nested too deeply; expected the tables model, training and text") from None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: {error}") from None
 
     @classmethod
-    def of(cls, table: dict[str, Any]) -> Config:
-        """From nested tables; an unknown key is refused by name."""
+    def from_dict(cls, table: dict[str, Any]) -> Config:
+        """Return the configuration in nested tables. An unknown key is an error that names it."""
         if not isinstance(table, dict):
             raise TypeError(f"table is {describe(table)}; expected a dict of tables")
-        return _filled(cls, table, "")
+        return _from_table(cls, table, "")
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return nested tables that `from_dict` reads."""
+        return _to_table(self)
 
 
-def _filled(kind: Any, table: dict[str, Any], place: str) -> Any:
-    known, hints = {item.name for item in fields(kind)}, get_type_hints(kind)
+def _from_table(cls: Any, table: dict[str, Any], prefix: str) -> Any:
+    """Return a dataclass with the values of a table. Error messages name a key with its `prefix`, such as "text."."""
+    known, hints = {_key(item): item.name for item in fields(cls)}, get_type_hints(cls)
     values = {}
     for name, value in table.items():
         if not isinstance(name, str):
-            raise TypeError(f"{place}{describe(name)} is not a known key; expected any of {', '.join(sorted(known))}")
-        where = f"{place}{name}"
+            raise TypeError(f"{prefix}{describe(name)} is not a known key; expected any of {', '.join(sorted(known))}")
+        key = f"{prefix}{name}"
         if name not in known:
-            raise ValueError(f"{where} is not a known key; expected any of {', '.join(sorted(known))}")
-        wanted = hints[name]
-        if is_dataclass(wanted):
+            raise ValueError(f"{key} is not a known key; expected any of {', '.join(sorted(known))}")
+        expected_type = hints[known[name]]
+        if is_dataclass(expected_type):
             if not isinstance(value, dict):
-                raise ValueError(f"{where} is {value!r}; expected a table")
-            value = _filled(wanted, value, f"{where}.")
-        elif get_args(wanted):
-            value = check_choice(where, value, get_args(wanted))
-        else:
-            fitting = type(value) is wanted or (wanted is float and type(value) is int)
-            if not fitting:
-                raise ValueError(f"{where} is {value!r}; expected {NAMES[wanted]}")
-        values[name] = value
-    return kind(**values)
+                raise ValueError(f"{key} is {value!r}; expected a table")
+            value = _from_table(expected_type, value, f"{key}.")
+        elif get_args(expected_type):
+            value = check_choice(key, value, get_args(expected_type))
+        elif type(value) is not expected_type and not (expected_type is float and type(value) is int):
+            raise ValueError(f"{key} is {value!r}; expected {TYPE_NAMES[expected_type]}")
+        values[known[name]] = value
+    return cls(**values)
+
+
+def _to_table(config: Any) -> dict[str, Any]:
+    values = {_key(item): getattr(config, item.name) for item in fields(config)}
+    return {key: _to_table(value) if is_dataclass(value) else value for key, value in values.items()}
+
+
+def _key(item: Field) -> str:
+    """Return the name of a field in files: its own, unless its metadata have another."""
+    return item.metadata.get("key", item.name)

@@ -12,46 +12,43 @@ from torch import Tensor, nn
 
 from clearhead._utils.checks import check_bool, check_int, describe
 from clearhead._utils.tensor_checks import check_dense_tensor, reject_inference_tensor
-from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.rope import sinusoidal
-from clearhead.ops.masks import Causal, Mask, Padding
+from clearhead.ops.masks import Mask, Padding
 from clearhead.recording.recording import Address
+from clearhead.translation._layers import AttentionRunner, Attentions, DecoderLayer, EncoderLayer
 from clearhead.translation.config import ModelConfig
-from clearhead.weights.matrix import AttentionWeights
-
-Attentions = dict[str, list[AttentionWeights]]  # "encoder", "decoder" and "cross": the layers' matrices
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the encoder hands to the decoder: a vector for every source token, and which of them are real."""
+    """The encoder's output: a vector for every source token, and the mask of the padding."""
 
     states: Float[Tensor, "batch source d_model"]
     mask: Mask | None
 
     def select(self, sequences: Int[Tensor, " chosen"]) -> Memory:
-        """These sequences, in this order; one may come several times."""
+        """Return these sequences, in this order; one may come several times."""
         mask = self.mask
         if isinstance(mask, Padding):
             mask = Padding(mask.lengths.index_select(0, sequences.to(mask.lengths.device)))
         return Memory(self.states.index_select(0, sequences), mask)
 
 
-class Caches:
-    """What the decoder's layers have read: their own tokens, and the memory."""
+class DecoderCaches:
+    """KV caches of the decoder: for each layer one of its self-attention, and one of its attention to the memory."""
 
     def __init__(self, layers: int, capacity: int = 64) -> None:
-        self.own = [KVCache(capacity) for _ in range(layers)]
-        self.cross = [KVCache(capacity) for _ in range(layers)]
+        self.self_attention = [KVCache(capacity) for _ in range(layers)]
+        self.cross_attention = [KVCache(capacity) for _ in range(layers)]
 
     def __len__(self) -> int:
-        """How many tokens were read."""
-        return len(self.own[0])
+        """Return the number of target tokens that were read."""
+        return len(self.self_attention[0])
 
     def select(self, sequences: Sequence[int]) -> None:
         """Keep these sequences, in this order; one may come several times."""
-        for cache in (*self.own, *self.cross):
+        for cache in (*self.self_attention, *self.cross_attention):
             cache.select(sequences)
 
 
@@ -81,7 +78,7 @@ class Transformer(nn.Module):
         # scaled by √d_model on the way in, tokens start with length about 1 in every direction
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
         # no buffer: each process of a run makes it as long as it needs, and buffers are kept equal
-        self._positions = torch.empty(0, config.d_model)
+        self._sinusoid_table = torch.empty(0, config.d_model)
 
     def forward(
         self,
@@ -117,11 +114,11 @@ class Transformer(nn.Module):
         attentions: Attentions | None = None,
     ) -> Memory:
         """Read the source. `attentions` is a dictionary that is filled with the layers' matrices."""
-        self._check(ablate)
+        self._check_ablate(ablate)
         mask = None if lengths is None else Padding(lengths)
         x = self._embed(source, 0, "source")
-        for number, layer in enumerate(self.encoder):
-            x = layer(x, mask, Watching(attentions, ablate, number))
+        for layer_index, layer in enumerate(self.encoder):
+            x = layer(x, mask, AttentionRunner(attentions, ablate, layer_index))
         return Memory(self.encoder_norm(x), mask)
 
     def decode(
@@ -129,25 +126,27 @@ class Transformer(nn.Module):
         target: Int[Tensor, "batch target"],
         memory: Memory,
         *,
-        caches: Caches | None = None,
+        caches: DecoderCaches | None = None,
         ablate: Collection[Address] = (),
         attentions: Attentions | None = None,
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Logits after each token of the target. With caches, `target` is what follows the tokens they have read."""
-        self._check(ablate)
+        self._check_ablate(ablate)
         x = self._embed(target, 0 if caches is None else len(caches), "target")
-        for number, layer in enumerate(self.decoder):
-            own = (None, None) if caches is None else (caches.own[number], caches.cross[number])
-            x = layer(x, memory, own, Watching(attentions, ablate, number))
+        for layer_index, layer in enumerate(self.decoder):
+            self_cache = None if caches is None else caches.self_attention[layer_index]
+            cross_cache = None if caches is None else caches.cross_attention[layer_index]
+            runner = AttentionRunner(attentions, ablate, layer_index)
+            x = layer(x, memory.states, memory.mask, self_cache, cross_cache, runner)
         return self.decoder_norm(x) @ self.embedding.weight.T
 
-    def caches(self) -> Caches:
-        """Empty ones, for `decode`."""
-        return Caches(len(self.decoder))
+    def caches(self) -> DecoderCaches:
+        """Return empty caches, for `decode`."""
+        return DecoderCaches(len(self.decoder))
 
-    def _check(self, ablate: Collection[Address]) -> None:
-        """A layer that is not there would be left out without a word; heads are checked where they are used."""
-        layers = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
+    def _check_ablate(self, ablate: Collection[Address]) -> None:
+        """Raise if a layer does not exist, which nothing else would notice. `MultiHeadAttention` checks the heads."""
+        layer_counts = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
         if not isinstance(ablate, Collection) or isinstance(ablate, str | bytes | dict | Tensor):
             raise TypeError(f"ablate is {describe(ablate)}; expected (stack, layer, head) triples")
         for address in ablate:
@@ -155,9 +154,9 @@ class Transformer(nn.Module):
             if not triple or not isinstance(address[0], str) or not isinstance(address[1], int):
                 raise TypeError(f"ablate has {describe(address)} in it; expected (stack, layer, head)")
             stack, layer, head = address
-            if not 0 <= layer < layers.get(stack, 0):
-                there = ", ".join(f"{name} has {count}" for name, count in layers.items())
-                raise ValueError(f"ablate has {(stack, layer, head)} in it, but of layers {there}")
+            if not 0 <= layer < layer_counts.get(stack, 0):
+                counts = ", ".join(f"{name} has {count}" for name, count in layer_counts.items())
+                raise ValueError(f"ablate has {(stack, layer, head)} in it, but of layers {counts}")
 
     def _embed(
         self, tokens: Int[Tensor, "batch n"], start: int, name: str = "tokens"
@@ -171,95 +170,21 @@ class Transformer(nn.Module):
         try:
             x = self.embedding(tokens) * math.sqrt(self.config.d_model)
         except IndexError:  # raised on the CPU only: on a GPU looking would cost a sync
-            known = f"expected tokens from 0 to {weight.shape[0] - 1}"
-            raise IndexError(f"{name} has tokens from {int(tokens.min())} to {int(tokens.max())}; {known}") from None
+            expected = f"expected tokens from 0 to {weight.shape[0] - 1}"
+            raise IndexError(f"{name} has tokens from {int(tokens.min())} to {int(tokens.max())}; {expected}") from None
         if self.config.positions == "sinusoidal":
             x = x + self._sinusoids(start + tokens.shape[1])[start:].to(x.dtype)
         return self.dropout(x)
 
     def _sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
         device = self.embedding.weight.device
-        if self._positions.shape[0] < length or self._positions.device != device:
-            self._positions = sinusoidal(max(2 * length, 256), self.config.d_model).to(device)
-        return self._positions[:length]
+        if self._sinusoid_table.shape[0] < length or self._sinusoid_table.device != device:
+            self._sinusoid_table = sinusoidal(max(2 * length, 256), self.config.d_model).to(device)
+        return self._sinusoid_table[:length]
 
 
 def _check_tokens(name: str, tokens: object) -> None:
     tokens = check_dense_tensor(name, tokens, "an int64 or int32 tensor [batch, length]")
     if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        seen = f"has shape {tuple(tokens.shape)} in {tokens.dtype}"
-        raise ValueError(f"{name} {seen}; expected an int64 or int32 tensor [batch, length]")
-
-
-@dataclass(frozen=True)
-class Watching:
-    """Which heads of a layer are left out, and where its matrices go."""
-
-    attentions: Attentions | None
-    ablate: Collection[Address]
-    layer: int
-
-    def attend(
-        self, stack: str, attention: MultiHeadAttention, x: Tensor, memory: Tensor | None = None, **options: object
-    ) -> Tensor:
-        left_out = [head for name, layer, head in self.ablate if (name, layer) == (stack, self.layer)]
-        if left_out:
-            options["ablate"] = left_out
-        if self.attentions is None:
-            return attention(x, memory, **options)
-        output, weights = attention(x, memory, return_weights=True, **options)
-        self.attentions.setdefault(stack, []).append(weights)
-        return output
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention = _attention(config, rope=config.positions == "rope")
-        self.feed_forward = FeedForward(config)
-        self.attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor, mask: Mask | None, watching: Watching) -> Tensor:
-        x = x + self.dropout(watching.attend("encoder", self.attention, self.attention_norm(x), mask=mask))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention = _attention(config, rope=config.positions == "rope")
-        self.cross = _attention(config)
-        self.feed_forward = FeedForward(config)
-        self.attention_norm = nn.LayerNorm(config.d_model)
-        self.cross_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self, x: Tensor, memory: Memory, caches: tuple[KVCache | None, KVCache | None], watching: Watching
-    ) -> Tensor:
-        own, cross = caches
-        # a cache takes the memory's keys once
-        states = memory.states if cross is None or not len(cross) else memory.states[:, :0]
-        y = watching.attend("decoder", self.attention, self.attention_norm(x), mask=Causal(), cache=own)
-        x = x + self.dropout(y)
-        y = watching.attend("cross", self.cross, self.cross_norm(x), states, mask=memory.mask, cache=cross)
-        x = x + self.dropout(y)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-
-class FeedForward(nn.Sequential):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(
-            nn.Linear(config.d_model, config.feed_forward),
-            nn.ReLU(),
-            nn.Dropout(config.dropout),
-            nn.Linear(config.feed_forward, config.d_model),
-        )
-
-
-def _attention(config: ModelConfig, rope: bool = False) -> MultiHeadAttention:
-    """Without dropout of its own: fused kernels are fastest so, and what comes out of it is dropped from anyway."""
-    return MultiHeadAttention(config.d_model, config.heads, rope=rope or None)
+        actual = f"has shape {tuple(tokens.shape)} in {tokens.dtype}"
+        raise ValueError(f"{name} {actual}; expected an int64 or int32 tensor [batch, length]")

@@ -1,4 +1,4 @@
-"""`Normalizer`: how text is brought into one form before it is split into tokens. It is saved with a model.
+"""`Normalizer`: brings text into one form before it is split into tokens. It is saved with a model.
 
 Two corpora seldom write alike: one says "i can 't come .", the other "I can’t come." A model that is to learn from
 both, and then to read what people type, needs one form for all three.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -17,39 +17,41 @@ class Normalizer:
 
     A second application changes nothing, so text that may have been normalised before is safe to normalise again.
 
-    >>> Normalizer(untokenise=True)("he said ,  '' i can 't come . ''")
+    >>> Normalizer(detokenize=True)("he said ,  '' i can 't come . ''")
     'he said, "i can\\'t come."'
-    >>> Normalizer(join=True)("New York で CD を 買 っ た 。")
+    >>> Normalizer(remove_spaces=True)("New York で CD を 買 っ た 。")
     'New YorkでCDを買った。'
     """
 
     lowercase: bool = False
-    untokenise: bool = False  # English that was tokenised: "can 't ." becomes "can't."; typed text stays as it is
-    join: bool = False  # Japanese, Chinese, Thai and the like: no space beside a letter of theirs
+    # English that was tokenized: "can 't ." becomes "can't."; typed text stays as it is
+    detokenize: bool = field(default=False, metadata={"key": "untokenise"})  # its name in files
+    # Japanese, Chinese, Thai and the like: no space beside a letter of theirs
+    remove_spaces: bool = field(default=False, metadata={"key": "join"})
     plain: bool = False  # NFKC, quotation marks and dashes as on a keyboard, nothing invisible
 
     def __call__(self, text: str) -> str:
         # A removed space can bring two characters together that compose, or a quotation mark to its partner: only a
         # form that stays is final. It is reached, since all that repeats is that something gets shorter.
-        before, now = None, text
-        while now != before:
-            before, now = now, self._once(now)
-        return now
+        previous, text = text, self._apply_once(text)
+        while text != previous:
+            previous, text = text, self._apply_once(text)
+        return text
 
-    def _once(self, text: str) -> str:
+    def _apply_once(self, text: str) -> str:
         if self.plain:
-            text = unicodedata.normalize("NFKC", text.translate(_PLAIN))
+            text = unicodedata.normalize("NFKC", text.translate(_PLAIN_CHARACTERS))
         if self.lowercase:
             text = text.lower()
         text = " ".join(text.split())
-        if self.untokenise:
-            text = _untokenised(text)
-        if self.join:
+        if self.detokenize:
+            text = _detokenize(text)
+        if self.remove_spaces:
             text = _NEEDLESS_SPACE.sub("", text)
         return unicodedata.normalize("NFC", text)
 
 
-_PLAIN = str.maketrans(
+_PLAIN_CHARACTERS = str.maketrans(
     dict.fromkeys("‘’‚‛ʼ′´", "'")  # NFKC would make ´ a space with an accent on it
     | dict.fromkeys("“”„‟″", '"')
     | dict.fromkeys("‐‑‒–—―−", "-")  # not ー, a letter
@@ -71,16 +73,16 @@ _CONTRACTED = re.compile(r"(?:n['’]t|['’](?:t|s|m|d|ll|re|ve))(?![\w'’])",
 _ELIDED = {"o", "ma", "y"}  # o'clock, ma'am, y'all
 
 
-def _untokenised(text: str) -> str:
-    """The words of `text` with no space where English writes none.
+def _detokenize(text: str) -> str:
+    """Remove the spaces of `text` where English writes none.
 
     Only marks that stand alone, and endings such as 't, are moved: typed text hardly has any.
     """
-    words = text.replace("''", '"').replace("``", '"').split(" ")  # what tokenisers write for a quotation mark
+    words = text.replace("''", '"').replace("``", '"').split(" ")  # what tokenizers write for a quotation mark
     opened = {'"': False, "'": False}
     joined, adjoins = "", True  # adjoins: no space before the next word
-    for place, word in enumerate(words):
-        previous, following = words[place - 1] if place else "", words[place + 1 :]
+    for index, word in enumerate(words):
+        previous, following = words[index - 1] if index else "", words[index + 1 :]
         if word in opened:
             opens = not opened[word] and _opens(word, previous, following)
             opened[word] = opens

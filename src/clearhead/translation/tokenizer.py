@@ -12,22 +12,22 @@ from tokenizers.trainers import BpeTrainer
 
 from clearhead._utils.files import write_text
 
-SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
-LONGEST = 16  # characters of a subword
+MAX_SUBWORD_LENGTH = 16  # characters of a subword
 
 
 class Vocabulary:
-    """Tokens by number. The first four are padding, start, end, and what was never seen."""
+    """Tokens and their ids. The first four are padding, start, end and unknown."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         tokenizer.encode_special_tokens = True  # "</s>" in a text is text, and ends nothing
 
     @classmethod
-    def of_subwords(cls, texts: Iterable[str], size: int) -> Vocabulary:
-        """Byte-pair encoding learned from texts of both languages. Spaces go along with the word after them."""
-        tokenizer = Tokenizer(BPE(unk_token=SPECIAL[UNKNOWN]))
+    def from_texts(cls, texts: Iterable[str], size: int) -> Vocabulary:
+        """Learn a byte-pair encoding from texts of both languages. A space belongs to the word after it."""
+        tokenizer = Tokenizer(BPE(unk_token=SPECIAL_TOKENS[UNKNOWN]))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Metaspace(prepend_scheme="never"),
@@ -37,16 +37,19 @@ class Vocabulary:
         )  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")  # pyright: ignore[reportAttributeAccessIssue]
         trainer = BpeTrainer(
-            vocab_size=size, special_tokens=list(SPECIAL), show_progress=False, max_token_length=LONGEST
+            vocab_size=size,
+            special_tokens=list(SPECIAL_TOKENS),
+            show_progress=False,
+            max_token_length=MAX_SUBWORD_LENGTH,
         )
-        tokenizer.train_from_iterator(map(_spaced, texts), trainer)
+        tokenizer.train_from_iterator(map(_add_leading_space, texts), trainer)
         return cls(tokenizer)
 
     @classmethod
-    def of_words(cls, words: Iterable[str]) -> Vocabulary:
-        """A closed vocabulary of words; punctuation marks are words."""
-        numbers = {word: number for number, word in enumerate((*SPECIAL, *words))}
-        tokenizer = Tokenizer(WordLevel(numbers, unk_token=SPECIAL[UNKNOWN]))
+    def from_words(cls, words: Iterable[str]) -> Vocabulary:
+        """Return a closed vocabulary of words; punctuation marks are words."""
+        token_ids = {word: token_id for token_id, word in enumerate((*SPECIAL_TOKENS, *words))}
+        tokenizer = Tokenizer(WordLevel(token_ids, unk_token=SPECIAL_TOKENS[UNKNOWN]))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
         return cls(tokenizer)
 
@@ -54,39 +57,41 @@ class Vocabulary:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Numbers of a text's tokens, and the end."""
-        return [*self._tokenizer.encode(self._prepared(text)).ids, END]
+        """Return the ids of a text's tokens, and the end."""
+        return [*self._tokenizer.encode(self._preprocess(text)).ids, END]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """The same for many, on all cores."""
-        return [[*found.ids, END] for found in self._tokenizer.encode_batch(list(map(self._prepared, texts)))]
+        """Encode many texts, on all cores."""
+        encodings = self._tokenizer.encode_batch(list(map(self._preprocess, texts)))
+        return [[*encoding.ids, END] for encoding in encodings]
 
-    def decode(self, numbers: Iterable[int]) -> str:
-        """The text; special tokens are left out."""
-        return self._tokenizer.decode([number for number in numbers if number > UNKNOWN]).strip()
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of tokens; special ones are left out."""
+        return self._tokenizer.decode([token_id for token_id in token_ids if token_id > UNKNOWN]).strip()
 
-    def pieces(self, numbers: Iterable[int]) -> list[str]:
-        """Each token as it stands in the text, a space before it included."""
-        return [(self._tokenizer.id_to_token(number) or "").replace("▁", " ") for number in numbers]
+    def pieces(self, token_ids: Iterable[int]) -> list[str]:
+        """Return each token as it stands in the text, a space before it included."""
+        return [(self._tokenizer.id_to_token(token_id) or "").replace("▁", " ") for token_id in token_ids]
 
-    def words_of(self, numbers: Sequence[int]) -> Iterator[int | None]:
-        """Which word each token is a part of; None for special tokens. A punctuation mark is a word."""
-        word, alone, begun = -1, True, False  # begun: by a space that is a token of its own
-        whole_words = isinstance(self._tokenizer.model, WordLevel)
-        for number, piece in zip(numbers, self.pieces(numbers), strict=True):
-            if number not in (PAD, START, END):
-                mark = not piece.isspace() and not any(map(str.isalnum, piece))
-                word += not begun and (whole_words or alone or mark or piece.startswith(" "))
-                alone, begun = mark, piece.isspace()
-            yield word if number > UNKNOWN else None
+    def word_indices(self, token_ids: Sequence[int]) -> Iterator[int | None]:
+        """Yield the index of the word that each token is part of; None for special tokens. Each mark is a word."""
+        word, after_mark, after_space = -1, True, False
+        word_level = isinstance(self._tokenizer.model, WordLevel)
+        for token_id, piece in zip(token_ids, self.pieces(token_ids), strict=True):
+            if token_id not in (PAD, START, END):
+                is_mark = not piece.isspace() and not any(map(str.isalnum, piece))
+                # a space that is a token has begun the word already
+                word += not after_space and (word_level or after_mark or is_mark or piece.startswith(" "))
+                after_mark, after_space = is_mark, piece.isspace()
+            yield word if token_id > UNKNOWN else None
 
     def unknown(self, text: str) -> list[str]:
-        """What of a text was never seen, and is read as <unk>: words or characters, each once."""
-        found = self._tokenizer.encode(prepared := self._prepared(text))
+        """Return the words or characters of a text that are read as <unk>, each once."""
+        encoding = self._tokenizer.encode(preprocessed := self._preprocess(text))
         pieces = (
-            prepared[start:end]
-            for number, (start, end) in zip(found.ids, found.offsets, strict=True)
-            if number == UNKNOWN
+            preprocessed[start:end]
+            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if token_id == UNKNOWN
         )
         return list(dict.fromkeys(pieces))
 
@@ -102,13 +107,13 @@ class Vocabulary:
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 
-    def _prepared(self, text: str) -> str:
-        return text if isinstance(self._tokenizer.model, WordLevel) else _spaced(text)
+    def _preprocess(self, text: str) -> str:
+        return text if isinstance(self._tokenizer.model, WordLevel) else _add_leading_space(text)
 
 
-def _spaced(text: str) -> str:
-    """A space before a first word that has others after spaces, so that it is the same token wherever it stands.
+def _add_leading_space(text: str) -> str:
+    """Put a space before a first word, so that it is the same token wherever it stands.
 
-    Languages that are written without spaces have no such words.
+    Words of languages that are written without spaces stay as they are.
     """
     return f" {text}" if text and text[0].isascii() else text

@@ -1,6 +1,6 @@
-"""Parallel text, read from files: `read_pairs`, and `prepared` for what training needs of it.
+"""Parallel text: `read_pairs` reads it from files, `prepare_corpus` normalizes it for training.
 
-Nothing is left out silently: what is, stands in the corpus's notes.
+The notes of a corpus name everything that was left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clearhead._utils.bounded_reads import numbered_lines
-from clearhead.translation.data._normalize import Normalizer
+from clearhead.translation.normalizer import Normalizer
 
 
 class Pair(NamedTuple):
@@ -31,7 +31,7 @@ class Corpus:
 
 
 def read_pairs(paths: Sequence[str]) -> Corpus:
-    """The pairs of all `paths`, as they are written there. Pairs with an empty side are left out, and noted.
+    """Return the pairs of all `paths`, as they are written there. Pairs with an empty side are left out, and noted.
 
     A path is one file of two columns with a tab between them ("tatoeba.tsv"), or two files with a comma between
     them, a sentence a line ("train.en,train.ja"). Each may be packed as .gz.
@@ -41,32 +41,32 @@ def read_pairs(paths: Sequence[str]) -> Corpus:
     pairs: list[Pair] = []
     notes: list[str] = []
     for path in paths:
-        empty: list[int] = []
-        name, numbered = _numbered_pairs(path)
-        for number, pair in numbered:
+        empty_lines: list[int] = []
+        name, numbered_pairs = _numbered_pairs(path)
+        for line_number, pair in numbered_pairs:
             if pair.source.strip() and pair.target.strip():
                 pairs.append(pair)
             else:
-                empty.append(number)
-        if empty:
-            left_out = f"{_counted(len(empty), 'pair')} with an empty side left out"
-            notes.append(f"{name}: {left_out} (the first in line {empty[0]})")
+                empty_lines.append(line_number)
+        if empty_lines:
+            left_out = f"{_count(len(empty_lines), 'pair')} with an empty side left out"
+            notes.append(f"{name}: {left_out} (the first in line {empty_lines[0]})")
     if not pairs:
         raise ValueError(f"{'; '.join(paths) or 'paths'}: no pairs; expected at least one with text on both sides")
     return Corpus(tuple(pairs), tuple(notes))
 
 
-def prepared(corpus: Corpus, source: Normalizer, target: Normalizer, without: Iterable[Pair] = ()) -> Corpus:
-    """The corpus normalised, each pair once, and none of `without`: a validation set that training is not to see.
+def prepare_corpus(corpus: Corpus, source: Normalizer, target: Normalizer, without: Iterable[Pair] = ()) -> Corpus:
+    """Normalize a corpus; keep each pair once, and none of `without`: a validation set that training is not to see.
 
-    `without` is normalised in the same way before it is compared. A pair counts for the first reason that holds.
+    `without` is normalized in the same way before it is compared. A pair counts for the first reason that holds.
     """
 
-    def normalised(pair: Pair) -> Pair:
+    def normalize(pair: Pair) -> Pair:
         return Pair(source(pair.source), target(pair.target))
 
-    held_out = {normalised(pair) for pair in without}
-    kept: dict[Pair, None] = {}  # a set that remembers the order
+    held_out = {normalize(pair) for pair in without}
+    unique_pairs: dict[Pair, None] = {}  # a set that remembers the order
     left_out: dict[str, list[Pair]] = {
         "with a side that normalising leaves empty": [],
         "that are held out for validation": [],
@@ -74,27 +74,27 @@ def prepared(corpus: Corpus, source: Normalizer, target: Normalizer, without: It
     }
     empty, validation, repeated = left_out.values()
     for original in corpus.pairs:
-        pair = normalised(original)
+        pair = normalize(original)
         if not (pair.source and pair.target):
             empty.append(original)
         elif pair in held_out:
             validation.append(original)
-        elif pair in kept:
+        elif pair in unique_pairs:
             repeated.append(original)
         else:
-            kept[pair] = None
+            unique_pairs[pair] = None
     notes = [
-        f"{_counted(len(pairs), 'pair')} {reason} left out (the first: {pairs[0].source!r})"
+        f"{_count(len(pairs), 'pair')} {reason} left out (the first: {pairs[0].source!r})"
         for reason, pairs in left_out.items()
         if pairs
     ]
-    if not kept:
+    if not unique_pairs:
         raise ValueError(f"no pairs remain of {len(corpus.pairs)}: {'; '.join(notes) or 'there were none'}")
-    return Corpus(tuple(kept), (*corpus.notes, *notes))
+    return Corpus(tuple(unique_pairs), (*corpus.notes, *notes))
 
 
 def _numbered_pairs(path: str) -> tuple[str, Iterator[tuple[int, Pair]]]:
-    """The file to name in notes, and the pairs with the numbers of their lines."""
+    """Return the file to name in notes, and the pairs with the numbers of their lines."""
     files = [path] if Path(path).exists() else path.split(",")  # a comma may also be part of a file's name
     if len(files) > 2:
         raise ValueError(
@@ -109,13 +109,13 @@ def _numbered_pairs(path: str) -> tuple[str, Iterator[tuple[int, Pair]]]:
 
 
 def _columns(path: str) -> Iterator[tuple[int, Pair]]:
-    for number, line in numbered_lines(path):
+    for line_number, line in numbered_lines(path):
         columns = line.split("\t")
         if len(columns) != 2:
             raise ValueError(
-                f"{path}, line {number}: has {_counted(len(columns), 'column')}; expected 2, with a tab between them"
+                f"{path}, line {line_number}: has {_count(len(columns), 'column')}; expected 2, with a tab between them"
             )
-        yield number, Pair(*columns)
+        yield line_number, Pair(*columns)
 
 
 def _side_by_side(source: str, target: str) -> Iterator[tuple[int, Pair]]:
@@ -130,10 +130,10 @@ def _side_by_side(source: str, target: str) -> Iterator[tuple[int, Pair]]:
     if lengths[0] != lengths[1]:
         longer = source if lengths[0] > lengths[1] else target
         raise ValueError(
-            f"{source} has {_counted(lengths[0], 'line')} and {target} {lengths[1]};"
+            f"{source} has {_count(lengths[0], 'line')} and {target} {lengths[1]};"
             f" line {min(lengths) + 1} of {longer} has no partner"
         )
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""What a model is trained on: the built-in grammar, or parallel text of one's own."""
+"""Training data: the built-in grammar, or parallel text from files."""
 
 from __future__ import annotations
 
@@ -9,78 +9,85 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from clearhead.translation.config import Config
-from clearhead.translation.data._batching import Ids
-from clearhead.translation.data._corpus import Pair, prepared, read_pairs
+from clearhead.translation.data._batching import TokenIds
+from clearhead.translation.data._corpus import Pair, prepare_corpus, read_pairs
 from clearhead.translation.data.grammar import generate
-from clearhead.translation.data.grammar.generate import Example
+from clearhead.translation.data.grammar.generate import AnnotatedPair
 from clearhead.translation.tokenizer import Vocabulary
 
-EPOCH = 16384  # sentences the grammar makes for each
-PROBE = 1000
+GRAMMAR_EPOCH_SIZE = 16384  # sentences
+PROBE_SIZE = 1000  # sentences
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class Dataset:
+    """Sentences to train on, sentences to validate with, and sentences to probe heads with."""
+
     name: str
     vocabulary: Vocabulary
-    epoch: Callable[[int], Sequence[Ids]]
-    valid: tuple[Ids, ...]
+    epoch: Callable[[int], Sequence[TokenIds]]
+    valid: tuple[TokenIds, ...]
     references: tuple[Pair, ...]  # the validation set as text
-    probe: tuple[Example, ...]  # sentences whose relations are known, never met in training
+    probe: tuple[AnnotatedPair, ...]  # sentences whose relations are known, never met in training
     notes: tuple[str, ...]  # what was left out, and why
     fingerprint: int  # differs where the data do
 
 
-def from_grammar(config: Config) -> Data:
-    """Sentences made as they are needed, other ones in every epoch; those to validate and probe with never among
-    them."""
-    source, target = generate.vocabulary()
-    vocabulary = Vocabulary.of_words(sorted({*source, *target}))
+def from_grammar(config: Config) -> Dataset:
+    """Return sentences of the grammar, drawn as they are needed.
 
-    def epoch(number: int) -> list[Ids]:
-        made = generate.sentences(zlib.crc32(repr((config.training.seed, number)).encode()))
-        return [to_ids(vocabulary, example) for example in itertools.islice(made, EPOCH)]
+    Every epoch has other ones. Those to validate and to probe with are never among them.
+    """
+    source_words, target_words = generate.vocabulary()
+    vocabulary = Vocabulary.from_words(sorted({*source_words, *target_words}))
 
-    valid = _distinct("valid", config.text.validation)
-    return Data(
+    def epoch(index: int) -> list[TokenIds]:
+        pairs = generate.sentences(zlib.crc32(repr((config.training.seed, index)).encode()))
+        return [encode_pair(vocabulary, pair) for pair in itertools.islice(pairs, GRAMMAR_EPOCH_SIZE)]
+
+    valid = _distinct_pairs("valid", config.text.validation)
+    # runs store the fingerprint: it must stay as it was when the class was called Example
+    content = repr((valid, source_words, target_words)).replace("AnnotatedPair(", "Example(")
+    return Dataset(
         "grammar",
         vocabulary,
         epoch,
-        tuple(to_ids(vocabulary, example) for example in valid),
-        tuple(Pair(" ".join(example.source), " ".join(example.target)) for example in valid),
-        _distinct("probe", PROBE),
+        tuple(encode_pair(vocabulary, pair) for pair in valid),
+        tuple(Pair(" ".join(pair.source), " ".join(pair.target)) for pair in valid),
+        _distinct_pairs("probe", PROBE_SIZE),
         (),
-        zlib.crc32(repr((valid, source, target)).encode()),
+        zlib.crc32(content.encode()),
     )
 
 
-def to_ids(vocabulary: Vocabulary, example: Example) -> Ids:
-    return Ids(*(vocabulary.encode(" ".join(side)) for side in (example.source, example.target)))
+def encode_pair(vocabulary: Vocabulary, pair: AnnotatedPair) -> TokenIds:
+    """Return the token ids of a sentence of the grammar and of its translation."""
+    return TokenIds(*(vocabulary.encode(" ".join(words)) for words in (pair.source, pair.target)))
 
 
 def from_files(
     paths: Sequence[str], valid: Sequence[str], config: Config, vocabulary: Vocabulary | None = None
-) -> Data:
-    """Parallel text. Subwords are learned from it, unless a vocabulary is given."""
+) -> Dataset:
+    """Return parallel text from files. Subwords are learned from it, unless a vocabulary is given."""
     text = config.text
     corpus = read_pairs(paths)
     if valid:
-        held_out = prepared(read_pairs(valid), text.source, text.target)
-        corpus = prepared(corpus, text.source, text.target, without=held_out.pairs)
-        kept = list(corpus.pairs)
+        held_out = prepare_corpus(read_pairs(valid), text.source, text.target)
+        corpus = prepare_corpus(corpus, text.source, text.target, without=held_out.pairs)
+        train_pairs = list(corpus.pairs)
     else:
-        corpus = prepared(corpus, text.source, text.target)
-        kept = list(corpus.pairs)
-        random.Random(0).shuffle(kept)
-        if len(kept) <= text.validation:
+        corpus = prepare_corpus(corpus, text.source, text.target)
+        train_pairs = list(corpus.pairs)
+        random.Random(0).shuffle(train_pairs)
+        if len(train_pairs) <= text.validation:
             raise ValueError(
-                f"data has {len(kept)} pairs and {text.validation} are to be kept to validate with"
+                f"data has {len(train_pairs)} pairs and {text.validation} are to be kept to validate with"
                 " (text.validation); give more, or a validation set"
             )
-        held_out = replace(corpus, pairs=tuple(kept[: text.validation]), notes=())
-        kept = kept[text.validation :]
+        held_out = replace(corpus, pairs=tuple(train_pairs[: text.validation]), notes=())
+        train_pairs = train_pairs[text.validation :]
     if vocabulary is None:
-        vocabulary = Vocabulary.of_subwords((side for pair in kept for side in pair), text.vocabulary)
+        vocabulary = Vocabulary.from_texts((side for pair in train_pairs for side in pair), text.vocabulary)
 
     notes = [*corpus.notes, *held_out.notes]
     if len(vocabulary) > text.vocabulary:
@@ -89,42 +96,44 @@ def from_files(
             " the text has that many different characters"
         )
 
-    def encoded(pairs: Sequence[Pair]) -> list[Ids]:
-        sources, targets = (vocabulary.encode_all([pair[side] for pair in pairs]) for side in (0, 1))
-        return [Ids(*sides) for sides in zip(sources, targets, strict=True)]
-
-    def short_enough(name: str, given: Sequence[Pair]) -> tuple[list[Ids], list[Pair]]:
-        pairs, most = encoded(given), text.max_tokens
-        fitting = [max(len(pair.source), len(pair.target)) <= most for pair in pairs]
-        if not all(fitting):
-            first = given[fitting.index(False)].source
+    def encode_short(split: str, pairs: Sequence[Pair]) -> tuple[list[TokenIds], list[Pair]]:
+        """Return the pairs of at most max_tokens tokens, as token ids and as text; note the others."""
+        encoded, max_tokens = _encode_all(vocabulary, pairs), text.max_tokens
+        fits = [max(len(ids.source), len(ids.target)) <= max_tokens for ids in encoded]
+        if not all(fits):
+            first = pairs[fits.index(False)].source
             notes.append(
-                f"{fitting.count(False)} {name} pairs of more than {most} tokens left out (text.max_tokens),"
+                f"{fits.count(False)} {split} pairs of more than {max_tokens} tokens left out (text.max_tokens),"
                 f" the first: {first[:60]!r}"
             )
-        if not any(fitting):
-            raise ValueError(f"no {name} pair has at most {most} tokens (text.max_tokens)")
-        return list(itertools.compress(pairs, fitting)), list(itertools.compress(given, fitting))
+        if not any(fits):
+            raise ValueError(f"no {split} pair has at most {max_tokens} tokens (text.max_tokens)")
+        return list(itertools.compress(encoded, fits)), list(itertools.compress(pairs, fits))
 
-    short, _ = short_enough("training", kept)
-    valid_ids, references = short_enough("validation", held_out.pairs)
-    return Data(
+    train_ids, _ = encode_short("training", train_pairs)
+    valid_ids, references = encode_short("validation", held_out.pairs)
+    return Dataset(
         ", ".join(paths),
         vocabulary,
-        lambda number: short,
+        lambda index: train_ids,
         tuple(valid_ids),
         tuple(references),
         (),
         tuple(notes),
-        zlib.crc32(repr((kept, held_out.pairs)).encode()),
+        zlib.crc32(repr((train_pairs, held_out.pairs)).encode()),
     )
 
 
-def _distinct(split: generate.Split, count: int) -> tuple[Example, ...]:
-    """The first so many different sentences of a split."""
-    found: dict[tuple[str, ...], Example] = {}
-    for example in generate.sentences(0, split):
-        found.setdefault(example.source, example)
-        if len(found) == count:
+def _encode_all(vocabulary: Vocabulary, pairs: Sequence[Pair]) -> list[TokenIds]:
+    sources, targets = (vocabulary.encode_all([pair[side] for pair in pairs]) for side in (0, 1))
+    return [TokenIds(*sides) for sides in zip(sources, targets, strict=True)]
+
+
+def _distinct_pairs(split: generate.Split, count: int) -> tuple[AnnotatedPair, ...]:
+    """Return the first `count` pairs of a split that have different sources."""
+    pairs: dict[tuple[str, ...], AnnotatedPair] = {}
+    for pair in generate.sentences(0, split):
+        pairs.setdefault(pair.source, pair)
+        if len(pairs) == count:
             break
-    return tuple(found.values())
+    return tuple(pairs.values())

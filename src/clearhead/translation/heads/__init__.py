@@ -1,1 +1,17 @@
-"""Probes of heads, and when in training heads specialize."""
+"""Probes of heads, when in training heads specialize, and what goes wrong without one."""
+
+from clearhead.translation.heads.ablation import AblationEffect, ablation_effect
+from clearhead.translation.heads.emergence import Emergence, measure_emergence
+from clearhead.translation.heads.emergence_plot import plot_emergence
+from clearhead.translation.heads.probes import ProbeResult, head_accuracies, probe_results
+
+__all__ = [
+    "AblationEffect",
+    "Emergence",
+    "ProbeResult",
+    "ablation_effect",
+    "head_accuracies",
+    "measure_emergence",
+    "plot_emergence",
+    "probe_results",
+]

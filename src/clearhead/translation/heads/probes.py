@@ -1,6 +1,6 @@
-"""Which heads attend along the relations of the grammar: measured on sentences the model never met.
+"""Probes of heads: which heads attend along the relations of the grammar, on sentences the model never met.
 
-For every head and relation: how often, of all source words but itself, it attends most to the right one. What looks
+For every head and relation: how often, of all source words but itself, it attends most to the right one. A relation
 from the target to the source is read on the decoder's row that *predicts* the token.
 """
 
@@ -11,22 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
+from clearhead._utils.evaluating import evaluating
 from clearhead.analysis.relations import wilson
 from clearhead.recording.recording import Address
 from clearhead.translation.data._batching import collate
-from clearhead.translation.data.dataset import to_ids
-from clearhead.translation.data.grammar.generate import SOURCE_RELATIONS, TARGET_RELATIONS, Example
+from clearhead.translation.data.dataset import encode_pair
+from clearhead.translation.data.grammar.generate import SOURCE_RELATIONS, TARGET_RELATIONS, AnnotatedPair
 from clearhead.translation.model import Transformer
 from clearhead.translation.tokenizer import Vocabulary
 
-STACK: dict[str, str] = {**dict.fromkeys(TARGET_RELATIONS, "cross"), **dict.fromkeys(SOURCE_RELATIONS, "encoder")}
-BATCH = 100
-HALVES = (0, 1)  # a head and an offset are chosen on the first, and scored on the second
+RELATION_STACKS: dict[str, str] = {
+    **dict.fromkeys(TARGET_RELATIONS, "cross"),
+    **dict.fromkeys(SOURCE_RELATIONS, "encoder"),
+}
+PROBE_BATCH_SIZE = 100  # sentences
+# a head and an offset are chosen on the first half of the probe, and scored on the second
+SELECTION_HALF, SCORING_HALF = PROBE_HALVES = (0, 1)
 
-# by relation: by head "layer.head": right answers on either half
-Accuracies = dict[str, dict[str, tuple[float, float]]]
+# by relation: by head "layer.head": accuracy on either half
+AccuracyTable = dict[str, dict[str, tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -44,69 +50,69 @@ class ProbeResult:
 
     @property
     def clear(self) -> bool:
-        """Whether it is more than its position: only then does the head get a label."""
+        """Whether the head is significantly better than the offset: only then does it get a label."""
         return self.low > self.baseline
 
 
 @torch.inference_mode()
-def accuracies(model: Transformer, vocabulary: Vocabulary, probe: Sequence[Example]) -> Accuracies:
-    """Of every head, for every relation of its stack, on both halves of the probe: even and odd sentences."""
+def head_accuracies(model: Transformer, vocabulary: Vocabulary, probe: Sequence[AnnotatedPair]) -> AccuracyTable:
+    """Return the accuracy of every head for every relation of its stack, on the even and on the odd sentences."""
     device = model.embedding.weight.device
-    training = model.training
-    model.eval()
-    right: dict[tuple[str, int], Tensor] = {}  # relation, half: [layers, heads]
-    asked: Counter[tuple[str, int]] = Counter()
-    for start in range(0, len(probe), BATCH):
-        examples = probe[start : start + BATCH]
-        batch = collate([to_ids(vocabulary, example) for example in examples]).to(device)
-        _, attentions = model(batch.source, batch.target, batch.lengths, return_weights=True)
-        found = {stack: _most_attended(attentions, stack, examples) for stack in ("encoder", "cross")}
-        for place, example in enumerate(examples):
-            for relation, at, to in example.links:
-                key = relation, (start + place) % 2
-                hits = (found[STACK[relation]][place, ..., at] == to).double()
-                right[key] = right[key] + hits if key in right else hits
-                asked[key] += 1
-    model.train(training)
-    table: Accuracies = {}
-    for relation in STACK:
-        shares = [right[relation, half] / asked[relation, half] for half in HALVES]
-        layers, heads = shares[0].shape
+    correct: dict[tuple[str, int], Tensor] = {}  # relation, half: [layers, heads]
+    question_counts: Counter[tuple[str, int]] = Counter()
+    with evaluating(model):
+        for start in range(0, len(probe), PROBE_BATCH_SIZE):
+            pairs = probe[start : start + PROBE_BATCH_SIZE]
+            batch = collate([encode_pair(vocabulary, pair) for pair in pairs]).to(device)
+            _, attentions = model(batch.source, batch.target, batch.lengths, return_weights=True)
+            most_attended = {stack: _most_attended(attentions, stack, pairs) for stack in ("encoder", "cross")}
+            for row, pair in enumerate(pairs):
+                for relation, at, to in pair.links:
+                    key = relation, (start + row) % 2
+                    hits = (most_attended[RELATION_STACKS[relation]][row, ..., at] == to).double()
+                    correct[key] = correct[key] + hits if key in correct else hits
+                    question_counts[key] += 1
+    table: AccuracyTable = {}
+    for relation in RELATION_STACKS:
+        first, second = (correct[relation, half] / question_counts[relation, half] for half in PROBE_HALVES)
+        layers, heads = first.shape
         table[relation] = {
-            f"{layer}.{head}": (round(float(shares[0][layer, head]), 4), round(float(shares[1][layer, head]), 4))
+            f"{layer}.{head}": (round(float(first[layer, head]), 4), round(float(second[layer, head]), 4))
             for layer in range(layers)
             for head in range(heads)
         }
     return table
 
 
-def probe_results(table: Accuracies, probe: Sequence[Example]) -> list[ProbeResult]:
-    """For each relation the best head, chosen on one half of the probe and scored on the other; the offset likewise."""
-    offsets = {(relation, half): Counter() for relation in STACK for half in HALVES}
-    for place, example in enumerate(probe):
-        for relation, at, to in example.links:
-            offsets[relation, place % 2][to - at] += 1
-    found = []
-    for relation, heads in table.items():
-        best = max(heads, key=lambda head: heads[head][0])
+def probe_results(table: AccuracyTable, probe: Sequence[AnnotatedPair]) -> list[ProbeResult]:
+    """Return the best head of each relation, chosen on one half of the probe and scored on the other.
+
+    The fixed offset is chosen and scored in the same way.
+    """
+    offsets = {(relation, half): Counter() for relation in RELATION_STACKS for half in PROBE_HALVES}
+    for index, pair in enumerate(probe):
+        for relation, at, to in pair.links:
+            offsets[relation, index % 2][to - at] += 1
+    results = []
+    for relation, accuracies in table.items():
+        best = max(accuracies, key=lambda name: accuracies[name][SELECTION_HALF])
         layer, head = map(int, best.split("."))
-        first, second = (offsets[relation, half] for half in HALVES)
+        first, second = (offsets[relation, half] for half in PROBE_HALVES)
         offset, count = first.most_common(1)[0][0], second.total()
-        accuracy = heads[best][1]
+        accuracy = accuracies[best][SCORING_HALF]
         low, high = wilson(round(accuracy * count), count)
-        found.append(
-            ProbeResult(
-                relation, (STACK[relation], layer, head), accuracy, low, high, count, offset, second[offset] / count
-            )
-        )
-    return found
+        address = (RELATION_STACKS[relation], layer, head)
+        results.append(ProbeResult(relation, address, accuracy, low, high, count, offset, second[offset] / count))
+    return results
 
 
-def _most_attended(attentions: dict, stack: str, examples: Sequence[Example]) -> Tensor:
-    """[batch, layers, heads, queries]: the source word each query attends to most, itself and the end apart."""
+def _most_attended(
+    attentions: dict, stack: str, pairs: Sequence[AnnotatedPair]
+) -> Int[Tensor, "batch layers heads queries"]:
+    """Return the source word that each query attends to most, except itself and the end."""
     weights = torch.stack([layer.dense() for layer in attentions[stack]], dim=1)
-    for place, example in enumerate(examples):
-        weights[place, ..., len(example.source) :] = -1.0
+    for row, pair in enumerate(pairs):
+        weights[row, ..., len(pair.source) :] = -1.0
     if stack == "encoder":
         weights.diagonal(dim1=-2, dim2=-1).fill_(-1.0)
     return weights.argmax(dim=-1).cpu()

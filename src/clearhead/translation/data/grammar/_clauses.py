@@ -5,32 +5,40 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from clearhead.translation.data.grammar._lexicon import ALIVE, NOUNS, PEOPLE, THERE, VERBS, Tense, Verb
+from clearhead.translation.data.grammar._lexicon import (
+    ANIMATE_CATEGORIES,
+    EXISTENCE_NOUNS,
+    NOUNS,
+    PEOPLE,
+    VERBS,
+    Tense,
+    Verb,
+)
 from clearhead.translation.data.grammar._phrases import (
     Adverbial,
     Edge,
     Phrase,
     Piece,
     Word,
+    assign_positions,
     chance,
     draw_adverb,
     draw_determiner,
     draw_place,
     draw_subject,
     draw_time,
-    joined,
+    draw_unused_noun,
+    join_phrases,
     noun_phrase,
     pick,
-    pieces_in,
-    placed,
-    unused,
+    pieces_of,
     words_at,
 )
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What the verb is to say beside itself."""
+    """Grammatical form of the verb."""
 
     tense: Tense
     progressive: bool
@@ -46,7 +54,7 @@ def _form(rng: random.Random, *, progressive: float) -> _Form:
 
 
 def _ending(form: _Form, tense: Word, negation: Word, mark: Word) -> list[Piece]:
-    """All after the stem. Past and not is two tokens: masen is "not", and deshita alone says past."""
+    """Return the tokens after the stem. A negative past has two: masen is "not", and deshita alone says past."""
     past = form.tense == "past"
     if form.negative:
         pieces = [Piece("masen", negation), *([Piece("deshita", tense, "tense")] if past else [])]
@@ -61,7 +69,7 @@ def _be(agreement: str, tense: Tense) -> str:
 
 
 def _finite(verb: Verb, agreement: str, form: _Form) -> tuple[Word | None, Word]:
-    """The auxiliary, if there is one, and the verb."""
+    """Return the auxiliary, if there is one, and the verb."""
     if form.progressive:
         return Word(_be(agreement, form.tense)), Word(verb.progressive)
     if form.tense == "future":
@@ -85,12 +93,13 @@ def action(rng: random.Random) -> Phrase:
     target, recipient = Phrase(), Phrase()
     before, after = list[Word](), list[Word]()  # where the recipient stands: "him a hat", "a hat to him"
     if sense.objects:
-        target = noun_phrase(rng, unused(rng, sense.objects, used), draw_determiner(rng), bare=0.25)
+        target = noun_phrase(rng, draw_unused_noun(rng, sense.objects, used), draw_determiner(rng), bare=0.25)
         if len(verb.senses) == 1 and len(sense.objects) > 1 and chance(rng, 0.1):
-            target = joined(target, noun_phrase(rng, unused(rng, sense.objects, used), draw_determiner(rng)))
+            second = noun_phrase(rng, draw_unused_noun(rng, sense.objects, used), draw_determiner(rng))
+            target = join_phrases(target, second)
     if verb.recipient and chance(rng, 0.8):
         # what is given to one's own is kureru rather than ageru
-        recipient = noun_phrase(rng, unused(rng, PEOPLE, used), draw_determiner(rng, without=("my",)))
+        recipient = noun_phrase(rng, draw_unused_noun(rng, PEOPLE, used), draw_determiner(rng, without=("my",)))
         if chance(rng, 0.5):
             after = [Word("to"), *recipient.english]
         else:
@@ -110,9 +119,9 @@ def action(rng: random.Random) -> Phrase:
     stem = Piece(sense.progressive if form.progressive else sense.stem, word, "verb", decided_by)
     japanese = [
         *(*subject.japanese, Piece("wa" if subject.definite else "ga")),
-        *pieces_in(adverbials, "time", "frequency", "place"),
+        *pieces_of(adverbials, "time", "frequency", "place"),
         *(*recipient.japanese, *([Piece("ni")] if recipient.heads else [])),
-        *pieces_in(adverbials, "manner"),
+        *pieces_of(adverbials, "manner"),
         *(*target.japanese, *([Piece(verb.particle)] if target.heads else [])),
         *(stem, *([Piece("i", auxiliary)] if form.progressive else [])),
         *_ending(form, auxiliary or word, negation, mark),
@@ -125,32 +134,32 @@ def action(rng: random.Random) -> Phrase:
 
 
 def _circumstances(rng: random.Random, verb: Verb, form: _Form) -> list[Adverbial]:
-    found: list[Adverbial] = []
+    adverbials: list[Adverbial] = []
     if chance(rng, 0.4):
-        found.append(draw_time(rng, form.tense))
+        adverbials.append(draw_time(rng, form.tense))
     if not form.negative and chance(rng, 0.25):  # "not often" would be another word, amari
-        found.append(draw_adverb(rng, "frequency"))
+        adverbials.append(draw_adverb(rng, "frequency"))
     if chance(rng, 0.35):
-        found.append(draw_place(rng, "de"))
+        adverbials.append(draw_place(rng, "de"))
     if verb.manner and chance(rng, 0.3):
-        found.append(draw_adverb(rng, "manner"))
-    return placed(rng, found, negative=form.negative, question=form.question)
+        adverbials.append(draw_adverb(rng, "manner"))
+    return assign_positions(rng, adverbials, negative=form.negative, question=form.question)
 
 
 def existence(rng: random.Random) -> Phrase:
     """There is something somewhere: i if it lives, ari if not, and so the noun decides."""
     form = _form(rng, progressive=0)
-    noun = NOUNS[pick(rng, THERE)]
+    noun = NOUNS[pick(rng, EXISTENCE_NOUNS)]
     subject = noun_phrase(rng, noun, "a")
-    agreement = "they" if noun.number == "many" else "he"
+    agreement = "they" if noun.grammatical_number == "many" else "he"
     future = form.tense == "future"
     auxiliary, there = Word("will"), Word("there")
     word = Word("be" if future else _be(agreement, form.tense))
-    place, other = draw_place(rng, "ni"), []
+    location, other = draw_place(rng, "ni"), []
     if chance(rng, 0.5):
         often = not form.negative and chance(rng, 0.5)
         other = [draw_adverb(rng, "frequency") if often else draw_time(rng, form.tense)]
-    adverbials = placed(rng, [place, *other], negative=form.negative, question=form.question)
+    adverbials = assign_positions(rng, [location, *other], negative=form.negative, question=form.question)
     negation, mark = Word("not"), Word("?" if form.question else ".")
 
     finite = auxiliary if future else word
@@ -163,9 +172,9 @@ def existence(rng: random.Random) -> Phrase:
         *(*subject.english, *words_at(adverbials, "end"), mark),
     ]
     japanese = [
-        *pieces_in(adverbials, "time", "place", "frequency"),
+        *pieces_of(adverbials, "time", "place", "frequency"),
         *(*subject.japanese, Piece("wa" if form.negative else "ga")),
-        Piece("i" if noun.kind in ALIVE else "ari", word, "verb", subject.heads[0]),
+        Piece("i" if noun.category in ANIMATE_CATEGORIES else "ari", word, "verb", subject.heads[0]),
         *_ending(form, finite, negation, mark),
     ]
     edges = [edge for part in (subject, *adverbials) for edge in part.edges]

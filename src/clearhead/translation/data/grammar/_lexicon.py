@@ -8,31 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["person", "animal", "thing", "clothing", "text", "food", "drink", "medicine", "place", "sport"]
-Number = Literal["one", "many", "mass"]  # "many" is plural in form, as shoes are; "mass" has neither article nor plural
+NounCategory = Literal["person", "animal", "thing", "clothing", "text", "food", "drink", "medicine", "place", "sport"]
+# "many" is plural in form, as shoes are; "mass" has neither article nor plural
+GrammaticalNumber = Literal["one", "many", "mass"]
 Tense = Literal["present", "past", "future"]
 
 
 @dataclass(frozen=True)
 class Noun:
+    """A noun and its translation."""
+
     english: str
     japanese: str
-    kind: Kind
-    number: Number = "one"
+    category: NounCategory
+    grammatical_number: GrammaticalNumber = "one"
 
 
 @dataclass(frozen=True)
 class Adjective:
-    """Translated by the kind of its noun: an old man is toshioita, an old book furui."""
+    """An adjective, whose translation depends on its noun: an old man is toshioita, an old book furui."""
 
     english: str
     group: int  # two adjectives of one noun are of different groups, and stand in their order
-    japanese: dict[Kind, str]
+    japanese: dict[NounCategory, str]
 
 
 @dataclass(frozen=True)
 class Sense:
-    """What a verb is in Japanese with some objects: the stem before -masu, and the form before imasu."""
+    """Translation of a verb with certain objects: the stem before -masu, and the form before imasu."""
 
     stem: str
     progressive: str
@@ -41,7 +44,7 @@ class Sense:
 
 @dataclass(frozen=True)
 class Verb:
-    """With more than one sense, its object decides."""
+    """A verb. If it has more than one sense, its object decides between them."""
 
     base: str
     third: str
@@ -49,20 +52,22 @@ class Verb:
     progressive: str
     senses: tuple[Sense, ...]
     particle: str = "o"  # which marks the object
-    subjects: tuple[Kind, ...] = ("person",)
+    subjects: tuple[NounCategory, ...] = ("person",)
     recipient: bool = False  # it may be done to someone
     manner: bool = True  # it may be done slowly
 
 
 @dataclass(frozen=True)
 class Time:
+    """An adverbial of time, and the tenses it goes with."""
+
     english: str
     japanese: str
     tenses: tuple[Tense, ...] = ("present", "past", "future")
 
 
-def _nouns(kind: Kind, number: Number = "one", **words: str) -> tuple[Noun, ...]:
-    return tuple(Noun(english, japanese, kind, number) for english, japanese in words.items())
+def _nouns(category: NounCategory, grammatical_number: GrammaticalNumber = "one", **words: str) -> tuple[Noun, ...]:
+    return tuple(Noun(english, japanese, category, grammatical_number) for english, japanese in words.items())
 
 
 NOUNS: dict[str, Noun] = {
@@ -85,27 +90,29 @@ NOUNS: dict[str, Noun] = {
         *_nouns("place", station="eki", school="gakkou", hospital="byouin"),
     )
 }
-AT = ("station", "school")  # one is at these, and in the other places
-PEOPLE = tuple(noun.english for noun in NOUNS.values() if noun.kind == "person")
-PLACES = tuple(noun.english for noun in NOUNS.values() if noun.kind == "place")
-ALIVE: tuple[Kind, ...] = ("person", "animal")  # of these there is "i", of all else "ari"
+AT_PLACES = ("station", "school")  # one is at these, and in the other places
+PEOPLE = tuple(noun.english for noun in NOUNS.values() if noun.category == "person")
+PLACES = tuple(noun.english for noun in NOUNS.values() if noun.category == "place")
+ANIMATE_CATEGORIES: tuple[NounCategory, ...] = ("person", "animal")  # of these there is "i", of all else "ari"
 _CLOTHES = ("hat", "helmet", "coat", "shirt", "shoes", "trousers", "glasses")
 _GOODS = (*_CLOTHES, "guitar", "umbrella", "chair", "cup", "plate", "clock", "bicycle", "book", "cake", "apple")
 _FOOD = ("tea", "coffee", "soup", "medicine")
-THERE = (*PEOPLE, "dog", "cat", "horse", *_GOODS, "letter", "piano", "flute", "drum", "train", *_FOOD)
+EXISTENCE_NOUNS = (*PEOPLE, "dog", "cat", "horse", *_GOODS, "letter", "piano", "flute", "drum", "train", *_FOOD)
 
-_THINGS: tuple[Kind, ...] = ("thing", "clothing", "text", "place")
+_THING_CATEGORIES: tuple[NounCategory, ...] = ("thing", "clothing", "text", "place")
 
 
-def _adjective(english: str, group: int, *translations: tuple[str, tuple[Kind, ...]]) -> Adjective:
-    return Adjective(english, group, {kind: japanese for japanese, kinds in translations for kind in kinds})
+def _adjective(english: str, group: int, *translations: tuple[str, tuple[NounCategory, ...]]) -> Adjective:
+    return Adjective(
+        english, group, {category: japanese for japanese, categories in translations for category in categories}
+    )
 
 
 ADJECTIVES = (
     _adjective("kind", 0, ("shinsetsu na", ("person",))),
     _adjective("famous", 0, ("yuumei na", ("person", "text", "place"))),
     _adjective("important", 0, ("taisetsu na", ("text",))),
-    _adjective("beautiful", 0, ("utsukushii", ("person", "animal", *_THINGS))),
+    _adjective("beautiful", 0, ("utsukushii", ("person", "animal", *_THING_CATEGORIES))),
     _adjective("expensive", 0, ("takai", ("thing", "clothing", "drink", "medicine"))),
     _adjective("quiet", 0, ("otonashii", ("person", "animal")), ("shizuka na", ("place",))),
     _adjective("bright", 0, ("kashikoi", ("person",)), ("akarui", ("place",))),
@@ -113,9 +120,9 @@ ADJECTIVES = (
     _adjective("big", 1, ("ookii", ("person", "animal", "thing", "clothing", "food", "place"))),
     _adjective("small", 1, ("chiisai", ("person", "animal", "thing", "clothing", "food", "place"))),
     _adjective("hot", 1, ("atsui", ("drink",))),
-    _adjective("old", 2, ("toshioita", ("person", "animal")), ("furui", _THINGS)),
+    _adjective("old", 2, ("toshioita", ("person", "animal")), ("furui", _THING_CATEGORIES)),
     _adjective("young", 2, ("wakai", ("person", "animal"))),
-    _adjective("new", 2, ("atarashii", (*_THINGS, "medicine"))),
+    _adjective("new", 2, ("atarashii", (*_THING_CATEGORIES, "medicine"))),
     _adjective("white", 3, ("shiroi", ("animal", "thing", "clothing"))),
     _adjective("black", 3, ("kuroi", ("animal", "thing", "clothing"))),
     _adjective("red", 3, ("akai", ("thing", "clothing"))),
@@ -190,7 +197,7 @@ VERBS = (
         "ate",
         "eating",
         (Sense("tabe", "tabete", ("cake", "apple")), Sense("nomi", "nonde", ("soup",))),
-        subjects=ALIVE,
+        subjects=ANIMATE_CATEGORIES,
     ),
     Verb("buy", "buys", "bought", "buying", (Sense("kai", "katte", (*_GOODS, *_FOOD)),)),
     Verb("write", "writes", "wrote", "writing", (Sense("kaki", "kaite", ("letter", "book", "plan")),)),
@@ -206,7 +213,7 @@ VERBS = (
     Verb("give", "gives", "gave", "giving", (Sense("age", "agete", (*_GOODS, "photo")),), recipient=True),
     Verb("send", "sends", "sent", "sending", (Sense("okuri", "okutte", (*_GOODS, "letter")),), recipient=True),
     Verb("show", "shows", "showed", "showing", (Sense("mise", "misete", (*_GOODS, "plan", "flute")),), recipient=True),
-    Verb("sleep", "sleeps", "slept", "sleeping", (Sense("ne", "nete"),), subjects=ALIVE, manner=False),
+    Verb("sleep", "sleeps", "slept", "sleeping", (Sense("ne", "nete"),), subjects=ANIMATE_CATEGORIES, manner=False),
     Verb("work", "works", "worked", "working", (Sense("hataraki", "hataraite"),)),
     Verb("dance", "dances", "danced", "dancing", (Sense("odori", "odotte"),)),
 )

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from clearhead.translation.data.grammar._lexicon import (
     ADJECTIVES,
-    AT,
+    AT_PLACES,
     DEGREES,
     DETERMINERS,
     FREQUENCIES,
@@ -20,13 +20,16 @@ from clearhead.translation.data.grammar._lexicon import (
     PRONOUNS,
     TIMES,
     Adjective,
-    Kind,
     Noun,
+    NounCategory,
     Tense,
 )
 
 T = TypeVar("T")
-_FITTING = {kind: [adjective for adjective in ADJECTIVES if kind in adjective.japanese] for kind in get_args(Kind)}
+_ADJECTIVES_BY_CATEGORY = {
+    category: [adjective for adjective in ADJECTIVES if category in adjective.japanese]
+    for category in get_args(NounCategory)
+}
 
 
 # only random() is promised to give the same numbers in every version of Python
@@ -35,8 +38,8 @@ def chance(rng: random.Random, probability: float) -> bool:
 
 
 def pick(rng: random.Random, choices: Iterable[T]) -> T:
-    among = tuple(choices)
-    return among[int(rng.random() * len(among))]
+    options = tuple(choices)
+    return options[int(rng.random() * len(options))]
 
 
 def _shuffled(rng: random.Random, items: Iterable[T]) -> list[T]:
@@ -45,17 +48,17 @@ def _shuffled(rng: random.Random, items: Iterable[T]) -> list[T]:
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """A token of the source. Two are the same only if they are one object, so its place can be asked for later."""
+    """A token of the source. Two are equal only if they are one object, so that a word can be located later."""
 
     text: str
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A token of the target, the word it answers to, and the noun it hangs on if it has another."""
+    """A token of the target, the word it translates, and the noun that decides its form, if it is another one."""
 
     text: str
-    of: Word | None = None
+    aligned_to: Word | None = None
     relation: str = "alignment"
     decided_by: Word | None = None
 
@@ -84,47 +87,47 @@ class Subject(Phrase):
     agreement: Literal["i", "he", "they"] = "he"  # whose verb forms it takes
 
 
-Slot = Literal["time", "frequency", "place", "manner"]
-Position = Literal["front", "middle", "end"]
+AdverbialKind = Literal["time", "frequency", "place", "manner"]
+AdverbialPosition = Literal["front", "middle", "end"]
 
 
 @dataclass(eq=False)
 class Adverbial(Phrase):
-    slot: Slot = "time"
-    position: Position = "end"
+    kind: AdverbialKind = "time"
+    position: AdverbialPosition = "end"
 
 
 def _words(text: str) -> list[Word]:
     return [Word(part) for part in text.split()]
 
 
-def _pieces(text: str, of: Word, relation: str = "alignment") -> list[Piece]:
-    """The first token answers to the word; what follows it is a particle."""
+def _pieces(text: str, word: Word, relation: str = "alignment") -> list[Piece]:
+    """Return the tokens of a translation: the first is aligned to the word, the others are particles."""
     first, *particles = text.split()
-    return [Piece(first, of, relation), *map(Piece, particles)]
+    return [Piece(first, word, relation), *map(Piece, particles)]
 
 
 def noun_phrase(rng: random.Random, noun: Noun, determiner: str, *, bare: float = 0.4) -> Phrase:
     """English: the very old hat that is red. Japanese: what follows the noun comes first."""
     phrase, head = Phrase(), Word(noun.english)
-    before, after = _adjectives(rng, noun.kind, bare)
+    before, after = _adjectives(rng, noun.category, bare)
     english: list[Word] = []
     described: list[Piece] = []
-    for place, adjective in enumerate(before):
-        words, pieces = _described(rng, adjective, noun.kind, degree=place == 0)
+    for index, adjective in enumerate(before):
+        words, pieces = _describe(rng, adjective, noun.category, degree=index == 0)
         english += words
         described += pieces
         phrase.edges.append(Edge("adjective", "noun", (words[-1], head)))
     english.append(head)
     if after is not None:
-        words, pieces = _described(rng, after, noun.kind, degree=True)
-        english += [Word("that"), Word("are" if noun.number == "many" else "is"), *words]
+        words, pieces = _describe(rng, after, noun.category, degree=True)
+        english += [Word("that"), Word("are" if noun.grammatical_number == "many" else "is"), *words]
         described = pieces + described
         phrase.edges.append(Edge("adjective", "noun", (words[-1], head)))
     if determiner == "a":
         article = "an" if english[0].text[0] in "aeiou" else "a"
-        phrase.english = [*([Word(article)] if noun.number == "one" else []), *english]
-    elif noun.kind == "sport":
+        phrase.english = [*([Word(article)] if noun.grammatical_number == "one" else []), *english]
+    elif noun.category == "sport":
         phrase.english = english
     else:
         word = Word(determiner)
@@ -136,9 +139,9 @@ def noun_phrase(rng: random.Random, noun: Noun, determiner: str, *, bare: float 
     return phrase
 
 
-def _adjectives(rng: random.Random, kind: Kind, bare: float) -> tuple[list[Adjective], Adjective | None]:
-    """Those before a noun, and one after it; none with the probability `bare`."""
-    fitting = _FITTING[kind]
+def _adjectives(rng: random.Random, category: NounCategory, bare: float) -> tuple[list[Adjective], Adjective | None]:
+    """Return the adjectives before a noun, and one after it; none with the probability `bare`."""
+    fitting = _ADJECTIVES_BY_CATEGORY[category]
     if not fitting or chance(rng, bare):
         return [], None
     first = pick(rng, fitting)
@@ -151,13 +154,15 @@ def _adjectives(rng: random.Random, kind: Kind, bare: float) -> tuple[list[Adjec
     return sorted((first, second), key=lambda adjective: adjective.group), None
 
 
-def _described(rng: random.Random, adjective: Adjective, kind: Kind, *, degree: bool) -> tuple[list[Word], list[Piece]]:
-    """An adjective, the last of its words, perhaps with a degree before it."""
+def _describe(
+    rng: random.Random, adjective: Adjective, category: NounCategory, *, degree: bool
+) -> tuple[list[Word], list[Piece]]:
+    """Return an adjective, the last of the words, perhaps with a degree before it."""
     word = Word(adjective.english)
-    words, pieces = [word], _pieces(adjective.japanese[kind], word, "adjective")
+    words, pieces = [word], _pieces(adjective.japanese[category], word, "adjective")
     if degree and chance(rng, 0.3):
-        more = Word(pick(rng, DEGREES))
-        return [more, *words], [*_pieces(DEGREES[more.text], more), *pieces]
+        adverb = Word(pick(rng, DEGREES))
+        return [adverb, *words], [*_pieces(DEGREES[adverb.text], adverb), *pieces]
     return words, pieces
 
 
@@ -168,7 +173,7 @@ def draw_determiner(rng: random.Random, *, without: tuple[str, ...] = ()) -> str
     return pick(rng, (word for word in DETERMINERS if word not in ("the", "a", *without)))
 
 
-def joined(first: Phrase, second: Phrase) -> Phrase:
+def join_phrases(first: Phrase, second: Phrase) -> Phrase:
     word = Word("and")
     return Phrase(
         [*first.english, word, *second.english],
@@ -178,26 +183,26 @@ def joined(first: Phrase, second: Phrase) -> Phrase:
     )
 
 
-def draw_subject(rng: random.Random, kinds: tuple[Kind, ...], used: set[str]) -> Subject:
+def draw_subject(rng: random.Random, categories: tuple[NounCategory, ...], used: set[str]) -> Subject:
     if chance(rng, 0.3):
         word = Word(pick(rng, PRONOUNS))
         agreement = "i" if word.text == "i" else "he" if word.text in ("he", "she") else "they"
         return Subject([word], _pieces(PRONOUNS[word.text], word), [], [word], True, agreement)
     determiner = draw_determiner(rng)
-    phrase = noun_phrase(rng, unused(rng, _of_kinds(kinds), used), determiner)
+    phrase = noun_phrase(rng, draw_unused_noun(rng, _nouns_in(categories), used), determiner)
     several = chance(rng, 0.08)
     if several:
-        phrase = joined(phrase, noun_phrase(rng, unused(rng, PEOPLE, used), draw_determiner(rng)))
+        phrase = join_phrases(phrase, noun_phrase(rng, draw_unused_noun(rng, PEOPLE, used), draw_determiner(rng)))
     agreement = "they" if several else "he"
     return Subject(phrase.english, phrase.japanese, phrase.edges, phrase.heads, determiner != "a", agreement)
 
 
-def _of_kinds(kinds: tuple[Kind, ...]) -> Iterator[str]:
-    return (name for name, noun in NOUNS.items() if noun.kind in kinds)
+def _nouns_in(categories: tuple[NounCategory, ...]) -> Iterator[str]:
+    return (name for name, noun in NOUNS.items() if noun.category in categories)
 
 
-def unused(rng: random.Random, names: Iterable[str], used: set[str]) -> Noun:
-    """One that the sentence does not have yet: nobody meets themselves."""
+def draw_unused_noun(rng: random.Random, names: Iterable[str], used: set[str]) -> Noun:
+    """Return a noun that the sentence does not have yet: nobody meets themselves."""
     name = pick(rng, (name for name in names if name not in used))
     used.add(name)
     return NOUNS[name]
@@ -206,40 +211,44 @@ def unused(rng: random.Random, names: Iterable[str], used: set[str]) -> Noun:
 def draw_time(rng: random.Random, tense: Tense) -> Adverbial:
     time = pick(rng, (time for time in TIMES if tense in time.tenses))
     words = _words(time.english)
-    return Adverbial(words, _pieces(time.japanese, words[-1]), heads=words if len(words) == 1 else [], slot="time")
+    return Adverbial(words, _pieces(time.japanese, words[-1]), heads=words if len(words) == 1 else [], kind="time")
 
 
-def draw_adverb(rng: random.Random, slot: Literal["frequency", "manner"]) -> Adverbial:
-    adverbs = FREQUENCIES if slot == "frequency" else MANNERS
+def draw_adverb(rng: random.Random, kind: Literal["frequency", "manner"]) -> Adverbial:
+    adverbs = FREQUENCIES if kind == "frequency" else MANNERS
     word = Word(pick(rng, adverbs))
-    return Adverbial([word], _pieces(adverbs[word.text], word), heads=[word], slot=slot)
+    return Adverbial([word], _pieces(adverbs[word.text], word), heads=[word], kind=kind)
 
 
 def draw_place(rng: random.Random, particle: str) -> Adverbial:
     noun = NOUNS[pick(rng, PLACES)]
     phrase = noun_phrase(rng, noun, "the" if chance(rng, 0.7) else draw_determiner(rng))
-    preposition = Word("at" if noun.english in AT else "in")
+    preposition = Word("at" if noun.english in AT_PLACES else "in")
     pieces = [*phrase.japanese, Piece(particle)]
-    return Adverbial([preposition, *phrase.english], pieces, phrase.edges, [], slot="place")
+    return Adverbial([preposition, *phrase.english], pieces, phrase.edges, [], kind="place")
 
 
-def placed(rng: random.Random, adverbials: list[Adverbial], *, negative: bool, question: bool) -> list[Adverbial]:
-    """Each given a position, no two the front nor the middle; those at the end in some order, but manner first."""
-    taken = set[Position](["front"] if question else [])
+def assign_positions(
+    rng: random.Random, adverbials: list[Adverbial], *, negative: bool, question: bool
+) -> list[Adverbial]:
+    """Give each a position, no two the front nor the middle; those at the end in some order, but manner first."""
+    taken = set[AdverbialPosition](["front"] if question else [])
     for adverbial in _shuffled(rng, adverbials):
-        allowed: tuple[Position, ...] = ("front", "end")
-        if adverbial.slot == "manner" and negative:
+        allowed: tuple[AdverbialPosition, ...] = ("front", "end")
+        if adverbial.kind == "manner" and negative:
             allowed = ("end",)  # "did not slowly write" is hardly English
-        elif adverbial.slot in ("frequency", "manner"):
+        elif adverbial.kind in ("frequency", "manner"):
             allowed = ("front", "middle", "end")
         adverbial.position = pick(rng, (position for position in allowed if position not in taken))
         taken |= {adverbial.position} - {"end"}
-    return sorted(_shuffled(rng, adverbials), key=lambda adverbial: adverbial.slot != "manner")
+    return sorted(_shuffled(rng, adverbials), key=lambda adverbial: adverbial.kind != "manner")
 
 
-def words_at(adverbials: list[Adverbial], position: Position) -> list[Word]:
+def words_at(adverbials: list[Adverbial], position: AdverbialPosition) -> list[Word]:
     return [word for adverbial in adverbials if adverbial.position == position for word in adverbial.english]
 
 
-def pieces_in(adverbials: list[Adverbial], *slots: Slot) -> list[Piece]:
-    return [piece for slot in slots for found in adverbials if found.slot == slot for piece in found.japanese]
+def pieces_of(adverbials: list[Adverbial], *kinds: AdverbialKind) -> list[Piece]:
+    return [
+        piece for kind in kinds for adverbial in adverbials if adverbial.kind == kind for piece in adverbial.japanese
+    ]

@@ -46,7 +46,7 @@ SOURCE_RELATIONS = (
     "verb → adverb",
 )
 Split = Literal["train", "valid", "probe"]
-SHORTEST, LONGEST = 4, 20  # tokens of a source
+MIN_SOURCE_TOKENS, MAX_SOURCE_TOKENS = 4, 20
 _AUXILIARIES = ("do", "does", "did", "will", "am", "is", "are", "was", "were", "be")
 _SOURCE_FUNCTION_WORDS = (*_AUXILIARIES, "not", "there", "that", "in", "at", "to", "and", "an", ".", "?")
 _TARGET_PARTICLES = ("wa", "ga", "o", "ni", "de", "to", "ka", ".")
@@ -54,7 +54,7 @@ _TARGET_FUNCTION_WORDS = (*_TARGET_PARTICLES, "i", "ari", "masu", "mashita", "ma
 
 
 class Link(NamedTuple):
-    """What a token is to find.
+    """A token, and the token of the source that it is to find.
 
     noun, adjective, verb: the word it translates. Pronouns, days and determiners have an alignment only.
     tense: from masu, mashita or deshita to the auxiliary, or to the verb where there is none. The masen of a sentence
@@ -71,34 +71,36 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Example:
+class AnnotatedPair:
+    """A sentence and its translation, word by word, with the links between their words."""
+
     source: tuple[str, ...]
     target: tuple[str, ...]
     links: tuple[Link, ...]
 
 
-def sentences(seed: int, split: Split = "train") -> Iterator[Example]:
-    """An endless stream, the same for the same seed; a sentence may come again.
+def sentences(seed: int, split: Split = "train") -> Iterator[AnnotatedPair]:
+    """Yield an endless stream of sentences, the same for the same seed; a sentence may come again.
 
     A sentence belongs to one split whatever the seed: the checksum of its source decides.
 
-    >>> example = next(sentences(0))
-    >>> " ".join(example.source)
+    >>> pair = next(sentences(0))
+    >>> " ".join(pair.source)
     'a doctor that is strong breaks her big red chair in the evening .'
-    >>> " ".join(example.target)
+    >>> " ".join(pair.target)
     'tsuyoi isha ga yuugata kanojo no ookii akai isu o kowashi masu .'
     """
     rng = random.Random(seed)
     while True:
         clause = existence(rng) if chance(rng, 0.07) else action(rng)
-        if SHORTEST <= len(clause.english) <= LONGEST:
+        if MIN_SOURCE_TOKENS <= len(clause.english) <= MAX_SOURCE_TOKENS:
             source = tuple(word.text for word in clause.english)
             if _split(source) == split:
-                yield Example(source, tuple(piece.text for piece in clause.japanese), tuple(_links(clause)))
+                yield AnnotatedPair(source, tuple(piece.text for piece in clause.japanese), tuple(_links(clause)))
 
 
 def vocabulary() -> tuple[list[str], list[str]]:
-    """The words of the sources and those of the targets, sorted."""
+    """Return the words of the sources and those of the targets, sorted."""
     source = {*_SOURCE_FUNCTION_WORDS, *NOUNS, *PRONOUNS, *DETERMINERS, *DEGREES, *FREQUENCIES, *MANNERS}
     source |= {adjective.english for adjective in ADJECTIVES}
     source |= {form for verb in VERBS for form in (verb.base, verb.third, verb.past, verb.progressive)}
@@ -119,19 +121,19 @@ def _split(source: Sequence[str]) -> Split:
 
 
 def _links(clause: Phrase) -> Iterator[Link]:
-    places = {word: place for place, word in enumerate(clause.english)}
+    positions = {word: position for position, word in enumerate(clause.english)}
     for at, piece in enumerate(clause.japanese):
-        if piece.of is not None:
+        if piece.aligned_to is not None:
             for relation in dict.fromkeys((piece.relation, "alignment")):
-                yield Link(relation, at, places[piece.of])
+                yield Link(relation, at, positions[piece.aligned_to])
         if piece.decided_by is not None:
-            yield Link("object of the verb", at, places[piece.decided_by])
-    found = [
-        (f"{looking} → {sought}", places[word], places[other])
-        for dependent, head, (of, to) in clause.edges
-        for looking, sought, word, other in ((dependent, head, of, to), (head, dependent, to, of))
+            yield Link("object of the verb", at, positions[piece.decided_by])
+    source_links = [
+        Link(f"{from_role} → {to_role}", positions[word], positions[other])
+        for dependent, head, (first, second) in clause.edges
+        for from_role, to_role, word, other in ((dependent, head, first, second), (head, dependent, second, first))
     ]
-    answers = Counter((relation, at) for relation, at, _ in found)
-    for relation, at, to in sorted(found, key=lambda link: (SOURCE_RELATIONS.index(link[0]), *link[1:])):
-        if answers[relation, at] == 1:
-            yield Link(relation, at, to)
+    answer_counts = Counter((link.relation, link.at) for link in source_links)
+    for link in sorted(source_links, key=lambda link: (SOURCE_RELATIONS.index(link.relation), link.at, link.to)):
+        if answer_counts[link.relation, link.at] == 1:
+            yield link

@@ -1,0 +1,229 @@
+"""The training loop: steps, validations and checkpoints of one run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from clearhead._utils.evaluating import evaluating
+from clearhead.analysis.statistics import measure
+from clearhead.distributed.process_group import ProcessGroup
+from clearhead.translation._evaluation import validate
+from clearhead.translation._loss import cross_entropy
+from clearhead.translation._meters import MeanLoss, TokenRate
+from clearhead.translation.callbacks import TrainingCallbacks
+from clearhead.translation.config import Config, TrainingConfig
+from clearhead.translation.data._batching import Batch, TokenIds, batch_indices, collate
+from clearhead.translation.data.dataset import Dataset
+from clearhead.translation.heads.probes import head_accuracies
+from clearhead.translation.model import Transformer
+from clearhead.translation.run_directory import RunDirectory, TrainerState
+from clearhead.translation.tokenizer import PAD
+from clearhead.translation.translator import Translator
+
+MAX_RECORDED_PAIRS = 32  # validation sentences that head statistics are measured on where no relations are known
+STEPS_BETWEEN_CALLBACKS = 10
+
+
+class Trainer:
+    """A run in progress: its data, directory, model and optimizer."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        config: Config,
+        run: RunDirectory,
+        model: Transformer,
+        dtype: torch.dtype,
+        process_group: ProcessGroup,
+        callbacks: TrainingCallbacks,
+    ) -> None:
+        self.data, self.config, self.run, self.model, self.callbacks = data, config, run, model, callbacks
+        self.settings, self.dtype, self.process_group = config.training, dtype, process_group
+        self.device = model.embedding.weight.device
+        self.parallel_model = DistributedDataParallel(model) if process_group.world_size > 1 else model
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=self.settings.learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )
+
+    def begin(self, *, create: bool) -> TrainerState:
+        """Validate the untrained model, and return the state of a run at step 0.
+
+        Args:
+            create: describe the run in its directory first.
+        """
+
+        def create_and_validate() -> TrainerState:
+            if create:
+                self.run.create(self.config, self.data.vocabulary, self.run_facts())
+            return self.validate(TrainerState(), {})
+
+        return self.process_group.run_on_main(create_and_validate)
+
+    def resume(self) -> TrainerState | None:
+        """Load the last checkpoint and return its state; None if there is none yet."""
+        _, facts = self.run.read()
+        if facts.get("fingerprint") != self.data.fingerprint:
+            raise ValueError(
+                f"{self.run.folder}: the run began with other data ({facts.get('data')}); give it the same"
+            )
+        for name, value in self.numerical_facts().items():
+            if facts.get(name, value) != value:
+                raise ValueError(
+                    f"{self.run.folder}: the run began with {name} {facts[name]}, not {value}; give it the same"
+                )
+        state = self.process_group.run_on_main(self.load_checkpoint)
+        if state is not None and not self.process_group.is_main:  # the main process has checked it
+            self.run.load_checkpoint(self.model, self.optimizer, lambda line: None)
+        return state
+
+    def load_checkpoint(self) -> TrainerState | None:
+        """Load the last checkpoint in the main process; replace best weights that are lost."""
+        self.run.metrics()  # raises now if they are damaged, not at the next validation
+        state = self.run.load_checkpoint(self.model, self.optimizer, self.callbacks.on_message)
+        if state is None:
+            return None
+        self.callbacks.on_message(f"resumed at step {state.step}")
+        if self.ensure_best(state):
+            return replace(state, bleu=TrainerState.bleu, loss=TrainerState.loss)
+        return state
+
+    def ensure_best(self, state: TrainerState) -> bool:
+        """Save the current weights as the best ones if those are lost; return whether they were."""
+        try:
+            self.run.check_best()
+        except (FileNotFoundError, ValueError) as error:
+            self.run.save_best(self.model)
+            self.callbacks.on_message(f"{error}; the weights of step {state.step} take its place")
+            return True
+        return False
+
+    def run_facts(self) -> dict[str, Any]:
+        """Return what config.json holds besides the configuration."""
+        return {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.numerical_facts()}
+
+    def numerical_facts(self) -> dict[str, object]:
+        """Return what the last bits of the weights depend on, besides the configuration."""
+        return {"dtype": str(self.dtype).removeprefix("torch."), "processes": self.process_group.world_size}
+
+    def run_steps(self, state: TrainerState, signals: Sequence[int]) -> TrainerState | None:
+        """Take all steps that are left; return the final state, or None if a signal has arrived."""
+        settings, callbacks = self.settings, self.callbacks
+        self.model.train()
+        mean_loss, token_rate = MeanLoss(self.process_group), TokenRate()
+        for epoch, batch_index, pairs in _batches(self.data, settings, state):
+            if settings.patience and state.worse >= settings.patience:
+                callbacks.on_message(f"ended at step {state.step}: no better BLEU in {state.worse} validations")
+                break
+            if self.process_group.any(bool(signals), self.device):
+                if self.process_group.is_main:
+                    self.run.save_checkpoint(self.model, self.optimizer, state)
+                    callbacks.on_message(f"stopped at step {state.step}, which is saved; --resume goes on from there")
+                return None
+            batch = collate(pairs)
+            state = replace(state, step=state.step + 1, epoch=epoch, batch=batch_index + 1)
+            mean_loss.add(self.train_step(batch, state.step))
+            token_rate.add(int(batch.source.ne(PAD).sum() + batch.expected.ne(PAD).sum()))
+            if state.step % STEPS_BETWEEN_CALLBACKS == 0:
+                callbacks.on_step(state.step, settings.steps, mean_loss.value, token_rate.value)
+            if state.step % settings.validate_every == 0 or state.step == settings.steps:
+                loss = mean_loss.value
+                if not math.isfinite(loss):
+                    raise ValueError(
+                        f"step {state.step}: the loss is {loss}; a training.learning_rate below"
+                        f" {settings.learning_rate:g} may help (the last checkpoint is from before)"
+                    )
+                training_metrics = {"loss": round(loss, 5), "tokens_per_second": round(token_rate.value)}
+                mean_loss = MeanLoss(self.process_group)
+                with token_rate.paused():
+                    state = self.process_group.run_on_main(partial(self.validate, state, training_metrics))
+        return state
+
+    def train_step(self, batch: Batch, step: int) -> Float[Tensor, ""]:
+        """Update the weights by one batch; return its loss, the mean over its tokens."""
+        settings, process_group = self.settings, self.process_group
+        shard = batch.shard(process_group.rank, process_group.world_size).to(self.device)
+        # dropout follows from the step, so that it is the same after a restart
+        torch.manual_seed(random.Random(repr((settings.seed, step, process_group.rank))).getrandbits(63))
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * learning_rate_factor(step, settings)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits = self.parallel_model(shard.source, shard.target, shard.lengths)
+        # over the tokens of all processes, whose gradients are averaged
+        token_count = int(batch.expected.ne(PAD).sum()) / process_group.world_size
+        loss = cross_entropy(logits, shard.expected, settings.label_smoothing) / token_count
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        self.optimizer.step()
+        return loss.detach()
+
+    def validate(self, state: TrainerState, training_metrics: dict[str, Any]) -> TrainerState:
+        """Validate the model; write its metrics, the weights if they are the best so far, and a checkpoint."""
+        data, references = self.data, [pair.target for pair in self.data.references]
+        quality = validate(self.model, data.vocabulary, data.valid, references, self.config.text.bleu)
+        metrics: dict[str, Any] = {"step": state.step, "epoch": state.epoch, **training_metrics}
+        metrics["validation"] = {name: round(value, 5) for name, value in asdict(quality).items()}
+        if data.probe:
+            metrics["heads"] = head_accuracies(self.model, data.vocabulary, data.probe)
+        else:
+            metrics["roles"] = self.head_statistics()
+        if (quality.bleu, -quality.loss) > (state.bleu, -state.loss):
+            state = replace(state, bleu=quality.bleu, loss=quality.loss, worse=0)
+            self.run.save_best(self.model)
+        else:
+            state = replace(state, worse=state.worse + 1)
+        self.run.add_metrics(metrics)
+        for name in self.run.write_description(self.config, data.vocabulary, self.run_facts()):
+            self.callbacks.on_message(f"{self.run.folder / name}: there is no such file; it is written again")
+        self.run.save_checkpoint(self.model, self.optimizer, state)
+        self.callbacks.on_validation(metrics)
+        return state
+
+    def head_statistics(self) -> dict[str, dict[str, float]]:
+        """Return the statistics behind `clearhead roles` by head, for data whose relations are not known."""
+        translator = Translator(self.data.name, self.model, self.data.vocabulary, self.config)
+        pairs = self.data.references[:MAX_RECORDED_PAIRS]
+        with evaluating(self.model):
+            _, heads = measure(translator.record(pair.source, target=pair.target) for pair in pairs)
+        return {
+            f"{stack} {layer}.{head}": {
+                name: round(float(value), 4) for name, value in asdict(statistics).items() if value is not None
+            }
+            for (stack, layer, head), statistics in heads.items()
+        }
+
+
+def learning_rate_factor(step: int, settings: TrainingConfig) -> float:
+    """Return the share of the learning rate: it rises in the first steps, then falls to 0 in a straight line."""
+    rising = step / settings.warmup
+    falling = (settings.steps - step + 1) / max(1, settings.steps - settings.warmup)
+    return min(rising, falling, 1.0)
+
+
+def _batches(data: Dataset, settings: TrainingConfig, state: TrainerState) -> Iterator[tuple[int, int, list[TokenIds]]]:
+    """Yield the epoch, the index of the batch in it, and its pairs, from a state of the run to its last step."""
+    step = state.step
+    for epoch in itertools.count(state.epoch):
+        pairs = data.epoch(epoch)
+        batches = batch_indices(pairs, settings.batch_tokens, (settings.seed, epoch))
+        done = state.batch if epoch == state.epoch else 0
+        for batch_index, indices in enumerate(batches[done:], done):
+            if step >= settings.steps:
+                return
+            step += 1
+            yield epoch, batch_index, [pairs[index] for index in indices]

@@ -1,0 +1,22 @@
+"""Callbacks of `train`, for progress bars and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainingCallbacks:
+    """Functions that `train` calls. Under torchrun, only the main process validates and resumes.
+
+    Args:
+        on_message: called with a line of text, such as that the run was resumed.
+        on_step: called every ten steps with the step, the number of steps, the mean loss and tokens per second.
+        on_validation: called after each validation with its metrics, as metrics.jsonl has them.
+    """
+
+    on_message: Callable[[str], None] = lambda line: None
+    on_step: Callable[[int, int, float, float], None] = lambda step, steps, loss, tokens_per_second: None
+    on_validation: Callable[[dict[str, Any]], None] = lambda metrics: None
