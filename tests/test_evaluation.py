@@ -48,6 +48,14 @@ class TestValidation:
         for other in metrics[1:]:
             assert other.loss == pytest.approx(metrics[0].loss, rel=1e-5)
 
+    def test_an_error_leaves_the_model_in_training_mode(self, monkeypatch):
+        data = copying(30, 13)
+        model = Transformer(TINY.model, len(data.vocabulary)).train()
+        monkeypatch.setattr(model, "encode", lambda *arguments, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            validate(model, data.vocabulary, data.valid, [pair.target for pair in data.references], "none")
+        assert all(module.training for module in model.modules())
+
     def test_exact(self, monkeypatch):
         data = copying(30, 13)
         model = Transformer(TINY.model, len(data.vocabulary)).eval()

@@ -18,6 +18,7 @@ from clearhead.translation.heads import probes
 from clearhead.translation.heads.ablation import TOKEN_KINDS, AblationEffect, ablation_effect, token_kinds
 from clearhead.translation.heads.emergence import Emergence, measure_emergence
 from clearhead.translation.heads.probes import RELATION_STACKS, ProbeResult, head_accuracies, probe_results
+from clearhead.translation.model import Transformer
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import PAD, Vocabulary
 from small_transformers import make
@@ -34,14 +35,14 @@ def make_pair(index: int, length: int, steps: dict[str, int] | int, relations=tu
     return AnnotatedPair(source, (WORDS[30], WORDS[29], WORDS[index]), links)
 
 
-class Known(nn.Module):
+class Known(Transformer):
     """A model whose heads are given: functions of a query's position, its answers, and the number of words.
 
     A head says which keys it likes, the best first; the last key of a sentence is the end, and then comes padding.
     """
 
     def __init__(self, probe, encoder, cross):
-        super().__init__()
+        nn.Module.__init__(self)  # none of a Transformer's layers
         self.embedding = nn.Embedding(2, 3)
         self.pairs = {tuple(encode_pair(VOCABULARY, pair).source): pair for pair in probe}
         self.heads = {"encoder": encoder, "cross": cross}
@@ -250,11 +251,11 @@ class TestEmergence:
             run.add_metrics({"step": 0})
 
 
-class Oracle(nn.Module):
+class Oracle(Transformer):
     """Knows each translation; without a head of the encoder its verbs, in sentences that begin with w3, are wrong."""
 
     def __init__(self, probe):
-        super().__init__()
+        nn.Module.__init__(self)  # none of a Transformer's layers
         self.embedding = nn.Embedding(len(VOCABULARY), 1)
         self.pairs = {tuple(encode_pair(VOCABULARY, pair).source): pair for pair in probe}
 

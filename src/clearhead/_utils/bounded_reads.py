@@ -8,8 +8,8 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """A text file's lines, numbered from 1; of a .gz file too. Only a line feed ends one, not U+2028 and its like."""
     open_file = gzip.open if str(path).endswith(".gz") else open
     with open_file(path, "rb") as file:
-        yield from _lines(str(path), file)  # pyright: ignore[reportArgumentType]
+        yield from _lines(str(path), file)
 
 
 def stdin_lines() -> list[str]:
     if sys.stdin is None:
         raise ValueError("standard input is closed; expected text, such as from a pipe")
-    return [line for _, line in _lines("standard input", sys.stdin.buffer)]
+    return [line for _, line in _lines("standard input", sys.stdin.buffer)]  # pyright: ignore[reportArgumentType]
 
 
-def _lines(name: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
+def _lines(name: str, file: BufferedIOBase) -> Iterator[tuple[int, str]]:
     max_line_bytes, remaining_bytes, line_number = LINE_LIMIT.value * 2**10, TEXT_LIMIT.value * 2**20, 0
     try:
         while raw := file.readline(max_line_bytes + 1):

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from clearhead.distributed.module_plan import DeviceMesh, shard_modules
+from clearhead.distributed.tensor_parallel import (
+    ColwiseParallel,
+    DeviceMesh,
+    ParallelStyle,
+    RowwiseParallel,
+    head_plan,
+    parallelize_module,
+)
+from clearhead.nn.attention import MultiHeadAttention
 from clearhead.translation._layers import FeedForward
 from clearhead.translation.model import Transformer
 
@@ -13,14 +21,18 @@ def shard_model(model: Transformer, mesh: DeviceMesh) -> Transformer:
     Outputs and gradients are those of the whole model. Embeddings and norms stay whole on every rank. In training
     dropout of what is whole has to be drawn alike: give all ranks the same seed.
     """
+    return parallelize_module(model, mesh, model_plan(model, mesh))  # pyright: ignore[reportReturnType]
+
+
+def model_plan(model: Transformer, mesh: DeviceMesh) -> dict[str, ParallelStyle]:
+    """Return the plan for `parallelize_module`: that of every layer's attention, and of its feed-forward."""
     width, ranks = model.config.feed_forward, mesh.size()
     if width % ranks:
         raise ValueError(f"feed_forward is {width} wide, which {ranks} ranks cannot share equally; expected a multiple")
-    names = [name for name, module in model.named_modules() if isinstance(module, FeedForward)]
-    shard_modules(
-        model,
-        mesh,
-        column_parallel=[f"{name}.0" for name in names],
-        row_parallel=[f"{name}.3" for name in names],
-    )
-    return model
+    plan: dict[str, ParallelStyle] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, MultiHeadAttention):
+            plan |= {f"{name}.{part}".rstrip("."): style for part, style in head_plan(module, mesh).items()}
+        elif isinstance(module, FeedForward):
+            plan |= {f"{name}.0": ColwiseParallel(), f"{name}.3": RowwiseParallel()}
+    return plan

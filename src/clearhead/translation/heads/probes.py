@@ -32,7 +32,7 @@ PROBE_BATCH_SIZE = 100  # sentences
 SELECTION_HALF, SCORING_HALF = PROBE_HALVES = (0, 1)
 
 # by relation: by head "layer.head": accuracy on either half
-AccuracyTable = dict[str, dict[str, tuple[float, float]]]
+AccuracyTable = dict[str, dict[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _circumstances(rng: random.Random, verb: Verb, form: _Form) -> list[Adverbia
 
 def existence(rng: random.Random) -> Phrase:
     """There is something somewhere: i if it lives, ari if not, and so the noun decides."""
-    form = _form(rng, progressive=0)
+    form = _form(rng, progressive=0.0)
     noun = NOUNS[pick(rng, EXISTENCE_NOUNS)]
     subject = noun_phrase(rng, noun, "a")
     agreement = "they" if noun.grammatical_number == "many" else "he"
