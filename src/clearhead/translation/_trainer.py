@@ -70,7 +70,7 @@ class Trainer:
         def create_and_validate() -> TrainerState:
             if create:
                 self.run.create(self.config, self.data.vocabulary, self.run_facts())
-            return self.validate(TrainerState(), {})
+            return self.validate_and_save(TrainerState(), {})
 
         return self.process_group.run_on_main(create_and_validate)
 
@@ -150,7 +150,7 @@ class Trainer:
                 training_metrics = {"loss": round(loss, 5), "tokens_per_second": round(token_rate.value)}
                 mean_loss = MeanLoss(self.process_group)
                 with token_rate.paused():
-                    state = self.process_group.run_on_main(partial(self.validate, state, training_metrics))
+                    state = self.process_group.run_on_main(partial(self.validate_and_save, state, training_metrics))
         return state
 
     def train_step(self, batch: Batch, step: int) -> Float[Tensor, ""]:
@@ -172,7 +172,7 @@ class Trainer:
         self.optimizer.step()
         return loss.detach()
 
-    def validate(self, state: TrainerState, training_metrics: dict[str, Any]) -> TrainerState:
+    def validate_and_save(self, state: TrainerState, training_metrics: dict[str, Any]) -> TrainerState:
         """Validate the model; write its metrics, the weights if they are the best so far, and a checkpoint."""
         data, references = self.data, [pair.target for pair in self.data.references]
         quality = validate(self.model, data.vocabulary, data.valid, references, self.config.text.bleu)

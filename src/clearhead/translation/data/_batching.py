@@ -59,18 +59,18 @@ def batch_indices(pairs: Sequence[TokenIds], max_tokens: int, seed: object | Non
     order.sort(key=lambda index: (len(pairs[index].source), len(pairs[index].target)))
     batches: list[list[int]] = []
     batch: list[int] = []
-    widest = 0
+    max_target = 0
     for index in order:
         source, target = pairs[index]
-        widest_then = max(widest, len(target))
-        full = (len(source) + widest_then) * (len(batch) + 1) > max_tokens
+        new_max_target = max(max_target, len(target))
+        full = (len(source) + new_max_target) * (len(batch) + 1) > max_tokens
         longer = bool(batch) and len(source) > len(pairs[batch[-1]].source)
-        half_full = (len(source) + widest_then) * len(batch) * 2 > max_tokens
+        half_full = (len(source) + new_max_target) * len(batch) * 2 > max_tokens
         if batch and (full or (longer and half_full)):
             batches.append(batch)
-            batch, widest_then = [], len(target)
+            batch, new_max_target = [], len(target)
         batch.append(index)
-        widest = widest_then
+        max_target = new_max_target
     if batch:
         batches.append(batch)
     if seed is not None:

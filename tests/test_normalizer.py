@@ -1,4 +1,4 @@
-"""Text in one form: tokenised text as people would type it, typed text left alone, and nothing changed twice."""
+"""Text in one form: tokenized text as people would type it, typed text left alone, and nothing changed twice."""
 
 from itertools import product
 
