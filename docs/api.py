@@ -24,13 +24,12 @@ translation.translator translation.training translation.callbacks translation.da
 translation.model translation.sharding translation.data.grammar.generate translation.heads translation.heads.probes
 translation.heads.emergence translation.heads.ablation translation.heads.emergence_plot explain.tracing explain.steps
 explain.example explain.toml_format explain.checking explain.audit explain.render.formats viewer.server.serve
-viewer.report.export plot.figures ops.dispatch ops.tiled.statistics
+viewer.report.export plot.figures ops.dispatch ops.statistics
 """
 ONLY = {
     "nn.head": "Head",
     "nn._projections": "Projections",
     "ops.dispatch": "choose explain",
-    "ops.tiled.statistics": "Observation TopK",
 }
 SHAPE = re.compile(r"""(?:jaxtyping\.)?(Float|Int|Bool)\[(?:torch\.)?Tensor, ["'] ?([^"']*)["']\]""")
 NEXT = re.compile(r", (?=\*|\w+(?::| ?=))")  # where a signature's next parameter begins

@@ -13,9 +13,6 @@ output, weights = attention(query, 2 * key, value, mask=Causal(), return_weights
 print(f"\n{weights}\n\nHead 1, queries down, keys across:")
 print(labeled_shades(weights[0, 0].numpy(), tokens))
 seen = weights.observe(entropy=True, received=True, top=1)
-assert seen.entropy is not None
-assert seen.received is not None
-assert seen.top is not None
 most, looked_at = int(seen.received[0, 0].argmax()), int(seen.top.keys[0, 0, -1, 0])
 print(f"\n{tokens[most]!r} receives most: {seen.received[0, 0, most]:.2f} of {len(tokens)} queries' attention")
 print(f"The last query has an entropy of {seen.entropy[0, 0, -1]:.2f} nats and looks at {tokens[looked_at]!r} most")

@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import ALiBi, AttentionWeights, Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.ops.arguments import build_call
-from clearhead.weights import matrix as weights_module
+from clearhead.weights import cells
 from harness import Case, assert_matches, poisoned
 from strategies import cases
 
@@ -145,7 +145,7 @@ def sample(q_len: int = 13, kv_len: int = 17, mask=Causal(), **options):  # noqa
 @pytest.mark.parametrize("index", INDICES, ids=repr)
 @pytest.mark.parametrize("gradient", [False, True])
 def test_indexing_is_a_tensors(index, gradient, monkeypatch):
-    monkeypatch.setattr(weights_module, "STRIP", 40)
+    monkeypatch.setattr(cells, "CELLS_PER_STRIP", 40)
     weights = sample(requires_grad=gradient)[-1]
     got, expected = weights[index], weights.dense()[index]
     assert got.shape == expected.shape

@@ -213,7 +213,7 @@ class _Rows:
         mask, bias = self.mask, self.bias
         if mask is not None and mask.tensors:  # a dense part has rows of its own
             where = query_positions(self.length, self.length, 0, mask.device)
-            mask = PrecomputedMask(mask.lower(where, self.length).rows(piece), repr(mask))
+            mask = PrecomputedMask(mask.lower(where, self.length).slice_queries(piece), repr(mask))
         if isinstance(bias, Tensor) and bias.ndim > 1 and bias.shape[-2] > 1:
             bias = bias[..., piece, :]
         return {"mask": mask, "bias": bias, "query_start": piece.start}

@@ -1,1 +1,5 @@
 """The lazy attention matrix."""
+
+from clearhead.weights.matrix import AttentionWeights, Scores
+
+__all__ = ["AttentionWeights", "Scores"]

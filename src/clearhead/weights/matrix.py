@@ -7,9 +7,8 @@ score and `lse[i]` its log-sum-exp over the row. So (query, key, lse), O(n · d)
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -17,11 +16,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from clearhead._utils.checks import MAX_INT, check_int, check_path, describe
 from clearhead._utils.tensor_checks import check_axis, check_dense_tensor, check_device, check_float_tensor
-from clearhead.ops import dispatch, reference
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.key_ranges import single_range
@@ -34,15 +31,14 @@ from clearhead.ops.statistics import (
     StatisticsRequest,
     TopK,
 )
-from clearhead.ops.tiled import backend as tiled
 from clearhead.weights import notebook, serialization
-from clearhead.weights.indexing import Selection, contiguous_slice, index_list, parse_index
-from clearhead.weights.mutation import fingerprint, unchanged
+from clearhead.weights.cells import MAX_CELLS, diagonal_weights, scores_at, weights_at
+from clearhead.weights.indexing import contiguous_slice, index_list, parse_index
+from clearhead.weights.mutation import Fingerprints, inputs_of
+from clearhead.weights.statistics import compute_statistics, pool
 from clearhead.weights.tensor_like import TensorLike
 
-LIMIT = 2**28  # cells of a tensor made without being asked twice: 1 GiB in float32
 Choice = int | slice | Sequence[int]
-STRIP = 2**22  # cells computed at a time
 
 
 class AttentionWeights(TensorLike):
@@ -71,7 +67,7 @@ class AttentionWeights(TensorLike):
             raise ValueError(f"lse has shape {tuple(lse.shape)}; expected {tuple(call.shape[:3])}")
         self._call = call
         self._lse = lse.detach()
-        self._fingerprints = tuple(fingerprint(tensor) for _, tensor in _inputs_of(call)) if check_mutation else None
+        self._fingerprints = Fingerprints(call) if check_mutation else None
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -161,7 +157,7 @@ class AttentionWeights(TensorLike):
 
     def __repr__(self) -> str:
         batch, heads, q_len, kv_len = self.shape
-        held = sum(t.numel() * t.element_size() for _, t in _inputs_of(self._call))
+        held = sum(tensor.nbytes for _, tensor in inputs_of(self._call))
         dense = math.prod(self.shape) * self.dtype.itemsize
         call = self._call
         options = [f"mask={call.mask}"] if call.mask is not None else []
@@ -181,16 +177,17 @@ class AttentionWeights(TensorLike):
 
     def __getitem__(self, index: object) -> Tensor:
         """Exact weights, computed now; differentiable. Integers and slices on all four axes."""
-        return self._rectangle(parse_index(index, self.shape), LIMIT, self._weights)
+        return weights_at(self._checked(), self._lse, parse_index(index, self.shape))
 
     @property
     def scores(self) -> Scores:
         """The same matrix before the softmax: `weights.scores[0, 5, 7, :9]`; −inf where masked."""
         return Scores(self)
 
-    def dense(self, *, limit: int = LIMIT) -> Float[Tensor, "batch heads q_len kv_len"]:
+    def dense(self, *, limit: int = MAX_CELLS) -> Float[Tensor, "batch heads q_len kv_len"]:
         """All of it as a plain tensor, if it has at most `limit` cells; differentiable."""
-        return self._rectangle(parse_index(..., self.shape), check_int("limit", limit, 0, None), self._weights)
+        limit = check_int("limit", limit, 0, None)
+        return weights_at(self._checked(), self._lse, parse_index(..., self.shape), limit)
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
@@ -198,26 +195,25 @@ class AttentionWeights(TensorLike):
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer):
             raise TypeError(f"offset is {describe(offset)}; expected an int, such as -1 for the previous token")
         offset = max(-MAX_INT, min(int(offset), MAX_INT))  # there is no key beyond either
-        lse = tiled.log_sum_exp(call) if call.scores_require_grad() else self._lse
-        return torch.exp(reference.diagonal_scores(call, call.lower(), offset) - _finite(lse))
+        return diagonal_weights(call, self._lse, offset)
 
     # -- statistics, in O(n) memory and without gradient ---------------------------------------------------------
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
         """−Σ A ln A of each row, in nats; over real keys, not renormalised by a sink's share; 0 for an empty row."""
-        return self._statistics(StatisticsRequest(entropy=True)).entropy
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest(entropy=True)).entropy
 
     def received(self) -> Float[Tensor, "batch heads kv_len"]:
         """How much attention each key receives: the column sums."""
-        return self._statistics(StatisticsRequest(received=True)).received
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest(received=True)).received
 
     def distance(self) -> Float[Tensor, "batch heads q_len"]:
         """Σ A · |position of query − key| of each row."""
-        return self._statistics(StatisticsRequest(distance=True)).distance
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest(distance=True)).distance
 
     def topk(self, k: int) -> TopK:
         """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
-        return self._statistics(StatisticsRequest(top=check_int("k", k, most=None))).top
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest(top=check_int("k", k, most=None))).top
 
     def observe(self, **statistics: Unpack[StatisticsOptions]) -> AttentionStatistics:
         """Compute several statistics in one pass over the matrix.
@@ -230,7 +226,7 @@ class AttentionWeights(TensorLike):
 
         Reading a result that was not requested raises an AttributeError.
         """
-        return self._statistics(StatisticsRequest.checked(**statistics))
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest.checked(**statistics))
 
     def pool(
         self,
@@ -245,13 +241,7 @@ class AttentionWeights(TensorLike):
         Bins are drawn as adaptive pooling draws them, so the sizes need not divide. "max" keeps thin diagonals that a
         mean would wash out.
         """
-        _, _, q_len, kv_len = self.shape
-        spec = self._checked_spec(PoolSpec.checked(rows, cols, reduce))
-        if 0 in (q_len, kv_len):
-            return self._empty_pool(spec)
-        row, row_end, key, key_end = _corners(window, q_len, kv_len)
-        with torch.no_grad():
-            return dispatch.pool(self._checked(), self._lse, slice(row, row_end), slice(key, key_end), spec)
+        return pool(self._checked(), self._lse, PoolSpec.checked(rows, cols, reduce), window)
 
     # -- parts, devices, files -----------------------------------------------------------------------------------
 
@@ -355,15 +345,9 @@ class AttentionWeights(TensorLike):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _checked(self) -> AttentionCall:
-        """The problem, after making sure that what it holds is still what the weights were made from."""
-        if torch.compiler.is_compiling() or self._fingerprints is None:
-            return self._call  # within one graph nothing changes behind its back
-        for (name, tensor), then in zip(_inputs_of(self._call), self._fingerprints, strict=True):
-            if not unchanged(tensor, then):
-                raise RuntimeError(
-                    f"{name} was changed in place after attention() made these weights, so they can no longer be"
-                    f" computed; give attention() a clone of {name}, or read the weights before changing it"
-                )
+        """Return the call, after checking that no tensor of it was changed in place."""
+        if self._fingerprints is not None and not torch.compiler.is_compiling():
+            self._fingerprints.check(self._call)
         return self._call
 
     def _holds_scores(self) -> bool:
@@ -374,77 +358,6 @@ class AttentionWeights(TensorLike):
 
     def _derived(self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"]) -> AttentionWeights:
         return AttentionWeights(call, lse, check_mutation=self._fingerprints is not None)
-
-    def _checked_spec(self, spec: PoolSpec) -> PoolSpec:
-        _refuse_above(LIMIT, (*self.shape[:2], spec.rows, spec.cols))
-        return spec
-
-    def _empty_pool(self, spec: PoolSpec) -> Float[Tensor, "batch heads rows cols"]:
-        """Return the bins of a matrix without cells."""
-        return torch.zeros((*self.shape[:2], spec.rows, spec.cols), dtype=self.dtype, device=self.device)
-
-    def _statistics(self, request: StatisticsRequest) -> AttentionStatistics:
-        kv_len, top, spec = self.shape[3], request.top, request.pool
-        _refuse_above(LIMIT, (*self.shape[:3], top))
-        if spec is not None:
-            self._checked_spec(spec)
-        empty = 0 in self.shape[2:]
-        possible = replace(request, top=min(top, kv_len), pool=None if empty else spec)
-        with torch.no_grad():
-            results = dispatch.statistics(self._checked(), self._lse, possible)
-        if spec is not None and empty:
-            results |= AttentionStatistics(pooled=self._empty_pool(spec))
-        missing = top - kv_len
-        if missing <= 0:
-            return results
-        weights, keys = results.top if "top" in results else TopK(*self._lse.new_empty((2, *self.shape[:3], 0)))
-        return results | AttentionStatistics(
-            top=TopK(pad(weights, (0, missing)), pad(keys.long(), (0, missing), value=-1))
-        )
-
-    def _rectangle(
-        self, selection: Selection, limit: int, compute: Callable[[AttentionCall, LoweredMask, Selection], Tensor]
-    ) -> Tensor:
-        """Cells computed a strip of rows at a time, or all at once where a gradient is to flow through them."""
-        call = self._checked()
-        lengths = selection.lengths
-        _refuse_above(limit, lengths)
-        lowered = call.lower()
-        if call.scores_require_grad() and 0 not in lengths:
-            result = compute(call, lowered, selection)
-        else:
-            result = torch.empty(lengths, dtype=self.dtype, device=self.device)
-            strip = max(1, STRIP // max(1, lengths[0] * lengths[1] * lengths[3]))
-            batch, heads, rows, keys = selection.slices
-            for start in range(0, lengths[2], strip):
-                indices = range(rows.start, rows.stop, rows.step)[start : start + strip]
-                band = slice(indices.start, indices.stop, indices.step)
-                cells = compute(call, lowered, Selection((batch, heads, band, keys), ()))
-                result[:, :, start : start + strip] = cells
-        for axis in reversed(selection.dropped):
-            result = result.squeeze(axis)
-        return result
-
-    def _weights(
-        self, call: AttentionCall, lowered: LoweredMask, selection: Selection
-    ) -> Float[Tensor, "batch heads rows keys"]:
-        batch, heads, rows, keys = selection.slices
-        if call.scores_require_grad():  # the rows' log-sum-exp anew, over all their keys
-            sequences, chosen = (range(part.start, part.stop, part.step) for part in (batch, heads))
-            selected = call.select(sequences, chosen).slice_queries(slice(rows.start, rows.stop))
-            lse = tiled.log_sum_exp(selected)[:, :, :: rows.step]
-        else:
-            lse = self._lse[batch, heads, rows]
-            if rows.step == keys.step == 1 and 0 not in selection.lengths and dispatch.differs_in_tf32(call):
-                return self._weights_by_kernel(call, selection)
-        return torch.exp(_scores(call, lowered, selection) - _finite(lse)[..., None])
-
-    def _weights_by_kernel(self, call: AttentionCall, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
-        batch, heads, rows, keys = selection.slices
-        selected = call.select(*(range(part.start, part.stop, part.step) for part in (batch, heads)))
-        _, _, down, across = selection.lengths
-        rectangle = (slice(rows.start, rows.start + down), slice(keys.start, keys.start + across))
-        return dispatch.pool(selected, self._lse[batch, heads], *rectangle, PoolSpec(down, across, "mean"))
 
 
 class Scores:
@@ -458,53 +371,10 @@ class Scores:
         return self._owner.shape
 
     def __getitem__(self, index: object) -> Tensor:
-        return self._owner._rectangle(parse_index(index, self.shape), LIMIT, _scores)
+        return scores_at(self._owner._checked(), parse_index(index, self.shape))
 
     def __repr__(self) -> str:
         return f"Scores of {self._owner!r}"
-
-
-def _scores(call: AttentionCall, lowered: LoweredMask, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
-    batch, heads, rows, keys = selection.slices
-    return reference.scores(call, lowered, batch=batch, heads=heads, rows=rows, keys=keys)
-
-
-def _finite(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """Rows without a key have lse −inf and scores −inf; subtracting would give nan."""
-    return torch.where(lse == -torch.inf, 0.0, lse)
-
-
-def _inputs_of(call: AttentionCall) -> list[tuple[str, Tensor]]:
-    """The user's tensors that the weights follow from."""
-    named = [("query", call.query), ("key", call.key), ("sinks", call.sinks)]
-    named += [("bias", call.tensor_bias if call.slopes is None else call.slopes)]
-    named += [("mask", tensor) for tensor in (() if call.mask is None else call.mask.tensors)]
-    return [(name, tensor) for name, tensor in named if tensor is not None]
-
-
-def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, int]:
-    """The rectangle a `window` names, checked; all of the matrix for None."""
-    if window is None:
-        return 0, q_len, 0, kv_len
-    try:
-        (row, row_end), (key, key_end) = window  # pyright: ignore[reportGeneralTypeIssues]
-        row, row_end, key, key_end = (operator.index(corner) for corner in (row, row_end, key, key_end))
-    except (TypeError, ValueError):
-        expected = "((row, row_end), (key, key_end)), all of them ints"
-        raise TypeError(f"window is {describe(window)}; expected {expected}") from None
-    for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
-        if not 0 <= start < end <= length:
-            raise ValueError(f"window takes {name} {start} to {end}; expected 0 ≤ start < end ≤ {length}")
-    return row, row_end, key, key_end
-
-
-def _refuse_above(limit: int, lengths: Sequence[int]) -> None:
-    cells = math.prod(lengths)
-    if cells > limit:
-        raise ValueError(
-            f"{' × '.join(str(n) for n in lengths)} = {cells:,} weights are more than the limit of {limit:,};"
-            " take a .part() or fewer rows, .pool() to screen size, or .topk(); .dense(limit=…) raises the limit"
-        )
 
 
 def _bytes(count: float) -> str:

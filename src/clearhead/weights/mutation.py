@@ -1,4 +1,4 @@
-"""Noticing that a tensor was changed in place since it was last looked at."""
+"""Detection of in-place changes to the tensors that a lazy matrix holds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,9 @@ from contextvars import ContextVar
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from clearhead._utils.torch_internals import version_of
+from clearhead.ops.call import AttentionCall
 
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
@@ -24,25 +27,43 @@ def used_at_once() -> Iterator[None]:
         _trusting.reset(token)
 
 
-def fingerprint(tensor: Tensor) -> int | Int[Tensor, ""] | None:
-    """What changes when a tensor is changed in place: its version, or a hash where versions are not kept.
+class Fingerprints:
+    """The state of the inputs of a call, to notice in-place changes."""
 
-    That is in a compiled graph, whose intermediate results are numbered differently, and in inference mode.
-    """
-    if not torch.compiler.is_compiling() and _trusting.get():
-        return None
-    return _hash(tensor) if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
+    def __init__(self, call: AttentionCall) -> None:
+        trusting = not torch.compiler.is_compiling() and _trusting.get()
+        self._states = None if trusting else [_fingerprint(tensor) for _, tensor in inputs_of(call)]
+
+    def check(self, call: AttentionCall) -> None:
+        """Raise if an input of the call was changed since."""
+        for (name, tensor), state in zip(inputs_of(call), self._states or (), strict=self._states is not None):
+            if not _is_unchanged(tensor, state):
+                raise RuntimeError(
+                    f"{name} was changed in place after attention() made these weights, so they can no longer be"
+                    f" computed; give attention() a clone of {name}, or read the weights before changing it"
+                )
 
 
-def unchanged(tensor: Tensor, then: int | Int[Tensor, ""] | None) -> bool:
-    """True as well of one that no fingerprint was taken of."""
-    if then is None:
-        return True
-    return bool(_hash(tensor) == then) if isinstance(then, Tensor) else tensor._version == then
+def inputs_of(call: AttentionCall) -> list[tuple[str, Tensor]]:
+    """Return the user's tensors that the weights follow from, by the names of arguments of `attention()`."""
+    named = [("query", call.query), ("key", call.key), ("sinks", call.sinks)]
+    named += [("bias", call.tensor_bias if call.slopes is None else call.slopes)]
+    named += [("mask", tensor) for tensor in (() if call.mask is None else call.mask.tensors)]
+    return [(name, tensor) for name, tensor in named if tensor is not None]
+
+
+def _fingerprint(tensor: Tensor) -> int | Int[Tensor, ""]:
+    """Return a tensor's version, or a hash in a compiled graph and in inference mode, which keep no versions."""
+    has_version = not torch.compiler.is_compiling() and not tensor.is_inference()
+    return version_of(tensor) if has_version else _hash(tensor)
+
+
+def _is_unchanged(tensor: Tensor, state: int | Int[Tensor, ""]) -> bool:
+    return bool(_hash(tensor) == state) if isinstance(state, Tensor) else version_of(tensor) == state
 
 
 def _hash(tensor: Tensor) -> Int[Tensor, ""]:
-    """The bits of all numbers added up, weighted by their place in the row and the row's place, modulo 2⁶⁴."""
+    """Return the sum of all elements' bits, weighted by column and row, modulo 2⁶⁴."""
     bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
     rows = (bits * _odd_numbers(bits.shape[-1], bits.device)).sum(dim=-1).flatten()
     return (rows * _odd_numbers(rows.shape[0], rows.device)).sum()

@@ -1,0 +1,108 @@
+"""Exact weights and scores of any rectangle of the matrix, computed a strip of rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.ops import dispatch, reference
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import LoweredMask
+from clearhead.ops.statistics import PoolSpec
+from clearhead.ops.tiled import backend as tiled
+from clearhead.weights.indexing import Selection
+
+MAX_CELLS = 2**28  # of a tensor computed by default: 1 GiB in float32
+CELLS_PER_STRIP = 2**22
+
+Compute = Callable[[AttentionCall, LoweredMask, Selection], Tensor]
+
+
+def weights_at(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], selection: Selection, limit: int = MAX_CELLS
+) -> Tensor:
+    """Return exact weights; differentiable."""
+
+    def compute(call: AttentionCall, lowered: LoweredMask, selection: Selection) -> Tensor:
+        return _weights(call, lowered, lse, selection)
+
+    return _in_strips(call, selection, limit, compute)
+
+
+def scores_at(call: AttentionCall, selection: Selection) -> Tensor:
+    """Return exact scores, −inf where masked; differentiable."""
+    return _in_strips(call, selection, MAX_CELLS, _scores)
+
+
+def diagonal_weights(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], offset: int
+) -> Float[Tensor, "batch heads q_len"]:
+    """Return the weight that each query gives to the key `offset` positions from it; differentiable."""
+    lse = tiled.log_sum_exp(call) if call.scores_require_grad() else lse
+    return torch.exp(reference.diagonal_scores(call, call.lower(), offset) - finite_lse(lse))
+
+
+def finite_lse(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """Return lse with 0 for rows without a key: their scores are −inf, and −inf − (−inf) would be nan."""
+    return torch.where(lse == -torch.inf, 0.0, lse)
+
+
+def refuse_above(limit: int, lengths: Sequence[int]) -> None:
+    """Raise if a result would have more cells than a limit."""
+    cells = math.prod(lengths)
+    if cells > limit:
+        raise ValueError(
+            f"{' × '.join(str(n) for n in lengths)} = {cells:,} weights are more than the limit of {limit:,};"
+            " take a .part() or fewer rows, .pool() to screen size, or .topk(); .dense(limit=…) raises the limit"
+        )
+
+
+def _in_strips(call: AttentionCall, selection: Selection, limit: int, compute: Compute) -> Tensor:
+    """Compute a strip of rows at a time, or all rows at once if a gradient is to flow through them."""
+    lengths = selection.lengths
+    refuse_above(limit, lengths)
+    lowered = call.lower()
+    if call.scores_require_grad() and 0 not in lengths:
+        result = compute(call, lowered, selection)
+    else:
+        result = torch.empty(lengths, dtype=call.compute_dtype, device=call.query.device)
+        strip = max(1, CELLS_PER_STRIP // max(1, lengths[0] * lengths[1] * lengths[3]))
+        batch, heads, rows, keys = selection.slices
+        for start in range(0, lengths[2], strip):
+            indices = range(rows.start, rows.stop, rows.step)[start : start + strip]
+            band = slice(indices.start, indices.stop, indices.step)
+            result[:, :, start : start + strip] = compute(call, lowered, Selection((batch, heads, band, keys), ()))
+    for axis in reversed(selection.dropped):
+        result = result.squeeze(axis)
+    return result
+
+
+def _scores(call: AttentionCall, lowered: LoweredMask, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+    batch, heads, rows, keys = selection.slices
+    return reference.scores(call, lowered, batch=batch, heads=heads, rows=rows, keys=keys)
+
+
+def _weights(
+    call: AttentionCall, lowered: LoweredMask, lse: Float[Tensor, "batch heads q_len"], selection: Selection
+) -> Float[Tensor, "batch heads rows keys"]:
+    batch, heads, rows, keys = selection.slices
+    if call.scores_require_grad():  # lse again, over all keys of the rows
+        selected = _select(call, selection).slice_queries(slice(rows.start, rows.stop))
+        row_lse = tiled.log_sum_exp(selected)[:, :, :: rows.step]
+    elif rows.step == keys.step == 1 and 0 not in selection.lengths and dispatch.differs_in_tf32(call):
+        # the kernel that computed lse rounds scores in its own way, so it has to compute the weights too
+        _, _, down, across = selection.lengths
+        window = (slice(rows.start, rows.start + down), slice(keys.start, keys.start + across))
+        return dispatch.pool(_select(call, selection), lse[batch, heads], *window, PoolSpec(down, across, "mean"))
+    else:
+        row_lse = lse[batch, heads, rows]
+    return torch.exp(_scores(call, lowered, selection) - finite_lse(row_lse)[..., None])
+
+
+def _select(call: AttentionCall, selection: Selection) -> AttentionCall:
+    batch, heads, _, _ = selection.slices
+    return call.select(*(range(part.start, part.stop, part.step) for part in (batch, heads)))
