@@ -14,8 +14,9 @@ import clearhead
 PAGE = Path(__file__).parent / "api.md"
 WIDTH = 110
 MODULES = """
-functional weights.matrix ops.masks ops.alibi nn.attention nn._projections nn.head nn.rope nn.rope_scaling nn.kv_cache
-nn.windowed_kv_cache torch_compat distributed distributed.tensor_parallel distributed.gather distributed.layout
+functional weights.matrix ops.masks ops.alibi nn nn.attention nn.block_diagonal nn.head nn.rope nn.rope_scaling
+nn.sinusoidal nn.kv_cache nn.windowed_kv_cache
+torch_compat distributed distributed.tensor_parallel distributed.gather distributed.layout
 distributed.context_parallel distributed.context_parallel_weights distributed.cost_model recording.recording models
 analysis.roles analysis.statistics analysis.conllu analysis.corpus analysis.resumable analysis.accumulate
 distributed.process_group analysis.summary huggingface huggingface.watching huggingface.ablation huggingface.modules
@@ -28,10 +29,10 @@ viewer.report.export plot.figures ops.dispatch ops.statistics
 """
 ONLY = {
     "nn.head": "Head",
-    "nn._projections": "Projections",
+    "nn.rope": "Rotary",
     "ops.dispatch": "choose explain",
 }
-SHAPE = re.compile(r"""(?:jaxtyping\.)?(Float|Int|Bool)\[(?:torch\.)?Tensor, ["'] ?([^"']*)["']\]""")
+SHAPE = re.compile(r"""(?:jaxtyping\.)?(Float|Integer|Int|Bool)\[(?:torch\.)?Tensor, ["'] ?([^"']*)["']\]""")
 NEXT = re.compile(r", (?=\*|\w+(?::| ?=))")  # where a signature's next parameter begins
 INTRODUCTION = """# The API, by module
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead import MultiHeadAttention
-from clearhead.nn.rope import Rotary
+from clearhead.nn import Rotary
 
 OPTIONS = {
     "defaults": {},

@@ -26,9 +26,8 @@ from clearhead import (
     attention,
 )
 from clearhead.distributed import Layout, attend_to_shards, gather, head_plan, sequence_attention, shard_heads
-from clearhead.nn.rope import Rotary, alibi_slopes, sinusoidal
-from clearhead.nn.rope_scaling import Llama3, Stretch, YaRN
-from clearhead.nn.windowed_kv_cache import WindowedKVCache
+from clearhead.nn import LinearScaling, Llama3, Rotary, WindowedKVCache, YaRN, sinusoidal
+from clearhead.ops.alibi import alibi_slopes
 from clearhead.torch_compat import MultiheadAttention, replace_attention
 from clearhead.translation import Config, Transformer
 from clearhead.translation.config import ModelConfig, TrainingConfig
@@ -170,20 +169,18 @@ def layer_calls() -> list[Call]:
             lambda: {"x": torch.randn(2, 5, 21), "cache": read(), "mask": Causal()},
         ),
         Call("layer with rope", rotated(), lambda: {"x": torch.randn(2, 5, 16), "positions": torch.arange(5)}),
-        Call("layer.head", small().head, lambda: {"number": 1}),
+        Call("layer.head", small().head, lambda: {"index": 1}),
         Call("layer.drop_heads", small().drop_heads, lambda: {"heads": [1]}),
         Call("layer.from_torch", MultiHeadAttention.from_torch, lambda: {"module": nn.MultiheadAttention(8, 2)}),
         Call("Rotary", Rotary, lambda: {"base": 1e4, "layout": "half", "dims": 4, "scaling": None}),
         Call("rotary", Rotary(), lambda: {"x": torch.randn(2, 3, 5, 8), "positions": torch.arange(5)}),
-        Call("Stretch", Stretch, lambda: {"factor": 2.0}),
-        *(
-            Call(
-                kind.__name__,
-                kind,
-                lambda: {"factor": 2.0, "original_length": 64, "slow_turns": 1.0, "fast_turns": 4.0},
-            )
-            for kind in (Llama3, YaRN)
+        Call("LinearScaling", LinearScaling, lambda: {"factor": 2.0}),
+        Call(
+            "Llama3",
+            Llama3,
+            lambda: {"factor": 2.0, "original_length": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         ),
+        Call("YaRN", YaRN, lambda: {"factor": 2.0, "original_length": 64, "beta_slow": 1.0, "beta_fast": 4.0}),
         Call("sinusoidal", sinusoidal, lambda: {"positions": torch.arange(3), "dim": 4, "base": 1e4}),
         Call("alibi_slopes", alibi_slopes, lambda: {"heads": 3}),
     ]
@@ -197,10 +194,10 @@ def cache_calls() -> list[Call]:
         Call("KVCache", KVCache, lambda: {"capacity": 8, "grow": True}),
         Call("WindowedKVCache", WindowedKVCache, lambda: {"window": 8}),
         Call("cache.positions", of(read, "positions"), lambda: {"count": 3, "device": None}),
-        Call("cache.offer", of(read, "offer"), lambda: {**new(), "lasting": False}),
-        Call("cache.append", of(read, "append"), lambda: {**new(), "lasting": False}),
-        Call("empty cache.append", of(KVCache, "append"), lambda: {**new(), "lasting": False}),
-        Call("cache.accept", of(read, "accept"), lambda: {"held": read().offer(**new())}),
+        Call("cache.update", of(read, "update"), lambda: {**new(), "immutable": False}),
+        Call("cache.append", of(read, "append"), lambda: {**new(), "immutable": False}),
+        Call("empty cache.append", of(KVCache, "append"), lambda: {**new(), "immutable": False}),
+        Call("cache.commit", of(read, "commit"), lambda: {"view": read().update(**new())}),
         Call("cache.truncate", of(read, "truncate"), lambda: {"lengths": torch.tensor([3, 5])}),
         Call("cache.select", of(read, "select"), lambda: {"sequences": torch.tensor([1, 0, 1])}),
         Call("empty cache.truncate", of(KVCache, "truncate"), lambda: {"lengths": 0}, {"lengths": ("cache",)}),

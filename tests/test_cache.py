@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead import ALiBi, Causal, KVCache, MultiHeadAttention, Padding, Prefix, Window, attention
+from clearhead.nn import Rotary, WindowedKVCache
 from clearhead.nn.head import join_heads, split_heads
-from clearhead.nn.rope import Rotary, alibi_slopes
-from clearhead.nn.windowed_kv_cache import WindowedKVCache
+from clearhead.ops.alibi import alibi_slopes
 from peers import assert_agrees
 
 LAYERS = {

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from clearhead import ALiBi, Causal, MultiHeadAttention, Padding, Window
-from clearhead.nn.rope import Rotary
+from clearhead.nn import Rotary
 from harness import assert_matches
 from layers import OPTIONS, every_option, inputs, make
 from peers import assert_agrees, by_module
@@ -165,9 +165,9 @@ class TestHeads:
         tensors = inputs(layer, torch.float64)
         x, source = tensors[0], tensors[-1]
         total = torch.zeros(()) if layer.output.bias is None else layer.output.bias
-        for number in range(layer.heads):
-            head = layer.head(number)
-            assert head.number == number
+        for index in range(layer.heads):
+            head = layer.head(index)
+            assert head.index == index
             query, key, value = x[..., head.columns], source[..., head.kv_columns], source[..., head.kv_columns]
             query, key, value = query @ head.query_weight, key @ head.key_weight, value @ head.value_weight
             if head.query_bias is not None:
@@ -310,8 +310,8 @@ X = torch.randn(2, 5, 30)
         (lambda: LAYER(X, ablate=[-1]), ValueError, "ablate is -1; expected a whole number of at least 0"),
         (lambda: LAYER(X, ablate=torch.tensor([True])), TypeError, "ablate is True; expected a whole number"),
         (lambda: LAYER(X, ablate=torch.tensor([1.7])), TypeError, "ablate is 1.7"),
-        (lambda: LAYER.head([1, 2]), TypeError, "number is [1, 2]; expected a whole number"),
-        (lambda: LAYER.head(6), ValueError, "number has head 6, but there are 6"),
+        (lambda: LAYER.head([1, 2]), TypeError, "index is [1, 2]; expected a whole number"),
+        (lambda: LAYER.head(6), ValueError, "index has head 6, but there are 6"),
         (lambda: LAYER.drop_heads(range(6)), ValueError, "heads names all 6 of them; at least one must stay"),
         (lambda: LAYER(X, mask=torch.ones(4, 5) > 0), ValueError, "mask does not fit: Dense has shape (1, 1, 4, 5)"),
     ],

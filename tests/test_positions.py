@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from clearhead.nn.rope import Rotary, alibi_slopes, sinusoidal
-from clearhead.nn.rope_scaling import Llama3, Stretch, YaRN
+from clearhead.nn import LinearScaling, Llama3, Rotary, YaRN, sinusoidal
+from clearhead.ops.alibi import alibi_slopes
 from harness import assert_matches
 from plain_layer import turned
 
@@ -53,7 +53,7 @@ class TestRotary:
         ("scaling", "expected"),
         [
             (
-                Stretch(4.0),
+                LinearScaling(4.0),
                 [0.25, 0.079056941, 0.025, 0.0079056947, 0.0024999999, 0.00079056947, 0.00025000001, 7.9056947e-05],
             ),
             (
@@ -69,7 +69,7 @@ class TestRotary:
                 [1.0, 0.23717082, 0.049999997, 0.0079056947, 0.0024999999, 0.00079056947, 0.00025000001, 7.9056947e-05],
             ),
         ],
-        ids=["Stretch", "Llama3", "YaRN", "YaRN of a short text"],
+        ids=["LinearScaling", "Llama3", "YaRN", "YaRN of a short text"],
     )
     def test_frequencies_of_scaled_contexts_are_those_of_transformers(self, scaling, expected):
         """Of a head of 16 columns with base 10,000, printed by transformers' own functions in float32."""
@@ -79,7 +79,7 @@ class TestRotary:
         x = torch.randn(1, 1, 7, 10)
         longer = Rotary(scaling=YaRN(4.0))(x, POSITIONS).norm(dim=-1) / x.norm(dim=-1)
         torch.testing.assert_close(longer, torch.full_like(longer, 0.1 * math.log(4.0) + 1))
-        assert YaRN(0.5).amplitude == 1.0
+        assert YaRN(0.5).attention_factor == 1.0
 
 
 class TestSinusoidal:
@@ -125,18 +125,27 @@ class TestSlopes:
         (lambda: Rotary(layout="both"), ValueError, "Rotary: layout is 'both'; expected 'half' or 'interleaved'"),
         (lambda: Rotary(dims=3), ValueError, "Rotary: dims is 3; columns turn in pairs, expected an even number"),
         (lambda: Rotary(dims=0), ValueError, "Rotary: dims is 0; expected a whole number of at least 2"),
-        (lambda: Rotary(scaling=4.0), TypeError, "Rotary: scaling is 4.0; expected Stretch, Llama3, YaRN or None"),
+        (
+            lambda: Rotary(scaling=4.0),
+            TypeError,
+            "Rotary: scaling is 4.0; expected LinearScaling, Llama3, YaRN or None",
+        ),
         (
             lambda: Rotary()(torch.ones(1, 1, 2, 3), torch.arange(2)),
             ValueError,
             "key_dim is 3; expected an even number",
         ),
-        (lambda: Stretch(0.0), ValueError, "Stretch: factor is 0.0; expected a finite number above 0"),
+        (lambda: LinearScaling(0.0), ValueError, "LinearScaling: factor is 0.0; expected a finite number above 0"),
         (lambda: YaRN("4"), TypeError, "YaRN: factor is '4'; expected a finite number"),
         (
-            lambda: Llama3(8.0, slow_turns=4.0),
+            lambda: Llama3(8.0, low_freq_factor=4.0),
             ValueError,
-            "Llama3: slow_turns is 4.0 and fast_turns 4.0; expected fewer",
+            "Llama3: low_freq_factor is 4.0 and high_freq_factor 4.0; expected low_freq_factor below",
+        ),
+        (
+            lambda: YaRN(8.0, beta_slow=32.0),
+            ValueError,
+            "YaRN: beta_slow is 32.0 and beta_fast 32.0; expected beta_slow below",
         ),
         (lambda: sinusoidal(3, 4, base=0.0), ValueError, "base is 0.0; expected a finite number above 1"),
         (lambda: alibi_slopes(0), ValueError, "heads is 0; expected a whole number of at least 1"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from clearhead.nn.rope import sinusoidal
+from clearhead.nn import sinusoidal
 from clearhead.translation.config import ModelConfig
 from clearhead.translation.model import Transformer
 from peers import assert_agrees

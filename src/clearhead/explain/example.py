@@ -15,8 +15,8 @@ from clearhead.explain._grids import Grid
 from clearhead.explain._matrices import MATRICES, Where
 from clearhead.explain.steps import Trace
 from clearhead.explain.tracing import Given, trace
-from clearhead.nn._projections import filled
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn import MultiHeadAttention
+from clearhead.nn.parameters import assign_parameters
 from clearhead.ops.masks import Mask
 
 
@@ -61,7 +61,7 @@ class Example:
             device="meta",
         )
         state = {f"{name}.weight": self.weights[name].transpose(1, 2).flatten(0, 1) for name in MATRICES[:3]}
-        return filled(layer, state | {"output.weight": output.T}, training=False)
+        return assign_parameters(layer, state | {"output.weight": output.T}, training=False)
 
     @property
     def given_values(self) -> dict[Where, Tensor]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.explain.steps import Operand, Step, Trace
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn import MultiHeadAttention
 from clearhead.ops.masks import Dense, Mask
 from clearhead.ops.masks import query_positions as consecutive
 

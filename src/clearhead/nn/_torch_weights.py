@@ -1,20 +1,20 @@
-"""The same weights in torch's arrangement: what `nn.MultiheadAttention` packs together stands apart in ours."""
+"""Options and parameters of `nn.MultiheadAttention`, which packs together what `MultiHeadAttention` keeps apart."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.nn._projections import Projections
 from clearhead.nn.head import heads_columns
 
-NAMES = ("query", "key", "value")
+PROJECTIONS = ("query", "key", "value")
 
 
-def read(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The options and the parameters of a `MultiHeadAttention` that does what a torch module does."""
+def unpack_torch(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the options and parameters of the `MultiHeadAttention` that equals a torch module."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"module is a {type(module).__name__}; expected a torch.nn.MultiheadAttention")
     has = {
@@ -29,16 +29,16 @@ def read(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, Tenso
             " clearhead.torch_compat.MultiheadAttention does"
         )
     packed, biases = module.in_proj_weight, module.in_proj_bias
-    with torch.enable_grad():  # so that each part knows whether it is to be trained
+    with torch.enable_grad():  # so that each chunk has the requires_grad of its parameter
         if packed is None:
             weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         else:
             weights = packed.chunk(3)
-        state = {f"{name}.weight": weight for name, weight in zip(NAMES, weights, strict=True)}
-        state["output.weight"] = module.out_proj.weight
+        parameters = {f"{name}.weight": weight for name, weight in zip(PROJECTIONS, weights, strict=True)}
+        parameters["output.weight"] = module.out_proj.weight
         if biases is not None:
-            state |= {f"{name}.bias": part for name, part in zip(NAMES, biases.chunk(3), strict=True)}
-            state["output.bias"] = module.out_proj.bias
+            parameters |= {f"{name}.bias": bias for name, bias in zip(PROJECTIONS, biases.chunk(3), strict=True)}
+            parameters["output.bias"] = module.out_proj.bias
     options: dict[str, Any] = {
         "d_model": module.embed_dim,
         "heads": module.num_heads,
@@ -46,47 +46,58 @@ def read(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, Tenso
         "bias": biases is not None,
         "dropout": module.dropout,
     }
-    return options, state
+    return options, parameters
 
 
-def written(layer: Projections) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The options and the parameters of an `nn.MultiheadAttention` that does what a projected layer does."""
-    widths = f"key_dim {layer.key_dim} and value_dim {layer.value_dim}, where d_model / heads is"
+def pack_torch(
+    options: Mapping[str, Any], parameters: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the options and parameters of the `nn.MultiheadAttention` that equals a layer with split="project"."""
+    _check_has_torch_form(options)
+    heads, d_model, kv_input_dim = options["heads"], options["d_model"], options["kv_input_dim"]
+    group = heads // options["kv_heads"]
+    rows = heads_columns([head // group for head in range(heads)], options["key_dim"])  # a key head for every head
+
+    def packed(kind: str) -> list[Tensor]:
+        return [parameters[f"query.{kind}"], parameters[f"key.{kind}"][rows], parameters[f"value.{kind}"][rows]]
+
+    with torch.enable_grad():
+        torch_parameters = {"out_proj.weight": parameters["output.weight"]}
+        if kv_input_dim == d_model:
+            torch_parameters["in_proj_weight"] = torch.cat(packed("weight"))
+        else:
+            names = [f"{name[0]}_proj_weight" for name in PROJECTIONS]
+            torch_parameters |= dict(zip(names, packed("weight"), strict=True))
+        if options["bias"]:
+            torch_parameters["in_proj_bias"] = torch.cat(packed("bias"))
+            torch_parameters["out_proj.bias"] = parameters["output.bias"]
+    torch_options: dict[str, Any] = {
+        "embed_dim": d_model,
+        "num_heads": heads,
+        "dropout": options["dropout"],
+        "bias": options["bias"],
+        "kdim": kv_input_dim,
+        "vdim": kv_input_dim,
+        "batch_first": True,
+    }
+    return torch_options, torch_parameters
+
+
+def _check_has_torch_form(options: Mapping[str, Any]) -> None:
+    d_model, key_dim, value_dim, output_dim = (
+        options[name] for name in ("d_model", "key_dim", "value_dim", "output_dim")
+    )
+    head_dim = d_model / options["heads"]
     has = {
-        f"{widths} {layer.d_model / layer.heads:g}": {layer.key_dim, layer.value_dim} != {layer.d_model / layer.heads},
-        f"output_dim {layer.output_dim} beside d_model {layer.d_model}": layer.output_dim != layer.d_model,
-        "rope": layer.rope is not None,
-        "qk_norm": layer.query_norm is not None,
-        f"scale {layer.scale}": layer.scale is not None,
-        f"softcap {layer.softcap}": layer.softcap is not None,
-        "sinks": layer.sinks is not None,
+        f"key_dim {key_dim} and value_dim {value_dim}, where d_model / heads is {head_dim:g}": {key_dim, value_dim}
+        != {head_dim},
+        f"output_dim {output_dim} beside d_model {d_model}": output_dim != d_model,
+        "rope": options["rope"] is not None,
+        "qk_norm": options["qk_norm"],
+        f"scale {options['scale']}": options["scale"] is not None,
+        f"softcap {options['softcap']}": options["softcap"] is not None,
+        "sinks": options["sinks"],
     }
     if any(has.values()):
         reasons = " and ".join(reason for reason, true in has.items() if true)
         raise ValueError(f"this layer has {reasons}, which nn.MultiheadAttention does not know")
-    group = layer.heads // layer.kv_heads
-    rows = heads_columns([head // group for head in range(layer.heads)], layer.key_dim)  # a key head for every head
-    held = layer.tensors()
-    biased = "output.bias" in held
-    with torch.enable_grad():
-
-        def parts(kind: str) -> list[Tensor]:
-            return [held[f"query.{kind}"], held[f"key.{kind}"][rows], held[f"value.{kind}"][rows]]
-
-        state = {"out_proj.weight": held["output.weight"]}
-        if layer.kv_input_dim == layer.d_model:
-            state["in_proj_weight"] = torch.cat(parts("weight"))
-        else:
-            state |= {f"{name[0]}_proj_weight": part for name, part in zip(NAMES, parts("weight"), strict=True)}
-        if biased:
-            state |= {"in_proj_bias": torch.cat(parts("bias")), "out_proj.bias": held["output.bias"]}
-    options: dict[str, Any] = {
-        "embed_dim": layer.d_model,
-        "num_heads": layer.heads,
-        "dropout": layer.dropout,
-        "bias": biased,
-        "kdim": layer.kv_input_dim,
-        "vdim": layer.kv_input_dim,
-        "batch_first": True,
-    }
-    return options, state

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead._utils.checks import check_bool
-from clearhead._utils.tensor_checks import check_dense_tensor, check_float_tensor, reject_inference_tensor
+from clearhead._utils.checks import check_bool, check_int
+from clearhead._utils.tensor_checks import check_device, check_float_dtype
 from clearhead.functional import attention
-from clearhead.nn import _torch_weights
-from clearhead.nn._projections import Projections, filled
-from clearhead.nn.head import check_head_indices, join_heads, split_heads
-from clearhead.nn.kv_cache import Held, KVCache
+from clearhead.nn._arguments import (
+    check_cache,
+    check_cached,
+    check_inputs,
+    check_positions,
+    check_rope,
+    check_split,
+    project,
+)
+from clearhead.nn._pruning import drop_heads
+from clearhead.nn._torch_weights import pack_torch, unpack_torch
+from clearhead.nn.block_diagonal import BlockDiagonalLinear
+from clearhead.nn.head import Head, check_head_indices, head_columns, join_heads, split_heads
+from clearhead.nn.kv_cache import KVCache, KVCacheView
+from clearhead.nn.parameters import assign_parameters
+from clearhead.nn.rope import Rotary
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.masks import Causal, Dense, Mask
-from clearhead.ops.masks import query_positions as consecutive
+from clearhead.ops.arguments import check_dropout, check_scale, check_softcap
+from clearhead.ops.masks import Causal, Dense, Mask, query_positions
 from clearhead.weights.matrix import AttentionWeights
 
+QK_NORM_EPS = 1e-6
+SIZES = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_input_dim", "output_dim")
 
-class MultiHeadAttention(Projections):
+
+class MultiHeadAttention(nn.Module):
     """Multi-head attention: every head projects the input, attends, and all heads' outputs are mixed by W_O.
 
     Args:
@@ -56,36 +71,112 @@ class MultiHeadAttention(Projections):
     (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 10]))
     """
 
-    # -- the computation -----------------------------------------------------------------------------------------
+    def __init__(
+        self,
+        d_model: int = 512,
+        heads: int = 8,
+        *,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        kv_input_dim: int | None = None,
+        output_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        split: Literal["project", "slice"] = "project",
+        rope: Rotary | bool | None = None,
+        qk_norm: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.heads = check_int("d_model", d_model), check_int("heads", heads)
+        self.kv_heads = self.heads if kv_heads is None else check_int("kv_heads", kv_heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads is {kv_heads}, which does not divide the {heads} heads into equal groups")
+        if key_dim is None and self.d_model % self.heads:
+            raise ValueError(
+                f"d_model {d_model} is not divisible by {heads} heads; change one of them, or give key_dim"
+            )
+        self.key_dim = self.d_model // self.heads if key_dim is None else check_int("key_dim", key_dim)
+        self.value_dim = self.key_dim if value_dim is None else check_int("value_dim", value_dim)
+        self.kv_input_dim = self.d_model if kv_input_dim is None else check_int("kv_input_dim", kv_input_dim)
+        self.output_dim = self.d_model if output_dim is None else check_int("output_dim", output_dim)
+        self.dropout = check_dropout(dropout)
+        self.split = check_split(
+            split, d_model=self.d_model, heads=self.heads, kv_input_dim=self.kv_input_dim, kv_heads=self.kv_heads
+        )
+        self.rope = check_rope(rope, self.key_dim)
+        self.scale = None if scale is None else check_scale(scale, self.key_dim)
+        self.softcap = check_softcap(softcap)
+        bias, qk_norm, sinks = check_bool("bias", bias), check_bool("qk_norm", qk_norm), check_bool("sinks", sinks)
+        factory: dict[str, Any] = {
+            "device": check_device("device", device),
+            "dtype": check_float_dtype("dtype", dtype),
+        }
 
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = ...,
-        *,
-        mask: Mask | Tensor | None = ...,
-        bias: Tensor | ALiBi | None = ...,
-        query_start: int | Tensor | None = ...,
-        positions: Tensor | None = ...,
-        cache: KVCache | None = ...,
-        ablate: int | Iterable[int] | None = ...,
-        return_weights: Literal[False] = ...,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = ...,
-        *,
-        mask: Mask | Tensor | None = ...,
-        bias: Tensor | ALiBi | None = ...,
-        query_start: int | Tensor | None = ...,
-        positions: Tensor | None = ...,
-        cache: KVCache | None = ...,
-        ablate: int | Iterable[int] | None = ...,
-        return_weights: Literal[True],
-    ) -> tuple[Tensor, AttentionWeights]: ...
+        def projection(width: int, count: int, dim: int) -> nn.Linear | BlockDiagonalLinear:
+            if self.split == "slice":
+                return BlockDiagonalLinear(width, count * dim, count, bias=bias, **factory)
+            return nn.Linear(width, count * dim, bias=bias, **factory)
+
+        try:
+            self.query = projection(self.d_model, self.heads, self.key_dim)
+            self.key = projection(self.kv_input_dim, self.kv_heads, self.key_dim)
+            self.value = projection(self.kv_input_dim, self.kv_heads, self.value_dim)
+            self.output = nn.Linear(self.heads * self.value_dim, self.output_dim, bias=bias, **factory)
+        except (RuntimeError, TypeError) as error:  # sizes that overflow, or are more than there is memory for
+            sizes = ", ".join(f"{name} {getattr(self, name)}" for name in SIZES)
+            reason = str(error).partition("\n")[0]
+            raise RuntimeError(f"a layer of {sizes} cannot be allocated; expected smaller sizes: {reason}") from error
+        self.query_norm = nn.RMSNorm(self.key_dim, eps=QK_NORM_EPS, **factory) if qk_norm else None
+        self.key_norm = nn.RMSNorm(self.key_dim, eps=QK_NORM_EPS, **factory) if qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(self.heads, **factory)) if sinks else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all parameters again."""
+        for projection in (self.query, self.key, self.value, self.output):
+            matrices = projection.blocks if isinstance(projection, BlockDiagonalLinear) else [projection.weight]
+            for matrix in matrices:
+                nn.init.xavier_uniform_(matrix)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+        for norm in (self.query_norm, self.key_norm):
+            if norm is not None:
+                norm.reset_parameters()
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    def options(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        names = (*SIZES, "dropout", "split", "rope", "scale", "softcap")
+        switches = {
+            "bias": self.output.bias is not None,
+            "qk_norm": self.query_norm is not None,
+            "sinks": self.sinks is not None,
+        }
+        return {name: getattr(self, name) for name in names} | switches
+
+    def extra_repr(self) -> str:
+        defaults = {
+            "kv_heads": self.heads,
+            "key_dim": self.d_model // self.heads,
+            "value_dim": self.key_dim,
+            "kv_input_dim": self.d_model,
+            "output_dim": self.d_model,
+            "bias": True,
+            "dropout": 0.0,
+            "split": "project",
+        }
+        options = {name: value for name, value in self.options().items() if value != defaults.get(name, False)}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+
+    # nn.Module types `layer(x)` as Any, so overloads on return_weights would reach no caller
     def forward(
         self,
         x: Float[Tensor, "batch q_len d_model"],
@@ -111,156 +202,147 @@ class MultiHeadAttention(Projections):
             ablate: heads whose contribution to the output is left out.
             return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
         """
-        self._check_inputs(x, memory, positions, cache)
+        has_rope = self.rope is not None
+        check_inputs(x, memory, d_model=self.d_model, kv_input_dim=self.kv_input_dim, has_rope=has_rope)
+        check_cache(cache, x, memory)
+        check_positions(positions, x, has_rope=has_rope)
         return_weights = check_bool("return_weights", return_weights)
         name, source = ("x", x) if memory is None else ("memory", memory)
         # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
-        query = split_heads(_project(self.query, "x", x), self.key_dim)
-        key = split_heads(_project(self.key, name, source), self.key_dim)
-        value = split_heads(_project(self.value, name, source), self.value_dim)
+        query = split_heads(project(self.query, "x", x), self.key_dim)
+        key = split_heads(project(self.key, name, source), self.key_dim)
+        value = split_heads(project(self.value, name, source), self.value_dim)
         if self.query_norm is not None and self.key_norm is not None:
-            # in the gains' own dtype, which autocast leaves as it is
+            # in the dtype of the gains, which autocast does not change
             query = self.query_norm(query.to(self.query_norm.weight.dtype)).to(value.dtype)
             key = self.key_norm(key.to(self.key_norm.weight.dtype)).to(value.dtype)
         if self.rope is not None:
             if positions is None:
                 n = x.shape[1]
-                positions = consecutive(n, n, 0, x.device) if cache is None else cache.positions(n, x.device)
+                positions = query_positions(n, n, 0, x.device) if cache is None else cache.positions(n, x.device)
             query, key = self.rope(query, positions), self.rope(key, positions)
-        held = None
+        view = None
         if cache is not None:
-            learning = torch.is_grad_enabled() and query.requires_grad
-            held = cache.offer(key, value, lasting=return_weights or learning)
-            _check_whole(held, mask, bias)
-            key, value = held.key, held.value
+            requires_grad = torch.is_grad_enabled() and query.requires_grad
+            view = cache.update(key, value, immutable=return_weights or requires_grad)
+            check_cached(view, mask, bias)
+            key, value = view.key, view.value
             if memory is None and query_start is None:
-                query_start = held.query_start
-                if x.shape[1] == 1 and held.mask is not None and isinstance(mask, Causal):
-                    mask = None  # a single new token is the last of its text: what is causal is what is real
-            mask = _with_held(mask, held)
-        options: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "sinks": _local(self.sinks),
-            "dropout": self.dropout if self.training else 0.0,
-            "query_start": query_start,
-        }
+                query_start = view.query_start
+                if x.shape[1] == 1 and view.mask is not None and isinstance(mask, Causal):
+                    mask = None  # the last token sees every valid key, so Causal() is redundant
+            mask = _and_cache_mask(mask, view)
         weights = None
-        if return_weights:
-            output, weights = attention(query, key, value, return_weights=True, **options)
-        else:
-            output = attention(query, key, value, **options)
+        attended = attention(  # pyright: ignore[reportCallIssue]
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=_local(self.sinks),
+            dropout=self.dropout if self.training else 0.0,
+            query_start=query_start,
+            return_weights=return_weights,  # pyright: ignore[reportArgumentType]
+        )
+        if isinstance(attended, tuple):
+            attended, weights = attended
         if ablate is not None:
-            output = _without(output, check_head_indices("ablate", ablate, output.shape[1]))
-        mixed = self.output(join_heads(output))
-        if cache is not None and held is not None:
-            cache.accept(held)
-        return mixed if weights is None else (mixed, weights)
+            attended = _zero_heads(attended, check_head_indices("ablate", ablate, attended.shape[1]))
+        output = self.output(join_heads(attended))
+        if cache is not None and view is not None:
+            cache.commit(view)
+        return output if weights is None else (output, weights)
 
-    def _check_inputs(self, x: Tensor, memory: Tensor | None, positions: Tensor | None, cache: KVCache | None) -> None:
-        x = check_float_tensor("x", x, f"[batch, q_len, {self.d_model}] (d_model)")
-        if x.ndim != 3 or x.shape[2] != self.d_model:
-            raise ValueError(f"x {_seen(x)}; expected [batch, q_len, {self.d_model}] (d_model)")
-        if memory is not None:
-            memory = check_float_tensor("memory", memory, f"[batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
-        if memory is None:
-            if self.kv_input_dim != self.d_model:
-                raise ValueError(
-                    f"memory is None, but this layer's keys read kv_input_dim {self.kv_input_dim} columns and x has"
-                    f" d_model {self.d_model}; give memory"
-                )
-        elif memory.ndim != 3 or memory.shape[2] != self.kv_input_dim:
-            raise ValueError(f"memory {_seen(memory)}; expected [batch, kv_len, {self.kv_input_dim}] (kv_input_dim)")
-        elif memory.shape[0] != x.shape[0]:
-            raise ValueError(f"memory has batch {memory.shape[0]}, but x has {x.shape[0]}; expected the same")
-        elif self.rope is not None:
-            raise ValueError("memory was given to a layer with rope, whose positions are those of one text, x")
-        if cache is not None:
-            if not isinstance(cache, KVCache):
-                raise TypeError(f"cache is a {type(cache).__name__}; expected a clearhead.KVCache")
-            if cache.lengths and len(cache.lengths) != x.shape[0]:
-                raise ValueError(f"cache holds {len(cache.lengths)} sequences, but x has batch {x.shape[0]}")
-            if memory is not None and cache.window is not None:
-                raise ValueError("memory was given with a cache that forgets all but a window of it; use a KVCache")
-        if positions is not None:
-            if self.rope is None:
-                raise ValueError("positions was given, but only rope reads it, and this layer has none")
-            expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
-            positions = check_dense_tensor("positions", positions, expected)
-            whole_numbers = positions.dtype in (torch.int64, torch.int32)
-            if not whole_numbers or positions.shape not in (x.shape[1:2], x.shape[:2]):
-                raise ValueError(f"positions {_seen(positions)} in {positions.dtype}; expected {expected}")
+    def head(self, index: int) -> Head:
+        """Return the weights of one head as views: `layer.head(3).query_weight` is `[input, key_dim]`."""
+        [index] = check_head_indices("index", check_int("index", index, least=0), self.heads)
+        kv_index = index * self.kv_heads // self.heads
+        query_rows, key_rows = head_columns(index, self.key_dim), head_columns(kv_index, self.key_dim)
+        value_rows, output_columns = head_columns(kv_index, self.value_dim), head_columns(index, self.value_dim)
+        columns, kv_columns = slice(0, self.d_model), slice(0, self.kv_input_dim)
+        if self.split == "slice":
+            columns = head_columns(index, self.d_model // self.heads)
+            kv_columns = head_columns(kv_index, self.kv_input_dim // self.kv_heads)
+        query_bias, key_bias, value_bias = self.query.bias, self.key.bias, self.value.bias
+        return Head(
+            index=index,
+            columns=columns,
+            kv_columns=kv_columns,
+            query_weight=self.query.weight[query_rows].T,
+            key_weight=self.key.weight[key_rows].T,
+            value_weight=self.value.weight[value_rows].T,
+            output_weight=self.output.weight[:, output_columns].T,
+            query_bias=None if query_bias is None else query_bias[query_rows],
+            key_bias=None if key_bias is None else key_bias[key_rows],
+            value_bias=None if value_bias is None else value_bias[value_rows],
+        )
 
-    # -- from and to torch ---------------------------------------------------------------------------------------
+    def drop_heads(self, heads: int | Iterable[int]) -> Self:
+        """Return a smaller layer without these heads: its output lacks their contributions.
+
+        If the groups of heads that share a key head become unequal, key and value heads are repeated until they are
+        equal again. A layer with split="slice" becomes a projected one, because its slices would no longer cover the
+        input.
+        """
+        if self.split == "slice":
+            return self.to_projected().drop_heads(heads)
+        dropped = check_head_indices("heads", heads, self.heads)
+        with torch.enable_grad():  # so that each slice has the requires_grad of its parameter
+            options, parameters = drop_heads(self.options(), self._effective_parameters(), dropped)
+        return assign_parameters(type(self)(**options, device="meta"), parameters, self.training)
+
+    def to_projected(self) -> Self:
+        """Return a layer with split="project" and the same outputs: slices become block-diagonal projections."""
+        with torch.enable_grad():
+            parameters = self._effective_parameters()
+            for name in ("query", "key", "value"):
+                projection = getattr(self, name)
+                if isinstance(projection, BlockDiagonalLinear):
+                    parameters[f"{name}.weight"] = torch.block_diag(*projection.blocks)
+        options: dict[str, Any] = self.options() | {"split": "project"}
+        return assign_parameters(type(self)(**options, device="meta"), parameters, self.training)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
-        """The same layer as a torch module: equal outputs for equal weights, which are copied.
+        """Return a layer with copies of a torch module's weights and the same outputs.
 
         Whatever the module's `batch_first`, this layer takes `[batch, length, d_model]`; masks are True = may attend.
         """
-        options, state = _torch_weights.read(module)
-        return filled(cls(**options, device="meta"), state, module.training)
+        options, parameters = unpack_torch(module)
+        return assign_parameters(cls(**options, device="meta"), parameters, module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """The same layer as a `torch.nn.MultiheadAttention` with `batch_first=True`; an error if torch has no such."""
+        """Return the equal `torch.nn.MultiheadAttention` with `batch_first=True`; an error if torch has none."""
         projected = self.to_projected() if self.split == "slice" else self
-        options, state = _torch_weights.written(projected)
-        return filled(nn.MultiheadAttention(**options, device="meta"), state, self.training)
+        options, parameters = pack_torch(projected.options(), projected._effective_parameters())
+        return assign_parameters(nn.MultiheadAttention(**options, device="meta"), parameters, self.training)
+
+    def _effective_parameters(self) -> dict[str, Tensor]:
+        """Return the learned tensors by their names in the state dict, computed where they are parametrized."""
+        tensors: dict[str, Tensor] = {} if self.sinks is None else {"sinks": self.sinks}
+        for name in ("query", "key", "value", "output", "query_norm", "key_norm"):
+            for kind in ("weight", "bias"):
+                tensor = getattr(getattr(self, name), kind, None)
+                if tensor is not None:
+                    tensors[f"{name}.{kind}"] = tensor
+        return tensors
 
 
 def _local(sinks: Tensor | None) -> Tensor | None:
-    """Of a layer shared out over ranks, those of this rank's heads."""
+    """Return the sinks of this rank's heads, which are a DTensor's local shard under tensor parallelism."""
     to_local = getattr(sinks, "to_local", None)
     return sinks if to_local is None else to_local()
 
 
-def _without(output: Float[Tensor, "batch heads q_len dim"], numbers: list[int]) -> Tensor:
-    return output.index_fill(1, torch.tensor(numbers, dtype=torch.long, device=output.device), 0.0)
+def _zero_heads(output: Float[Tensor, "batch heads q_len dim"], indices: list[int]) -> Tensor:
+    return output.index_fill(1, torch.tensor(indices, dtype=torch.long, device=output.device), 0.0)
 
 
-def _with_held(mask: Mask | Tensor | None, held: Held) -> Mask | Tensor | None:
-    """The keys that both the caller and the cache allow."""
-    if mask is None or held.mask is None:
-        return mask if held.mask is None else held.mask
+def _and_cache_mask(mask: Mask | Tensor | None, view: KVCacheView) -> Mask | Tensor | None:
+    """Return the mask of the keys that both the caller and the cache allow."""
+    if mask is None or view.mask is None:
+        return mask if view.mask is None else view.mask
     mask = Dense(mask) if isinstance(mask, Tensor) and mask.dtype == torch.bool else mask
-    return mask & held.mask if isinstance(mask, Mask) else mask  # what is no mask is refused by attention()
-
-
-def _check_whole(held: Held, mask: object, bias: object) -> None:
-    """Refuse what a cache that has forgotten the start of the text would get wrong."""
-    if held.whole:
-        return
-    forgotten = "the cache has forgotten the start of the text"
-    if isinstance(mask, Tensor) or (isinstance(mask, Mask) and not mask.relative):
-        raise ValueError(f"mask counts keys from the start, and {forgotten}; use Causal and Window, or a KVCache")
-    if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1:
-        raise ValueError(f"bias counts keys from the start, and {forgotten}; use ALiBi, or a KVCache")
-
-
-def _seen(x: Tensor) -> str:
-    return f"has shape {tuple(x.shape)}"
-
-
-def _project(projection: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Project an input, and name it where its dtype or device is not the layer's.
-
-    Asked only after a failure: under autocast, quantization and offloading the two may differ.
-    """
-    try:
-        return projection(x)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        reject_inference_tensor(name, x)
-        weight = getattr(projection, "weight", None)
-        if isinstance(weight, Tensor) and weight.device != x.device:
-            raise ValueError(
-                f"{name} is on {x.device}, but the layer's parameters are on {weight.device}; expected the same device"
-            ) from error
-        if isinstance(weight, Tensor) and weight.dtype != x.dtype:
-            raise TypeError(
-                f"{name} has dtype {x.dtype}, but the layer's parameters have {weight.dtype}; expected the same:"
-                f" {name}.to({weight.dtype}) or layer.to({x.dtype})"
-            ) from error
-        raise
+    return mask & view.mask if isinstance(mask, Mask) else mask  # attention() rejects any other type

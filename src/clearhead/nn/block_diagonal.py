@@ -1,4 +1,4 @@
-"""A projection in which every head sees only its own slice of the input."""
+"""`BlockDiagonalLinear`: a projection in which every head reads only its slice of the input."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
-class SlicedLinear(nn.Module):
-    """`slices` small matrices side by side: slice s of the input's columns gives slice s of the output's.
+class BlockDiagonalLinear(nn.Module):
+    """Linear layer with a block-diagonal weight: slice s of the input's columns gives slice s of the output's.
 
     The weight is stored as a grouped convolution stores it, `[out_features, in_features / slices]`: the rows of slice s
-    are its own matrix. The same as one `nn.Linear` whose weight is block-diagonal, at 1 / `slices` of its size.
+    are its matrix. The result is that of one `nn.Linear` with a block-diagonal weight, at 1 / `slices` of its size.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SlicedLinear(nn.Module):
 
     @property
     def blocks(self) -> Float[Tensor, "slices out in"]:
-        """Each slice's own matrix, as a view."""
+        """The matrix of each slice, as a view."""
         return self.weight.unflatten(0, (self.slices, -1))
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:

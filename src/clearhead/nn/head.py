@@ -1,4 +1,4 @@
-"""One head among many: its slice of a projected tensor, its own matrices, its number."""
+"""One head among many: its slice of a projected tensor, its matrices, its index."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clearhead._utils.checks import check_int, list_items
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The weights of one head, as views of the layer's own, each used as `x @ W + b`.
+    """Weights of one head, as views of the layer's parameters, each used as `x @ W + b`.
 
     `columns` are the columns of x that its queries read, `kv_columns` those that its keys and values read: all of them,
-    or the head's own slice. Heads that share a key head have the same key and value weights.
+    or the head's slice. Heads that share a key head have the same key and value weights.
     """
 
-    number: int
+    index: int
     columns: slice
     kv_columns: slice
     query_weight: Float[Tensor, "input key_dim"]
@@ -32,28 +32,28 @@ class Head:
 
 
 def split_heads(x: Float[Tensor, "batch n width"], dim: int) -> Float[Tensor, "batch heads n dim"]:
-    """`width / dim` heads side by side become an axis."""
+    """Turn `width / dim` heads that stand side by side into an axis."""
     return x.unflatten(-1, (-1, dim)).transpose(1, 2)
 
 
 def join_heads(x: Float[Tensor, "batch heads n dim"]) -> Float[Tensor, "batch n width"]:
-    """Concat: all heads side by side again."""
+    """Concatenate all heads side by side again."""
     return x.transpose(1, 2).flatten(2)
 
 
-def head_columns(number: int, dim: int) -> slice:
-    """Where a head's columns stand among those of all heads, `dim` each."""
-    return slice(number * dim, (number + 1) * dim)
+def head_columns(index: int, dim: int) -> slice:
+    """Return the columns of one head among those of all heads, `dim` each."""
+    return slice(index * dim, (index + 1) * dim)
 
 
-def heads_columns(numbers: Iterable[int], dim: int) -> list[int]:
-    """The columns of several heads, one head after the other."""
-    return [column for number in numbers for column in range(number * dim, (number + 1) * dim)]
+def heads_columns(indices: Iterable[int], dim: int) -> list[int]:
+    """Return the columns of several heads, one head after the other."""
+    return [column for index in indices for column in range(index * dim, (index + 1) * dim)]
 
 
 def check_head_indices(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
-    """Return numbers of heads, one or many, sorted and without repeats; an error names the argument they came as."""
-    numbers = sorted({check_int(name, number, least=0) for number in list_items(name, chosen)})
-    if numbers and numbers[-1] >= heads:
-        raise ValueError(f"{name} has head {numbers[-1]}, but there are {heads}, numbered from 0 to {heads - 1}")
-    return numbers
+    """Return indices of heads, one or many, sorted and without repeats; an error names the argument they came as."""
+    indices = sorted({check_int(name, index, least=0) for index in list_items(name, chosen)})
+    if indices and indices[-1] >= heads:
+        raise ValueError(f"{name} has head {indices[-1]}, but there are {heads}, numbered from 0 to {heads - 1}")
+    return indices

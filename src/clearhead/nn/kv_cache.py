@@ -16,14 +16,14 @@ from clearhead.ops.masks import Mask, Padding, query_positions
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What a cache hands to `attention()`: old and new keys and values, where the new ones stand, what is not real."""
+class KVCacheView:
+    """Cached and new keys and values, as `attention()` takes them."""
 
     key: Float[Tensor, "batch kv_heads kv_len key_dim"]
     value: Float[Tensor, "batch kv_heads kv_len value_dim"]
-    query_start: int | Int[Tensor, " batch"]
-    mask: Mask | None
-    whole: bool  # key 0 is the first of the text, nothing before it was forgotten
+    query_start: int | Int[Tensor, " batch"]  # position of the first new token among the keys
+    mask: Mask | None  # hides the padding of shorter sequences
+    complete: bool  # key 0 is the first of the text: no earlier key was evicted
     new_key: Float[Tensor, "batch kv_heads n key_dim"]
     new_value: Float[Tensor, "batch kv_heads n value_dim"]
 
@@ -35,15 +35,15 @@ class KVCache:
         layer(prompt, mask=Causal(), cache=cache)     # [batch, n, d_model], in one piece or in chunks
         layer(token, mask=Causal(), cache=cache)      # [batch, 1, d_model], the same as one full pass
 
-    A mask is what it is without a cache: `Causal()` has to be said, or the tokens of a chunk see each other.
+    Pass `mask=Causal()` explicitly, as without a cache; otherwise tokens within a chunk attend to later ones.
 
     Args:
         capacity: positions allocated at first use.
-        grow: whether a full cache doubles; if not, it says that it is full.
+        grow: whether a full cache doubles; if not, it raises an error.
 
     Sequences may have different lengths: pad prompts on the right, read them, then `truncate(lengths)`; the next tokens
-    stand right after each sequence's own. Only `kv_heads` heads are held. Decode under `torch.no_grad()`: while
-    gradients of keys or values are recorded, every call copies the cache so that they can flow through it.
+    stand right after the last token of each sequence. Only `kv_heads` heads are held. Decode under `torch.no_grad()`:
+    while gradients of keys or values are recorded, every call copies the cache so that they can flow through it.
     """
 
     def __init__(self, capacity: int = 256, *, grow: bool = True) -> None:
@@ -52,20 +52,20 @@ class KVCache:
         self._lengths: tuple[int, ...] = ()
         self._key: Tensor | None = None
         self._value: Tensor | None = None
-        self._lent = 0  # positions below it were handed over for good, to weights or gradients: never overwritten
+        self._frozen = 0  # positions below it are referenced by weights or gradients and never overwritten
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens of each sequence were read; empty before the first."""
+        """Number of tokens read of each sequence; empty before the first."""
         return self._lengths
 
     def __len__(self) -> int:
-        """The length of the longest sequence."""
+        """Return the length of the longest sequence."""
         return max(self._lengths, default=0)
 
     @property
     def window(self) -> int | None:
-        """How many tokens back a token may see; None where nothing is forgotten."""
+        """Number of positions a token may attend to; None if nothing is evicted."""
         return None
 
     @property
@@ -74,129 +74,130 @@ class KVCache:
         return self._capacity
 
     def __repr__(self) -> str:
-        shown = "empty" if self._key is None else f"batch {len(self._lengths)}, lengths {list(self._lengths)}"
-        return f"{type(self).__name__}({shown}, capacity {self._capacity})"
+        content = "empty" if self._key is None else f"batch {len(self._lengths)}, lengths {list(self._lengths)}"
+        return f"{type(self).__name__}({content}, capacity {self._capacity})"
 
     def positions(self, count: int, device: torch.device | None = None) -> Int[Tensor, "batch count"]:
-        """Where the next `count` tokens of each sequence will stand; one row where all stand alike."""
+        """Return the positions of the next `count` tokens of each sequence; one row if they are the same for all."""
         count = check_int("count", count, least=0)
         device = device if isinstance(device, torch.device) else check_device("device", device)
         return query_positions(count, count, self._start(self._lengths or (0,), device), device)
 
-    def offer(
+    def update(
         self,
         key: Float[Tensor, "batch kv_heads n key_dim"],
         value: Float[Tensor, "batch kv_heads n value_dim"],
         *,
-        lasting: bool = False,
-    ) -> Held:
-        """All keys and values there are, with those of new tokens, which the cache counts only when told to `accept`.
+        immutable: bool = False,
+    ) -> KVCacheView:
+        """Return cached and new keys and values. The new tokens are committed only by `commit()`.
 
-        With `lasting` what is handed over will never change, as attention weights and gradients need it.
+        With `immutable` later calls never overwrite the view, as attention weights and gradients require.
         """
-        if not self._lengths:  # whatever a call that failed has left
+        if not self._lengths:  # a call that failed may have left buffers of another shape
             self._key = self._value = None
         self._check(key, value)
-        lasting = check_bool("lasting", lasting)
-        return self._offer(key, value, self._lengths or (0,) * key.shape[0], lasting)
+        immutable = check_bool("immutable", immutable)
+        return self._update(key, value, self._lengths or (0,) * key.shape[0], immutable)
 
-    def accept(self, held: Held) -> None:
-        """Count the tokens last offered as read: not before all that could go wrong has gone well."""
-        if not isinstance(held, Held):
-            raise TypeError(f"held is {describe(held)}; expected what offer() returned")
-        self._store(held)
-        batch, _, count, _ = held.new_key.shape
+    def commit(self, view: KVCacheView) -> None:
+        """Commit the tokens of the last `update()`. Call it after the forward pass has succeeded."""
+        if not isinstance(view, KVCacheView):
+            raise TypeError(f"view is {describe(view)}; expected what update() returned")
+        self._store(view)
+        batch, _, count, _ = view.new_key.shape
         self._lengths = tuple(length + count for length in self._lengths or (0,) * batch)
 
-    def append(self, key: Tensor, value: Tensor, *, lasting: bool = False) -> Held:
-        """`offer` and `accept` in one."""
-        held = self.offer(key, value, lasting=lasting)
-        self.accept(held)
-        return held
+    def append(self, key: Tensor, value: Tensor, *, immutable: bool = False) -> KVCacheView:
+        """Call `update` and `commit`."""
+        view = self.update(key, value, immutable=immutable)
+        self.commit(view)
+        return view
 
     def truncate(self, lengths: int | Sequence[int] | Tensor | np.ndarray) -> None:
-        """Forget all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
+        """Drop all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
         if not self._lengths:
             raise ValueError("the cache is empty; there is nothing to truncate")
-        wanted = list_items("lengths", lengths)
-        if len(wanted) == 1 and not hasattr(lengths, "__len__"):
-            wanted = wanted * len(self._lengths)
-        if len(wanted) != len(self._lengths):
-            raise ValueError(f"lengths has {len(wanted)} entries, but the cache holds {len(self._lengths)} sequences")
-        kept = tuple(check_int("lengths", length, least=0) for length in wanted)
-        for length, now in zip(kept, self._lengths, strict=True):
-            if length > now:
-                raise ValueError(f"lengths asks for {length} tokens of a sequence of which the cache holds {now}")
-        self._forget(kept)
-        self._lengths = kept
+        requested = list_items("lengths", lengths)
+        if len(requested) == 1 and not hasattr(lengths, "__len__"):
+            requested = requested * len(self._lengths)
+        if len(requested) != len(self._lengths):
+            entries = f"lengths has {len(requested)} entries"
+            raise ValueError(f"{entries}, but the cache holds {len(self._lengths)} sequences")
+        shortened = tuple(check_int("lengths", length, least=0) for length in requested)
+        for length, held in zip(shortened, self._lengths, strict=True):
+            if length > held:
+                raise ValueError(f"lengths asks for {length} tokens of a sequence of which the cache holds {held}")
+        self._clear(shortened)
+        self._lengths = shortened
 
     def select(self, sequences: Sequence[int] | Int[Tensor, " chosen"]) -> None:
         """Keep these sequences, in this order; one may come several times, as in beam search."""
-        numbers = list_items("sequences", sequences)
-        if not numbers:
+        indices = list_items("sequences", sequences)
+        if not indices:
             raise ValueError("sequences is empty; expected at least one number of a sequence to keep")
-        for number in numbers:
-            if check_int("sequences", number, least=0) >= len(self._lengths):
-                raise ValueError(f"sequences has {number}, but the cache holds {len(self._lengths)} sequences")
+        for index in indices:
+            if check_int("sequences", index, least=0) >= len(self._lengths):
+                raise ValueError(f"sequences has {index}, but the cache holds {len(self._lengths)} sequences")
         assert self._key is not None
         assert self._value is not None
-        index = torch.tensor(numbers, device=self._key.device)
-        self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
-        self._lengths = tuple(self._lengths[number] for number in numbers)
-        self._lent = 0
+        selected = torch.tensor(indices, device=self._key.device)
+        self._key, self._value = self._key.index_select(0, selected), self._value.index_select(0, selected)
+        self._lengths = tuple(self._lengths[index] for index in indices)
+        self._frozen = 0
 
-    # -- how this cache stores them ------------------------------------------------------------------------------
+    # -- storage, which subclasses replace -----------------------------------------------------------------------
 
-    def _offer(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
-        """Write new keys and values from `starts` on, where nothing counts yet, and hand over everything."""
+    def _update(self, key: Tensor, value: Tensor, starts: tuple[int, ...], immutable: bool) -> KVCacheView:
+        """Write new keys and values from `starts` on, beyond the committed tokens, and return a view of all."""
         end = max(starts) + key.shape[2]
         if end > self._capacity:
             self._make_room(end, key.shape[2])
         self._key = self._writable(self._key, key, min(starts))
         self._value = self._writable(self._value, value, min(starts))
-        if min(starts) < self._lent:
-            self._lent = 0
+        if min(starts) < self._frozen:
+            self._frozen = 0
         _write(self._key, key, starts)
         _write(self._value, value, starts)
         uniform = min(starts) == max(starts)
-        if lasting and uniform:
-            self._lent = end
+        if immutable and uniform:
+            self._frozen = end
 
-        def handed_over(buffer: Tensor) -> Tensor:
-            held = buffer[:, :, :end]
-            if not lasting or buffer.requires_grad:
-                return held
-            # a view that does not share the buffer's version: what comes later is written beyond it
-            return held.data if uniform else held.clone()
+        def viewed(buffer: Tensor) -> Tensor:
+            view = buffer[:, :, :end]
+            if not immutable or buffer.requires_grad:
+                return view
+            # .data does not share the buffer's version counter: later tokens are written beyond the view
+            return view.data if uniform else view.clone()
 
-        return Held(
-            key=handed_over(self._key),
-            value=handed_over(self._value),
+        return KVCacheView(
+            key=viewed(self._key),
+            value=viewed(self._value),
             query_start=self._start(starts, key.device),
             mask=None if uniform else Padding([start + key.shape[2] for start in starts]),
-            whole=True,
+            complete=True,
             new_key=key,
             new_value=value,
         )
 
-    def _store(self, held: Held) -> None:
-        """Nothing to do: what was offered is written already."""
+    def _store(self, view: KVCacheView) -> None:
+        """Store the new tokens of a view; here `_update` has written them already."""
 
-    def _forget(self, lengths: tuple[int, ...]) -> None:
-        """Clear what is cut off: it is hidden until it is overwritten, but 0 · nan would be nan."""
+    def _clear(self, lengths: tuple[int, ...]) -> None:
+        """Zero the tokens beyond `lengths`: they are masked until they are overwritten, but 0 · nan would be nan."""
         assert self._key is not None
         assert self._value is not None
         first = min(lengths)
         self._key = self._writable(self._key, self._key, first)
         self._value = self._writable(self._value, self._value, first)
-        if first < self._lent:
-            self._lent = 0
+        if first < self._frozen:
+            self._frozen = 0
         spans = list(zip(lengths, self._lengths, strict=True))
-        alike = len(set(spans)) == 1
-        for number, (length, now) in enumerate(spans[:1] if alike else spans):
-            sequences = slice(None) if alike else number
-            self._key[sequences, ..., length:now, :].zero_()
-            self._value[sequences, ..., length:now, :].zero_()
+        uniform = len(set(spans)) == 1
+        for index, (start, end) in enumerate(spans[:1] if uniform else spans):
+            sequences = slice(None) if uniform else index
+            self._key[sequences, ..., start:end, :].zero_()
+            self._value[sequences, ..., start:end, :].zero_()
 
     def _make_room(self, needed: int, new: int) -> None:
         if not self._grow:
@@ -207,40 +208,41 @@ class KVCache:
         self._capacity = max(needed, 2 * self._capacity)
 
     def _writable(self, buffer: Tensor | None, new: Tensor, first: int = 0) -> Tensor:
-        """The buffer with room for `capacity` positions: a copy where the old must not be written from `first` on."""
+        """Return a buffer of `capacity` positions: a copy if the old one must not be written from `first` on."""
         shape = (*new.shape[:2], self._capacity, new.shape[3])
         if buffer is None:
             return new.new_zeros(shape)
         recording = torch.is_grad_enabled() and new.requires_grad
-        foreign = not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
-        if buffer.shape == shape and not (recording or buffer.requires_grad or foreign or first < self._lent):
+        inference = (
+            not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
+        )
+        if buffer.shape == shape and not (recording or buffer.requires_grad or inference or first < self._frozen):
             return buffer
         larger = buffer.new_zeros(shape)
         larger[:, :, : buffer.shape[2]] = buffer
         return larger
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _start(starts: tuple[int, ...], device: torch.device | None) -> int | Int[Tensor, " batch"]:
         return starts[0] if min(starts) == max(starts) else torch.tensor(starts, device=device)
 
     def _check(self, key: Tensor, value: Tensor) -> None:
-        for name, new, held in (("key", key, self._key), ("value", value, self._value)):
+        for name, new, cached in (("key", key, self._key), ("value", value, self._value)):
             check_float_tensor(name, new, "[batch ≥ 1, kv_heads, length, dim]")
             if new.ndim != 4 or not new.shape[0]:
                 raise ValueError(f"{name} has shape {tuple(new.shape)}; expected [batch ≥ 1, kv_heads, length, dim]")
-            if held is None:
+            if cached is None:
                 continue
-            for axis, what in ((0, "batch"), (1, "kv_heads"), (3, "width")):
-                if new.shape[axis] != held.shape[axis]:
+            for axis, axis_name in ((0, "batch"), (1, "kv_heads"), (3, "width")):
+                if new.shape[axis] != cached.shape[axis]:
                     raise ValueError(
-                        f"cache holds {name}s of {what} {held.shape[axis]}, but the new ones have {new.shape[axis]};"
+                        f"cache holds {name}s of {axis_name} {cached.shape[axis]}, but the new ones have"
+                        f" {new.shape[axis]};"
                         " a cache serves one layer and one batch"
                     )
-            if (new.dtype, new.device) != (held.dtype, held.device):
+            if (new.dtype, new.device) != (cached.dtype, cached.device):
                 raise ValueError(
-                    f"cache holds {name}s in {held.dtype} on {held.device}, but the new ones are in {new.dtype}"
+                    f"cache holds {name}s in {cached.dtype} on {cached.device}, but the new ones are in {new.dtype}"
                     f" on {new.device}"
                 )
         if (key.dtype, key.device) != (value.dtype, value.device):
@@ -253,11 +255,11 @@ class KVCache:
 
 
 def _write(buffer: Tensor, new: Tensor, starts: tuple[int, ...]) -> None:
-    """`new` into `buffer` from `starts` on."""
+    """Write `new` into `buffer` from `starts` on."""
     count = new.shape[2]
     if min(starts) == max(starts):
         buffer[:, :, starts[0] : starts[0] + count] = new
     else:
-        places = query_positions(count, count, torch.tensor(starts), buffer.device)  # [batch, n]
+        positions = query_positions(count, count, torch.tensor(starts), buffer.device)  # [batch, n]
         sequences = torch.arange(len(starts), device=buffer.device)[:, None]
-        buffer[sequences, :, places] = new.transpose(1, 2)
+        buffer[sequences, :, positions] = new.transpose(1, 2)

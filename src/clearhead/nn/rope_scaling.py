@@ -1,4 +1,4 @@
-"""Context scaling: rotary frequencies slowed down, so that a model reads texts longer than those it was trained on."""
+"""Context scaling of rotary frequencies, so that a model reads texts longer than those it was trained on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clearhead._utils.checks import check_float
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Every position divided by `factor` (Chen et al. 2023), and what all context scalings share."""
+class RopeScaling:
+    """Base class of the context scalings of `Rotary`."""
 
     factor: float
 
@@ -24,72 +24,83 @@ class Stretch:
             if check_float(f"{type(self).__name__}: {name}", value, expected) <= 0:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected {expected}")
 
-    def scaled(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
-        """The frequencies of all pairs of columns, in radians per position, after scaling."""
-        return frequencies / self.factor
+    def scale_frequencies(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
+        """Return the frequencies of all pairs of columns, in radians per position, after scaling."""
+        raise NotImplementedError
 
     @property
-    def amplitude(self) -> float:
-        """What turned queries and keys are multiplied by."""
+    def attention_factor(self) -> float:
+        """Factor that rotated queries and keys are multiplied by."""
         return 1.0
 
 
 @dataclass(frozen=True)
-class _ByTurns(Stretch):
-    """How much a pair of columns is slowed depends on how often it turns over `original_length` positions."""
+class LinearScaling(RopeScaling):
+    """Linear scaling: every position is divided by `factor` (Chen et al. 2023)."""
 
-    original_length: int
-    slow_turns: float
-    fast_turns: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.slow_turns < self.fast_turns:
-            turns = f"slow_turns is {self.slow_turns} and fast_turns {self.fast_turns}"
-            raise ValueError(f"{type(self).__name__}: {turns}; expected fewer slow than fast ones")
+    def scale_frequencies(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
+        return frequencies / self.factor
 
 
 @dataclass(frozen=True)
-class Llama3(_ByTurns):
-    """Llama 3.1: slow pairs are divided by `factor`, fast ones kept, those between blended.
+class Llama3(RopeScaling):
+    """Llama 3.1: low frequencies are divided by `factor`, high ones unchanged, those between interpolated.
 
-    Over `original_length` positions a slow pair turns at most `slow_turns` times, a fast one at least `fast_turns`.
+    A pair of columns has a low frequency if it makes at most `low_freq_factor` rotations over `original_length`
+    positions, and a high one if it makes at least `high_freq_factor`.
     """
 
     original_length: int = 8192
-    slow_turns: float = 1.0
-    fast_turns: float = 4.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
-    def scaled(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
-        turns = frequencies * self.original_length / (2 * math.pi)
-        kept = ((turns - self.slow_turns) / (self.fast_turns - self.slow_turns)).clamp(0.0, 1.0)
-        return frequencies * (kept + (1.0 - kept) / self.factor)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"Llama3: low_freq_factor is {self.low_freq_factor} and high_freq_factor {self.high_freq_factor};"
+                " expected low_freq_factor below high_freq_factor"
+            )
+
+    def scale_frequencies(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
+        rotations = frequencies * self.original_length / (2 * math.pi)
+        smooth = ((rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0.0, 1.0)
+        return frequencies * (smooth + (1.0 - smooth) / self.factor)
 
 
 @dataclass(frozen=True)
-class YaRN(_ByTurns):
-    """YaRN (Peng et al. 2023): a ramp over the pairs' numbers, and a factor on queries and keys that sharpens softmax.
+class YaRN(RopeScaling):
+    """YaRN (Peng et al. 2023): a linear ramp over the pairs, and an attention factor that sharpens the softmax.
 
-    The ramp runs from the pair that turns `fast_turns` times over `original_length` positions to the one that turns
-    `slow_turns` times.
+    The ramp runs from the pair that makes `beta_fast` rotations over `original_length` positions, which is unchanged,
+    to the pair that makes `beta_slow`, which is divided by `factor`.
     """
 
     original_length: int = 4096
-    slow_turns: float = 1.0
-    fast_turns: float = 32.0
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
 
-    def scaled(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.beta_slow < self.beta_fast:
+            raise ValueError(
+                f"YaRN: beta_slow is {self.beta_slow} and beta_fast {self.beta_fast};"
+                " expected beta_slow below beta_fast"
+            )
+
+    def scale_frequencies(self, frequencies: Float[Tensor, " pairs"], base: float) -> Float[Tensor, " pairs"]:
         pairs = frequencies.shape[0]
 
-        def pair_turning(times: float) -> float:
-            return pairs * math.log(self.original_length / (times * 2 * math.pi)) / math.log(base)
+        def pair_with(rotations: float) -> float:
+            return pairs * math.log(self.original_length / (rotations * 2 * math.pi)) / math.log(base)
 
-        first = max(math.floor(pair_turning(self.fast_turns)), 0)
-        last = min(math.ceil(pair_turning(self.slow_turns)), 2 * pairs - 1)
-        numbers = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
-        slowed = ((numbers - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
-        return frequencies * (1.0 - slowed + slowed / self.factor)
+        first = max(math.floor(pair_with(self.beta_fast)), 0)
+        last = min(math.ceil(pair_with(self.beta_slow)), 2 * pairs - 1)
+        indices = torch.arange(pairs, dtype=frequencies.dtype, device=frequencies.device)
+        ramp = ((indices - first) / max(last - first, 1e-3)).clamp(0.0, 1.0)
+        return frequencies * (1.0 - ramp + ramp / self.factor)
 
     @property
-    def amplitude(self) -> float:
+    def attention_factor(self) -> float:
+        """Factor 0.1 · ln(factor) + 1 of rotated queries and keys; 1 if `factor` is at most 1."""
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0

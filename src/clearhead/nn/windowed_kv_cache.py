@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead._utils.checks import check_int
-from clearhead.nn.kv_cache import Held, KVCache
+from clearhead.nn.kv_cache import KVCache, KVCacheView
 from clearhead.ops.masks import Mask, Padding, Window
 
 
 class WindowedKVCache(KVCache):
-    """Keeps the last `window` tokens of each sequence, in memory that does not grow.
+    """Ring buffer of the last `window` tokens of each sequence, in memory that does not grow.
 
     Used like `KVCache`. Each token attends to at most `window` positions, its own included: the same as one full pass
-    with `mask & Window(before=window - 1)`, however the text is cut into chunks. Keys are handed over in the order of
-    their positions and count from the oldest one handed over. Masks and biases that count them from the start of the
-    text are refused once that is forgotten: all but `Causal`, `Window` and `ALiBi`.
+    with `mask & Window(before=window - 1)`, however the text is cut into chunks. Keys are returned in the order of
+    their positions and count from the oldest one returned. Masks and biases that count them from the start of the text
+    are rejected once the first token is evicted: all but `Causal`, `Window` and `ALiBi`.
     """
 
     def __init__(self, window: int) -> None:
@@ -27,53 +27,51 @@ class WindowedKVCache(KVCache):
     def window(self) -> int:
         return self._capacity
 
-    def _offer(self, key: Tensor, value: Tensor, starts: tuple[int, ...], lasting: bool) -> Held:
+    def _update(self, key: Tensor, value: Tensor, starts: tuple[int, ...], immutable: bool) -> KVCacheView:
         count, device = key.shape[2], key.device
         self._key = self._writable(self._key, key)
         self._value = self._writable(self._value, value)
         before = tuple(min(start, self.window - 1) for start in starts)  # how many older keys the new tokens may see
         order = self._order(starts, before, count, device)
-        held_key = _arranged(torch.cat([self._key, key], dim=2), order)
-        held_value = _arranged(torch.cat([self._value, value], dim=2), order)
         mask: Mask | None = Window(before=self.window - 1) if count > 1 else None  # a single token sees all of them
         if order.shape[0] > 1:
-            real = Padding([held + count for held in before])
-            mask = real if mask is None else mask & real
-        return Held(
-            key=held_key,
-            value=held_value,
+            padding = Padding([older + count for older in before])
+            mask = padding if mask is None else mask & padding
+        return KVCacheView(
+            key=_select_keys(torch.cat([self._key, key], dim=2), order),
+            value=_select_keys(torch.cat([self._value, value], dim=2), order),
             query_start=self._start(before, device),
             mask=mask,
-            whole=starts == before,
+            complete=starts == before,
             new_key=key,
             new_value=value,
         )
 
     def _order(
         self, starts: tuple[int, ...], before: tuple[int, ...], count: int, device: torch.device
-    ) -> Int[Tensor, "batch kv_len"]:
-        """Where in (ring, new keys) each key to be handed over stands; one row where all sequences are alike."""
+    ) -> Int[Tensor, "rows kv_len"]:
+        """Return the index in (ring, new keys) of each key to be returned; one row if it is the same for all."""
         rows = 1 if min(starts) == max(starts) else len(starts)
-        start, held = (torch.tensor(values[:rows], device=device)[:, None] for values in (starts, before))
-        places = torch.arange(max(before) + count, device=device)
-        new = torch.where(places < held + count, self.window + places - held, 0)  # what is left over is hidden
-        return torch.where(places < held, (start - held + places) % self.window, new)
+        start, older = (torch.tensor(values[:rows], device=device)[:, None] for values in (starts, before))
+        keys = torch.arange(max(before) + count, device=device)
+        new = torch.where(keys < older + count, self.window + keys - older, 0)  # index 0 pads and is masked
+        return torch.where(keys < older, (start - older + keys) % self.window, new)
 
-    def _store(self, held: Held) -> None:
+    def _store(self, view: KVCacheView) -> None:
         """Write the last `window` of the new tokens into the ring, over the oldest."""
         assert self._key is not None
         assert self._value is not None
         starts = self.lengths or (0,)
         uniform = min(starts) == max(starts)
-        count = held.new_key.shape[2]
-        kept = min(count, self.window)
-        for number, start in enumerate(starts[:1] if uniform else starts):
-            rows = slice(None) if uniform else slice(number, number + 1)
-            slots = torch.arange(start + count - kept, start + count, device=held.new_key.device) % self.window
-            self._key[rows].index_copy_(2, slots, held.new_key[rows, :, count - kept :])
-            self._value[rows].index_copy_(2, slots, held.new_value[rows, :, count - kept :])
+        count = view.new_key.shape[2]
+        stored = min(count, self.window)
+        for index, start in enumerate(starts[:1] if uniform else starts):
+            sequences = slice(None) if uniform else slice(index, index + 1)
+            slots = torch.arange(start + count - stored, start + count, device=view.new_key.device) % self.window
+            self._key[sequences].index_copy_(2, slots, view.new_key[sequences, :, count - stored :])
+            self._value[sequences].index_copy_(2, slots, view.new_value[sequences, :, count - stored :])
 
-    def _forget(self, lengths: tuple[int, ...]) -> None:
+    def _clear(self, lengths: tuple[int, ...]) -> None:
         if lengths != self.lengths and len(self) > self.window:
             raise ValueError(
                 f"lengths cuts sequences short of which a window of {self.window} has overwritten the older tokens;"
@@ -81,8 +79,8 @@ class WindowedKVCache(KVCache):
             )
 
 
-def _arranged(tensor: Tensor, order: Int[Tensor, "batch kv_len"]) -> Tensor:
-    """Keys picked by their places: `[batch, kv_heads, kv_len, dim]`."""
+def _select_keys(tensor: Tensor, order: Int[Tensor, "rows kv_len"]) -> Float[Tensor, "batch kv_heads kv_len dim"]:
+    """Gather keys or values by their indices; one row of indices serves all sequences."""
     if order.shape[0] == 1:
         return tensor.index_select(2, order[0])
     return tensor.gather(2, order[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3]))

@@ -1,4 +1,4 @@
-"""Biases with a formula: added to scores without an n × n tensor."""
+"""`ALiBi`: a bias by a formula, added to scores without an n × n tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import describe
+from clearhead._utils.checks import check_int, describe
 from clearhead._utils.tensor_checks import check_float_tensor, has_readable_values
 
 
@@ -33,5 +33,23 @@ class ALiBi:
         object.__setattr__(self, "slopes", tensor)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{slope:.3g}" for slope in self.slopes[:4].tolist())
-        return f"ALiBi([{shown}{', …' if self.slopes.shape[0] > 4 else ''}])"
+        first = ", ".join(f"{slope:.3g}" for slope in self.slopes[:4].tolist())
+        return f"ALiBi([{first}{', …' if self.slopes.shape[0] > 4 else ''}])"
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
+    """Return the slopes of ALiBi (Press et al. 2022) for any number of heads; for `ALiBi(alibi_slopes(heads))`.
+
+    For h heads, h a power of two, they are 2^(−8/h), 2^(−16/h), …. Other counts take those of the power of two below,
+    and then every other slope of the power of two above.
+
+    >>> alibi_slopes(6).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
+    """
+    heads = check_int("heads", heads, most=2**16)
+    power = 2 ** (heads.bit_length() - 1)
+
+    def geometric(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (index + 1) / count) for index in range(count)]
+
+    return torch.tensor(geometric(power) + geometric(2 * power)[0::2][: heads - power], dtype=torch.float32)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._utils.checks import check_bool, check_int, describe
 from clearhead._utils.tensor_checks import check_dense_tensor, reject_inference_tensor
-from clearhead.nn.kv_cache import KVCache
-from clearhead.nn.rope import sinusoidal
+from clearhead.nn import KVCache, sinusoidal
 from clearhead.ops.masks import Mask, Padding
 from clearhead.recording.recording import Address
 from clearhead.translation._layers import AttentionRunner, Attentions, DecoderLayer, EncoderLayer

@@ -10,7 +10,7 @@ from clearhead.distributed.tensor_parallel import (
     head_plan,
     parallelize_module,
 )
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn import MultiHeadAttention
 from clearhead.translation._layers import FeedForward
 from clearhead.translation.model import Transformer
 

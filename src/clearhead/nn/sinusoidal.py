@@ -1,0 +1,34 @@
+"""`sinusoidal`: the position encoding of the original Transformer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+from clearhead._utils.checks import check_int
+from clearhead._utils.tensor_checks import check_int_tensor
+from clearhead.nn.rope import check_base
+
+
+def sinusoidal(positions: int | Integer[Tensor, "*n"], dim: int, *, base: float = 10_000.0) -> Float[Tensor, "*n dim"]:
+    """Return sinusoidal positions (Vaswani et al. 2017), float32: sines in even columns, cosines in odd ones.
+
+    `positions` is how many, counted from 0, or the positions themselves.
+
+    >>> sinusoidal(3, 4).round(decimals=2)
+    tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
+            [ 0.8400,  0.5400,  0.0100,  1.0000],
+            [ 0.9100, -0.4200,  0.0200,  1.0000]])
+    """
+    check_base("base", base)
+    if isinstance(positions, Tensor):
+        positions = check_int_tensor("positions", positions)
+    else:
+        positions = torch.arange(check_int("positions", positions, least=0))
+    columns = torch.arange(check_int("dim", dim), device=positions.device)
+    frequencies = base ** (-(columns - columns % 2).double() / dim)
+    # a cosine is the sine a quarter turn ahead
+    return torch.sin(positions[..., None] * frequencies + columns % 2 * (math.pi / 2)).float()
