@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
 
 from clearhead import Causal, MultiHeadAttention
-from clearhead.distributed import Layout, sequence_attention, shard_heads
-from clearhead.distributed.cost_model import Cost, Shape, over_heads, over_sequence
+from clearhead.distributed import ZigzagLayout, context_parallel_attention, parallelize_heads
+from clearhead.distributed.cost_model import Cost, LayerShape, context_parallel_cost, tensor_parallel_cost
 from measuring import write
 
-SHAPE = Shape(tokens=2048, d_model=512, heads=8, kv_heads=4, key_dim=64, itemsize=4)
+SHAPE = LayerShape(tokens=2048, d_model=512, heads=8, kv_heads=4, key_dim=64, itemsize=4)
 REPEATS = 3
 FLOPS = 480e12  # one causal head of 1,048,576 tokens takes 0.59 s on an H200: results/gpu-million.md
 BANDWIDTH = 450e9  # NVLink 4, one way
@@ -52,7 +52,7 @@ def sent(job: Callable[[], object]) -> float:
 def heads() -> tuple[float, float]:
     torch.manual_seed(0)
     layer = MultiHeadAttention(SHAPE.d_model, SHAPE.heads, kv_heads=SHAPE.kv_heads, bias=False)
-    shard_heads(layer, init_device_mesh("cpu", (distributed.get_world_size(),)))
+    parallelize_heads(layer, init_device_mesh("cpu", (distributed.get_world_size(),)))
     x = torch.randn(1, SHAPE.tokens, SHAPE.d_model, requires_grad=True)
     output = layer(x, mask=Causal())
     wanted = torch.randn_like(output)
@@ -62,13 +62,13 @@ def heads() -> tuple[float, float]:
 
 
 def sequence() -> tuple[float, float]:
-    layout = Layout(SHAPE.tokens, distributed.get_world_size())
+    layout = ZigzagLayout(SHAPE.tokens, distributed.get_world_size())
     own = layout.count(distributed.get_rank())
     counts = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
     query, key, value = (torch.randn(1, count, own, SHAPE.key_dim, requires_grad=True) for count in counts)
 
     def attend() -> torch.Tensor:
-        return sequence_attention(query, key, value, layout, mask=Causal())
+        return context_parallel_attention(query, key, value, layout, mask=Causal())
 
     wanted = torch.randn_like(attend())
     forward = sent(attend)
@@ -88,9 +88,9 @@ def work(rank: int, ranks: int, port: int, found: dict) -> None:
 
 def projected() -> None:
     """One layer and a million tokens on H200s, by the model: speed from one GPU, links from their data sheet."""
-    shape = Shape(tokens=2**20, d_model=4096, heads=32, kv_heads=8, key_dim=128)
+    shape = LayerShape(tokens=2**20, d_model=4096, heads=32, kv_heads=8, key_dim=128)
     rows: list[dict[str, object]] = []
-    for name, model in (("heads", over_heads), ("sequence", over_sequence)):
+    for name, model in (("heads", tensor_parallel_cost), ("sequence", context_parallel_cost)):
         for ranks in (1, 2, 4, 8):
             passes = [model(shape, ranks, backward=way) for way in (False, True)]
             taken = [cost.seconds(FLOPS, BANDWIDTH) for cost in passes]
@@ -100,9 +100,9 @@ def projected() -> None:
                     "over": name,
                     "GPUs": ranks,
                     "forward: PFLOP": f"{passes[0].flops / 1e15:.1f}",
-                    "GB sent": f"{passes[0].sent / 1e9:.1f}",
+                    "GB sent": f"{passes[0].bytes_sent / 1e9:.1f}",
                     "s": f"{taken[0]:.2f}",
-                    "backward: GB sent": f"{passes[1].sent / 1e9:.1f}",
+                    "backward: GB sent": f"{passes[1].bytes_sent / 1e9:.1f}",
                     "s, backward": f"{taken[1]:.2f}",
                     "speed of both": f"{sum(alone) / sum(taken):.2f} ×",
                 }
@@ -121,10 +121,10 @@ def main() -> None:
             port = free.getsockname()[1]
         found = multiprocessing.get_context("spawn").Manager().dict()
         spawn(work, (ranks, port, found), ranks)
-        for name, model in (("heads", over_heads), ("sequence", over_sequence)):
+        for name, model in (("heads", tensor_parallel_cost), ("sequence", context_parallel_cost)):
             for way, measured in zip(("forward", "backward"), found[name], strict=True):
                 cost: Cost = model(SHAPE, ranks, backward=way == "backward")
-                modelled = ranks * cost.sent
+                modelled = ranks * cost.bytes_sent
                 rows.append(
                     {
                         "over": name,

@@ -7,7 +7,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from clearhead import Causal, MultiHeadAttention, attention
-from clearhead.distributed import Layout, gather, sequence_attention, shard_heads
+from clearhead.distributed import ZigzagLayout, context_parallel_attention, gather, parallelize_heads
 
 for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
     os.environ.setdefault(name, value)
@@ -20,16 +20,16 @@ torch.manual_seed(0)  # the same layer and the same text everywhere
 layer = MultiHeadAttention(d_model=64, heads=8, kv_heads=2, device=device)
 x = torch.randn(1, 100, 64, device=device)
 whole, _ = layer(x, mask=Causal(), return_weights=True)
-shard_heads(layer, mesh)
+parallelize_heads(layer, mesh)
 output, weights = layer(x, mask=Causal(), return_weights=True)
 entropy = gather(weights.entropy(), mesh)
 assert torch.allclose(output, whole, atol=1e-5)
 
 # the sequence: each rank has some of the tokens; all get the statistics of all
-layout = Layout(length=1001, ranks=ranks)
+layout = ZigzagLayout(length=1001, ranks=ranks)
 query, key, value = (torch.randn(1, heads, 1001, 16, device=device) for heads in (8, 2, 2))
 own_query, own_key, own_value = (layout.shard(tensor, rank) for tensor in (query, key, value))
-found, rows = sequence_attention(own_query, own_key, own_value, layout, mask=Causal(), return_weights=True)
+found, rows = context_parallel_attention(own_query, own_key, own_value, layout, mask=Causal(), return_weights=True)
 assert torch.allclose(found, layout.shard(attention(query, key, value, mask=Causal()), rank), atol=1e-5)
 received = rows.received()
 

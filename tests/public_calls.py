@@ -25,7 +25,14 @@ from clearhead import (
     Window,
     attention,
 )
-from clearhead.distributed import Layout, attend_to_shards, gather, head_plan, sequence_attention, shard_heads
+from clearhead.distributed import (
+    ZigzagLayout,
+    context_parallel_attention,
+    gather,
+    parallelize_heads,
+    sharded_kv_attention,
+    tensor_parallel_plan,
+)
 from clearhead.nn import LinearScaling, Llama3, Rotary, WindowedKVCache, YaRN, sinusoidal
 from clearhead.ops.alibi import alibi_slopes
 from clearhead.torch_compat import MultiheadAttention, replace_attention
@@ -289,20 +296,20 @@ def torch_calls() -> list[Call]:
 
 def parallel_calls() -> list[Call]:
     """Calls in a process group of one; `one_rank` has to be entered."""
-    layout = Layout(10, 2)
+    layout = ZigzagLayout(10, 2)
     found = [
-        Call("Layout", Layout, lambda: {"length": 10, "ranks": 2}),
-        Call("layout.pieces", layout.pieces, lambda: {"rank": 1}),
+        Call("ZigzagLayout", ZigzagLayout, lambda: {"length": 10, "ranks": 2}),
+        Call("layout.chunks", layout.chunks, lambda: {"rank": 1}),
         Call("layout.count", layout.count, lambda: {"rank": 1}),
         Call(
             "layout.shard",
             layout.shard,
-            lambda: {"whole": torch.randn(2, 10, 3), "rank": 1, "dim": -2},
+            lambda: {"tensor": torch.randn(2, 10, 3), "rank": 1, "dim": -2},
             {"dim": ("axis",)},
         ),
         Call(
-            "layout.joined",
-            layout.joined,
+            "layout.unshard",
+            layout.unshard,
             lambda: {"shards": [torch.randn(2, layout.count(rank), 3) for rank in (0, 1)], "dim": -2},
         ),
     ]
@@ -312,18 +319,20 @@ def parallel_calls() -> list[Call]:
 
     def given(**options: Any) -> dict[str, Any]:
         whole = {name: torch.randn(2, 6, 5, 7) for name in ("query", "key", "value")}
-        whole |= {"layout": Layout(5, 1), "bias": torch.randn(6, 5, 5), "sinks": torch.randn(6)}
+        whole |= {"layout": ZigzagLayout(5, 1), "bias": torch.randn(6, 5, 5), "sinks": torch.randn(6)}
         return whole | {"mask": torch.ones(5, 5, dtype=torch.bool), "scale": 0.5, "softcap": 2.0} | options
 
     group = {"group": None, "backend": "auto"}
     fit = {"query": ("bias", "key", "sinks")}
     return [
         *found,
-        Call("sequence_attention", sequence_attention, lambda: given(return_weights=True, **group), fit),
-        Call("attend_to_shards", attend_to_shards, lambda: given(query_start=0, **group), fit),
-        Call("head_plan", head_plan, lambda: {"layer": small(), "mesh": mesh}),
-        Call("shard_heads", shard_heads, lambda: {"layer": small(), "mesh": mesh}),
-        Call("gather", gather, lambda: {"seen": torch.randn(2, 3, 5), "mesh": mesh}),
+        Call(
+            "context_parallel_attention", context_parallel_attention, lambda: given(return_weights=True, **group), fit
+        ),
+        Call("sharded_kv_attention", sharded_kv_attention, lambda: given(query_start=0, **group), fit),
+        Call("tensor_parallel_plan", tensor_parallel_plan, lambda: {"layer": small(), "mesh": mesh}),
+        Call("parallelize_heads", parallelize_heads, lambda: {"layer": small(), "mesh": mesh}),
+        Call("gather", gather, lambda: {"statistics": torch.randn(2, 3, 5), "mesh": mesh}),
     ]
 
 

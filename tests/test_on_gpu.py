@@ -15,7 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import adaptive_avg_pool2d
 
 from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention
-from clearhead.distributed import Layout, attend_to_shards, gather, sequence_attention, shard_heads
+from clearhead.distributed import (
+    ZigzagLayout,
+    context_parallel_attention,
+    gather,
+    parallelize_heads,
+    sharded_kv_attention,
+)
 from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
 from harness import assert_lse_matches, assert_matches, poisoned
@@ -352,7 +358,7 @@ def test_one_rank_over_nccl():
         whole = MultiHeadAttention(256, 8, kv_heads=2, qk_norm=True, sinks=True, device="cuda")
         sharded = copy.deepcopy(whole)
         mesh = init_device_mesh("cuda", (1,))
-        shard_heads(sharded, mesh)
+        parallelize_heads(sharded, mesh)
         x = normal(2, 200, 256)
         (expected, weights), (found, own) = (layer(x, mask=Causal(), return_weights=True) for layer in (whole, sharded))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -361,7 +367,9 @@ def test_one_rank_over_nccl():
         mask = Causal() & Documents([200, 300])
         for tensor in (query, key, value):
             tensor.requires_grad_()
-        output, rows = sequence_attention(query, key, value, Layout(500, 1), mask=mask, return_weights=True)
+        output, rows = context_parallel_attention(
+            query, key, value, ZigzagLayout(500, 1), mask=mask, return_weights=True
+        )
         wanted = torch.randn_like(output)
         output.backward(wanted)
         found = [tensor.grad.clone() for tensor in (query, key, value)]
@@ -373,7 +381,9 @@ def test_one_rank_over_nccl():
             torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(rows.received(), weights.received(), atol=1e-3, rtol=1e-3)
         torch.testing.assert_close(rows.pool(16, 16), weights.pool(16, 16), atol=1e-4, rtol=1e-3)
-        merged, lse = attend_to_shards(query[:, :, -2:].detach(), key.detach(), value.detach(), Layout(500, 1))
+        merged, lse = sharded_kv_attention(
+            query[:, :, -2:].detach(), key.detach(), value.detach(), ZigzagLayout(500, 1)
+        )
         expected, weights = attention(query[:, :, -2:].detach(), key.detach(), value.detach(), return_weights=True)
         torch.testing.assert_close(merged, expected, atol=1e-2, rtol=1e-2)
         torch.testing.assert_close(lse, weights.lse, atol=1e-3, rtol=1e-3)

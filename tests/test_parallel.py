@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from clearhead import ALiBi, Causal, Dense, Documents, MultiHeadAttention, Padding, Prefix, Window, attention
 from clearhead.distributed import (
-    Layout,
-    attend_to_shards,
+    ZigzagLayout,
+    context_parallel_attention,
     gather,
-    head_plan,
+    parallelize_heads,
     process_group,
-    sequence_attention,
-    shard_heads,
+    sharded_kv_attention,
+    tensor_parallel_plan,
 )
-from clearhead.distributed.cost_model import Cost, Shape, over_heads, over_sequence
+from clearhead.distributed.cost_model import Cost, LayerShape, context_parallel_cost, tensor_parallel_cost
 from clearhead.translation.config import ModelConfig
 from clearhead.translation.model import Transformer
 from clearhead.translation.sharding import shard_model
@@ -60,7 +60,7 @@ def compare_heads(mesh, options, mask, memory):
     sharded.load_state_dict(whole.state_dict())
     x = torch.randn(2, 11, 24)
     other = torch.randn(2, 7, 24) if memory else None
-    shard_heads(sharded, mesh)
+    parallelize_heads(sharded, mesh)
     inputs = [(x.clone().requires_grad_(), None if other is None else other.clone().requires_grad_()) for _ in range(2)]
     (expected, weights), (found, own) = (
         layer(*given, mask=mask, return_weights=True) for layer, given in zip((whole, sharded), inputs, strict=True)
@@ -110,7 +110,7 @@ def compare_options(mesh):
     """What a call gives head by head is cut to a rank's heads, and what is learned of it gets its whole gradient."""
     torch.manual_seed(0)
     whole = MultiHeadAttention(24, heads=4, kv_heads=2)
-    sharded = shard_heads(copy.deepcopy(whole), mesh)
+    sharded = parallelize_heads(copy.deepcopy(whole), mesh)
     x = torch.randn(2, 11, 24)
     dense = torch.rand(1, 4, 11, 11) > 0.3
     for shape, mask in (((11, 11), None), ((1, 4, 11, 11), Causal() & Dense(dense)), ((4, 1, 11), dense)):
@@ -135,7 +135,7 @@ def compare_steps(mesh):
     whole = MultiHeadAttention(24, heads=4, kv_heads=2, bias=False, qk_norm=True, sinks=True)
     for parameter in whole.parameters():
         parameter.requires_grad_(False)
-    first = shard_heads(copy.deepcopy(whole), mesh)
+    first = parallelize_heads(copy.deepcopy(whole), mesh)
     sharded = copy.deepcopy(first)
     for layer in (whole, sharded):
         layer.requires_grad_(True)
@@ -159,7 +159,7 @@ def test_sharded_layers_learn_as_whole_ones(ranks, count):
 
 def refused_heads(mesh, options):
     try:
-        head_plan(MultiHeadAttention(24, **options), mesh)
+        tensor_parallel_plan(MultiHeadAttention(24, **options), mesh)
     except ValueError as error:
         return str(error)
     return None
@@ -227,21 +227,21 @@ def test_a_feed_forward_that_cannot_be_shared_is_refused(ranks):
 
 @given(length=st.integers(0, 200), ranks=st.integers(1, 9))
 def test_every_token_has_one_rank(length, ranks):
-    layout = Layout(length, ranks)
-    held = [token for rank in range(ranks) for piece in layout.pieces(rank) for token in range(length)[piece]]
+    layout = ZigzagLayout(length, ranks)
+    held = [token for rank in range(ranks) for piece in layout.chunks(rank) for token in range(length)[piece]]
     assert sorted(held) == list(range(length))
     counts = [layout.count(rank) for rank in range(ranks)]
     assert max(counts) - min(counts) <= 2
     whole = torch.randn(2, length, 3)
     shards = [layout.shard(whole, rank) for rank in range(ranks)]
-    assert torch.equal(layout.joined(shards), whole)
+    assert torch.equal(layout.unshard(shards), whole)
 
 
 def test_under_a_causal_mask_all_ranks_have_as_much_to_do():
     for length, ranks in itertools.product((1000, 1003), (2, 3, 8)):
-        layout = Layout(length, ranks)
+        layout = ZigzagLayout(length, ranks)
         work = [
-            sum(token + 1 for piece in layout.pieces(rank) for token in range(length)[piece]) for rank in range(ranks)
+            sum(token + 1 for piece in layout.chunks(rank) for token in range(length)[piece]) for rank in range(ranks)
         ]
         assert max(work) / min(work) < 1.03
 
@@ -259,14 +259,14 @@ def compare_sequence(mesh, name, kv_heads, options=None):
     options = dict(options or {})
     whole = [tensor.requires_grad_() for tensor in inputs(kv_heads)]
     group, rank = mesh.get_group(), mesh.get_local_rank()
-    layout = Layout(LENGTH, mesh.size())
+    layout = ZigzagLayout(LENGTH, mesh.size())
     own = [layout.shard(tensor.detach(), rank).requires_grad_() for tensor in whole]
     mask = MASKS[name]()
     learned = {key: value for key, value in options.items() if isinstance(value, torch.Tensor)}
     copies = {key: value.clone().requires_grad_() for key, value in learned.items()}
     learned = {key: value.clone().requires_grad_() for key, value in learned.items()}
     expected, weights = attention(*whole, mask=mask, return_weights=True, **{**options, **learned})
-    found, parts = sequence_attention(
+    found, parts = context_parallel_attention(
         *own, layout, mask=mask, group=group, return_weights=True, **{**options, **copies}
     )
     near(found, layout.shard(expected, rank))
@@ -305,9 +305,9 @@ def test_biases_sinks_and_softcap(ranks):
 
 def compare_short(mesh, length):
     tensors = inputs(2, length)
-    layout, rank = Layout(length, mesh.size()), mesh.get_local_rank()
+    layout, rank = ZigzagLayout(length, mesh.size()), mesh.get_local_rank()
     own = [layout.shard(tensor, rank) for tensor in tensors]
-    found = sequence_attention(*own, layout, mask=Causal(), group=mesh.get_group())
+    found = context_parallel_attention(*own, layout, mask=Causal(), group=mesh.get_group())
     near(found, layout.shard(attention(*tensors, mask=Causal()), rank))
 
 
@@ -319,13 +319,13 @@ def test_fewer_tokens_than_pieces(ranks, length):
 def compare_decoding(mesh, name, options, q_len):
     query, key, value = inputs(2)
     query = query[:, :, :q_len]
-    layout, rank = Layout(LENGTH, mesh.size()), mesh.get_local_rank()
+    layout, rank = ZigzagLayout(LENGTH, mesh.size()), mesh.get_local_rank()
     mask = {"causal": Causal(), "window": Window(before=4), "padding": Padding([3, 37]), "nothing": Padding([0, 37])}[
         name
     ]
     expected, weights = attention(query, key, value, mask=mask, return_weights=True, **options)
     own = [layout.shard(tensor, rank) for tensor in (key, value)]
-    found, lse = attend_to_shards(query, *own, layout, mask=mask, group=mesh.get_group(), **options)
+    found, lse = sharded_kv_attention(query, *own, layout, mask=mask, group=mesh.get_group(), **options)
     near(found, expected)
     near(lse, weights.lse)
 
@@ -345,7 +345,7 @@ def test_partial_outputs_with_everything(ranks):
 def refused_sequence(mesh, length, given, ranks_of_layout):
     tensors = [tensor[:, :, :given] for tensor in inputs(2)]
     try:
-        sequence_attention(*tensors, Layout(length, ranks_of_layout), group=mesh.get_group())
+        context_parallel_attention(*tensors, ZigzagLayout(length, ranks_of_layout), group=mesh.get_group())
     except ValueError as error:
         return str(error)
     return None
@@ -357,31 +357,31 @@ def test_what_does_not_fit_is_said_with_its_numbers(ranks):
         "query has 9 tokens, but of 20 tokens over 2 ranks rank 1 holds 10; expected what layout.shard gives"
     )
     assert "layout is for 3 ranks, but the group has 2" in ranks.run(2, refused_sequence, 20, 9, 3)[0]
-    with pytest.raises(ValueError, match="whole has 5 tokens on axis -2; expected the layout's 6"):
-        Layout(6, 2).shard(torch.zeros(1, 5, 2), 0)
+    with pytest.raises(ValueError, match="tensor has 5 tokens on axis -2; expected the layout's 6"):
+        ZigzagLayout(6, 2).shard(torch.zeros(1, 5, 2), 0)
 
 
 def refused_options(mesh):
     """Each on every rank, so that none waits for another."""
-    layout, rank = Layout(LENGTH, mesh.size()), mesh.get_local_rank()
+    layout, rank = ZigzagLayout(LENGTH, mesh.size()), mesh.get_local_rank()
     query, key, value = (layout.shard(tensor, rank) for tensor in inputs(2))
-    rows = sequence_attention(query, key, value, layout, group=mesh.get_group(), return_weights=True)[1]
+    rows = context_parallel_attention(query, key, value, layout, group=mesh.get_group(), return_weights=True)[1]
     group = {"group": mesh.get_group()}
     said = []
     for call in (
-        lambda: sequence_attention(query, key, value, layout, bias=torch.zeros(LENGTH + 5, LENGTH), **group),
-        lambda: sequence_attention(query, key, value, layout, bias=torch.zeros(LENGTH - 1, LENGTH), **group),
-        lambda: sequence_attention(query, key, value.double(), layout, **group),
-        lambda: attend_to_shards(query, key, value, layout, sinks=torch.zeros(3), **group),
-        lambda: attend_to_shards(query[0], key, value, layout, **group),
+        lambda: context_parallel_attention(query, key, value, layout, bias=torch.zeros(LENGTH + 5, LENGTH), **group),
+        lambda: context_parallel_attention(query, key, value, layout, bias=torch.zeros(LENGTH - 1, LENGTH), **group),
+        lambda: context_parallel_attention(query, key, value.double(), layout, **group),
+        lambda: sharded_kv_attention(query, key, value, layout, sinks=torch.zeros(3), **group),
+        lambda: sharded_kv_attention(query[0], key, value, layout, **group),
         lambda: rows.pool(0, 2),
         lambda: rows.pool(2, 2, reduce="sum"),
-        lambda: sequence_attention(query, key, value, 7, **group),
+        lambda: context_parallel_attention(query, key, value, 7, **group),
         lambda: gather(torch.zeros(3), mesh),
         lambda: gather(torch.zeros(3, 3), None),
-        lambda: shard_heads(torch.nn.Linear(2, 2), mesh),
-        lambda: shard_heads(MultiHeadAttention(8, 2), "cpu"),
-        lambda: layout.pieces(9),
+        lambda: parallelize_heads(torch.nn.Linear(2, 2), mesh),
+        lambda: parallelize_heads(MultiHeadAttention(8, 2), "cpu"),
+        lambda: layout.chunks(9),
     ):
         try:
             call()
@@ -401,8 +401,8 @@ def test_every_rank_says_what_is_wrong(ranks):
         "query is (4, 19, 8); expected [batch, heads, q_len, width]",
         "rows is 0",
         "reduce is 'sum'; expected 'mean' or 'max'",
-        "layout is 7; expected a Layout",
-        "seen is a tensor (3,); expected a statistic",
+        "layout is 7; expected a ZigzagLayout",
+        "statistics is a tensor (3,); expected a statistic",
         "mesh is None; expected the DeviceMesh",
         "layer is a Linear; expected a clearhead.MultiHeadAttention",
         "mesh is a str; expected a DeviceMesh",
@@ -436,17 +436,17 @@ def test_a_rank_of_another_version_is_named(ranks):
 
 def test_costs():
     """By hand: 1,000 tokens, 4 heads of 8 that share 2 key heads, d_model 32, numbers of 4 bytes, no mask."""
-    shape = Shape(1000, 32, 4, 2, 8, itemsize=4, causal=False)
+    shape = LayerShape(1000, 32, 4, 2, 8, itemsize=4, causal=False)
     attention_flops = 4 * 4 * 8 * 1000**2
     projections = 2 * 1000 * 32 * (32 + 16 + 16 + 32)
-    assert over_heads(shape, 1) == Cost(attention_flops + projections, 0)
-    assert over_sequence(shape, 1) == Cost(attention_flops + projections, 0)
-    halves = over_heads(shape, 2)
+    assert tensor_parallel_cost(shape, 1) == Cost(attention_flops + projections, 0)
+    assert context_parallel_cost(shape, 1) == Cost(attention_flops + projections, 0)
+    halves = tensor_parallel_cost(shape, 2)
     assert halves == Cost((attention_flops + projections) / 2, 1000 * 32 * 4)  # half of it sent, half sent back
-    shared = over_heads(shape, 4)  # two ranks each compute a key head
+    shared = tensor_parallel_cost(shape, 4)  # two ranks each compute a key head
     assert shared.flops == attention_flops / 4 + 2 * 1000 * 32 * (8 + 8 + 8 + 8)
-    assert over_sequence(shape, 4).sent == 0.75 * 1000 * (16 + 16) * 4
-    assert over_heads(shape, 2, backward=True).sent == 3 * halves.sent
-    assert over_sequence(shape, 2, backward=True).flops == 2.5 * attention_flops / 2 + projections
-    assert Shape(10, 1, 1, 1, 1).cells == 55
+    assert context_parallel_cost(shape, 4).bytes_sent == 0.75 * 1000 * (16 + 16) * 4
+    assert tensor_parallel_cost(shape, 2, backward=True).bytes_sent == 3 * halves.bytes_sent
+    assert context_parallel_cost(shape, 2, backward=True).flops == 2.5 * attention_flops / 2 + projections
+    assert LayerShape(10, 1, 1, 1, 1).computed_cells == 55
     assert Cost(6.0, 10.0).seconds(2.0, 5.0) == 5.0

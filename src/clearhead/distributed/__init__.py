@@ -1,17 +1,22 @@
-"""More than one device, on torch.distributed: heads over ranks, and the sequence over ranks."""
+"""Several devices, on torch.distributed: tensor parallel heads, context parallel sequences, process groups."""
 
-from clearhead.distributed.context_parallel import attend_to_shards, sequence_attention
-from clearhead.distributed.context_parallel_weights import SequenceWeights
+from clearhead.distributed.context_parallel import context_parallel_attention
+from clearhead.distributed.context_parallel_weights import ContextParallelWeights
 from clearhead.distributed.gather import gather
-from clearhead.distributed.layout import Layout
-from clearhead.distributed.tensor_parallel import head_plan, shard_heads
+from clearhead.distributed.layout import ZigzagLayout
+from clearhead.distributed.process_group import ProcessGroup, init_process_group, is_main_process
+from clearhead.distributed.sharded_kv import sharded_kv_attention
+from clearhead.distributed.tensor_parallel import parallelize_heads, tensor_parallel_plan
 
 __all__ = [
-    "Layout",
-    "SequenceWeights",
-    "attend_to_shards",
+    "ContextParallelWeights",
+    "ProcessGroup",
+    "ZigzagLayout",
+    "context_parallel_attention",
     "gather",
-    "head_plan",
-    "sequence_attention",
-    "shard_heads",
+    "init_process_group",
+    "is_main_process",
+    "parallelize_heads",
+    "sharded_kv_attention",
+    "tensor_parallel_plan",
 ]

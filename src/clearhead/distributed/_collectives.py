@@ -1,4 +1,4 @@
-"""What ranks say to each other, with gradients: on torch.distributed's own collectives."""
+"""Collectives of torch.distributed with the gradients and shapes that sharded attention needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 
-class _Copied(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
         ctx.group = group
@@ -17,30 +17,29 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return summed(gradients[0], ctx.group), None
+        return all_reduce_sum(gradients[0], ctx.group), None
 
 
-def copied(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """What all ranks have alike and each uses for a part of the work: its gradient is the sum of theirs."""
-    return _Copied.apply(tensor, group)  # pyright: ignore[reportReturnType]
+def copy_to_ranks(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Return a tensor that is the same on all ranks; backward, its gradient is summed over the ranks."""
+    return _CopyToRanks.apply(tensor, group)  # pyright: ignore[reportReturnType]
 
 
-def summed(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Over all ranks; not in place, and without a gradient."""
+def all_reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Return the sum over all ranks; not in place, and without a gradient."""
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=group)
     return total
 
 
-def gathered(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Every rank's tensor, which may differ in size along the axes; without a gradient."""
+def all_gather_tensors(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+    """Return every rank's tensor, whose shapes may differ; without a gradient."""
     shape = torch.tensor(tensor.shape, device=tensor.device)
     shapes = [torch.empty_like(shape) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(shapes, shape, group=group)
-    sizes = [tuple(own.tolist()) for own in shapes]
-    room = max(torch.Size(size).numel() for size in sizes)
-    sent = tensor.detach().new_zeros(room)
-    sent[: tensor.numel()] = tensor.detach().flatten()
-    received = [torch.empty_like(sent) for _ in sizes]
-    distributed.all_gather(received, sent, group=group)
-    return [flat[: torch.Size(size).numel()].view(size) for flat, size in zip(received, sizes, strict=True)]
+    sizes = [torch.Size(rank_shape.tolist()) for rank_shape in shapes]
+    padded = tensor.detach().new_zeros(max(size.numel() for size in sizes))
+    padded[: tensor.numel()] = tensor.detach().flatten()
+    received = [torch.empty_like(padded) for _ in sizes]
+    distributed.all_gather(received, padded, group=group)
+    return [flat[: size.numel()].view(size) for flat, size in zip(received, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""`SequenceWeights`: an attention matrix whose rows live on different ranks."""
+"""`ContextParallelWeights`: an attention matrix whose rows are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from clearhead._utils.checks import check_int
-from clearhead.distributed._collectives import gathered, summed
-from clearhead.distributed.layout import Layout
+from clearhead.distributed._collectives import all_gather_tensors, all_reduce_sum
+from clearhead.distributed.layout import ZigzagLayout
 from clearhead.ops.statistics import AttentionStatistics, Reduce, TopK
 from clearhead.weights.matrix import AttentionWeights
 
 
-class SequenceWeights:
-    """The matrix `[batch, heads, n, n]` of a text over ranks. Made by `sequence_attention(…, return_weights=True)`.
+class ContextParallelWeights:
+    """Attention matrix `[batch, heads, n, n]` of a sharded text, as `context_parallel_attention` returns it.
 
-    Each rank computes statistics of its own rows, and every rank gets those of all: all ranks have to ask for the same
-    thing. `parts` are a rank's own rows, as (tokens, AttentionWeights) pairs.
+    Each rank computes statistics of its rows, and every rank gets those of all: the methods are collectives, which all
+    ranks have to call. `parts` are a rank's rows, as (tokens, AttentionWeights) pairs.
     """
 
     def __init__(
-        self, layout: Layout, parts: Sequence[tuple[slice, AttentionWeights]], group: ProcessGroup | None
+        self, layout: ZigzagLayout, parts: Sequence[tuple[slice, AttentionWeights]], group: ProcessGroup | None
     ) -> None:
         self.layout, self.parts, self.group = layout, tuple(parts), group
 
@@ -35,72 +35,75 @@ class SequenceWeights:
 
     def __repr__(self) -> str:
         batch, heads, q_len, kv_len = self.shape
-        own = ", ".join(f"{piece.start} to {piece.stop - 1}" for piece, _ in self.parts if piece.stop > piece.start)
-        return (
-            f"SequenceWeights({batch} × {heads} heads × {q_len} queries × {kv_len} keys; own queries {own or 'none'})"
-        )
+        queries = ", ".join(f"{chunk.start} to {chunk.stop - 1}" for chunk, _ in self.parts if chunk.stop > chunk.start)
+        matrix = f"{batch} × {heads} heads × {q_len} queries × {kv_len} keys"
+        return f"ContextParallelWeights({matrix}; own queries {queries or 'none'})"
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
-        """As `AttentionWeights.entropy`."""
+        """Return the entropy of each row, as `AttentionWeights.entropy` does."""
         return self.observe(entropy=True).entropy
 
     def received(self) -> Float[Tensor, "batch heads kv_len"]:
-        """As `AttentionWeights.received`."""
+        """Return the column sums, as `AttentionWeights.received` does."""
         return self.observe(received=True).received
 
     def distance(self) -> Float[Tensor, "batch heads q_len"]:
-        """As `AttentionWeights.distance`."""
+        """Return the mean distance of each row, as `AttentionWeights.distance` does."""
         return self.observe(distance=True).distance
 
     def topk(self, k: int) -> TopK:
-        """As `AttentionWeights.topk`."""
+        """Return the largest weights of each row, as `AttentionWeights.topk` does."""
         return self.observe(top=check_int("k", k)).top
 
     @torch.no_grad()
     def observe(
         self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
     ) -> AttentionStatistics:
-        """Several statistics in one sweep over a rank's own rows."""
-        seen = [own.observe(entropy=entropy, received=received, distance=distance, top=top) for _, own in self.parts]
+        """Return several statistics, computed in one pass over each rank's rows."""
+        statistics = [
+            weights.observe(entropy=entropy, received=received, distance=distance, top=top) for _, weights in self.parts
+        ]
 
-        def rows(own: list[Tensor]) -> Tensor:
-            return self.layout.joined(gathered(torch.cat(own, dim=2), self.group), dim=2)
+        def gather_rows(parts: list[Tensor]) -> Tensor:
+            return self.layout.unshard(all_gather_tensors(torch.cat(parts, dim=2), self.group), dim=2)
+
+        def sum_over_rows(parts: list[Tensor]) -> Tensor:
+            total = torch.stack([part.double() for part in parts]).sum(dim=0)
+            return all_reduce_sum(total, self.group).to(parts[0].dtype)
 
         return AttentionStatistics(
-            entropy=rows([part.entropy for part in seen]) if entropy else None,
-            distance=rows([part.distance for part in seen]) if distance else None,
-            received=self._added([part.received for part in seen]) if received else None,
-            top=TopK(rows([part.top.weights for part in seen]), rows([part.top.keys for part in seen]))
+            entropy=gather_rows([part.entropy for part in statistics]) if entropy else None,
+            distance=gather_rows([part.distance for part in statistics]) if distance else None,
+            received=sum_over_rows([part.received for part in statistics]) if received else None,
+            top=TopK(
+                gather_rows([part.top.weights for part in statistics]),
+                gather_rows([part.top.keys for part in statistics]),
+            )
             if top
             else None,
         )
 
     @torch.no_grad()
     def pool(self, rows: int, cols: int, *, reduce: Reduce = "mean") -> Float[Tensor, "batch heads rows cols"]:
-        """The whole matrix in `rows` × `cols` bins, as `AttentionWeights.pool` draws them."""
+        """Return the matrix in `rows` × `cols` bins, as `AttentionWeights.pool` does."""
         rows, cols = check_int("rows", rows), check_int("cols", cols)
         if reduce not in ("mean", "max"):
             raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")
         batch, heads, q_len, kv_len = self.shape
         first = self.parts[0][1]
-        found = torch.zeros(batch, heads, rows, cols, dtype=torch.float64, device=first.device)
-        for number in range(rows):
-            start, end = number * q_len // rows, -(-(number + 1) * q_len // rows)
-            for piece, own in self.parts:
-                low, high = max(start, piece.start), min(end, piece.stop)
+        pooled = torch.zeros(batch, heads, rows, cols, dtype=torch.float64, device=first.device)
+        for row in range(rows):
+            start, end = row * q_len // rows, -(-(row + 1) * q_len // rows)
+            for chunk, weights in self.parts:
+                low, high = max(start, chunk.start), min(end, chunk.stop)
                 if low >= high:
                     continue
-                inside = ((low - piece.start, high - piece.start), (0, kv_len))
-                band = own.pool(1, cols, reduce=reduce, window=inside)[:, :, 0].double()
+                window = ((low - chunk.start, high - chunk.start), (0, kv_len))
+                band = weights.pool(1, cols, reduce=reduce, window=window)[:, :, 0].double()
                 if reduce == "max":
-                    found[:, :, number] = torch.maximum(found[:, :, number], band)
+                    pooled[:, :, row] = torch.maximum(pooled[:, :, row], band)
                 else:
-                    found[:, :, number] += band * ((high - low) / (end - start))
-        distributed.all_reduce(
-            found, distributed.ReduceOp.MAX if reduce == "max" else distributed.ReduceOp.SUM, group=self.group
-        )
-        return found.to(first.lse.dtype)
-
-    def _added(self, parts: list[Tensor]) -> Tensor:
-        total = torch.stack([own.double() for own in parts]).sum(dim=0)
-        return summed(total, self.group).to(parts[0].dtype)
+                    pooled[:, :, row] += band * ((high - low) / (end - start))
+        operation = distributed.ReduceOp.MAX if reduce == "max" else distributed.ReduceOp.SUM
+        distributed.all_reduce(pooled, operation, group=self.group)
+        return pooled.to(first.lse.dtype)

@@ -1,4 +1,4 @@
-"""Statistics of heads that live on different ranks, brought together; matrices never are."""
+"""`gather`: statistics of heads that are sharded over ranks; matrices are never gathered."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from clearhead._utils.tensor_checks import FLOAT_DTYPES, check_dense_tensor
-from clearhead.distributed._collectives import gathered
+from clearhead.distributed._collectives import all_gather_tensors
 from clearhead.ops.statistics import AttentionStatistics, TopK
 
-Statistics = TypeVar("Statistics", Tensor, TopK, AttentionStatistics)
+StatisticsT = TypeVar("StatisticsT", Tensor, TopK, AttentionStatistics)
 
 
-def gather(seen: Statistics, mesh: DeviceMesh) -> Statistics:
-    """What every rank has seen of its own heads, for all heads, on every rank.
+def gather(statistics: StatisticsT, mesh: DeviceMesh) -> StatisticsT:
+    """Return statistics of all heads on every rank, from those that each rank has of its heads.
 
         gather(weights.entropy(), mesh)                 # [batch, heads, q_len]
         gather(weights.observe(top=8, received=True), mesh)
 
     Args:
-        seen: of a layer that `shard_heads` has shared out: a statistic with heads on axis 1, or several.
+        statistics: of a layer that `parallelize_heads` has sharded: a statistic with heads on axis 1, or several.
     """
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
         raise ValueError(f"mesh is {mesh!r}; expected the DeviceMesh, of one axis, that heads are shared out over")
-    if isinstance(seen, AttentionStatistics):
-        return AttentionStatistics(**{name: gather(getattr(seen, name), mesh) for name in seen})
-    if isinstance(seen, TopK):
-        return TopK(gather(seen.weights, mesh), gather(seen.keys, mesh))
+    if isinstance(statistics, AttentionStatistics):
+        return AttentionStatistics(**{name: gather(getattr(statistics, name), mesh) for name in statistics})
+    if isinstance(statistics, TopK):
+        return TopK(gather(statistics.weights, mesh), gather(statistics.keys, mesh))
     expected = "a statistic such as weights.entropy(), or weights.observe(…)"
-    seen = check_dense_tensor("seen", seen, expected)
-    if seen.ndim < 2:
-        raise TypeError(f"seen is a tensor {tuple(seen.shape)}; expected {expected}")
-    if seen.is_meta or seen.dtype not in (*FLOAT_DTYPES, torch.int64):
-        raise TypeError(f"seen is a tensor in {seen.dtype} on {seen.device}; expected {expected}")
-    return torch.cat(gathered(seen, mesh.get_group()), dim=1)
+    tensor = check_dense_tensor("statistics", statistics, expected)
+    if tensor.ndim < 2:
+        raise TypeError(f"statistics is a tensor {tuple(tensor.shape)}; expected {expected}")
+    if tensor.is_meta or tensor.dtype not in (*FLOAT_DTYPES, torch.int64):
+        raise TypeError(f"statistics is a tensor in {tensor.dtype} on {tensor.device}; expected {expected}")
+    return torch.cat(all_gather_tensors(tensor, mesh.get_group()), dim=1)

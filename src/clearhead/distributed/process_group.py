@@ -1,4 +1,4 @@
-"""Several processes that work together, as torchrun starts them."""
+"""`ProcessGroup`: the processes that torchrun starts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def is_main_process() -> bool:
-    """Whether this process is the only one, or the one that writes and speaks for all."""
+    """Return whether this process is the only one, or the one that writes and prints for all."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process's number, and how many there are."""
+    """Rank of this process, and the number of processes."""
 
     rank: int = 0
     world_size: int = 1
@@ -33,7 +33,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Over all processes."""
+        """Return the sum over all processes."""
         if self.world_size == 1:
             return tensor
         total = tensor.clone()
@@ -41,11 +41,11 @@ class ProcessGroup:
         return total
 
     def any(self, condition: bool, device: torch.device) -> bool:
-        """Whether it holds in any process."""
+        """Return whether a condition holds in any process."""
         return condition if self.world_size == 1 else bool(self.all_reduce(torch.tensor(int(condition), device=device)))
 
     def broadcast(self, value: T) -> T:
-        """What the first process has, for all."""
+        """Return the first process's value in all processes."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -69,27 +69,27 @@ class ProcessGroup:
         return result  # pyright: ignore[reportReturnType]
 
     def all_gather(self, value: T) -> list[T]:
-        """What every process has, in the order of their numbers."""
+        """Return every process's value, in the order of ranks."""
         if self.world_size == 1:
             return [value]
-        found: list[T] = [value] * self.world_size
-        distributed.all_gather_object(found, value)
-        return found
+        values: list[T] = [value] * self.world_size
+        distributed.all_gather_object(values, value)
+        return values
 
 
 @contextmanager
 def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """This one alone, or together with those that torchrun says there are."""
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
+    """Join the processes that torchrun has started; without torchrun this process is alone."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size == 1:
         yield ProcessGroup()
         return
     if device.type == "cuda" and device.index is None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
-    # numbers that are written down are added up on the CPU, wherever the model is
+    # statistics are reduced on the CPU, wherever the model is
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        process_group = ProcessGroup(distributed.get_rank(), world)
+        process_group = ProcessGroup(distributed.get_rank(), world_size)
         _check_versions(process_group)
         yield process_group
     finally:
@@ -97,7 +97,7 @@ def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
 
 
 def _check_versions(process_group: ProcessGroup) -> None:
-    """Processes of different versions would not do the same, and wait for each other in vain."""
+    """Raise if processes have different versions: their collectives could differ and wait forever."""
     versions = process_group.all_gather(f"clearhead {__version__}, torch {torch.__version__}")
     others = [(rank, version) for rank, version in enumerate(versions) if version != versions[0]]
     if others:

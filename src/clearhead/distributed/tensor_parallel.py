@@ -10,30 +10,30 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from clearhead.distributed._collectives import copied
+from clearhead.distributed._collectives import copy_to_ranks
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.head import head_columns
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import And, Dense, Mask, Or
 
 
-def shard_heads(layer: MultiHeadAttention, mesh: DeviceMesh) -> MultiHeadAttention:
-    """Give each rank of a mesh its share of a layer's heads, in place; all ranks must have the same layer.
+def parallelize_heads(layer: MultiHeadAttention, mesh: DeviceMesh) -> MultiHeadAttention:
+    """Shard a layer's heads over the ranks of a mesh, in place; all ranks must have the same layer.
 
         mesh = init_device_mesh("cpu", (4,))
-        shard_heads(layer, mesh)
+        parallelize_heads(layer, mesh)
         output, weights = layer(x, mask=Causal(), return_weights=True)  # x and output whole, weights of own heads
 
-    Outputs and gradients are those of the whole layer. Parameters become DTensors. `ablate` then counts a rank's own
-    heads. Dropout is drawn by each rank for its own heads.
+    Outputs and gradients are those of the whole layer. Parameters become DTensors. `ablate` then counts the heads of
+    each rank from 0. Dropout is drawn by each rank for its heads.
     """
-    return parallelize_module(layer, mesh, head_plan(layer, mesh))  # pyright: ignore[reportReturnType]
+    return parallelize_module(layer, mesh, tensor_parallel_plan(layer, mesh))  # pyright: ignore[reportReturnType]
 
 
-def head_plan(layer: MultiHeadAttention, mesh: DeviceMesh) -> dict[str, ParallelStyle]:
-    """The plan for `parallelize_module`: projections by columns, W_O by rows, whole heads to each rank.
+def tensor_parallel_plan(layer: MultiHeadAttention, mesh: DeviceMesh) -> dict[str, ParallelStyle]:
+    """Return the plan for `parallelize_module`: projections by columns, W_O by rows, whole heads to each rank.
 
-    Where there are more ranks than key heads, ranks whose queries read the same key head each compute it.
+    If there are more ranks than key heads, ranks whose queries read the same key head each compute it.
     """
     _check(layer, mesh)
     ranks, heads, kv_heads = mesh.size(), layer.heads, layer.kv_heads
@@ -45,13 +45,18 @@ def head_plan(layer: MultiHeadAttention, mesh: DeviceMesh) -> dict[str, Parallel
             " heads; expected one number to divide the other"
         )
 
-    def keys() -> ParallelStyle:
-        return _OneKeyHead(kv_heads) if kv_heads % ranks else _OwnHeads()
+    def kv_style() -> ParallelStyle:
+        return _ReplicatedKVHeadParallel(kv_heads) if kv_heads % ranks else _HeadwiseParallel()
 
-    plan: dict[str, ParallelStyle] = {"query": _OwnHeads(), "key": keys(), "value": keys(), "output": RowwiseParallel()}
+    plan: dict[str, ParallelStyle] = {
+        "query": _HeadwiseParallel(),
+        "key": kv_style(),
+        "value": kv_style(),
+        "output": RowwiseParallel(),
+    }
     if layer.query_norm is not None:
-        plan |= {"query_norm": _SharedByHeads(), "key_norm": _SharedByHeads()}
-    return {**plan, "": _OwnOptions()}
+        plan |= {"query_norm": _ReplicatedNormParallel(), "key_norm": _ReplicatedNormParallel()}
+    return {**plan, "": _HeadOptionsParallel()}
 
 
 def _check(layer: object, mesh: object) -> None:
@@ -69,109 +74,121 @@ def _check(layer: object, mesh: object) -> None:
         raise ValueError("layer is shared out already; expected a whole one")
 
 
-class _OwnHeads(ColwiseParallel):
-    """A projection by columns."""
+# The styles below assign `module.__class__`, because the sharded modules compute something else than `nn.Linear` and
+# `nn.RMSNorm` do. The supported way, the input and output functions of `distribute_module`, wraps forward() and cannot
+# replace it; a new module in place of the old one cannot be returned, because `parallelize_module` ignores what a style
+# returns for a submodule. Assigning the class also keeps the module's hooks, buffers and identity.
+
+
+class _HeadwiseParallel(ColwiseParallel):
+    """Shard of a projection's columns: the heads of a rank."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.__class__ = _OwnHeadsLinear
+        module.__class__ = _HeadwiseLinear
         return super()._apply(module, device_mesh)
 
 
-class _OwnHeadsLinear(nn.Linear):
-    """Of no tokens too, which DTensor cannot lay out: what a cache is given once its keys are there."""
+class _HeadwiseLinear(nn.Linear):
+    """Column-parallel Linear that also accepts empty inputs, which DTensor rejects.
+
+    Decoding with a cache passes `memory[:, :0]`.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as Linear calls it
         mesh = _mesh_of(self.weight)
         if input.numel():
             return super().forward(input)
         width = self.out_features // mesh.size()
-        nothing = torch.zeros(*input.shape[:-1], width, dtype=input.dtype, device=input.device)
-        return DTensor.from_local(nothing, mesh, [Shard(-1)])
+        empty = torch.zeros(*input.shape[:-1], width, dtype=input.dtype, device=input.device)
+        return DTensor.from_local(empty, mesh, [Shard(-1)])
 
 
-class _OneKeyHead(ParallelStyle):
-    """A projection of which each rank computes the one head it reads. Its parameters stay whole on every rank."""
+class _ReplicatedKVHeadParallel(ParallelStyle):
+    """Replicated projection of which each rank computes the one key head it reads."""
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, kv_heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.kv_heads = kv_heads
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.__class__ = _OneKeyHeadLinear
-        assert isinstance(module, _OneKeyHeadLinear)
-        module.key_heads = self.heads
-        return _distributed(module, device_mesh)
+        module.__class__ = _ReplicatedKVHeadLinear
+        assert isinstance(module, _ReplicatedKVHeadLinear)
+        module.kv_heads = self.kv_heads
+        return _replicate_parameters(module, device_mesh)
 
 
-class _OneKeyHeadLinear(nn.Linear):
-    key_heads: int
+class _ReplicatedKVHeadLinear(nn.Linear):
+    kv_heads: int
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as Linear calls it
         mesh = _mesh_of(self.weight)
-        own = head_columns(mesh.get_local_rank() * self.key_heads // mesh.size(), self.out_features // self.key_heads)
-        bias = None if self.bias is None else _shared(self.bias)[own]
-        return nn.functional.linear(copied(input, mesh.get_group()), _shared(self.weight)[own], bias)
+        kv_head = mesh.get_local_rank() * self.kv_heads // mesh.size()
+        rows = head_columns(kv_head, self.out_features // self.kv_heads)
+        bias = None if self.bias is None else _local_copy(self.bias)[rows]
+        return nn.functional.linear(copy_to_ranks(input, mesh.get_group()), _local_copy(self.weight)[rows], bias)
 
 
-class _SharedByHeads(ParallelStyle):
-    """A norm that all heads share: each rank's heads add their part to the gradient of its gains."""
+class _ReplicatedNormParallel(ParallelStyle):
+    """Replicated norm that all heads share: the gradients of its gains are summed over the ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.__class__ = _SharedNorm
-        return _distributed(module, device_mesh)
+        module.__class__ = _ReplicatedRMSNorm
+        return _replicate_parameters(module, device_mesh)
 
 
-class _SharedNorm(nn.RMSNorm):
+class _ReplicatedRMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, self.normalized_shape, _shared(self.weight), self.eps)
+        return nn.functional.rms_norm(x, self.normalized_shape, _local_copy(self.weight), self.eps)
 
 
-class _OwnOptions(ParallelStyle):
-    """Of the layer's sinks, and of what a call gives head by head, those of the rank's heads."""
+class _HeadOptionsParallel(ParallelStyle):
+    """Shard of the sinks, and slices of per-head masks and biases, for the heads of a rank."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, MultiHeadAttention)
         heads, ranks = module.heads, device_mesh.size()
-        own = head_columns(device_mesh.get_local_rank(), heads // ranks)
+        local_heads = head_columns(device_mesh.get_local_rank(), heads // ranks)
         if module.sinks is not None:
-            shared_out = distribute_tensor(module.sinks.detach(), device_mesh, [Shard(0)])
-            module.sinks = nn.Parameter(shared_out, requires_grad=module.sinks.requires_grad)
+            sharded = distribute_tensor(module.sinks.detach(), device_mesh, [Shard(0)])
+            module.sinks = nn.Parameter(sharded, requires_grad=module.sinks.requires_grad)
 
-        def before(_: nn.Module, given: tuple, options: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-            bias = _own_bias(options.get("bias"), heads, own, device_mesh)
-            return given, {**options, "bias": bias, "mask": _own_mask(options.get("mask"), heads, own)}
+        def slice_options(_: nn.Module, inputs: tuple, options: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            bias = _bias_of_heads(options.get("bias"), heads, local_heads, device_mesh)
+            return inputs, {**options, "bias": bias, "mask": _mask_of_heads(options.get("mask"), heads, local_heads)}
 
-        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_pre_hook(slice_options, with_kwargs=True)
         return module
 
 
-def _own_bias(bias: Tensor | ALiBi | None, heads: int, own: slice, mesh: DeviceMesh) -> Tensor | ALiBi | None:
+def _bias_of_heads(
+    bias: Tensor | ALiBi | None, heads: int, local_heads: slice, mesh: DeviceMesh
+) -> Tensor | ALiBi | None:
     if isinstance(bias, ALiBi):
-        return ALiBi(copied(bias.slopes, mesh.get_group())[own])
+        return ALiBi(copy_to_ranks(bias.slopes, mesh.get_group())[local_heads])
     if not isinstance(bias, Tensor):
         return bias
-    whole = copied(bias, mesh.get_group())
-    return whole[..., own, :, :] if whole.ndim >= 3 and whole.shape[-3] == heads else whole
+    bias = copy_to_ranks(bias, mesh.get_group())
+    return bias[..., local_heads, :, :] if bias.ndim >= 3 and bias.shape[-3] == heads else bias
 
 
-def _own_mask(mask: Mask | Tensor | None, heads: int, own: slice) -> Mask | Tensor | None:
+def _mask_of_heads(mask: Mask | Tensor | None, heads: int, local_heads: slice) -> Mask | Tensor | None:
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         mask = Dense(mask)
     if isinstance(mask, Dense) and mask.allowed.shape[1] == heads:
-        return Dense(mask.allowed[:, own])
+        return Dense(mask.allowed[:, local_heads])
     if isinstance(mask, And | Or):
-        left, right = _own_mask(mask.left, heads, own), _own_mask(mask.right, heads, own)
+        left, right = (_mask_of_heads(part, heads, local_heads) for part in (mask.left, mask.right))
         assert isinstance(left, Mask)
         assert isinstance(right, Mask)
         return type(mask)(left, right)
     return mask
 
 
-def _distributed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Every parameter whole on every rank, and as DTensors like all others: optimisers do not mix them."""
+def _replicate_parameters(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Replicate every parameter, as a DTensor like all others: optimizers do not mix them with plain tensors."""
     for name, parameter in list(module.named_parameters(recurse=False)):
-        everywhere = distribute_tensor(parameter.detach(), mesh, [Replicate()])
-        module.register_parameter(name, nn.Parameter(everywhere, requires_grad=parameter.requires_grad))
+        replicated = distribute_tensor(parameter.detach(), mesh, [Replicate()])
+        module.register_parameter(name, nn.Parameter(replicated, requires_grad=parameter.requires_grad))
     return module
 
 
@@ -180,7 +197,7 @@ def _mesh_of(parameter: Tensor) -> DeviceMesh:
     return parameter.device_mesh
 
 
-def _shared(parameter: Tensor) -> Tensor:
-    """A whole parameter as each rank uses it for its own heads: gradients are added up over the ranks."""
+def _local_copy(parameter: Tensor) -> Tensor:
+    """Return a replicated parameter as a plain tensor whose gradients are summed over the ranks."""
     assert isinstance(parameter, DTensor)
-    return copied(parameter.to_local(), parameter.device_mesh.get_group())
+    return copy_to_ranks(parameter.to_local(), parameter.device_mesh.get_group())

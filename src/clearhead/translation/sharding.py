@@ -7,8 +7,8 @@ from clearhead.distributed.tensor_parallel import (
     DeviceMesh,
     ParallelStyle,
     RowwiseParallel,
-    head_plan,
     parallelize_module,
+    tensor_parallel_plan,
 )
 from clearhead.nn import MultiHeadAttention
 from clearhead.translation._layers import FeedForward
@@ -32,7 +32,7 @@ def model_plan(model: Transformer, mesh: DeviceMesh) -> dict[str, ParallelStyle]
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
-            plan |= {f"{name}.{part}".rstrip("."): style for part, style in head_plan(module, mesh).items()}
+            plan |= {f"{name}.{part}".rstrip("."): style for part, style in tensor_parallel_plan(module, mesh).items()}
         elif isinstance(module, FeedForward):
             plan |= {f"{name}.0": ColwiseParallel(), f"{name}.3": RowwiseParallel()}
     return plan

@@ -1,0 +1,120 @@
+"""Attention to keys and values that stay on their ranks (sharded-KV decoding)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from clearhead._utils.tensor_checks import check_float_tensor, check_query_start
+from clearhead.distributed._arguments import check_bias, check_key_value, check_layout, check_mask, check_sinks
+from clearhead.distributed._collectives import all_gather_tensors, all_reduce_sum
+from clearhead.distributed.layout import ZigzagLayout
+from clearhead.functional import attention
+from clearhead.ops.alibi import ALiBi
+from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
+
+
+@torch.no_grad()
+def sharded_kv_attention(
+    query: Float[Tensor, "batch heads q_len key_dim"],
+    key: Float[Tensor, "batch kv_heads shard_len key_dim"],
+    value: Float[Tensor, "batch kv_heads shard_len value_dim"],
+    layout: ZigzagLayout,
+    *,
+    mask: Mask | Tensor | None = None,
+    bias: Tensor | ALiBi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    query_start: int | None = None,
+    group: ProcessGroup | None = None,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
+    """Compute `attention()` of a few queries, which every rank has, to sharded keys, as when decoding a long text.
+
+    Each rank attends to its keys, and outputs are merged by their log-sum-exp: O(q_len · d) numbers are exchanged,
+    however long the text. Without gradients. Returns the output, and the log-sum-exp over all keys.
+
+    Args:
+        layout: of the keys and values, which are as `layout.shard` gives them.
+        query_start: as for `attention()`; by default the last query meets the last key.
+    """
+    rank = check_layout(layout, group)
+    query = check_float_tensor("query", query, "[batch, heads, q_len, width]")
+    if query.ndim != 4:
+        raise ValueError(f"query is {tuple(query.shape)}; expected [batch, heads, q_len, width]")
+    check_key_value(key, value, layout, rank)
+    batch, heads, q_len, _ = query.shape
+    shape = (batch, heads, q_len, layout.length)
+    check_bias(bias, shape)
+    check_sinks(sinks, heads, query.device)
+    start = layout.length - q_len if query_start is None else check_query_start(query_start)
+    if isinstance(start, Tensor) and (start.is_meta or start.shape not in ((), (batch,))):
+        shape_and_device = f"{tuple(start.shape)} on {start.device}"
+        raise ValueError(f"query_start is {shape_and_device}; expected an int, or a tensor ({batch},)")
+    start = start.expand(batch) if isinstance(start, Tensor) else start
+    lowered = None
+    if mask is not None:
+        mask = check_mask(mask, shape)
+        lowered = mask.lower(query_positions(q_len, layout.length, start, query.device), layout.length)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    output = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype)
+    lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
+    offset = 0
+    for chunk in layout.chunks(rank):
+        length = chunk.stop - chunk.start
+        chunk_output, weights = attention(
+            query,
+            key.narrow(2, offset, length),
+            value.narrow(2, offset, length),
+            mask=None if lowered is None else PrecomputedMask(_mask_columns(lowered, chunk), repr(mask)),
+            bias=_bias_columns(bias, chunk),
+            scale=scale,
+            softcap=softcap,
+            query_start=start - chunk.start,  # keys count from the chunk's first: distances do not change
+            return_weights=True,
+            backend=backend,
+        )
+        offset += length
+        output, lse = _merge(torch.stack([output, chunk_output.to(dtype)]), torch.stack([lse, weights.lse]))
+    if sinks is not None and rank == 0:  # a sink is in the softmax once, and has no value
+        sink = sinks.to(dtype)[None, :, None].expand_as(lse)
+        output, lse = _merge(torch.stack([output, torch.zeros_like(output)]), torch.stack([lse, sink]))
+    total_lse = torch.logsumexp(torch.stack(all_gather_tensors(lse, group)), dim=0)
+    output = all_reduce_sum(output * _softmax_share(lse, total_lse)[..., None], group)
+    return output.to(query.dtype), total_lse
+
+
+def _mask_columns(lowered: LoweredMask, chunk: slice) -> LoweredMask:
+    """Return a lowered mask for a chunk of the keys, counted from its first."""
+    ranges = lowered.ranges
+    if ranges is not None:
+        ranges = (ranges.clamp(chunk.start, chunk.stop) - chunk.start).to(ranges.dtype)
+    dense = lowered.dense
+    if dense is not None and dense.shape[-1] > 1:
+        dense = dense[..., chunk]
+    return LoweredMask(ranges, dense)
+
+
+def _bias_columns(bias: Tensor | ALiBi | None, chunk: slice) -> Tensor | ALiBi | None:
+    return bias[..., chunk] if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1 else bias
+
+
+def _merge(
+    outputs: Float[Tensor, "parts batch heads q_len dim"], lses: Float[Tensor, "parts batch heads q_len"]
+) -> tuple[Float[Tensor, "batch heads q_len dim"], Float[Tensor, "batch heads q_len"]]:
+    """Merge outputs over different keys into one over all of them."""
+    lse = torch.logsumexp(lses, dim=0)
+    return (outputs * _softmax_share(lses, lse)[..., None]).sum(dim=0), lse
+
+
+def _softmax_share(lse: Float[Tensor, "*parts"], total: Float[Tensor, "*total"]) -> Float[Tensor, "*parts"]:
+    """Return the share of the softmax that falls on some of the keys, exp(lse − total); 0 for rows without a key."""
+    return torch.where(lse > -torch.inf, torch.exp(_finite(lse) - _finite(total)), 0.0)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """Replace the −inf of rows without a key by 0, because −inf − −inf is nan."""
+    return torch.where(lse == -torch.inf, 0.0, lse)
