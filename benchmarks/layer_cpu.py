@@ -53,7 +53,7 @@ def evaluation() -> list[Row]:
     for n in LENGTHS:
         x = torch.randn(BATCH, n, D_MODEL)
         with torch.no_grad():
-            found = interleaved(
+            seconds = interleaved(
                 {
                     "ours": partial(ours, x),
                     "drop-in": partial(drop_in, x, x, x, need_weights=False),
@@ -61,7 +61,7 @@ def evaluation() -> list[Row]:
                 },
                 rounds=max(40, 20_000 // n),
             )
-        rows.append(row("evaluation", n, found, target_of(n)))
+        rows.append(row("evaluation", n, seconds, target_of(n)))
     return rows
 
 
@@ -76,7 +76,7 @@ def evaluation_with_weights() -> list[Row]:
             return ours(x, return_weights=True)[1][:, :, 0]
 
         with torch.no_grad():
-            found = interleaved(
+            seconds = interleaved(
                 {
                     "ours": lazy,
                     "drop-in": partial(drop_in, x, x, x, average_attn_weights=False),
@@ -84,7 +84,7 @@ def evaluation_with_weights() -> list[Row]:
                 },
                 rounds=max(20, 8_000 // n),
             )
-        rows.append(row("evaluation with weights", n, found, None))
+        rows.append(row("evaluation with weights", n, seconds, None))
     return rows
 
 
@@ -95,10 +95,10 @@ def training_step() -> list[Row]:
         x = torch.randn(BATCH, n, D_MODEL, requires_grad=True)
 
         def step(layer: nn.Module, call: Callable[[], Tensor], x: Tensor = x) -> Callable[[], object]:
-            wanted = [x, *layer.parameters()]
-            return lambda: torch.autograd.grad(call().sum(), wanted)
+            inputs = [x, *layer.parameters()]
+            return lambda: torch.autograd.grad(call().sum(), inputs)
 
-        found = interleaved(
+        seconds = interleaved(
             {
                 "ours": step(ours, partial(ours, x)),
                 "drop-in": step(drop_in, lambda x=x: drop_in(x, x, x, need_weights=False)[0]),
@@ -106,7 +106,7 @@ def training_step() -> list[Row]:
             },
             rounds=max(15, 6_000 // n),
         )
-        rows.append(row("training step", n, found, 0.95 if n < 256 else 1.0))
+        rows.append(row("training step", n, seconds, 0.95 if n < 256 else 1.0))
     return rows
 
 
@@ -129,14 +129,14 @@ def decoding() -> list[Row]:
                 query, _, _ = split_heads(layer.query(token), layer.key_dim), layer.key(token), layer.value(token)
                 layer.output(join_heads(sdpa(query, key, value)))
 
-            found = interleaved({"ours": step, "least": least}, rounds=400)
+            seconds = interleaved({"ours": step, "least": least}, rounds=400)
             rows.append(
                 {
                     "case": "decoding, one token",
                     "n": n,
-                    "MultiHeadAttention, ms": round(found["ours"] * 1e3, 3),
-                    "four products and SDPA, ms": round(found["least"] * 1e3, 3),
-                    "difference, ms": round((found["ours"] - found["least"]) * 1e3, 3),
+                    "MultiHeadAttention, ms": round(seconds["ours"] * 1e3, 3),
+                    "four products and SDPA, ms": round(seconds["least"] * 1e3, 3),
+                    "difference, ms": round((seconds["ours"] - seconds["least"]) * 1e3, 3),
                 }
             )
     return rows

@@ -37,7 +37,7 @@ def loopback() -> int:
 
 def sent(job: Callable[[], object]) -> float:
     """Bytes of all ranks together, the least of some runs: others may use the device too."""
-    found = []
+    differences = []
     for _ in range(REPEATS):
         distributed.barrier()
         time.sleep(0.2)
@@ -45,8 +45,8 @@ def sent(job: Callable[[], object]) -> float:
         job()
         distributed.barrier()
         time.sleep(0.2)
-        found.append(loopback() - before)
-    return min(found)
+        differences.append(loopback() - before)
+    return min(differences)
 
 
 def heads() -> tuple[float, float]:
@@ -55,34 +55,34 @@ def heads() -> tuple[float, float]:
     parallelize_heads(layer, init_device_mesh("cpu", (distributed.get_world_size(),)))
     x = torch.randn(1, SHAPE.tokens, SHAPE.d_model, requires_grad=True)
     output = layer(x, mask=Causal())
-    wanted = torch.randn_like(output)
+    gradient = torch.randn_like(output)
     forward = sent(lambda: layer(x, mask=Causal()))
-    both = sent(lambda: layer(x, mask=Causal()).backward(wanted))
+    both = sent(lambda: layer(x, mask=Causal()).backward(gradient))
     return forward, both - forward
 
 
 def sequence() -> tuple[float, float]:
     layout = ZigzagLayout(SHAPE.tokens, distributed.get_world_size())
-    own = layout.count(distributed.get_rank())
+    shard_len = layout.count(distributed.get_rank())
     counts = (SHAPE.heads, SHAPE.kv_heads, SHAPE.kv_heads)
-    query, key, value = (torch.randn(1, count, own, SHAPE.key_dim, requires_grad=True) for count in counts)
+    query, key, value = (torch.randn(1, count, shard_len, SHAPE.key_dim, requires_grad=True) for count in counts)
 
     def attend() -> torch.Tensor:
         return context_parallel_attention(query, key, value, layout, mask=Causal())
 
-    wanted = torch.randn_like(attend())
+    gradient = torch.randn_like(attend())
     forward = sent(attend)
-    both = sent(lambda: attend().backward(wanted))
+    both = sent(lambda: attend().backward(gradient))
     return forward, both - forward
 
 
-def work(rank: int, ranks: int, port: int, found: dict) -> None:
+def work(rank: int, ranks: int, port: int, results: dict) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     distributed.init_process_group("gloo", rank=rank, world_size=ranks)
     measured = {"heads": heads(), "sequence": sequence()}
     if rank == 0:
-        found.update(measured)
+        results.update(measured)
     distributed.destroy_process_group()
 
 
@@ -119,10 +119,10 @@ def main() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        found = multiprocessing.get_context("spawn").Manager().dict()
-        spawn(work, (ranks, port, found), ranks)
+        results = multiprocessing.get_context("spawn").Manager().dict()
+        spawn(work, (ranks, port, results), ranks)
         for name, model in (("heads", tensor_parallel_cost), ("sequence", context_parallel_cost)):
-            for way, measured in zip(("forward", "backward"), found[name], strict=True):
+            for way, measured in zip(("forward", "backward"), results[name], strict=True):
                 cost: Cost = model(SHAPE, ranks, backward=way == "backward")
                 modelled = ranks * cost.bytes_sent
                 rows.append(

@@ -19,18 +19,20 @@ torch.manual_seed(0)  # the same layer and the same text everywhere
 # heads: each rank has some of them, and the output is whole everywhere
 layer = MultiHeadAttention(d_model=64, heads=8, kv_heads=2, device=device)
 x = torch.randn(1, 100, 64, device=device)
-whole, _ = layer(x, mask=Causal(), return_weights=True)
+expected, _ = layer(x, mask=Causal(), return_weights=True)
 parallelize_heads(layer, mesh)
 output, weights = layer(x, mask=Causal(), return_weights=True)
 entropy = gather(weights.entropy(), mesh)
-assert torch.allclose(output, whole, atol=1e-5)
+assert torch.allclose(output, expected, atol=1e-5)
 
 # the sequence: each rank has some of the tokens; all get the statistics of all
 layout = ZigzagLayout(length=1001, ranks=ranks)
 query, key, value = (torch.randn(1, heads, 1001, 16, device=device) for heads in (8, 2, 2))
-own_query, own_key, own_value = (layout.shard(tensor, rank) for tensor in (query, key, value))
-found, rows = context_parallel_attention(own_query, own_key, own_value, layout, mask=Causal(), return_weights=True)
-assert torch.allclose(found, layout.shard(attention(query, key, value, mask=Causal()), rank), atol=1e-5)
+query_shard, key_shard, value_shard = (layout.shard(tensor, rank) for tensor in (query, key, value))
+output, rows = context_parallel_attention(
+    query_shard, key_shard, value_shard, layout, mask=Causal(), return_weights=True
+)
+assert torch.allclose(output, layout.shard(attention(query, key, value, mask=Causal()), rank), atol=1e-5)
 received = rows.received()
 
 if rank == 0:

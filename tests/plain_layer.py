@@ -20,21 +20,21 @@ class Plain:
     output_terms: float
 
 
-def turned(x: Tensor, positions: Tensor, base: float, layout: str, dims: int | None = None) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, base: float, layout: str, dims: int | None = None) -> Tensor:
     """Rotary positions by complex numbers: x is [n, key_dim], and a pair of columns one number."""
     dims = x.shape[-1] if dims is None else dims
     half = dims // 2
     pairs = [(i, i + half) if layout == "half" else (2 * i, 2 * i + 1) for i in range(half)]
     columns = list(x.unbind(-1))
-    for number, (left, right) in enumerate(pairs):
-        angle = positions.double() * base ** (-2 * number / dims)
+    for pair, (left, right) in enumerate(pairs):
+        angle = positions.double() * base ** (-2 * pair / dims)
         spin = torch.polar(torch.ones_like(angle), angle)
         value = torch.complex(columns[left].double(), columns[right].double()) * spin
         columns[left], columns[right] = value.real.to(x.dtype), value.imag.to(x.dtype)
     return torch.stack(columns, dim=-1)
 
 
-def normalised(x: Tensor, gains: Tensor) -> Tensor:
+def normalize(x: Tensor, gains: Tensor) -> Tensor:
     return x / (x.pow(2).mean(dim=-1, keepdim=True) + 1e-6).sqrt() * gains
 
 
@@ -64,19 +64,19 @@ def plain(
             def projected(name: str, tensor: Tensor, head: int, dim: int, count: int) -> Tensor:
                 rows = slice(head * dim, (head + 1) * dim)
                 width = tensor.shape[-1] // count
-                own = tensor[:, head * width : (head + 1) * width] if slices else tensor
+                source_columns = tensor[:, head * width : (head + 1) * width] if slices else tensor
                 offset = state[f"{name}.bias"][rows] if f"{name}.bias" in state else zero
-                return own @ state[f"{name}.weight"][rows].T + offset
+                return source_columns @ state[f"{name}.weight"][rows].T + offset
 
             query = projected("query", x[b], h, layer.key_dim, layer.heads)
             key = projected("key", source[b], g, layer.key_dim, layer.kv_heads)
             value = projected("value", source[b], g, layer.value_dim, layer.kv_heads)
             if "query_norm.weight" in state:
-                query = normalised(query, state["query_norm.weight"])
-                key = normalised(key, state["key_norm.weight"])
+                query = normalize(query, state["query_norm.weight"])
+                key = normalize(key, state["key_norm.weight"])
             if layer.rope is not None:
                 rope = layer.rope
-                query, key = (turned(t, positions[b], rope.base, rope.layout, rope.dims) for t in (query, key))
+                query, key = (rotate(t, positions[b], rope.base, rope.layout, rope.dims) for t in (query, key))
             scale = layer.key_dim**-0.5 if layer.scale is None else layer.scale
             scores = query @ key.T * scale
             if layer.softcap is not None:

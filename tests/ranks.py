@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 
-from torch import distributed
+import torch
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-PATIENCE = 120  # seconds; the machine may be busy
+TIMEOUT = 120  # seconds; the machine may be busy
 
 
 class Ranks:
@@ -35,7 +36,7 @@ class Ranks:
             pipe.send((count, function, arguments))
         answers = []
         for rank, pipe in enumerate(self._pipes[:count]):
-            assert pipe.poll(PATIENCE), f"rank {rank} does not answer"
+            assert pipe.poll(TIMEOUT), f"rank {rank} does not answer"
             answers.append(pipe.recv())
         wrong = [f"rank {rank}:\n{text}" for rank, (fine, text) in enumerate(answers) if not fine]
         assert not wrong, "\n".join(wrong)
@@ -50,11 +51,11 @@ class Ranks:
 
 @contextmanager
 def started(world: int) -> Iterator[Ranks]:
-    found = Ranks(world)
+    ranks = Ranks(world)
     try:
-        yield found
+        yield ranks
     finally:
-        found.close()
+        ranks.close()
 
 
 def _work(rank: int, world: int, port: int, pipe) -> None:
@@ -69,3 +70,7 @@ def _work(rank: int, world: int, port: int, pipe) -> None:
         except Exception:
             pipe.send((False, traceback.format_exc()))
     distributed.destroy_process_group()
+
+
+def assert_near(actual: Tensor, expected: Tensor, scale: float = 1.0) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5 * scale, rtol=1e-5)

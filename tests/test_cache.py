@@ -138,10 +138,10 @@ class TestRaggedBatches:
                 new = [t[0, n + chunk * step :][:chunk] for t, n in zip(texts, self.LENGTHS, strict=True)]
                 steps.append(layer(torch.stack(new), mask=Causal(), cache=cache))
         later = torch.cat(steps, dim=1)
-        for number, (one, length) in enumerate(zip(texts, self.LENGTHS, strict=True)):
+        for sequence, (one, length) in enumerate(zip(texts, self.LENGTHS, strict=True)):
             alone = layer(one, mask=mask)[0]
-            torch.testing.assert_close(first[number, :length], alone[:length])
-            torch.testing.assert_close(later[number], alone[length:])
+            torch.testing.assert_close(first[sequence, :length], alone[:length])
+            torch.testing.assert_close(later[sequence], alone[length:])
 
     def test_a_single_token_of_each_still_goes_to_a_fused_kernel(self, monkeypatch):
         layer, cache = make(LAYERS["plain"]), KVCache()
@@ -178,9 +178,9 @@ class TestRaggedBatches:
             layer(x[:, :6], mask=Causal(), cache=cache)
             cache.truncate([5, 3, 6])
             got = layer(x[:, 6:8], cache=cache)
-            for number, length in enumerate((5, 3, 6)):
-                alone = torch.cat([x[number, :length], x[number, 6:8]])[None]
-                torch.testing.assert_close(got[number], layer(alone)[0, -2:])
+            for sequence, length in enumerate((5, 3, 6)):
+                alone = torch.cat([x[sequence, :length], x[sequence, 6:8]])[None]
+                torch.testing.assert_close(got[sequence], layer(alone)[0, -2:])
 
 
 class TestWhatWeightsHold:
@@ -193,8 +193,8 @@ class TestWhatWeightsHold:
         with mode():
             _, weights = layer(x[:, :9], mask=Causal(), cache=cache, return_weights=True)
             rows, value = weights[:, :, 4], weights.value.clone()
-            for place in range(9, 13):
-                layer(x[:, place : place + 1], mask=Causal(), cache=cache, return_weights=place % 2 == 0)
+            for position in range(9, 13):
+                layer(x[:, position : position + 1], mask=Causal(), cache=cache, return_weights=position % 2 == 0)
             assert torch.equal(weights[:, :, 4], rows)
             assert torch.equal(weights.value, value)
 
@@ -206,8 +206,8 @@ class TestWhatWeightsHold:
             _, weights = layer(x[:, :9], mask=Causal(), cache=cache, return_weights=True)
             rows, value, last = weights[:, :, 8], weights.value.clone(), None
             cache.truncate(lengths)
-            for place in range(3):
-                _, now = layer(x[:, place : place + 3], mask=Causal(), cache=cache, return_weights=True)
+            for position in range(3):
+                _, now = layer(x[:, position : position + 3], mask=Causal(), cache=cache, return_weights=True)
                 if last is not None:
                     assert torch.equal(last[0].dense(), last[1])
                 last = (now, now.dense())
@@ -286,7 +286,7 @@ def ragged_call(**arguments) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (
             lambda: make()(text(), cache=KVCache(8, grow=False)),
@@ -349,10 +349,10 @@ def ragged_call(**arguments) -> None:
         (lambda: KVCache().select([0]), ValueError, "sequences has 0, but the cache holds 0 sequences"),
     ],
 )
-def test_bad_input(call, error, says):
+def test_bad_input(call, error, message):
     with torch.no_grad(), pytest.raises(error) as caught:
         call()
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("make_cache", [KVCache, lambda: WindowedKVCache(5)])

@@ -45,8 +45,8 @@ def test_gradients(options):
 
     def gradients(output, layer, tensors, cotangent):
         state = dict(layer.named_parameters())
-        found = torch.autograd.grad(output, [*tensors, *state.values()], cotangent)
-        return found[: len(tensors)], by_module(dict(zip(state, found[len(tensors) :], strict=True)))
+        grads = torch.autograd.grad(output, [*tensors, *state.values()], cotangent)
+        return grads[: len(tensors)], by_module(dict(zip(state, grads[len(tensors) :], strict=True)))
 
     def by_the_formula(layer, tensors, cotangent):
         state, allowed = dict(layer.named_parameters()), causal(layer, tensors[-1].shape[1])
@@ -184,10 +184,10 @@ class TestHeads:
 
     def test_they_are_views(self):
         layer, x = make({}), torch.randn(2, 5, 30)
-        whole = copy.deepcopy(layer)
+        original = copy.deepcopy(layer)
         with torch.no_grad():
             layer.head(2).output_weight.zero_()
-        assert_agrees(layer(x), lambda layer, x: layer(x, ablate=[2]), whole, x)
+        assert_agrees(layer(x), lambda layer, x: layer(x, ablate=[2]), original, x)
 
     @every_option
     def test_drop_heads(self, options):
@@ -244,7 +244,7 @@ X = torch.randn(2, 5, 30)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda: MultiHeadAttention(30, 7), ValueError, "d_model 30 is not divisible by 7 heads; change one of them"),
         (lambda: MultiHeadAttention(0, 7), ValueError, "d_model is 0; expected a whole number of at least 1"),
@@ -316,7 +316,7 @@ X = torch.randn(2, 5, 30)
         (lambda: LAYER(X, mask=torch.ones(4, 5) > 0), ValueError, "mask does not fit: Dense has shape (1, 1, 4, 5)"),
     ],
 )
-def test_bad_input(call, error, says):
+def test_bad_input(call, error, message):
     with pytest.raises(error) as caught:
         call()
-    assert says in str(caught.value)
+    assert message in str(caught.value)

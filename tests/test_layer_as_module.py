@@ -38,8 +38,8 @@ class TestAsAModule:
         def everything(called, layer, x):
             output, weights = called(x, mask=Causal(), return_weights=True)
             named = dict(layer.named_parameters())
-            found = torch.autograd.grad(output.sum(), list(named.values()))
-            return output, weights.entropy(), by_module(dict(zip(named, found, strict=True)))
+            gradients = torch.autograd.grad(output.sum(), list(named.values()))
+            return output, weights.entropy(), by_module(dict(zip(named, gradients, strict=True)))
 
         got = everything(torch.compile(layer, fullgraph=True), layer, x)
         assert_agrees(got, lambda layer, x: everything(layer, layer, x), layer, x)
@@ -58,8 +58,8 @@ class TestAsAModule:
         length = torch.export.Dim("length", min=2, max=1000)
         x = torch.randn(2, 5, 30)
         program = torch.export.export(Causally(layer), (x,), dynamic_shapes=({1: length},))
-        for given in (x, torch.randn(2, 11, 30)):
-            assert_agrees(program.module()(given), causally, layer, given)
+        for tensor in (x, torch.randn(2, 11, 30)):
+            assert_agrees(program.module()(tensor), causally, layer, tensor)
 
     @every_option
     def test_copied_saved_and_loaded(self, options, tmp_path):

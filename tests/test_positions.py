@@ -8,7 +8,7 @@ import torch
 from clearhead.nn import LinearScaling, Llama3, Rotary, YaRN, sinusoidal
 from clearhead.ops.alibi import alibi_slopes
 from harness import assert_matches
-from plain_layer import turned
+from plain_layer import rotate
 
 POSITIONS = torch.tensor([0, 1, 5, 1000, 3, 17, 2])
 
@@ -20,8 +20,8 @@ class TestRotary:
     def test_turning_is_multiplying_by_complex_numbers(self, layout, dims, dtype):
         x = torch.randn(2, 3, 7, 10, dtype=dtype)
         got = Rotary(base=100.0, layout=layout, dims=dims)(x, POSITIONS)
-        exact = torch.stack([turned(head.double(), POSITIONS, 100.0, layout, dims) for head in x.flatten(0, 1)])
-        naive = torch.stack([turned(head, POSITIONS, 100.0, layout, dims) for head in x.flatten(0, 1)])
+        exact = torch.stack([rotate(head.double(), POSITIONS, 100.0, layout, dims) for head in x.flatten(0, 1)])
+        naive = torch.stack([rotate(head, POSITIONS, 100.0, layout, dims) for head in x.flatten(0, 1)])
         assert_matches(got.flatten(0, 1), exact, naive)
         if dims is not None:
             assert torch.equal(got[..., dims:], x[..., dims:])
@@ -29,8 +29,8 @@ class TestRotary:
     def test_positions_of_each_sequence(self):
         x, positions = torch.randn(2, 3, 7, 10), torch.stack([POSITIONS, POSITIONS + 3])
         both = Rotary()(x, positions)
-        for number in range(2):
-            assert torch.equal(both[number], Rotary()(x[number : number + 1], positions[number])[0])
+        for sequence in range(2):
+            assert torch.equal(both[sequence], Rotary()(x[sequence : sequence + 1], positions[sequence])[0])
 
     @pytest.mark.parametrize("layout", ["half", "interleaved"])
     def test_scores_depend_on_the_distance_only_even_a_million_tokens_in(self, layout):
@@ -118,7 +118,7 @@ class TestSlopes:
 
 
 @pytest.mark.parametrize(
-    ("build", "error", "says"),
+    ("build", "error", "message"),
     [
         (lambda: Rotary(base=0.5), ValueError, "Rotary: base is 0.5; expected a finite number above 1"),
         (lambda: Rotary(base="big"), TypeError, "Rotary: base is 'big'; expected a finite number"),
@@ -153,7 +153,7 @@ class TestSlopes:
         (lambda: sinusoidal(2.5, 4), TypeError, "positions is 2.5; expected a whole number"),
     ],
 )
-def test_bad_input(build, error, says):
+def test_bad_input(build, error, message):
     with pytest.raises(error) as caught:
         build()
-    assert says in str(caught.value)
+    assert message in str(caught.value)

@@ -42,19 +42,19 @@ def padding_masks() -> dict[str, torch.Tensor | None]:
 
 def assert_same(theirs, ours, inputs, **arguments) -> None:
     """Outputs, weights, and the gradients of both in inputs and parameters."""
-    different = {id(tensor): place for place, tensor in enumerate(inputs)}
+    different = {id(tensor): index for index, tensor in enumerate(inputs)}
     chosen = [list(different.values()).index(different[id(tensor)]) for tensor in inputs]
 
     def everything(module, leaves, arguments):
-        made = [t for t in module(*(leaves[place] for place in chosen), **arguments) if t is not None]
+        results = [t for t in module(*(leaves[index] for index in chosen), **arguments) if t is not None]
         generator = torch.Generator().manual_seed(5)
-        wanted = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in made]
+        cotangents = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in results]
         leaves = [*leaves, *module.parameters()]
-        found = torch.autograd.grad(made, leaves, wanted, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(results, leaves, cotangents, allow_unused=True, materialize_grads=True)
         # a gradient of a bias may cancel to 0: it is judged together with those of the weights
-        return [*made, *found[: len(different)], torch.cat([t.flatten() for t in found[len(different) :]])]
+        return [*results, *gradients[: len(different)], torch.cat([t.flatten() for t in gradients[len(different) :]])]
 
-    leaves = [inputs[place] for place in different.values()]
+    leaves = [inputs[index] for index in different.values()]
     assert_agrees(everything(ours, leaves, arguments), everything, theirs, leaves, arguments)
 
 
@@ -210,9 +210,9 @@ class TestRowsWithoutAKey:
         hidden = torch.zeros(BATCH, KEYS, dtype=torch.bool)
         hidden[1] = True
         hidden = torch.zeros(BATCH, KEYS).masked_fill(hidden, -torch.inf) if floating else hidden
-        output, found = ours(x, x, x, key_padding_mask=hidden, need_weights=weights)
+        output, returned = ours(x, x, x, key_padding_mask=hidden, need_weights=weights)
         assert torch.equal(output[1], ours.out_proj.bias.expand(KEYS, -1))
-        assert found is None or (found[1] == 0).all()
+        assert returned is None or (returned[1] == 0).all()
         gradients = torch.autograd.grad(output.sum(), [x, *ours.parameters()])
         assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -323,7 +323,7 @@ Q, K = torch.randn(QUERIES, BATCH, 6), torch.randn(KEYS, BATCH, 6)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda: OURS(Q[None], K, K), ValueError, "query has 4 axes; expected 3, or 2 for a single sequence"),
         (lambda: OURS(Q, K[0], K), ValueError, "key has 2 axes, but query has 3; expected the same"),
@@ -349,7 +349,7 @@ Q, K = torch.randn(QUERIES, BATCH, 6), torch.randn(KEYS, BATCH, 6)
         (lambda: MultiheadAttention(7, 2), ValueError, "embed_dim is 7; expected a multiple of num_heads 2"),
     ],
 )
-def test_bad_input(call, error, says):
+def test_bad_input(call, error, message):
     with pytest.raises(error) as caught:
         call()
-    assert says in str(caught.value)
+    assert message in str(caught.value)

@@ -41,7 +41,7 @@ class TestFromAndToTorch:
         assert_agrees(layer(x), lambda module, x: module(x, x, x)[0], layer.to_torch(), x)
 
     @pytest.mark.parametrize(
-        ("call", "error", "says"),
+        ("call", "error", "message"),
         [
             (
                 lambda: MultiHeadAttention.from_torch(nn.Linear(2, 2)),
@@ -65,7 +65,7 @@ class TestFromAndToTorch:
             ),
         ],
     )
-    def test_what_has_no_equal_is_refused(self, call, error, says):
+    def test_what_has_no_equal_is_refused(self, call, error, message):
         with pytest.raises(error) as caught:
             call()
-        assert says in str(caught.value)
+        assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""`MultiheadAttention`: torch's own layer, with its signature, state dict and mask polarity (True = ignore).
+"""`MultiheadAttention`: torch's layer, with its signature, state dict and mask polarity (True = ignore).
 
 Import it instead of `torch.nn.MultiheadAttention`, or call `replace_attention(model)` on a model that exists already.
 """
@@ -27,7 +27,7 @@ from clearhead.nn.head import join_heads, split_heads
 from clearhead.ops.arguments import check_dropout
 from clearhead.ops.masks import And, Causal, Dense, Documents, Mask, Padding
 
-Model = TypeVar("Model", bound=nn.Module)
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -70,7 +70,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype=check_float_dtype("dtype", dtype),
             **{name: check_truth(name, value) for name, value in switches.items()},
         )
-        _insist_on_being_called(self)
+        _disable_fast_path(self)
 
     def forward(
         self,
@@ -83,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's: the outputs, and the weights if `need_weights`, averaged over heads if `average_attn_weights`."""
+        """Return the outputs, and the weights if `need_weights`, averaged over heads if `average_attn_weights`."""
         need_weights = check_truth("need_weights", need_weights)
         average_attn_weights = check_truth("average_attn_weights", average_attn_weights)
         is_causal = check_truth("is_causal", is_causal)
@@ -114,14 +114,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         extra = keys.shape[2] - shape[3]
         if key_padding_mask is not None and not batched:
             key_padding_mask = check_dense_tensor("key_padding_mask", key_padding_mask, "a tensor [kv_len]")[None]
-        mask, bias = _translated(attn_mask, key_padding_mask, is_causal, shape, extra, queries.dtype, queries.device)
+        mask, bias = _translate_masks(
+            attn_mask, key_padding_mask, is_causal, shape, extra, queries.dtype, queries.device
+        )
         attended, weights = self._attend(queries, keys, values, mask, bias, need_weights, average_attn_weights)
         joined = join_heads(attended)
         output = self.out_proj(joined.transpose(0, 1) if sequence_first else joined if batched else joined[0])
         return output, weights if batched or weights is None else weights[0]
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """W_Q, W_K and W_V, in one product where all three see the same tensor."""
+        """Project by W_Q, W_K and W_V, in one product if all three read the same tensor."""
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if self.in_proj_weight is None:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
@@ -132,11 +134,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         return tuple(linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
 
     def _with_extra_keys(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """`add_bias_kv` and `add_zero_attn` each add one more key, which every query may attend to."""
+        """Append the keys of `add_bias_kv` and `add_zero_attn`, one each, which every query may attend to."""
         batch = keys.shape[0]
         if self.bias_k is not None and self.bias_v is not None:
-            own = (split_heads(bias, self.head_dim).expand(batch, -1, -1, -1) for bias in (self.bias_k, self.bias_v))
-            keys, values = (torch.cat([t, one.to(t.dtype)], dim=2) for t, one in zip((keys, values), own, strict=True))
+            extra_key, extra_value = (
+                split_heads(bias, self.head_dim).expand(batch, -1, -1, -1) for bias in (self.bias_k, self.bias_v)
+            )
+            keys = torch.cat([keys, extra_key.to(keys.dtype)], dim=2)
+            values = torch.cat([values, extra_value.to(values.dtype)], dim=2)
         if self.add_zero_attn:
             keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
         return keys, values
@@ -154,17 +159,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         if not need_weights:
             return attention(queries, keys, values, mask=mask, bias=bias, dropout=dropout, query_start=0), None
-        # all weights are to be returned: computing them once is cheaper than a fused kernel and then all weights
-        weights = _weights(queries, keys, mask, bias)
+        # dense weights are returned anyway: computing them once is cheaper than a fused kernel and then the weights
+        weights = _dense_weights(queries, keys, mask, bias)
         heads = (torch.dropout(weights, dropout, train=True) if dropout else weights) @ values
         return heads, weights.mean(dim=1) if average else weights
 
     def _attend_nested(self, x: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
-        """Self-attention of texts of unequal length: a nested output, and padded weights, 0 beyond each text."""
+        """Return a nested output for texts of unequal length, and padded weights, which are 0 beyond each text."""
         lengths = [text.shape[0] for text in x.unbind()]
         padded = x.to_padded_tensor(0.0)
         queries, keys, values = (split_heads(t, self.head_dim) for t in self._project(padded, padded, padded))
-        if need_weights:  # the weights of queries that are not real are 0 as well
+        if need_weights:  # the weights of padding queries are 0 as well
             mask: Mask = Documents([[length] for length in lengths])
         else:
             mask = Padding(lengths)
@@ -204,44 +209,47 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"query has batch {batches[0]} and key {batches[1]}; expected the same")
 
 
-def replace_attention(model: Model) -> Model:
+def replace_attention(model: ModuleT) -> ModuleT:
     """Swap every `nn.MultiheadAttention` of a model for clearhead's, in place; returns the model.
 
-    Those inside `nn.TransformerEncoder` and `nn.TransformerDecoder` too. Parameters stay the same objects, so that
-    optimizers, hooks and state dicts keep working. A subclass with code of its own is left alone, with a warning.
+    This includes those inside `nn.TransformerEncoder` and `nn.TransformerDecoder`. Parameters stay the same objects, so
+    that optimizers, hooks and state dicts keep working. Subclasses are not replaced; they give a warning.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {describe(model)}; expected a torch module")
-    found = False
+    has_attention = False
     for name, module in model.named_modules():
         if type(module) is nn.MultiheadAttention:
+            # Building a new module and setting it on its parent would be the usual way. It would lose the module's
+            # hooks, and references to it from elsewhere (a tied layer, a list of layers) would keep the old one.
             module.__class__ = MultiheadAttention
-            _insist_on_being_called(module)
+            _disable_fast_path(module)
         elif isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention):
             warnings.warn(
                 f"{name or 'model'} is a {type(module).__name__}, a subclass of nn.MultiheadAttention with code of its"
                 " own; it was left as it is",
                 stacklevel=2,
             )
-        found = found or isinstance(module, nn.MultiheadAttention)
-    if not found:
+        has_attention = has_attention or isinstance(module, nn.MultiheadAttention)
+    if not has_attention:
         raise ValueError(f"model is a {type(model).__name__} with no nn.MultiheadAttention in it to be replaced")
     return model
 
 
-def _insist_on_being_called(module: nn.Module) -> None:
-    """Keep torch's encoder layer from reading the weights and computing attention itself, which it does in evaluation.
+def _disable_fast_path(module: nn.Module) -> None:
+    """Make torch's encoder layer call the module in evaluation, instead of computing attention from its weights.
 
-    It declines to do so for modules that have hooks.
+    The encoder layer takes its fast path only if the attention module has no hooks. The alternative,
+    `torch.backends.mha.set_fastpath_enabled(False)`, would change every model of the process.
     """
-    module.register_forward_pre_hook(_nothing)
+    module.register_forward_pre_hook(_do_nothing)
 
 
-def _nothing(module: nn.Module, inputs: tuple) -> None:
-    """A hook that does nothing but be there."""
+def _do_nothing(module: nn.Module, inputs: tuple) -> None:
+    """Forward pre-hook whose presence disables torch's fast path."""
 
 
-def _translated(
+def _translate_masks(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     is_causal: bool,
@@ -250,7 +258,7 @@ def _translated(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Mask | None, Tensor | None]:
-    """torch's masks (True = ignore, floats are added) as ours: what may be attended to, and what is added."""
+    """Translate torch's masks (True = ignore, floats are added) into a mask (True = may attend) and a bias."""
     batch, heads, q_len, kv_len = shape
     masks: dict[str, Tensor] = {}
     causal = None
@@ -271,58 +279,59 @@ def _translated(
             raise ValueError(f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; expected {(batch, kv_len)}")
         masks["key_padding_mask"] = key_padding_mask[:, None, None]
     allowed: Tensor | None = None
-    added: Tensor | None = None
+    bias: Tensor | None = None
     for name, mask in masks.items():
         if mask.device != device:
             raise ValueError(f"{name} is on {mask.device}, but query is on {device}; expected the same device")
         if mask.dtype == torch.bool:
-            may = pad(~mask, (0, extra), value=True)
-            allowed = may if allowed is None else allowed & may
+            padded = pad(~mask, (0, extra), value=True)
+            allowed = padded if allowed is None else allowed & padded
         elif mask.dtype in FLOAT_DTYPES:
-            number = pad(mask.to(dtype), (0, extra))
-            added = number if added is None else added + number
+            padded = pad(mask.to(dtype), (0, extra))
+            bias = padded if bias is None else bias + padded
         else:
             raise TypeError(f"{name} has dtype {mask.dtype}; expected torch.bool (True = ignore) or a float dtype")
     if allowed is None:
-        return causal, added
-    return Dense(allowed) if causal is None else And(causal, Dense(allowed)), added
+        return causal, bias
+    return Dense(allowed) if causal is None else And(causal, Dense(allowed)), bias
 
 
-def _weights(
+def _dense_weights(
     queries: Float[Tensor, "batch heads q_len dim"],
     keys: Float[Tensor, "batch heads kv_len dim"],
     mask: Mask | None,
     bias: Tensor | None,
 ) -> Float[Tensor, "batch heads q_len kv_len"]:
-    """The dense weights, in as few passes over the matrix as torch's own; 0 in rows that may attend to nothing."""
+    """Return the dense weights, in as few passes over the matrix as torch; 0 in rows that may attend to nothing."""
     batch, heads, q_len, dim = queries.shape
     kv_len = keys.shape[2]
     query, key = queries.flatten(0, 1) * dim**-0.5, keys.flatten(0, 1)
-    added = bias
+    additive_mask = bias
     if mask is not None:
         allowed = mask.dense(q_len, kv_len, 0)
         hidden = torch.zeros_like(allowed, dtype=queries.dtype).masked_fill_(~allowed, -torch.inf)
-        added = hidden if bias is None else bias + hidden
-    if added is None:
+        additive_mask = hidden if bias is None else bias + hidden
+    if additive_mask is None:
         return _softmax(query @ key.mT).unflatten(0, (batch, heads))
-    added = added[(None,) * (4 - added.ndim)]
-    some = (added > -torch.inf).any(dim=-1, keepdim=True)
-    # a row of -inf has no softmax; equal scores have, and are then multiplied by 0
-    added = torch.where(some, added, 0.0).expand(batch, heads, -1, -1).flatten(0, 1)
-    weights = _softmax(torch.baddbmm(added, query, key.mT)).unflatten(0, (batch, heads))
-    every = some.device.type == "cpu" and not _traced() and bool(some.all())  # elsewhere looking would cost a wait
-    return weights if every else weights * some
+    additive_mask = additive_mask[(None,) * (4 - additive_mask.ndim)]
+    has_key = (additive_mask > -torch.inf).any(dim=-1, keepdim=True)
+    # the softmax of a row of -inf is nan; such a row gets equal scores, and its weights are multiplied by 0
+    additive_mask = torch.where(has_key, additive_mask, 0.0).expand(batch, heads, -1, -1).flatten(0, 1)
+    weights = _softmax(torch.baddbmm(additive_mask, query, key.mT)).unflatten(0, (batch, heads))
+    # only on the CPU: reading has_key on a GPU would synchronize
+    all_have_keys = has_key.device.type == "cpu" and not _is_traced() and bool(has_key.all())
+    return weights if all_have_keys else weights * has_key
 
 
 def _softmax(scores: Float[Tensor, "batch q_len kv_len"]) -> Float[Tensor, "batch q_len kv_len"]:
-    """In place where no gradient is recorded: fresh memory costs as much as the arithmetic."""
-    in_place = not (torch.is_grad_enabled() or _traced())
+    """Compute the softmax, in place if no gradient is recorded: fresh memory costs as much as the arithmetic."""
+    in_place = not (torch.is_grad_enabled() or _is_traced())
     return torch.softmax(scores, dim=-1, out=scores) if in_place else torch.softmax(scores, dim=-1)
 
 
 def _is_causal(mask: Tensor) -> bool:
-    """Whether an attention mask hides what comes later and nothing else. Unknown counts as no."""
-    if mask.ndim != 2 or mask.requires_grad or _traced() or mask.device.type == "meta":
+    """Return whether an attention mask hides the later keys and no others; False if its values cannot be read."""
+    if mask.ndim != 2 or mask.requires_grad or _is_traced() or mask.device.type == "meta":
         return False
     later = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).triu(1)
     if mask.dtype == torch.bool:
@@ -330,7 +339,7 @@ def _is_causal(mask: Tensor) -> bool:
     return torch.equal(mask, torch.zeros_like(mask).masked_fill_(later, -torch.inf))
 
 
-def _traced() -> bool:
-    """Whether values cannot be looked at or overwritten: while compiling, tracing, or under vmap and its like."""
+def _is_traced() -> bool:
+    """Return whether tensors have no readable values: while compiling, tracing, or under vmap and other transforms."""
     transformed = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
     return transformed is not None or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
