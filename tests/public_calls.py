@@ -305,7 +305,7 @@ def parallel_calls() -> list[Call]:
             "layout.shard",
             layout.shard,
             lambda: {"tensor": torch.randn(2, 10, 3), "rank": 1, "dim": -2},
-            {"dim": ("axis",)},
+            {"tensor": ("dim",), "dim": ("axis",)},
         ),
         Call(
             "layout.unshard",

@@ -108,15 +108,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             return split_heads(projected if batched else projected[None], self.head_dim)
 
         queries, keys, values = (as_heads(projected) for projected in self._project(query, key, value))
-        batch, heads, q_len, _ = queries.shape
-        shape = (batch, heads, q_len, keys.shape[2])
-        keys, values = self._with_extra_keys(keys, values)
-        extra = keys.shape[2] - shape[3]
         if key_padding_mask is not None and not batched:
             key_padding_mask = check_dense_tensor("key_padding_mask", key_padding_mask, "a tensor [kv_len]")[None]
-        mask, bias = _translate_masks(
-            attn_mask, key_padding_mask, is_causal, shape, extra, queries.dtype, queries.device
-        )
+        extra = int(self.bias_k is not None) + int(self.add_zero_attn)
+        mask, bias = _translate_masks(attn_mask, key_padding_mask, is_causal, queries, keys, extra)
+        keys, values = self._with_extra_keys(keys, values)
         attended, weights = self._attend(queries, keys, values, mask, bias, need_weights, average_attn_weights)
         joined = join_heads(attended)
         output = self.out_proj(joined.transpose(0, 1) if sequence_first else joined if batched else joined[0])
@@ -253,13 +249,16 @@ def _translate_masks(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     is_causal: bool,
-    shape: tuple[int, int, int, int],
+    queries: Float[Tensor, "batch heads q_len dim"],
+    keys: Float[Tensor, "batch heads kv_len dim"],
     extra: int,
-    dtype: torch.dtype,
-    device: torch.device,
 ) -> tuple[Mask | None, Tensor | None]:
-    """Translate torch's masks (True = ignore, floats are added) into a mask (True = may attend) and a bias."""
-    batch, heads, q_len, kv_len = shape
+    """Translate torch's masks (True = ignore, floats are added) into a mask (True = may attend) and a bias.
+
+    Both are padded for `extra` keys that will follow, which every query may attend to.
+    """
+    batch, heads, q_len, _ = queries.shape
+    kv_len = keys.shape[2]
     masks: dict[str, Tensor] = {}
     causal = None
     if attn_mask is not None:
@@ -281,13 +280,13 @@ def _translate_masks(
     allowed: Tensor | None = None
     bias: Tensor | None = None
     for name, mask in masks.items():
-        if mask.device != device:
-            raise ValueError(f"{name} is on {mask.device}, but query is on {device}; expected the same device")
+        if mask.device != queries.device:
+            raise ValueError(f"{name} is on {mask.device}, but query is on {queries.device}; expected the same device")
         if mask.dtype == torch.bool:
             padded = pad(~mask, (0, extra), value=True)
             allowed = padded if allowed is None else allowed & padded
         elif mask.dtype in FLOAT_DTYPES:
-            padded = pad(mask.to(dtype), (0, extra))
+            padded = pad(mask.to(queries.dtype), (0, extra))
             bias = padded if bias is None else bias + padded
         else:
             raise TypeError(f"{name} has dtype {mask.dtype}; expected torch.bool (True = ignore) or a float dtype")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -28,7 +28,7 @@ def sharded_kv_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
-    query_start: int | None = None,
+    query_start: int | Integer[Tensor, "*batch"] | None = None,
     group: ProcessGroup | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from clearhead._utils.checks import check_bool, check_int
@@ -184,10 +184,10 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         bias: Tensor | ALiBi | None = None,
-        query_start: int | Int[Tensor, " batch"] | None = None,
+        query_start: int | Integer[Tensor, "*batch"] | None = None,
         positions: Int[Tensor, "*batch q_len"] | None = None,
         cache: KVCache | None = None,
-        ablate: int | Iterable[int] | None = None,
+        ablate: int | Iterable[int] | Tensor | None = None,
         return_weights: bool = False,
     ) -> Float[Tensor, "batch q_len output_dim"] | tuple[Tensor, AttentionWeights]:
         """Attend from `x` to itself, or to `memory`.
@@ -279,7 +279,7 @@ class MultiHeadAttention(nn.Module):
             value_bias=None if value_bias is None else value_bias[value_rows],
         )
 
-    def drop_heads(self, heads: int | Iterable[int]) -> Self:
+    def drop_heads(self, heads: int | Iterable[int] | Tensor) -> MultiHeadAttention:
         """Return a smaller layer without these heads: its output lacks their contributions.
 
         If the groups of heads that share a key head become unequal, key and value heads are repeated until they are
@@ -293,7 +293,7 @@ class MultiHeadAttention(nn.Module):
             options, parameters = drop_heads(self.options(), self._effective_parameters(), dropped)
         return assign_parameters(type(self)(**options, device="meta"), parameters, self.training)
 
-    def to_projected(self) -> Self:
+    def to_projected(self) -> MultiHeadAttention:
         """Return a layer with split="project" and the same outputs: slices become block-diagonal projections."""
         with torch.enable_grad():
             parameters = self._effective_parameters()
@@ -305,7 +305,7 @@ class MultiHeadAttention(nn.Module):
         return assign_parameters(type(self)(**options, device="meta"), parameters, self.training)
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> Self:
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """Return a layer with copies of a torch module's weights and the same outputs.
 
         Whatever the module's `batch_first`, this layer takes `[batch, length, d_model]`; masks are True = may attend.

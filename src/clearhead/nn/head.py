@@ -51,7 +51,7 @@ def heads_columns(indices: Iterable[int], dim: int) -> list[int]:
     return [column for index in indices for column in range(index * dim, (index + 1) * dim)]
 
 
-def check_head_indices(name: str, chosen: int | Iterable[int], heads: int) -> list[int]:
+def check_head_indices(name: str, chosen: int | Iterable[int] | Tensor, heads: int) -> list[int]:
     """Return indices of heads, one or many, sorted and without repeats; an error names the argument they came as."""
     indices = sorted({check_int(name, index, least=0) for index in list_items(name, chosen)})
     if indices and indices[-1] >= heads:
