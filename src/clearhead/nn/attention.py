@@ -233,7 +233,7 @@ class MultiHeadAttention(nn.Module):
                     mask = None  # the last token sees every valid key, so Causal() is redundant
             mask = _and_cache_mask(mask, view)
         weights = None
-        attended = attention(  # pyright: ignore[reportCallIssue]
+        attended = attention(
             query,
             key,
             value,
@@ -244,7 +244,7 @@ class MultiHeadAttention(nn.Module):
             sinks=_local(self.sinks),
             dropout=self.dropout if self.training else 0.0,
             query_start=query_start,
-            return_weights=return_weights,  # pyright: ignore[reportArgumentType]
+            return_weights=return_weights,
         )
         if isinstance(attended, tuple):
             attended, weights = attended
