@@ -34,7 +34,7 @@ from clearhead.ops.masks import Causal, Dense, Mask, query_positions
 from clearhead.weights.matrix import AttentionWeights
 
 QK_NORM_EPS = 1e-6
-SIZES = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_input_dim", "output_dim")
+SIZE_OPTIONS = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_input_dim", "output_dim")
 
 
 class MultiHeadAttention(nn.Module):
@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
             self.value = projection(self.kv_input_dim, self.kv_heads, self.value_dim)
             self.output = nn.Linear(self.heads * self.value_dim, self.output_dim, bias=bias, **factory)
         except (RuntimeError, TypeError) as error:  # sizes that overflow, or are more than there is memory for
-            sizes = ", ".join(f"{name} {getattr(self, name)}" for name in SIZES)
+            sizes = ", ".join(f"{name} {getattr(self, name)}" for name in SIZE_OPTIONS)
             reason = str(error).partition("\n")[0]
             raise RuntimeError(f"a layer of {sizes} cannot be allocated; expected smaller sizes: {reason}") from error
         self.query_norm = nn.RMSNorm(self.key_dim, eps=QK_NORM_EPS, **factory) if qk_norm else None
@@ -154,7 +154,7 @@ class MultiHeadAttention(nn.Module):
 
     def options(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        names = (*SIZES, "dropout", "split", "rope", "scale", "softcap")
+        names = (*SIZE_OPTIONS, "dropout", "split", "rope", "scale", "softcap")
         switches = {
             "bias": self.output.bias is not None,
             "qk_norm": self.query_norm is not None,
