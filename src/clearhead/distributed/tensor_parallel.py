@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from clearhead.distributed._collectives import copy_to_ranks
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn import MultiHeadAttention
 from clearhead.nn.head import head_columns
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import And, Dense, Mask, Or
