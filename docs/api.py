@@ -29,6 +29,7 @@ explain.example explain.toml_format explain.checking explain.audit explain.rende
 viewer.report.export plot.figures ops.dispatch ops.statistics
 """
 ONLY = {
+    "ops.statistics": "AttentionStatistics PoolSpec StatisticsRequest TopK",
     "nn.head": "Head",
     "nn.rope": "Rotary",
     "ops.dispatch": "choose explain",

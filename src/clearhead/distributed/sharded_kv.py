@@ -14,6 +14,7 @@ from clearhead.distributed.layout import ZigzagLayout
 from clearhead.functional import attention
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
+from clearhead.weights.cells import finite_lse
 
 
 @torch.no_grad()
@@ -112,9 +113,4 @@ def _merge(
 
 def _softmax_share(lse: Float[Tensor, "*parts"], total: Float[Tensor, "*total"]) -> Float[Tensor, "*parts"]:
     """Return the share of the softmax that falls on some of the keys, exp(lse − total); 0 for rows without a key."""
-    return torch.where(lse > -torch.inf, torch.exp(_finite(lse) - _finite(total)), 0.0)
-
-
-def _finite(lse: Tensor) -> Tensor:
-    """Replace the −inf of rows without a key by 0, because −inf − −inf is nan."""
-    return torch.where(lse == -torch.inf, 0.0, lse)
+    return torch.where(lse > -torch.inf, torch.exp(finite_lse(lse) - finite_lse(total)), 0.0)

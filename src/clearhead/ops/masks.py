@@ -4,8 +4,8 @@
     Window(before=255) | (Causal() & Prefix(4))    a sliding window that keeps the first four tokens
 
 Every mask but `Dense` allows each query contiguous ranges of keys (see `key_ranges.py`), so a mask costs O(n) and
-kernels read one mask form. Positions count from `query_start`, which defaults to `kv_len - q_len`: the last query meets the
-last key.
+kernels read one mask form. Positions count from `query_start`, which defaults to `kv_len - q_len`: the last query
+meets the last key.
 
     Causal, q_len=4, kv_len=2, query_start=-2 (the default):
         . .      a query with no key gives output 0 and lse -inf
