@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-KeyRanges = Int[Tensor, "ranges 2 batch q_len"]
+KeyRanges = Int[Tensor, "_ 2 _ q_len"]  # [ranges, 2, batch or 1, q_len]
 
 
 def single_range(first: Int[Tensor, "batch q_len"], last: Int[Tensor, "batch q_len"], kv_len: int) -> KeyRanges:

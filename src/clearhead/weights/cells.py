@@ -87,7 +87,7 @@ def _scores(call: AttentionCall, lowered: LoweredMask, selection: Selection) -> 
 
 
 def _weights(
-    call: AttentionCall, lowered: LoweredMask, lse: Float[Tensor, "batch heads q_len"], selection: Selection
+    call: AttentionCall, lowered: LoweredMask, lse: Float[Tensor, "_ _ q_len"], selection: Selection
 ) -> Float[Tensor, "batch heads rows keys"]:
     batch, heads, rows, keys = selection.slices
     if call.scores_require_grad():  # lse again, over all keys of the rows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from clearhead.ops._precision import uses_tf32
@@ -26,7 +26,7 @@ class FoldedCall:
     """
 
     query: Float[Tensor, "batch kv_heads group q_len key_dim"]  # as it came; a block's rows are scaled when it is met
-    key: Float[Tensor, "batch kv_heads kv_len key_dim"]
+    key: Float[Tensor, "batch kv_heads kv_len key_width"]  # key_dim, and a column of ones beside `shift_in_product`
     scale: float
     positions: Int[Tensor, "#batch q_len"]
     ranges: KeyRanges | None
@@ -145,14 +145,12 @@ class BlockLogits:
             torch.neg(self.flatten_heads(scoring.shift), out=self.query[..., -1])
         self.key = scoring.key[block.batch, block.kv_heads].flatten(0, 1).mT  # [key_heads, key_dim, kv_len]
 
-    def flatten_heads(
-        self, tensor: Float[Tensor, "batch kv_heads group q_len *rest"]
-    ) -> Float[Tensor, "key_heads rows *rest"]:
+    def flatten_heads(self, tensor: Float[Tensor, "_ _ _ _ *rest"]) -> Float[Tensor, "key_heads folded_rows *rest"]:
         """The block's part of something that every row has."""
         return tensor[self.block].flatten(2, 3).flatten(0, 1)
 
     def unflatten_heads(
-        self, rows: Float[Tensor, "key_heads rows *rest"]
+        self, rows: Float[Tensor, "key_heads folded_rows *rest"]
     ) -> Float[Tensor, "batch kv_heads group rows *rest"]:
         """The inverse of `flat`."""
         return rows.reshape(*self.shape, *rows.shape[2:])
@@ -230,8 +228,6 @@ def slice_broadcast(tensor: Tensor, block: QueryBlock, keys: slice) -> Tensor:
     return tensor[tuple(slice(None) if size == 1 else part for size, part in zip(tensor.shape, index, strict=True))]
 
 
-def fold_heads(
-    tensor: Float[Tensor, "batch heads *rest"], kv_heads: int
-) -> Float[Tensor, "batch kv_heads group *rest"]:
+def fold_heads(tensor: Shaped[Tensor, "batch heads *rest"], kv_heads: int) -> Shaped[Tensor, "batch _ _ *rest"]:
     """Query heads over the key heads they read; a heads axis of size 1 stays one that broadcasts."""
     return tensor.unflatten(1, (1, 1) if tensor.shape[1] == 1 else (kv_heads, -1))
