@@ -27,9 +27,11 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -n 2 -q
 
-# `make test`, and what takes longer: attacks with damaged files and hostile input.
+# `make test`, and what takes longer: attacks with damaged files and hostile input, and the wheel in a new
+# virtual environment.
 test-all: test
 	$(BIN)/python -m pytest -n 2 -q -m attack
+	$(BIN)/python -m pytest -q -m wheel -rs
 
 test-cpus: $(READY)
 	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \

@@ -107,5 +107,5 @@ def test_bad_arguments():
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"figures need matplotlib: pip install 'clearhead\[plot\]'"):
+    with pytest.raises(ImportError, match=r"clearhead.plot needs matplotlib: pip install 'clearhead\[plot\]'"):
         plot_head(decoder("abcd")["decoder"].layers[0], 0)

@@ -49,6 +49,6 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
     def acquire(self, blocking):
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".lock"))
 
-    monkeypatch.setattr("clearhead._utils.locks.FileLock.acquire", acquire)
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
     with pytest.raises(OSError, match=f"Read-only file system: '{tmp_path}'$"), locked(tmp_path):
         pass

@@ -73,7 +73,7 @@ class TestCommandLine:
 
     def test_doctor_json(self):
         found = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-        assert set(found) == {"versions", "devices", "cases"}
+        assert set(found) == {"versions", "devices", "cases", "extras"}
         windowed = next(case for case in found["cases"] if case["name"] == "windowed")
         assert windowed["able"][:2] == ["streaming", "reference"]
         assert "Window(before=255)" in windowed["refusals"]["sdpa"][0]

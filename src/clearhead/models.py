@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from clearhead._utils.bounded_reads import TOKEN_LIMIT
 from clearhead._utils.checks import check_int
+from clearhead._utils.extras import needs_extra
 from clearhead.functional import keeping_vectors
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation.run_directory import RunDirectory
@@ -77,6 +78,8 @@ def load(
     if path.suffix == ".gguf":
         if not path.is_file():
             raise FileNotFoundError(f"{name}: there is no such file")
+        with needs_extra("hf", "a .gguf file"):
+            import gguf  # noqa: F401
         source = str(path.parent)
         options |= {"gguf_file": path.name, "local_files_only": True}
     elif path.is_dir():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from clearhead._utils.extras import needs_extra
 
 LOCK_FILES = (".lock", ".lock.holder")
 
@@ -19,6 +19,9 @@ def locked(folder: Path) -> Iterator[None]:
 
     The operating system drops the lock of a process that has died: what such a process leaves is no obstacle.
     """
+    with needs_extra("translate", "a lock on a folder"):
+        from filelock import FileLock, Timeout
+
     lock, holder = (folder / name for name in LOCK_FILES)
     file_lock = FileLock(lock)
     try:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead._utils.extras import missing_packages
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.ops.statistics import AttentionStatistics
 from clearhead.weights import notebook
@@ -81,7 +82,9 @@ class AttentionSummary:
             )
         return f"AttentionSummary({'; '.join(parts)})"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if missing_packages("view"):  # the notebook shows repr() instead
+            return None
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
         for (stack, number), layer in self.layers.items():
             means[stack][number] = {name: own.tolist() for name, own in layer.means.items()}

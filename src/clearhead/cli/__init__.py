@@ -381,6 +381,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
     console.print(Styled("  ").join(Styled(name, "bold") + f" {version}" for name, version in found.versions.items()))
     for device in found.devices:
         console.print(device)
+    for name, extra in found.extras.items():
+        missing = f"missing {', '.join(extra.missing)}: pip install 'clearhead[{name}]'"
+        console.print(Styled(f"extra {name}: {'installed' if extra.installed else missing}"))
     table = Table("problem", "device", "backends, fastest first", "refused, and why", title="What runs where")
     for case in found.cases:
         reasons = "\n".join(f"{backend}: {'; '.join(why)}" for backend, why in case.refusals.items())

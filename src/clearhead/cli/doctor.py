@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from clearhead._utils.extras import EXTRAS, missing_packages
 from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
@@ -28,10 +29,19 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """An extra of the package: whether all of it is installed, and the packages that are not."""
+
+    installed: bool
+    missing: list[str]
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     versions: dict[str, str]
     devices: list[str]
     cases: list[Case]
+    extras: dict[str, Extra]
 
 
 def diagnose() -> Diagnosis:
@@ -40,6 +50,7 @@ def diagnose() -> Diagnosis:
         {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         _devices(),
         [_examine(name, call) for device in _device_names() for name, call in _problems(device).items()],
+        {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import tomlkit
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead._utils.extras import needs_extra
 from clearhead.explain._claims import Claim
 from clearhead.explain._grids import Grid
 from clearhead.explain._matrices import MATRICES, Where
@@ -81,6 +81,9 @@ class Example:
 
     def to_toml(self) -> str:
         """The file with the drawn weights written into it: the same calculation, every number of it open to editing."""
+        with needs_extra("explain", "the TOML format"):
+            import tomlkit
+
         document = tomlkit.parse(self.source)
         if self.drawn and "weights" not in document:
             document["weights"] = tomlkit.table()

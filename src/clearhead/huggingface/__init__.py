@@ -5,12 +5,10 @@ Importing this registers the attention function and the mask function. With `out
 `ablate` takes heads out.
 """
 
-try:
-    import transformers as _transformers  # noqa: F401
-except ImportError as error:
-    raise ImportError("clearhead.huggingface needs transformers: pip install 'clearhead[hf]'") from error
+from clearhead._utils.extras import needs_extra
 
-from transformers import AttentionInterface, AttentionMaskInterface
+with needs_extra("hf", "clearhead.huggingface"):
+    from transformers import AttentionInterface, AttentionMaskInterface
 
 from clearhead.huggingface._attention_function import attention_forward
 from clearhead.huggingface._whisper import keep_implementation

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead._utils.color_scales import weight_floor
+from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
 from clearhead.recording.recording import Recording, Stack, Tokens
@@ -170,10 +171,8 @@ def _sides(
 
 
 def _pyplot() -> Any:
-    try:
+    with needs_extra("plot", "clearhead.plot"):
         from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'clearhead[plot]'") from error
     return pyplot
 
 

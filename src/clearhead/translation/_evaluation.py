@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from clearhead._utils.evaluating import evaluating
+from clearhead._utils.extras import needs_extra
 from clearhead.translation._decoding import EVALUATION_BATCH_TOKENS, decode_all
 from clearhead.translation._loss import cross_entropy
 from clearhead.translation.config import BleuTokenizer
@@ -49,6 +50,7 @@ def validate(
 
 def bleu_score(texts: Sequence[str], references: Sequence[str], tokenizer: BleuTokenizer) -> float:
     """Return sacrebleu's score of the whole set."""
-    import sacrebleu
+    with needs_extra("translate", "BLEU"):
+        import sacrebleu
 
     return sacrebleu.corpus_bleu(list(texts), [list(references)], tokenize=tokenizer, force=True).score

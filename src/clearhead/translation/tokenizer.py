@@ -5,28 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
-from tokenizers.trainers import BpeTrainer
-
+from clearhead._utils.extras import needs_extra
 from clearhead._utils.files import write_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
 MAX_SUBWORD_LENGTH = 16  # characters of a subword
+_FEATURE = "clearhead.translation"  # in the error if tokenizers is missing
 
 
 class Vocabulary:
     """Tokens and their ids. The first four are padding, start, end and unknown."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        with needs_extra("translate", _FEATURE):
+            from tokenizers.models import WordLevel
+
         self._tokenizer = tokenizer
+        self._word_level = isinstance(tokenizer.model, WordLevel)
         tokenizer.encode_special_tokens = True  # "</s>" in a text is text, and ends nothing
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], size: int) -> Vocabulary:
         """Learn a byte-pair encoding from texts of both languages. A space belongs to the word after it."""
+        with needs_extra("translate", _FEATURE):
+            from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+            from tokenizers.models import BPE
+            from tokenizers.trainers import BpeTrainer
+
         tokenizer = Tokenizer(BPE(unk_token=SPECIAL_TOKENS[UNKNOWN]))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -48,6 +59,10 @@ class Vocabulary:
     @classmethod
     def from_words(cls, words: Iterable[str]) -> Vocabulary:
         """Return a closed vocabulary of words; punctuation marks are words."""
+        with needs_extra("translate", _FEATURE):
+            from tokenizers import Tokenizer, pre_tokenizers
+            from tokenizers.models import WordLevel
+
         token_ids = {word: token_id for token_id, word in enumerate((*SPECIAL_TOKENS, *words))}
         tokenizer = Tokenizer(WordLevel(token_ids, unk_token=SPECIAL_TOKENS[UNKNOWN]))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
@@ -76,12 +91,11 @@ class Vocabulary:
     def word_indices(self, token_ids: Sequence[int]) -> Iterator[int | None]:
         """Yield the index of the word that each token is part of; None for special tokens. Each mark is a word."""
         word, after_mark, after_space = -1, True, False
-        word_level = isinstance(self._tokenizer.model, WordLevel)
         for token_id, piece in zip(token_ids, self.pieces(token_ids), strict=True):
             if token_id not in (PAD, START, END):
                 is_mark = not piece.isspace() and not any(map(str.isalnum, piece))
                 # a space that is a token has begun the word already
-                word += not after_space and (word_level or after_mark or is_mark or piece.startswith(" "))
+                word += not after_space and (self._word_level or after_mark or is_mark or piece.startswith(" "))
                 after_mark, after_space = is_mark, piece.isspace()
             yield word if token_id > UNKNOWN else None
 
@@ -100,6 +114,9 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
+        with needs_extra("translate", _FEATURE):
+            from tokenizers import Tokenizer
+
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
@@ -108,7 +125,7 @@ class Vocabulary:
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 
     def _preprocess(self, text: str) -> str:
-        return text if isinstance(self._tokenizer.model, WordLevel) else _add_leading_space(text)
+        return text if self._word_level else _add_leading_space(text)
 
 
 def _add_leading_space(text: str) -> str:

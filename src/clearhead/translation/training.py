@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from clearhead._utils.extras import needs_extra
 from clearhead.distributed.process_group import ProcessGroup, init_process_group
 from clearhead.translation._signals import TrainingStopped, catch_stop_signals
 from clearhead.translation._trainer import Trainer
@@ -46,6 +47,8 @@ def train(
     """
     if dtype not in COMPUTE_DTYPES:
         raise ValueError(f"dtype is {dtype}; expected torch.float32 or torch.bfloat16")
+    with needs_extra("translate", "training"):
+        import sacrebleu  # noqa: F401, before the first step: validation needs it
     device = torch.device(device)
     with init_process_group(device) as process_group:
         torch.manual_seed(config.training.seed)

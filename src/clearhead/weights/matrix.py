@@ -170,7 +170,7 @@ class AttentionWeights(TensorLike):
             f"{', ' if options else ''}{', '.join(options)}; holds {form}, {_bytes(held)}; dense {_bytes(dense)})"
         )
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         return notebook.of_weights(self)
 
     # -- exact weights -------------------------------------------------------------------------------------------

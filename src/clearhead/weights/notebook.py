@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead._utils.color_scales import log_shades
+from clearhead._utils.extras import missing_packages
 from clearhead.weights.indexing import evenly_spaced
 
 SIDE = 96  # bins of a map each way, at most
@@ -36,8 +37,10 @@ class Matrix(Protocol):
 
 
 @torch.no_grad()
-def of_weights(weights: Matrix) -> str:
-    """A small map of each head of the first sequence, with its mean entropy."""
+def of_weights(weights: Matrix) -> str | None:
+    """A small map of each head of the first sequence, with its mean entropy; None without the extra `view`."""
+    if missing_packages("view"):
+        return None
     batch, heads, q_len, kv_len = weights.shape
     said = html.escape(repr(weights))
     if 0 in weights.shape:

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from latex2mathml.converter import convert
-from markupsafe import Markup
-
+from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import visible_text
 from clearhead.explain.render.wording import DIGITS, cost, heading, sentence, typeset, warmth
 from clearhead.explain.steps import Operand, Step, Trace
+
+with needs_extra("explain", "the HTML format"):
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from latex2mathml.converter import convert
+    from markupsafe import Markup
 
 # what stands between a step's operands, and before its result
 _SIGNS = {

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from clearhead._utils.text import json_text
 from clearhead.explain.render._documents import as_latex, as_markdown
-from clearhead.explain.render._html import as_html
 from clearhead.explain.render.text import as_text
 from clearhead.explain.render.wording import DIGITS
 from clearhead.explain.steps import Step, Trace
 
 FORMATS = ("text", "html", "markdown", "latex", "json")
-_WRITERS = {"text": as_text, "html": as_html, "markdown": as_markdown, "latex": as_latex}
 
 
 def render(trace: Trace, style: str = "text", *, title: str = "A worked example", digits: int | None = None) -> str:
@@ -25,9 +24,17 @@ def render(trace: Trace, style: str = "text", *, title: str = "A worked example"
     if style == "json":
         steps = [_as_json(step, digits) for step in trace]
         return json_text({"title": title, "steps": steps}) + "\n"
-    if style not in _WRITERS:
+    if style not in FORMATS:
         raise ValueError(f"style is {style!r}; expected one of {', '.join(FORMATS)}")
-    return _WRITERS[style](trace, title, DIGITS if digits is None else digits)
+    return _writer(style)(trace, title, DIGITS if digits is None else digits)
+
+
+def _writer(style: str) -> Callable[[Trace, str, int], str]:
+    if style == "html":  # with packages that are optional
+        from clearhead.explain.render._html import as_html
+
+        return as_html
+    return {"text": as_text, "markdown": as_markdown, "latex": as_latex}[style]
 
 
 def _as_json(step: Step, digits: int | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from clearhead._utils.extras import needs_extra
 from clearhead._utils.files import replacing
 from clearhead.translation.heads.emergence import Emergence
 from clearhead.translation.heads.probes import RELATION_STACKS
@@ -15,11 +16,9 @@ STACK_TITLES = {"cross": "from the translation to the source", "encoder": "withi
 
 def plot_emergence(emergence: Emergence, path: str | os.PathLike[str], title: str = "") -> None:
     """Write a figure with a line for each relation: the accuracy of the head that finds it best; dotted: an offset."""
-    try:
+    with needs_extra("plot", "the chart"):
         from matplotlib import colormaps, rc_context
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("the chart needs matplotlib: pip install 'clearhead[plot]'") from error
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     panels: Any = figure.subplots(1, 2, sharey=True)
     for axes, (stack, stack_title) in zip(panels, STACK_TITLES.items(), strict=True):

@@ -1,0 +1,248 @@
+"""Optional dependencies: the base works without them, and a feature without its extra names the extra."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+from clearhead._utils.extras import EXTRAS, missing_packages, needs_extra
+from recordings import decoder
+
+ROOT = Path(__file__).parent.parent
+
+# Runs in a process in which no package of an extra can be imported; prints JSON.
+WITHOUT_EXTRAS = """
+import json, sys
+
+for module in json.loads(sys.argv[1]):
+    sys.modules[module] = None
+
+import torch
+from typer.testing import CliRunner
+
+import clearhead
+from clearhead import Causal, MultiHeadAttention, attention, trace
+from clearhead.cli import app
+
+query = torch.randn(1, 2, 5, 4)
+output, weights = attention(query, query, query, mask=Causal(), return_weights=True)
+layer = MultiHeadAttention(8, 2)
+
+from clearhead.analysis.summary import AttentionSummary
+from clearhead.plot import figures
+
+
+def message(call):
+    try:
+        call()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def command(*arguments):
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+print(json.dumps({
+    "shape": list(layer(torch.randn(1, 5, 8)).shape),
+    "steps": len(trace(layer, torch.randn(5, 8))),
+    "html": [weights._repr_html_(), AttentionSummary([("decoder", 0)])._repr_html_()],
+    "python": {
+        "view": message(lambda: clearhead.view),
+        "report": message(lambda: clearhead.report),
+        "hf": message(lambda: __import__("clearhead.huggingface")),
+        "plot": message(lambda: figures.plot_head(weights, 0)),
+        "translate": message(lambda: clearhead.record("en-ja", "The dog barked.")),
+    },
+    "commands": {" ".join(line): command(*line) for line in (
+        ("--help",),
+        ("doctor", "--json"),
+        ("explain", "song"),
+        ("explain", "song", "--format", "json"),
+        ("check", "song"),
+        ("stats", "kept.safetensors"),
+        ("roles", "kept.safetensors"),
+        ("view", "kept.safetensors"),
+        ("view", "kept.safetensors", "--output", "report.html"),
+        ("explain", "song", "--format", "html"),
+        ("explain", "song", "--format", "toml"),
+        ("translate", "The dog barked."),
+        ("train", "--output", "run", "--steps", "1"),
+        ("stats", "--model", "somebody/something", "a text"),
+    )},
+}))
+"""
+MISSING = {
+    "view kept.safetensors": "clearhead view needs bokeh: pip install 'clearhead[view]'",
+    "view kept.safetensors --output report.html": "clearhead view needs bokeh: pip install 'clearhead[view]'",
+    "explain song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
+    "explain song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
+    "translate The dog barked.": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
+    "train --output run --steps 1": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
+    "stats --model somebody/something a text": "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'",
+}
+
+
+@pytest.fixture(scope="module")
+def without_extras(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    decoder(["a", "b", "c"]).save(folder / "kept.safetensors")
+    modules = sorted({module for modules in EXTRAS.values() for module in modules})
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(modules)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_base_computes_attention_layers_and_traces(without_extras):
+    assert without_extras["shape"] == [1, 5, 8]
+    assert without_extras["steps"] > 5
+    assert without_extras["html"] == [None, None]  # a notebook shows repr() then
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--help",
+        "doctor --json",
+        "explain song",
+        "explain song --format json",
+        "stats kept.safetensors",
+        "roles kept.safetensors",
+    ],
+)
+def test_the_base_has_commands_that_need_no_extra(without_extras, line):
+    status, output, errors = without_extras["commands"][line]
+    assert status == 0, errors
+    assert output
+
+
+def test_check_needs_no_extra(without_extras):
+    status, output, _ = without_extras["commands"]["check song"]
+    assert status == 1  # it finds the errors of that text
+    assert output
+
+
+@pytest.mark.parametrize(("line", "message"), MISSING.items(), ids=MISSING)
+def test_a_command_names_the_extra_it_needs(without_extras, line, message):
+    status, output, errors = without_extras["commands"][line]
+    assert status == 2
+    assert errors == f"clearhead: {message}\n"
+    assert output == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("view", "clearhead view needs bokeh: pip install 'clearhead[view]'"),
+        ("report", "clearhead view needs bokeh: pip install 'clearhead[view]'"),
+        ("hf", "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'"),
+        ("plot", "clearhead.plot needs matplotlib: pip install 'clearhead[plot]'"),
+        ("translate", "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'"),
+    ],
+)
+def test_python_names_the_extra_it_needs(without_extras, name, message):
+    assert without_extras["python"][name] == message
+
+
+def test_doctor_lists_extras(without_extras):
+    extras = json.loads(without_extras["commands"]["doctor --json"][1])["extras"]
+    assert set(extras) == set(EXTRAS)
+    assert extras["view"] == {"installed": False, "missing": ["bokeh", "jinja2", "pillow"]}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_package_of_an_extra_is_named_when_it_is_missing(extra, monkeypatch):
+    assert missing_packages(extra) == []  # the tests have all of them
+    for module, package in EXTRAS[extra].items():
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            assert missing_packages(extra) == [package]
+            with (
+                pytest.raises(ImportError, match=rf"^it needs {package}: pip install 'clearhead\[{extra}\]'$"),
+                needs_extra(extra, "it"),
+            ):
+                __import__(module)
+
+
+def test_other_import_errors_are_left_alone():
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), needs_extra("view", "it"):
+        import no_such_module  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name"), needs_extra("plot", "it"):
+        from matplotlib import no_such_name  # noqa: F401
+
+
+def test_extras_are_those_of_the_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {extra: {re.match(r"[\w-]+", line)[0] for line in lines} for extra, lines in declared.items()}
+    assert {extra: set(packages.values()) for extra, packages in EXTRAS.items()} == {
+        extra: packages for extra, packages in names.items() if extra not in ("all", "test")
+    }
+    assert declared["all"] == [f"clearhead[{','.join(EXTRAS)}]"]
+    assert "clearhead[all]" in declared["test"]
+
+
+@pytest.mark.wheel
+def test_the_wheel_with_the_base_dependencies_alone(tmp_path):
+    pip(sys.executable, "wheel", str(ROOT), "--no-deps", "--wheel-dir", str(tmp_path))
+    (wheel,) = tmp_path.glob("clearhead-*.whl")
+    venv.create(tmp_path / "venv", with_pip=True)
+    # the build of torch that the tests run with: others may be gigabytes larger
+    torch = f"torch=={importlib.metadata.version('torch')}"
+    pip(tmp_path / "venv/bin/python", "install", str(wheel), torch)
+
+    def run(program, *arguments):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        path = tmp_path / "venv/bin" / program
+        return subprocess.run([path, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    code = (
+        "import torch, clearhead; x = torch.randn(1, 2, 5, 4);"
+        "output, weights = clearhead.attention(x, x, x, return_weights=True);"
+        "assert weights._repr_html_() is None; print(*output.shape, clearhead.__file__)"
+    )
+    result = run("python", "-c", code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("1 2 5 4 ")
+    assert str(tmp_path) in result.stdout
+    assert "doctor" in run("clearhead", "--help").stdout
+    extras = json.loads(run("clearhead", "doctor", "--json").stdout)["extras"]
+    assert not any(extra["installed"] for extra in extras.values())
+    assert run("clearhead", "explain", "song").returncode == 0
+    for line, extra in (
+        ("view", "view"),
+        ("explain song --format html", "explain"),
+        ("translate Hello", "translate"),
+        ("stats --model somebody/something text", "hf"),
+    ):
+        result = run("clearhead", *line.split())
+        assert result.returncode == 2
+        assert result.stderr.count("\n") == 1
+        assert f"pip install 'clearhead[{extra}]'" in result.stderr
+
+
+def pip(python, *arguments):
+    """Run pip; skip the test where no index has what it needs."""
+    environment = os.environ | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    line = [python, "-m", "pip", *arguments, "--quiet", "--retries", "1", "--timeout", "20"]
+    if "TORCH_INDEX" in os.environ:  # the Makefile's
+        line += ["--extra-index-url", os.environ["TORCH_INDEX"]]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)
+    # a failed build prints the reason on standard output
+    reason = re.search("No matching distribution.*", result.stdout + result.stderr)
+    if result.returncode and reason:
+        pytest.skip(f"pip found no index with what the wheel needs: {reason[0]}")
+    assert result.returncode == 0, result.stderr
