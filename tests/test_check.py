@@ -5,8 +5,8 @@ import torch
 
 from audits import STEPS, WEIGHTS, X, audited, claim, matrices
 from clearhead import check
-from clearhead.explain import BUILT_IN, _recomputation
-from clearhead.explain._calculation import Calculation
+from clearhead.explain import BUILT_IN, _error_propagation
+from clearhead.explain._recompute import Recomputation
 from clearhead.explain.toml_format import load, parse
 
 
@@ -339,7 +339,7 @@ class TestPlantedErrors:
         text["scores"] = text["query"] @ text["key"].T
         claims = [claim("query", text["query"], digits=1), claim("scores", text["scores"], digits=4)]
         whole = audited(claims)["scores"]
-        monkeypatch.setattr(_recomputation, "_MAX_BATCH", 5)
+        monkeypatch.setattr(_error_propagation, "_MAX_BATCH_ELEMENTS", 5)
         assert audited(claims)["scores"] == whole
 
 
@@ -355,6 +355,6 @@ class TestPlantedErrors:
 def test_what_is_checked_is_what_is_explained(text):
     """The numbers of `check` and the steps of `explain`, which are computed apart."""
     example = parse(text)
-    computed = Calculation(example, example.given_values)
+    computed = Recomputation(example, example.given_values)
     for step in example.trace():
         torch.testing.assert_close(computed.matrix(step.name, step.head or 0), step.values, rtol=1e-12, atol=1e-13)

@@ -16,7 +16,7 @@ from clearhead import MultiHeadAttention, trace
 from clearhead._utils.text import visible_text
 from clearhead.explain import BUILT_IN
 from clearhead.explain.render.formats import render
-from clearhead.explain.render.wording import number, typeset
+from clearhead.explain.render.wording import format_matrix, format_number
 from clearhead.explain.toml_format import load, parse
 from layers import every_option, make
 
@@ -52,7 +52,7 @@ class TestText:
         lines = render(example.trace(), "text", digits=6).splitlines()
         assert not any("…" in line for line in lines)
         for step in example.trace():
-            rows = typeset(step.values, 6)
+            rows = format_matrix(step.values, 6)
             assert any(line.split()[-len(rows[-1]) :] == rows[-1] for line in lines), step.name
 
     def test_learned_matrices_stand_where_they_are_first_read(self):
@@ -211,11 +211,11 @@ def test_unknown_style():
     ],
 )
 def test_numbers_have_the_digits_they_need(values, digits, expected):
-    assert typeset(torch.tensor(values, dtype=torch.float64), digits) == expected
+    assert format_matrix(torch.tensor(values, dtype=torch.float64), digits) == expected
 
 
 def test_words():
-    assert number(-0.0004, 3) == "0.000"
+    assert format_number(-0.0004, 3) == "0.000"
     assert [visible_text(token) for token in ("a b", "\n", "", " ", "a\tb", "\u202e")] == [
         "a b",
         "\\n",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead import Causal, Dense, MultiHeadAttention, Padding, trace
-from clearhead.explain.steps import NAMES
+from clearhead.explain.steps import STEP_NAMES
 from layers import every_option, make
 
 
@@ -37,7 +37,7 @@ def test_steps_come_in_order_and_cost_what_the_layer_has(options):
     found = trace(
         layer, x, memory if layer.kv_input_dim != 30 else None, mask=Dense(torch.ones(1, 1, dtype=torch.bool))
     )
-    expected = [name for name in NAMES if name != "slice" or layer.split == "slice"]
+    expected = [name for name in STEP_NAMES if name != "slice" or layer.split == "slice"]
     for head in range(layer.heads):
         names = [step.name for step in found if step.head in (None, head)]
         assert list(dict.fromkeys(names)) == expected
@@ -154,7 +154,7 @@ class TestGiven:
         assert torch.equal(found.step("weights", 0).values, plain.step("weights", 0).values)
         assert not torch.equal(found.output, plain.output)
 
-    @pytest.mark.parametrize("name", [name for name in NAMES if name != "input"])
+    @pytest.mark.parametrize("name", [name for name in STEP_NAMES if name != "input"])
     def test_every_step_can_be_given_and_what_was_computed_changes_nothing(self, name):
         layer, x = MultiHeadAttention(4, 2, split="slice"), torch.randn(3, 4)
         plain = trace(layer, x, mask=Causal())

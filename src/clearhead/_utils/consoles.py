@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,3 +30,14 @@ def console_for_output() -> Console:
     if not console.is_terminal:
         console.width = 1_000_000
     return console
+
+
+def column_groups(widths: Sequence[int], available: int) -> Iterator[range]:
+    """Yield consecutive columns in groups that fit into the available width, each of at least one column."""
+    start, used = 0, 0
+    for column, width in enumerate(widths):
+        if column > start and used + width > available:
+            yield range(start, column)
+            start, used = column, 0
+        used += width
+    yield range(start, len(widths))

@@ -92,7 +92,7 @@ def explain(
     """Write an attention calculation out step by step, with its real numbers."""
     from clearhead.explain.render.formats import render
     from clearhead.explain.render.text import print_trace
-    from clearhead.explain.render.wording import DIGITS
+    from clearhead.explain.render.wording import DEFAULT_DIGITS
     from clearhead.explain.toml_format import load
 
     found = load(example)
@@ -103,7 +103,7 @@ def explain(
         return
     trace = found.trace().select(step or (), [number - 1 for number in head or ()])
     if style is Style.text and output is None:
-        print_trace(console_for_output(), trace, found.title, DIGITS if digits is None else digits)
+        print_trace(console_for_output(), trace, found.title, DEFAULT_DIGITS if digits is None else digits)
     else:
         _write(render(trace, style.value, title=found.title, digits=digits), output)
 
@@ -117,13 +117,13 @@ def check(
     """Recompute a worked example and report each of its claims. Exit 0: all agree; 1: not all; 2: unreadable."""
     from clearhead.explain.checking import check
     from clearhead.explain.render.text import print_audit
-    from clearhead.explain.render.wording import DIGITS
+    from clearhead.explain.render.wording import DEFAULT_DIGITS
 
     audit = check(example)
     if as_json:
         typer.echo(audit.to_json())
     else:
-        print_audit(console_for_output(), audit, DIGITS if digits is None else digits)
+        print_audit(console_for_output(), audit, DEFAULT_DIGITS if digits is None else digits)
     raise typer.Exit(0 if audit.agrees else 1)
 
 

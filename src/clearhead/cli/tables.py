@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead._utils.color_scales import text_shades
+from clearhead._utils.consoles import column_groups
 from clearhead._utils.text import visible_text
 from clearhead.analysis.roles import Roles
-from clearhead.explain.render.text import fitting
 from clearhead.recording.recording import Address, Recording
 from clearhead.translation.heads import AblationEffect, Emergence
 
@@ -113,7 +113,7 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
     heads = [visible_text("".join(cross.keys.texts[place] for place in own)) for own in parts]
     written = [visible_text(token) for token in written]
     before = max(map(cell_len, written), default=0) + 2
-    for chosen in fitting([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
+    for chosen in column_groups([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
         table = Table(box=None, padding=(0, 1))
         for head in ("", *(heads[place] for place in chosen)):
             table.add_column(Text(head), no_wrap=True)

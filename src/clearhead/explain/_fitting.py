@@ -1,4 +1,4 @@
-"""Is a printed matrix X·W for any W at all? The W that misses its worst cell by least, and how much that is."""
+"""Test whether a printed matrix is X·W for any W: the smallest largest error over all W."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.explain._grids import Grid
+from clearhead.explain._printed_matrix import PrintedMatrix
 
-_ROUNDS = 500
-_CLOSE = 1e-3  # how near the two bounds must come, relative to the larger
+_MAX_ITERATIONS = 500
+_RELATIVE_GAP = 1e-3  # between the lower and the upper bound, relative to the upper
 
 
 @dataclass(frozen=True)
 class Fit:
-    """`missed`: no W comes nearer to some printed number than this."""
+    """The best W for a printed matrix."""
 
-    missed: float
-    possible: bool  # False: every W misses some printed number by more than its tolerance
+    max_error: float  # every W is off by at least this much in some cell
+    within_tolerance: bool  # False: every W is off in some cell by more than the tolerance of the printed number
 
 
-def best_fit(x: Float[Tensor, "rows input"], printed: Grid) -> Fit:
-    """Column by column, by Lawson's reweighting: where a fit misses, its weight grows. Blanks do not count.
+def best_fit(x: Float[Tensor, "rows input"], claimed: PrintedMatrix) -> Fit:
+    """Fit each column by Lawson's reweighting: where a fit is off, its weight grows. Blanks do not count.
 
-    A weighted least-squares error is never more than the worst error of the best fit, so that a miss is never
-    exaggerated, whenever the rounds stop.
+    A weighted least-squares error never exceeds the largest error of the best fit. The error is therefore never
+    overstated, whenever the iteration stops.
     """
-    missed, possible = 0.0, True
-    for column in range(printed.shape[1]):
-        kept = ~printed.blank[:, column]
-        if not kept.any():
+    max_error, within_tolerance = 0.0, True
+    for column in range(claimed.shape[1]):
+        written = ~claimed.blank[:, column]
+        if not written.any():
             continue
-        rows, target, tolerance = x[kept], printed.values[kept, column], printed.tolerance[kept, column]
-        missed = max(missed, _least_miss(rows, target))
-        # in units of each number's own tolerance
-        possible = possible and _least_miss(rows / tolerance[:, None], target / tolerance) <= 1 + _CLOSE
-    return Fit(missed, possible)
+        rows, target, tolerance = x[written], claimed.values[written, column], claimed.tolerance[written, column]
+        max_error = max(max_error, _minimax_error(rows, target))
+        if within_tolerance:  # in units of each number's tolerance
+            within_tolerance = _minimax_error(rows / tolerance[:, None], target / tolerance) <= 1 + _RELATIVE_GAP
+    return Fit(max_error, within_tolerance)
 
 
-def _least_miss(x: Float[Tensor, "rows input"], target: Float[Tensor, " rows"]) -> float:
-    """The worst error of the W whose worst error is least."""
-    share = torch.full_like(target, 1 / len(target))
+def _minimax_error(x: Float[Tensor, "rows input"], target: Float[Tensor, " rows"]) -> float:
+    """Return the largest error of the W whose largest error is smallest."""
+    row_weights = torch.full_like(target, 1 / len(target))
     low, high = 0.0, float("inf")
-    for _ in range(_ROUNDS):
-        root = share.sqrt()[:, None]
-        weights = torch.linalg.lstsq(root * x, root * target[:, None], driver="gelsd").solution[:, 0]
-        missed = (x @ weights - target).abs()
-        low, high = max(low, float((share * missed.square()).sum().sqrt())), min(high, float(missed.max()))
-        share = share * missed
-        if high - low <= _CLOSE * high or not share.sum() > 0:
+    for _ in range(_MAX_ITERATIONS):
+        root = row_weights.sqrt()[:, None]
+        solution = torch.linalg.lstsq(root * x, root * target[:, None], driver="gelsd").solution[:, 0]
+        errors = (x @ solution - target).abs()
+        low, high = max(low, float((row_weights * errors.square()).sum().sqrt())), min(high, float(errors.max()))
+        row_weights = row_weights * errors
+        if high - low <= _RELATIVE_GAP * high or not row_weights.sum() > 0:
             break
-        share = share / share.sum()
+        row_weights = row_weights / row_weights.sum()
     return low

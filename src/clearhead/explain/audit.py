@@ -1,4 +1,4 @@
-"""What an audit of a worked example found: claim by claim, and cell by cell where they differ."""
+"""Results of `check()`: claim by claim, and cell by cell where they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verdict = Literal["agrees", "differs", "carried"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellDifference:
     """A cell that differs. `carried_from` names the text's own earlier matrix from which the claimed number follows."""
 
     row: int  # from 0, as columns
@@ -31,41 +31,42 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What became of one claim, or of one given matrix (then `claim` is None)."""
+class CheckResult:
+    """The verdict on one claim, or on one given matrix (then `claim` is None)."""
 
-    claim: int | None  # its number in the file, from 1
+    claim: int | None  # its position in the file, from 1
     step: str
     head: int | None  # from 0
     kind: str  # values, shape, sum, count; or given
     verdict: Verdict
     message: str
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[CellDifference, ...] = ()
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All findings about one example: first its given matrices, then its claims in the order of the file."""
+    """The results for one example: first its given matrices, then its claims in the order of the file."""
 
     title: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
 
     @property
     def agrees(self) -> bool:
-        return all(finding.verdict == "agrees" for finding in self.findings)
+        return all(result.verdict == "agrees" for result in self.findings)
 
     def to_json(self) -> str:
         """Everything but the labels, rows, columns and heads counted from 0; infinities are null."""
-        findings = [dataclasses.asdict(finding) for finding in self.findings]
-        for finding, plain in zip(self.findings, findings, strict=True):
-            plain["cells"] = [_plain(cell) for cell in finding.cells]
+        findings = [
+            dataclasses.asdict(result) | {"cells": [_cell_to_dict(cell) for cell in result.cells]}
+            for result in self.findings
+        ]
         return json_text({"title": self.title, "agrees": self.agrees, "findings": findings})
 
     def count(self, verdict: Verdict) -> int:
-        return sum(finding.verdict == verdict for finding in self.findings)
+        return sum(result.verdict == verdict for result in self.findings)
 
 
-def _plain(cell: Cell) -> dict[str, Any]:
-    numbers = {"claimed": cell.claimed, "computed": cell.computed, "difference": cell.difference}
-    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+def _cell_to_dict(cell: CellDifference) -> dict[str, Any]:
+    values = {"claimed": cell.claimed, "computed": cell.computed, "difference": cell.difference}
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     return {"row": cell.row, "column": cell.column, **finite, "carried_from": cell.carried_from}

@@ -1,4 +1,4 @@
-"""`check()`: recompute a worked example and say of each claim whether it agrees, and where not."""
+"""`check()`: recompute a worked example and compare each claim with the result."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from math import inf
 import torch
 from torch import Tensor
 
-from clearhead.explain._calculation import Calculation, sources
-from clearhead.explain._claims import JOINT, LEARNED, Claim
+from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim
+from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indices, check_matrix
 from clearhead.explain._fitting import best_fit
-from clearhead.explain._grids import Grid
-from clearhead.explain._recomputation import Judged, agree, judge, places
-from clearhead.explain.audit import Audit, Cell, Finding, Verdict
+from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain._recompute import Recomputation, source_matrices
+from clearhead.explain.audit import Audit, CellDifference, CheckResult, Verdict
 from clearhead.explain.example import Example
-from clearhead.explain.render.wording import counted
-from clearhead.explain.steps import NAMES, SQUARE, Axis, Step
+from clearhead.explain.render.wording import count_noun
+from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Axis, Step
 from clearhead.explain.toml_format import load
 
 
 def check(example: Example | str | os.PathLike[str]) -> Audit:
-    """Recompute an example (one that was read, a file, or the name of a built-in one) and judge each of its claims.
+    """Recompute an example (one that was read, a file, or the name of a built-in one) and check each of its claims.
 
     A number agrees if it is the computed one to its printed digits. One that differs, but follows from the text's own
     earlier matrices, is carried: the error is theirs.
@@ -36,94 +36,103 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
 
 
 class _Auditor:
+    """The check of one example."""
+
     def __init__(self, example: Example) -> None:
         self.example = example
         self.trace = example.trace()
-        self.computed = Calculation(example, example.given_values)
-        self.judged: list[Judged] = []
+        self.computed = Recomputation(example, example.given_values)
+        self.checked_matrices: list[CheckedMatrix] = []
 
     def audit(self) -> Audit:
-        found = {claim.number: self._examine(claim) for claim in sorted(self.example.claims, key=_order)}
-        return Audit(self.example.title, (*self._given(), *(found[number] for number in sorted(found))))
+        results = {claim.position: self._check(claim) for claim in sorted(self.example.claims, key=_calculation_order)}
+        return Audit(self.example.title, (*self._check_given(), *(results[position] for position in sorted(results))))
 
-    def _examine(self, claim: Claim) -> Finding:
-        if claim.step in NAMES and not self.trace.named(claim.step):
+    def _check(self, claim: Claim) -> CheckResult:
+        if claim.step in STEP_NAMES and not self.trace.named(claim.step):
             why = "every head reads all of X" if claim.step == "slice" else "there is no mask"
-            return _finding(claim, "differs", f"this calculation has no such step: {why}")
-        one = claim.head is not None or claim.step in JOINT
-        heads = [claim.head or 0] if one else range(self.example.heads)
+            return _claim_result(claim, "differs", f"this calculation has no such step: {why}")
+        one_matrix = claim.head is not None or claim.step in SHARED_MATRICES
+        heads = [claim.head or 0] if one_matrix else range(self.example.heads)
         matrices = [self.computed.matrix(claim.step, head) for head in heads]
         if claim.values is not None:
-            return self._values(claim, claim.values, matrices[0])
+            return self._check_values(claim, claim.values, matrices[0])
         if claim.shape is not None:
-            return self._shape(claim, claim.shape, matrices[0])
+            return self._check_shape(claim, claim.shape, matrices[0])
         if claim.sum is not None:
-            return self._sum(claim, claim.sum, matrices)
-        return self._count(claim, matrices)
+            return self._check_sum(claim, claim.sum, matrices)
+        return self._check_count(claim, matrices)
 
-    def _values(self, claim: Claim, grid: Grid, computed: Tensor) -> Finding:
+    def _check_values(self, claim: Claim, claimed: PrintedMatrix, computed: Tensor) -> CheckResult:
         shape, prefix = tuple(computed.shape), ""
-        if grid.shape != shape:
-            turned = grid.turned()
-            if turned.shape != shape or not _mostly(turned, computed):
-                return _finding(claim, "differs", f"claimed {grid.shape}, computed {shape}")
-            grid, prefix = turned, f"claimed {grid.shape}, computed {shape}; read as its transpose, "
-        tolerance = grid.tolerance if claim.tolerance is None else torch.full_like(grid.values, claim.tolerance)
-        judged = judge(self.example, claim, self._symbol(claim), grid, tolerance, self.judged)
-        self.judged.append(judged)
-        cells = self._cells(claim.step, grid, computed, judged.wrong, judged)
-        found = _summed_up(claim, cells, judged)
-        notes = _mask_notes(grid, cells) if claim.step == "mask" else ""
-        notes += _looks_like(grid, computed) if cells else ""
+        if claimed.shape != shape:
+            transposed = claimed.transpose()
+            if transposed.shape != shape or not _mostly_agrees(transposed, computed):
+                return _claim_result(claim, "differs", f"claimed {claimed.shape}, computed {shape}")
+            claimed, prefix = transposed, f"claimed {claimed.shape}, computed {shape}; read as its transpose, "
+        tolerance = claimed.tolerance if claim.tolerance is None else torch.full_like(claimed.values, claim.tolerance)
+        checked = check_matrix(self.example, claim, self._symbol(claim), claimed, tolerance, self.checked_matrices)
+        self.checked_matrices.append(checked)
+        cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
+        result = _values_result(claim, cells, checked)
+        notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
+        notes += _rearrangement_note(claimed, computed) if cells else ""
         return replace(
-            found,
-            message=f"{prefix}{found.message}{notes}",
-            verdict="differs" if prefix and found.verdict == "agrees" else found.verdict,
+            result,
+            message=f"{prefix}{result.message}{notes}",
+            verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
         )
 
     def _cells(
-        self, subject: str, grid: Grid, computed: Tensor, wrong: Tensor, judged: Judged | None = None
-    ) -> tuple[Cell, ...]:
+        self,
+        subject: str,
+        claimed: PrintedMatrix,
+        computed: Tensor,
+        wrong: Tensor,
+        checked: CheckedMatrix | None = None,
+    ) -> tuple[CellDifference, ...]:
         rows, columns = self._labels(subject, computed)
         return tuple(
-            Cell(
+            CellDifference(
                 row,
                 column,
                 rows[row],
                 columns[column],
-                grid.printed[row][column],
-                float(grid.values[row, column]),
+                claimed.printed[row][column],
+                float(claimed.values[row, column]),
                 float(computed[row, column]),
-                " and ".join(judged.causes((row, column))) or None if judged else None,
+                " and ".join(checked.causes((row, column))) or None if checked else None,
             )
-            for row, column in places(wrong)
+            for row, column in cell_indices(wrong)
         )
 
     def _labels(self, subject: str, matrix: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What stands before the rows and over the columns."""
+        """Return the labels of rows and of columns."""
         axes: tuple[Axis, Axis] = ("token", "token") if subject == "mask" else ("dimension", "dimension")
-        if subject in NAMES:
+        if subject in STEP_NAMES:
             step = self.trace.named(subject)[0]
             axes = step.rows, step.columns
         rows, columns = (self.trace.labels(axis, size) for axis, size in zip(axes, matrix.shape, strict=True))
         return rows, columns
 
     def _symbol(self, claim: Claim) -> str:
-        """How a claimed matrix is called in formulas."""
-        if claim.step in NAMES:
+        """Return the name of a claimed matrix in formulas."""
+        if claim.step in STEP_NAMES:
             return self.trace.step(claim.step, claim.head).symbol
         return "M" if claim.step == "mask" else f"W_{claim.step[0].upper()}"
 
-    def _shape(self, claim: Claim, shape: tuple[int, int], computed: Tensor) -> Finding:
-        found = tuple(computed.shape)
-        if found == shape:
-            return _finding(claim, "agrees", f"{shape}")
-        return _finding(claim, "differs", f"claimed {shape}, computed {found}{self._other_layer(claim, shape)}")
+    def _check_shape(self, claim: Claim, shape: tuple[int, int], computed: Tensor) -> CheckResult:
+        computed_shape = tuple(computed.shape)
+        if computed_shape == shape:
+            return _claim_result(claim, "agrees", f"{shape}")
+        return _claim_result(
+            claim, "differs", f"claimed {shape}, computed {computed_shape}{self._other_split(claim, shape)}"
+        )
 
-    def _other_layer(self, claim: Claim, shape: tuple[int, int]) -> str:
-        """The claimed shape may be that of the layer with the other split."""
+    def _other_split(self, claim: Claim, shape: tuple[int, int]) -> str:
+        """Return a note if the claimed shape is that of the layer with the other split."""
         heads, width = self.example.heads, self.example.x.shape[1]
-        if claim.step not in LEARNED[:3] or heads == 1 or width % heads:
+        if claim.step not in LEARNED_MATRICES[:3] or heads == 1 or width % heads:
             return ""
         here = sum(self.example.weights[name].numel() for name in ("query", "key", "value"))
         if self.example.split == "slice":
@@ -134,123 +143,123 @@ class _Auditor:
             return ""
         return f'; that is another layer, split = "{other}", with {there} projection weights where this has {here}'
 
-    def _sum(self, claim: Claim, which: str, matrices: list[Tensor]) -> Finding:
+    def _check_sum(self, claim: Claim, which: str, matrices: list[Tensor]) -> CheckResult:
         tolerance = 1e-6 if claim.tolerance is None else claim.tolerance
         rows, columns = self._labels(claim.step, matrices[0])
         cells, sums = [], []
         for head, matrix in enumerate(matrices, 1):
             name = "sum" if len(matrices) == 1 else f"sum, head {head}"
-            found = matrix.sum(dim=1 if which == "rows" else 0)
-            sums.append(" ".join(f"{value:.2f}" for value in found.tolist()))
-            for number in torch.nonzero((found - 1).abs() > tolerance).flatten().tolist():
-                place = (number, 0, rows[number], name) if which == "rows" else (0, number, name, columns[number])
-                cells.append(Cell(*place, "1", 1.0, float(found[number])))
+            totals = matrix.sum(dim=1 if which == "rows" else 0)
+            sums.append(" ".join(f"{value:.2f}" for value in totals.tolist()))
+            for index in torch.nonzero((totals - 1).abs() > tolerance).flatten().tolist():
+                cell = (index, 0, rows[index], name) if which == "rows" else (0, index, name, columns[index])
+                cells.append(CellDifference(*cell, "1", 1.0, float(totals[index])))
         if not cells:
-            return _finding(claim, "agrees", f"{which} sum to 1")
+            return _claim_result(claim, "agrees", f"{which} sum to 1")
         rows_do = all((matrix.sum(dim=1) - 1).abs().max() <= tolerance for matrix in matrices)
-        rest = "; rows do" if which == "columns" and rows_do else ""
-        return _finding(claim, "differs", f"{which} sum to {' | '.join(sums)}, not to 1{rest}", tuple(cells))
+        note = "; rows do" if which == "columns" and rows_do else ""
+        return _claim_result(claim, "differs", f"{which} sum to {' | '.join(sums)}, not to 1{note}", tuple(cells))
 
-    def _count(self, claim: Claim, matrices: list[Tensor]) -> Finding:
-        """Rows, one vector for each token; but of scores and weights, matrices, unless a head is named."""
-        if claim.step in SQUARE and claim.head is None:
-            found, what = len(matrices), "one matrix for each head, with a row for each token"
+    def _check_count(self, claim: Claim, matrices: list[Tensor]) -> CheckResult:
+        """Compare the number of rows; of scores and weights that of matrices, unless a head is named."""
+        if claim.step in SCORE_STEPS and claim.head is None:
+            count, what = len(matrices), "one matrix for each head, with a row for each token"
         else:
-            found = matrices[0].shape[0]
-            what = "one row for each column that it reads" if claim.step in LEARNED else "one row for each token"
-        if found == claim.count:
-            return _finding(claim, "agrees", f"{found}: {what}")
-        return _finding(claim, "differs", f"claimed {claim.count}, computed {found}: {what}")
+            count = matrices[0].shape[0]
+            what = (
+                "one row for each column that it reads" if claim.step in LEARNED_MATRICES else "one row for each token"
+            )
+        if count == claim.count:
+            return _claim_result(claim, "agrees", f"{count}: {what}")
+        return _claim_result(claim, "differs", f"claimed {claim.count}, computed {count}: {what}")
 
-    def _given(self) -> Iterator[Finding]:
-        """A given Q, K or V should be X·W for the W that is stated, or else for some W."""
+    def _check_given(self) -> Iterator[CheckResult]:
+        """Check that each given Q, K or V is X·W for the stated W, or else for some W."""
         projected = self.example.trace_without_given()
-        for (name, head), grid in self.example.given.items():
+        for (name, head), claimed in self.example.given.items():
             if name not in ("query", "key", "value") or head is None:
                 continue
             step = projected.step(name, head)
             if name in self.example.stated:
-                yield self._against_product(step, grid)
+                yield self._check_product(step, claimed)
             else:
-                yield _against_any_product(step, grid)
+                yield _check_any_product(step, claimed)
 
-    def _against_product(self, step: Step, grid: Grid) -> Finding:
+    def _check_product(self, step: Step, claimed: PrintedMatrix) -> CheckResult:
         product = step.formula.split(" = ")[1]
-        wrong = ~grid.blank & ~agree(grid.values, step.values, grid.tolerance)
-        cells = self._cells(step.name, grid, step.values, wrong)
+        wrong = ~claimed.blank & ~agree(claimed.values, step.values, claimed.tolerance)
+        cells = self._cells(step.name, claimed, step.values, wrong)
         if not cells:
-            return _about_given(step, "agrees", f"is {product}")
-        message = f"is not {product}: {len(cells)} of {int((~grid.blank).sum())} cells differ"
-        return replace(_about_given(step, "differs", message), cells=cells)
+            return _given_result(step, "agrees", f"is {product}")
+        message = f"is not {product}: {len(cells)} of {int((~claimed.blank).sum())} cells differ"
+        return replace(_given_result(step, "differs", message), cells=cells)
 
 
-def _about_given(step: Step, verdict: Verdict, message: str) -> Finding:
-    return Finding(None, step.name, step.head, "given", verdict, f"given {step.symbol} {message}")
+def _given_result(step: Step, verdict: Verdict, message: str) -> CheckResult:
+    return CheckResult(None, step.name, step.head, "given", verdict, f"given {step.symbol} {message}")
 
 
-def _against_any_product(step: Step, grid: Grid) -> Finding:
-    read = step.operands[0]
-    fit = best_fit(read.values, grid)
-    if fit.possible:
-        return _about_given(step, "agrees", f"is {read.symbol}·W for some W")
-    message = f"is {read.symbol}·W for no W: the best fit still misses a cell by {fit.missed:.2g}"
-    return _about_given(step, "differs", message)
+def _check_any_product(step: Step, claimed: PrintedMatrix) -> CheckResult:
+    factor = step.operands[0]
+    fit = best_fit(factor.values, claimed)
+    if fit.within_tolerance:
+        return _given_result(step, "agrees", f"is {factor.symbol}·W for some W")
+    message = f"is {factor.symbol}·W for no W: the best fit still misses a cell by {fit.max_error:.2g}"
+    return _given_result(step, "differs", message)
 
 
-def _finding(claim: Claim, verdict: Verdict, message: str, cells: tuple[Cell, ...] = ()) -> Finding:
-    return Finding(claim.number, claim.step, claim.head, claim.kind, verdict, message, cells)
+def _claim_result(claim: Claim, verdict: Verdict, message: str, cells: tuple[CellDifference, ...] = ()) -> CheckResult:
+    return CheckResult(claim.position, claim.step, claim.head, claim.kind, verdict, message, cells)
 
 
-def _summed_up(claim: Claim, cells: tuple[Cell, ...], judged: Judged) -> Finding:
-    grid, rounded = judged.grid, int(judged.rounded.sum())
-    blank = int(grid.blank.sum())
-    written = grid.values.numel() - blank
+def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: CheckedMatrix) -> CheckResult:
+    claimed, rounded = checked.claimed, int(checked.rounded.sum())
+    blank = int(claimed.blank.sum())
+    written = claimed.values.numel() - blank
     carried = sum(cell.carried_from is not None for cell in cells)
     if not cells:
-        verdict, parts = (
-            "agrees",
-            [f"{counted(written, 'cell')} {'agrees' if written == 1 else 'agree'}" if written else f"{grid.shape}"],
-        )
+        agreement = f"{count_noun(written, 'cell')} {'agrees' if written == 1 else 'agree'}"
+        verdict, parts = "agrees", [agreement if written else f"{claimed.shape}"]
     elif carried == len(cells):
-        sources = " and ".join(dict.fromkeys(root.symbol for root in judged.carried))
-        verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from the text's own {sources}"]
+        causes = " and ".join(dict.fromkeys(root.symbol for root in checked.carried))
+        verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from the text's own {causes}"]
     else:
         verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
         parts += [f"{carried} of them carried"] if carried else []
-    parts += (
-        [f"{rounded} {'follows' if rounded == 1 else 'follow'} from the rounded numbers printed before"]
-        if rounded
-        else []
-    )
+    if rounded:
+        parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from the rounded numbers printed before")
     parts += [f"{blank} blank" if written else "all blank"] if blank else []
-    return _finding(claim, verdict, ", ".join(parts), cells)
+    return _claim_result(claim, verdict, ", ".join(parts), cells)
 
 
-_TURNS: dict[str, Callable[[Tensor], Tensor]] = {
+_REARRANGEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda matrix: matrix.T,
     "with its rows in reverse order": lambda matrix: matrix.flip(0),
     "with its columns in reverse order": lambda matrix: matrix.flip(1),
 }
 
 
-def _looks_like(grid: Grid, computed: Tensor) -> str:
-    """What else the text may have written: the computed matrix, but not as it stands."""
-    for how, turn in _TURNS.items():
-        other = turn(computed)
-        if other.shape == grid.values.shape and (grid.blank | agree(grid.values, other, grid.tolerance)).all():
-            return f"; it is the computed matrix {how}"
+def _rearrangement_note(claimed: PrintedMatrix, computed: Tensor) -> str:
+    """Return a note if the text has written the computed matrix transposed or in reverse order."""
+    for description, rearrange in _REARRANGEMENTS.items():
+        other = rearrange(computed)
+        if (
+            other.shape == claimed.values.shape
+            and (claimed.blank | agree(claimed.values, other, claimed.tolerance)).all()
+        ):
+            return f"; it is the computed matrix {description}"
     return ""
 
 
-def _mostly(grid: Grid, computed: Tensor) -> bool:
-    """Whether at least half of what is written agrees."""
-    right = ~grid.blank & agree(grid.values, computed, grid.tolerance)
-    return 2 * int(right.sum()) >= int((~grid.blank).sum())
+def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:
+    """Return whether at least half of the written cells agree."""
+    agreeing = ~claimed.blank & agree(claimed.values, computed, claimed.tolerance)
+    return 2 * int(agreeing.sum()) >= int((~claimed.blank).sum())
 
 
-def _mask_notes(grid: Grid, cells: tuple[Cell, ...]) -> str:
-    """Of a mask that is written as it is added, how many cells are open and closed wrongly."""
-    written = grid.values[~grid.blank]
+def _mask_notes(claimed: PrintedMatrix, cells: tuple[CellDifference, ...]) -> str:
+    """Return a note on a wrong mask: how many cells are open and closed wrongly, or that it is not additive."""
+    written = claimed.values[~claimed.blank]
     if ((written == 0) | (written == -inf)).all():
         closed = sum(cell.claimed == -inf for cell in cells)
         return f": {len(cells) - closed} open and {closed} closed wrongly" if cells else ""
@@ -259,6 +268,6 @@ def _mask_notes(grid: Grid, cells: tuple[Cell, ...]) -> str:
     return ""
 
 
-def _order(claim: Claim) -> tuple[int, int]:
-    """The calculation's order: what is read comes first."""
-    return len(sources(claim.step)), claim.head or 0
+def _calculation_order(claim: Claim) -> tuple[int, int]:
+    """Return a sort key: matrices come after those that they are computed from."""
+    return len(source_matrices(claim.step)), claim.head or 0

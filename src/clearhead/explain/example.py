@@ -1,4 +1,4 @@
-"""A worked example: an input, the weights, and what a text says of the matrices."""
+"""A worked example: an input, the weights, and the claims of a text about the matrices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from clearhead._utils.extras import needs_extra
 from clearhead.explain._claims import Claim
-from clearhead.explain._grids import Grid
-from clearhead.explain._matrices import MATRICES, Where
-from clearhead.explain.steps import Trace
-from clearhead.explain.tracing import Given, trace
+from clearhead.explain._layer_weights import WEIGHT_NAMES
+from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain.steps import StepKey, Trace
+from clearhead.explain.tracing import GivenMatrices, trace
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.parameters import assign_parameters
 from clearhead.ops.masks import Mask
@@ -32,11 +32,11 @@ class Example:
     mask: Mask | None
     weights: Mapping[str, Tensor]  # query, key, value: [heads, input, dim]; output: [heads · value_dim, output_dim]
     stated: tuple[str, ...]  # those of the weights that the file states
-    given: Mapping[Where, Grid]
+    given: Mapping[StepKey, PrintedMatrix]
     claims: tuple[Claim, ...]
     source: str  # the file
 
-    def added_mask(self) -> Float[Tensor, "tokens tokens"]:
+    def additive_mask(self) -> Float[Tensor, "tokens tokens"]:
         """M: 0 where a query may look, −∞ where not."""
         size = len(self.tokens)
         zeros = torch.zeros(size, size, dtype=torch.float64)
@@ -46,7 +46,7 @@ class Example:
     def drawn(self) -> tuple[str, ...]:
         """The weights that came from the seed; a projection that is given may be X·W for another W."""
         given = {name for name, _ in self.given}
-        return tuple(name for name in MATRICES if name not in self.stated and name not in given)
+        return tuple(name for name in WEIGHT_NAMES if name not in self.stated and name not in given)
 
     def layer(self) -> MultiHeadAttention:
         query, value, output = (self.weights[name] for name in ("query", "value", "output"))
@@ -60,27 +60,27 @@ class Example:
             bias=False,
             device="meta",
         )
-        state = {f"{name}.weight": self.weights[name].transpose(1, 2).flatten(0, 1) for name in MATRICES[:3]}
+        state = {f"{name}.weight": self.weights[name].transpose(1, 2).flatten(0, 1) for name in WEIGHT_NAMES[:3]}
         return assign_parameters(layer, state | {"output.weight": output.T}, training=False)
 
     @property
-    def given_values(self) -> dict[Where, Tensor]:
-        """What is given, as numbers; NaN where a cell is left to be computed."""
-        return {where: grid.values for where, grid in self.given.items()}
+    def given_values(self) -> dict[StepKey, Tensor]:
+        """The given matrices as tensors; NaN where a cell is left to be computed."""
+        return {key: matrix.values for key, matrix in self.given.items()}
 
     def trace(self) -> Trace:
-        """Every step, with what is given in its place."""
-        return self._traced(self.given_values)
+        """Trace every step, with given matrices in their places."""
+        return self._trace(self.given_values)
 
     def trace_without_given(self) -> Trace:
-        """Every step as its formula has it."""
-        return self._traced({})
+        """Trace every step by its formula, without given matrices."""
+        return self._trace({})
 
-    def _traced(self, given: Given) -> Trace:
+    def _trace(self, given: GivenMatrices) -> Trace:
         return trace(self.layer(), self.x, mask=self.mask, tokens=self.tokens, given=given)
 
     def to_toml(self) -> str:
-        """The file with the drawn weights written into it: the same calculation, every number of it open to editing."""
+        """Return the file with the drawn weights written into it: the same calculation, every number editable."""
         with needs_extra("explain", "the TOML format"):
             import tomlkit
 
@@ -88,14 +88,14 @@ class Example:
         if self.drawn and "weights" not in document:
             document["weights"] = tomlkit.table()
         for name in self.drawn:
-            document["weights"][name] = tomlkit.value(_written(self.weights[name]))  # pyright: ignore[reportIndexIssue]
+            document["weights"][name] = tomlkit.value(_toml_matrix(self.weights[name]))  # pyright: ignore[reportIndexIssue]
         return document.as_string()
 
 
-def _written(values: Tensor, indent: str = "") -> str:
-    """One matrix, or one for each head, a row to a line; a single head's stands without a list around it."""
+def _toml_matrix(values: Tensor, indent: str = "") -> str:
+    """Write one matrix, or one for each head, a row to a line; a single head's has no list around it."""
     if values.ndim == 3 and len(values) == 1:
-        return _written(values[0])
-    deeper = indent + "  "
-    rows = (_written(entry, deeper) if entry.ndim == 2 else str(entry.tolist()) for entry in values)
-    return "[\n" + "".join(f"{deeper}{row},\n" for row in rows) + f"{indent}]"
+        return _toml_matrix(values[0])
+    inner_indent = indent + "  "
+    rows = (_toml_matrix(entry, inner_indent) if entry.ndim == 2 else str(entry.tolist()) for entry in values)
+    return "[\n" + "".join(f"{inner_indent}{row},\n" for row in rows) + f"{indent}]"

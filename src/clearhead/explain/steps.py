@@ -13,7 +13,7 @@ from clearhead._utils.checks import check_int
 from clearhead.nn.head import check_head_indices
 
 # in the order in which they come; slice only where heads see slices, masked only where there is a mask
-NAMES = (
+STEP_NAMES = (
     "input",
     "slice",
     "query",
@@ -27,11 +27,12 @@ NAMES = (
     "concat",
     "output",
 )
-SQUARE = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
+SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
 
+StepKey = tuple[str, int | None]  # a step and its head, from 0; None for a step of all heads
 Axis = Literal["token", "memory", "dimension"]  # what a matrix's rows or columns stand for
 Marks = Literal["row", "column", "cell", "all"]
-How = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
+Operation = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class Step:
     rows: Axis = "token"
     columns: Axis = "dimension"
     operands: tuple[Operand, ...] = ()
-    how: How = "other"
+    how: Operation = "other"
     scaling: str = ""  # what "scaled" does to each number, such as "/ √2"
 
     @property
@@ -105,20 +106,20 @@ class Trace:
 
     def step(self, name: str, head: int | None = None) -> Step:
         """One step by its name, and its head (from 0) where each head has one."""
-        found = self.named(name)
-        if not found:
+        steps = self.named(name)
+        if not steps:
             raise ValueError(f"step {name!r} does not occur in this calculation")
-        if found[0].head is None:
-            return found[0]
-        if head is None and len(found) > 1:
-            raise ValueError(f"step {name!r} occurs once for each of {len(found)} heads; give head")
-        [number] = check_head_indices("head", 0 if head is None else check_int("head", head, least=0), len(found))
-        return found[number]
+        if steps[0].head is None:
+            return steps[0]
+        if head is None and len(steps) > 1:
+            raise ValueError(f"step {name!r} occurs once for each of {len(steps)} heads; give head")
+        [index] = check_head_indices("head", 0 if head is None else check_int("head", head, least=0), len(steps))
+        return steps[index]
 
     def named(self, name: str) -> list[Step]:
         """All steps of a name: one, or one for each head, or none."""
-        if name not in NAMES:
-            raise ValueError(f"step is {name!r}; expected one of {', '.join(NAMES)}")
+        if name not in STEP_NAMES:
+            raise ValueError(f"step is {name!r}; expected one of {', '.join(STEP_NAMES)}")
         return [step for step in self.steps if step.name == name]
 
     def select(self, names: Collection[str] = (), heads: Collection[int] = ()) -> Trace:
@@ -129,7 +130,9 @@ class Trace:
         for head in heads:
             if not 0 <= head < self.heads:
                 raise ValueError(f"head {head + 1} does not occur: this calculation has {self.heads}, counted from 1")
-        chosen = [step for step in self.steps if step.name in (names or NAMES) and (not heads or step.head in heads)]
+        chosen = [
+            step for step in self.steps if step.name in (names or STEP_NAMES) and (not heads or step.head in heads)
+        ]
         if not chosen:
             raise ValueError(f"no head has a step {' or '.join(names)} of its own; leave the head out")
         return replace(self, steps=tuple(chosen))
@@ -137,7 +140,7 @@ class Trace:
     def labels(self, axis: Axis, count: int) -> tuple[str, ...]:
         """What stands before rows, or over columns."""
         if axis == "dimension":
-            return tuple(str(number + 1) for number in range(count))
+            return tuple(str(index) for index in range(1, count + 1))
         return self.tokens if axis == "token" else self.memory_tokens
 
     @property

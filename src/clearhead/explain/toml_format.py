@@ -1,4 +1,4 @@
-"""Worked examples as TOML files, read strictly: an error says which key, what it was and what was expected."""
+"""Worked examples as TOML files, read strictly: an error names the key, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from clearhead.explain import BUILT_IN
-from clearhead.explain._claims import JOINT, check_keys, nearest, read_claim
-from clearhead.explain._grids import BLANK, Grid, read_grid, read_rows, shown
-from clearhead.explain._matrices import MATRICES, Sizes, Where
+from clearhead.explain._claims import SHARED_MATRICES, check_keys, read_claim, suggestion
+from clearhead.explain._layer_weights import WEIGHT_NAMES, LayerWidths
+from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, read_matrix, read_rows, short_repr
 from clearhead.explain.example import Example
-from clearhead.explain.steps import NAMES
+from clearhead.explain.steps import STEP_NAMES, StepKey
 from clearhead.ops.masks import Causal, Dense, Mask
 
-LARGEST = 2**24  # bytes of a file
-_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
+MAX_FILE_BYTES = 2**24  # bytes of a file
+_FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 
 def load(name: str | os.PathLike[str]) -> Example:
-    """An example that comes with clearhead, by its name, or one from a TOML file."""
+    """Load a built-in example by its name, or one from a TOML file."""
     if name in BUILT_IN:
         source = resources.files("clearhead.explain").joinpath("examples", f"{name}.toml").read_bytes()
     else:
-        source = _read(Path(name))
+        source = _read_file(Path(name))
     try:
         return parse(source.decode("utf-8-sig"), Path(name).stem)
     except UnicodeDecodeError:
@@ -46,10 +46,10 @@ def load(name: str | os.PathLike[str]) -> Example:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         if path.suffix or len(path.parts) > 1:
             raise ValueError(f"{path}: there is no such file") from None
@@ -59,43 +59,43 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path}: a folder; expected a TOML file") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
-    if len(content) > LARGEST:
-        raise ValueError(f"{path}: larger than {LARGEST // 2**20} MiB; expected a worked example")
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB; expected a worked example")
     return content
 
 
 def parse(source: str, title: str = "A worked example") -> Example:
-    """An example from the text of a TOML file; `title` is used where the file has none.
+    """Read an example from the text of a TOML file; `title` is used if the file has none.
 
     >>> parse("x = [[1, 0], [0, 1]]").trace().output.shape
     torch.Size([2, 2])
     """
     raw = tomllib.loads(source, parse_float=Decimal)
-    check_keys("the file", raw, _KEYS)
+    check_keys("the file", raw, _FILE_KEYS)
     if "x" not in raw:
         raise ValueError("x is missing; expected the input, a list of rows, one for each token")
-    x = read_grid("x", raw["x"])
-    heads = _whole("heads", raw.get("heads", 1), least=1)
+    x = read_matrix("x", raw["x"])
+    heads = _read_int("heads", raw.get("heads", 1), least=1)
     split = raw.get("split", "project")
     if split not in ("project", "slice"):
-        raise ValueError(f'split is {shown(split)}; expected "project" or "slice"')
-    stated = _weights(raw.get("weights", {}), heads)
-    given = _given(raw.get("given", {}), heads)
-    weights = Sizes(x.shape, heads, split, stated, given).weights(_whole("seed", raw.get("seed", 0), least=0))
+        raise ValueError(f'split is {short_repr(split)}; expected "project" or "slice"')
+    stated = _read_weights(raw.get("weights", {}), heads)
+    given = _read_given(raw.get("given", {}), heads)
+    weights = LayerWidths(x.shape, heads, split, stated, given).weights(_read_int("seed", raw.get("seed", 0), least=0))
     claims = raw.get("claims", [])
     if not isinstance(claims, list):
-        raise ValueError(f"claims is {shown(claims)}; expected tables, [[claims]]")
+        raise ValueError(f"claims is {short_repr(claims)}; expected tables, [[claims]]")
     example = Example(
-        title=_text("title", raw.get("title", title)),
-        tokens=_tokens(raw.get("tokens"), x.shape[0]),
+        title=_read_string("title", raw.get("title", title)),
+        tokens=_read_tokens(raw.get("tokens"), x.shape[0]),
         x=x.values,
         heads=heads,
         split=split,
-        mask=_mask(raw.get("mask", "none"), x.shape[0]),
+        mask=_read_mask(raw.get("mask", "none"), x.shape[0]),
         weights=weights,
         stated=tuple(stated),
         given=given,
-        claims=tuple(read_claim(number, claim, heads) for number, claim in enumerate(claims, 1)),
+        claims=tuple(read_claim(position, claim, heads) for position, claim in enumerate(claims, 1)),
         source=source,
     )
     _check_given(example)
@@ -105,106 +105,105 @@ def parse(source: str, title: str = "A worked example") -> Example:
     return example
 
 
-def _weights(raw: object, heads: int) -> dict[str, Tensor]:
-    table = _table("weights", raw)
-    check_keys("weights", table, MATRICES)
-    found = {}
-    for name, matrices in table.items():
+def _read_weights(raw: object, heads: int) -> dict[str, Tensor]:
+    table = _read_table("weights", raw)
+    check_keys("weights", table, WEIGHT_NAMES)
+    weights = {}
+    for name, raw_matrices in table.items():
         if name == "output":
-            found[name] = read_grid("weights.output", matrices).values
+            weights[name] = read_matrix("weights.output", raw_matrices).values
             continue
-        grids = [read_grid(where, matrix) for where, matrix in _per_head(f"weights.{name}", matrices, heads)]
-        for number, grid in enumerate(grids, 1):
-            if grid.shape != grids[0].shape:
-                raise ValueError(f"weights.{name}: head {number} is {grid.shape}, but head 1 is {grids[0].shape}")
-        found[name] = torch.stack([grid.values for grid in grids])
-    return found
+        matrices = [read_matrix(label, matrix) for label, matrix in _per_head(f"weights.{name}", raw_matrices, heads)]
+        for head, matrix in enumerate(matrices, 1):
+            if matrix.shape != matrices[0].shape:
+                raise ValueError(f"weights.{name}: head {head} is {matrix.shape}, but head 1 is {matrices[0].shape}")
+        weights[name] = torch.stack([matrix.values for matrix in matrices])
+    return weights
 
 
-def _given(raw: object, heads: int) -> dict[Where, Grid]:
-    table = _table("given", raw)
-    known = NAMES[1:]
-    check_keys("given", table, known)
-    found: dict[Where, Grid] = {}
+def _read_given(raw: object, heads: int) -> dict[StepKey, PrintedMatrix]:
+    table = _read_table("given", raw)
+    check_keys("given", table, STEP_NAMES[1:])
+    given: dict[StepKey, PrintedMatrix] = {}
     for name, matrices in table.items():
-        if name in JOINT:
-            found[name, None] = read_grid(f"given.{name}", matrices, blanks=True)
+        if name in SHARED_MATRICES:
+            given[name, None] = read_matrix(f"given.{name}", matrices, blanks=True)
             continue
-        for number, (where, matrix) in enumerate(_per_head(f"given.{name}", matrices, heads)):
+        for head, (label, matrix) in enumerate(_per_head(f"given.{name}", matrices, heads)):
             if matrix != BLANK:
-                found[name, number] = read_grid(where, matrix, blanks=True, infinite=name == "masked")
-    return found
+                given[name, head] = read_matrix(label, matrix, blanks=True, infinite=name == "masked")
+    return given
 
 
 def _check_given(example: Example) -> None:
     shapes = {(step.name, step.head): step.shape for step in example.trace_without_given()}
-    for (name, head), grid in example.given.items():
-        which = f"given.{name}" if example.heads == 1 or head is None else f"given.{name}: head {head + 1}"
+    for (name, head), matrix in example.given.items():
+        label = f"given.{name}" if example.heads == 1 or head is None else f"given.{name}: head {head + 1}"
         if (name, head) not in shapes:
-            raise ValueError(f"{which}: this calculation has no such step")
-        if grid.shape != shapes[name, head]:
-            raise ValueError(f"{which} is {grid.shape}; expected {shapes[name, head]}, rows by columns")
+            raise ValueError(f"{label}: this calculation has no such step")
+        if matrix.shape != shapes[name, head]:
+            raise ValueError(f"{label} is {matrix.shape}; expected {shapes[name, head]}, rows by columns")
 
 
 def _per_head(name: str, raw: object, heads: int) -> list[tuple[str, object]]:
-    """Each head's matrix with a name for it; a single head's may stand without a list around it."""
+    """Return each head's matrix with a label; a single head's may stand without a list around it."""
     if heads == 1 and not _nested(raw, 3):
         return [(name, raw)]
     if not isinstance(raw, list) or len(raw) != heads:
-        found = f"has {len(raw)} entries" if isinstance(raw, list) else f"is {shown(raw)}"
-        raise ValueError(f"{name} {found}; expected {heads} matrices, one for each head")
-    return [(f"{name}: head {number}", matrix) for number, matrix in enumerate(raw, 1)]
+        content = f"has {len(raw)} entries" if isinstance(raw, list) else f"is {short_repr(raw)}"
+        raise ValueError(f"{name} {content}; expected {heads} matrices, one for each head")
+    return [(f"{name}: head {head}", matrix) for head, matrix in enumerate(raw, 1)]
 
 
 def _nested(raw: object, depth: int) -> bool:
     return depth == 0 or (isinstance(raw, list) and bool(raw) and _nested(raw[0], depth - 1))
 
 
-def _mask(raw: object, count: int) -> Mask | None:
-    """ "causal", "none", or a matrix: of true (may attend) and false, or of 0 and -inf, what is added to the scores."""
+def _read_mask(raw: object, count: int) -> Mask | None:
+    """Read "causal", "none", or a matrix: of true (may attend) and false, or of 0 and -inf, added to the scores."""
     if raw == "none":
         return None
     if raw == "causal":
         return Causal()
     if isinstance(raw, str):
-        raise ValueError(f"mask is {shown(raw)}; {nearest(raw, ('causal', 'none'))}")
+        raise ValueError(f"mask is {short_repr(raw)}; {suggestion(raw, ('causal', 'none'))}")
     kinds = set()
 
-    def allowed(where: str, cell: object) -> bool:
+    def read_cell(name: str, cell: object) -> bool:
         kinds.add(type(cell) is bool)
         if len(kinds) == 1 and (type(cell) is bool or cell in (0, Decimal("-inf"))):
             return cell is True or (cell == 0 and cell is not False)
-        raise ValueError(f"{where} is {shown(cell)}; expected all true and false, or all 0 and -inf")
+        raise ValueError(f"{name} is {short_repr(cell)}; expected all true and false, or all 0 and -inf")
 
-    table = torch.tensor(read_rows("mask", raw, allowed))
+    table = torch.tensor(read_rows("mask", raw, read_cell))
     if tuple(table.shape) != (count, count):
         raise ValueError(f"mask is {tuple(table.shape)}; expected {(count, count)}, a row and a column for each token")
     return Dense(table)
 
 
-def _tokens(raw: object, count: int) -> tuple[str, ...]:
+def _read_tokens(raw: object, count: int) -> tuple[str, ...]:
     if raw is None:
-        return tuple(f"token {number}" for number in range(1, count + 1))
+        return tuple(f"token {position}" for position in range(1, count + 1))
     if not isinstance(raw, list) or not raw:
-        raise ValueError(f"tokens is {shown(raw)}; expected a list of {count} texts, one for each row of x")
+        raise ValueError(f"tokens is {short_repr(raw)}; expected a list of {count} texts, one for each row of x")
     if len(raw) != count:
         raise ValueError(f"tokens has {len(raw)} entries, but x has {count} rows")
-    return tuple(_text(f"tokens: entry {number}", token) for number, token in enumerate(raw, 1))
+    return tuple(_read_string(f"tokens: entry {position}", token) for position, token in enumerate(raw, 1))
 
 
-def _text(name: str, raw: object) -> str:
+def _read_string(name: str, raw: object) -> str:
     if not isinstance(raw, str):
-        raise ValueError(f"{name} is {shown(raw)}; expected text in quotes")
+        raise ValueError(f"{name} is {short_repr(raw)}; expected text in quotes")
     return raw
 
 
-def _whole(name: str, raw: object, least: int) -> int:
+def _read_int(name: str, raw: object, least: int) -> int:
     if type(raw) is not int or not least <= raw < 2**63:
-        raise ValueError(f"{name} is {shown(raw)}; expected a whole number, {least} or more")
+        raise ValueError(f"{name} is {short_repr(raw)}; expected a whole number, {least} or more")
     return raw
 
 
-def _table(name: str, raw: object) -> Mapping[str, object]:
+def _read_table(name: str, raw: object) -> Mapping[str, object]:
     if not isinstance(raw, Mapping):
-        raise ValueError(f"{name} is {shown(raw)}; expected a table, [{name}]")
+        raise ValueError(f"{name} is {short_repr(raw)}; expected a table, [{name}]")
     return raw

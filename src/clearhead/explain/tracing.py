@@ -1,4 +1,4 @@
-"""`trace()`: what a layer computes, step by step, with every matrix in between."""
+"""`trace()`: the calculation of a layer, step by step, with every matrix in between."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.explain.steps import Operand, Step, Trace
+from clearhead.explain.steps import Operand, Step, StepKey, Trace
 from clearhead.nn import MultiHeadAttention
-from clearhead.ops.masks import Dense, Mask
-from clearhead.ops.masks import query_positions as consecutive
+from clearhead.ops.masks import Dense, Mask, query_positions
 
-Given = Mapping[tuple[str, int | None], Tensor]
+GivenMatrices = Mapping[StepKey, Tensor]
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 def trace(
     layer: MultiHeadAttention,
-    x: Float[Tensor, "q_len d_model"],
-    memory: Float[Tensor, "kv_len kv_input_dim"] | None = None,
+    x: Float[Tensor, "... q_len d_model"],
+    memory: Float[Tensor, "... kv_len kv_input_dim"] | None = None,
     *,
     mask: Mask | Tensor | None = None,
     tokens: Sequence[str] | None = None,
     memory_tokens: Sequence[str] | None = None,
-    given: Given | None = None,
+    given: GivenMatrices | None = None,
 ) -> Trace:
     """Follow one text through a layer: every step of every head, written out.
 
@@ -40,50 +39,52 @@ def trace(
 
     The last step is the layer's output to rounding, unless something is given; dropout is left out.
 
-    >>> found = trace(MultiHeadAttention(4, 2, split="slice"), torch.randn(8, 4))
-    >>> found.step("scaled", head=0).shapes
+    >>> steps = trace(MultiHeadAttention(4, 2, split="slice"), torch.randn(8, 4))
+    >>> steps.step("scaled", head=0).shapes
     '(8, 2) × (2, 8) / √2 = (8, 8)'
     """
-    x = _one_text("x", x, layer.d_model)
-    memory = None if memory is None else _one_text("memory", memory, layer.kv_input_dim)
+    x = _check_input("x", x, layer.d_model)
+    memory = None if memory is None else _check_input("memory", memory, layer.kv_input_dim)
     source = x if memory is None else memory
-    names = _names("tokens", tokens, x.shape[0])
+    names = _row_names("tokens", tokens, x.shape[0])
     if memory is None and memory_tokens is not None:
         raise ValueError("memory_tokens was given without memory")
-    memory_names = names if memory is None else _names("memory_tokens", memory_tokens, source.shape[0])
+    memory_names = names if memory is None else _row_names("memory_tokens", memory_tokens, source.shape[0])
     given = {} if given is None else dict(given)
     with torch.no_grad():
         layer(x[None], None if memory is None else memory[None], mask=mask)  # for its checks, in its own words
-        allowed = _allowed(mask, x.shape[0], source.shape[0])
-        inputs = [_settled(step, given) for step in _inputs(x, memory)]
+        allowed = _allowed_keys(mask, x.shape[0], source.shape[0])
+        inputs = [_with_given(step, given) for step in _input_steps(x, memory)]
         steps, outputs = list(inputs), []
-        for number in range(layer.heads):
-            own = _Head(layer, number, inputs[0], inputs[-1], given)
-            steps += own.steps(None if allowed is None else allowed[min(number, allowed.shape[0] - 1)])
+        for head in range(layer.heads):
+            tracer = _HeadTracer(layer, head, inputs[0], inputs[-1], given)
+            steps += tracer.steps(None if allowed is None else allowed[min(head, allowed.shape[0] - 1)])
             outputs.append(steps[-1])
-        steps += _ending(layer, outputs, given)
+        steps += _output_steps(layer, outputs, given)
     if given:
         name, head = next(iter(given))
         raise ValueError(f"given has {(name, head)}, and this calculation has no such step and head")
     return Trace(tuple(steps), names, memory_names, layer.heads)
 
 
-class _Head:
+class _HeadTracer:
     """The calculation of one head."""
 
-    def __init__(self, layer: MultiHeadAttention, number: int, x: Step, source: Step, given: dict) -> None:
-        self.layer, self.number, self.given = layer, number, given
-        self.head = layer.head(number)
+    def __init__(
+        self, layer: MultiHeadAttention, index: int, x: Step, source: Step, given: dict[StepKey, Tensor]
+    ) -> None:
+        self.layer, self.index, self.given = layer, index, given
+        self.head = layer.head(index)
         self.x, self.source = x, source
-        self.low = "" if layer.heads == 1 else str(number + 1).translate(_SUBSCRIPTS)
-        self.sub = "" if layer.heads == 1 else f"_{{{number + 1}}}"
+        self.subscript = "" if layer.heads == 1 else str(index + 1).translate(_SUBSCRIPTS)
+        self.latex_subscript = "" if layer.heads == 1 else f"_{{{index + 1}}}"
 
     def steps(self, allowed: Tensor | None) -> list[Step]:
-        steps, own = [], self.x
+        steps, head_input = [], self.x
         if self.layer.split == "slice":
-            own = self._slice()
-            steps.append(own)
-        query, key, value = (self._projected(name, own) for name in ("query", "key", "value"))
+            head_input = self._slice()
+            steps.append(head_input)
+        query, key, value = (self._projected(name, head_input) for name in ("query", "key", "value"))
         scores = self._scores(query, key)
         scaled = self._scaled(scores, query, key)
         steps += [query, key, value, scores, scaled]
@@ -93,36 +94,36 @@ class _Head:
         return [*steps, weights, self._output(weights, value)]
 
     def _slice(self) -> Step:
-        """What this head's queries see of the input."""
-        part = _part(self.x, self.head.columns)
+        """Return the columns of the input that this head's queries are computed from."""
+        part = _column_operand(self.x, self.head.columns)
         return self._step(
             "slice",
-            f"X{self.low} = {part.symbol}",
-            f"X{self.sub} = {part.latex}",
-            f"{_shape(self.x.values)} → {_shape(part.values)}",
+            f"X{self.subscript} = {part.symbol}",
+            f"X{self.latex_subscript} = {part.latex}",
+            f"{_shape_text(self.x.values)} → {_shape_text(part.values)}",
             part.values,
             operands=(self.x.as_operand("cell", shift=self.head.columns.start),),
             how="slice",
         )
 
-    def _read(self, name: str, own: Step) -> Operand:
-        """What a projection is applied to."""
+    def _projection_input(self, name: str, head_input: Step) -> Operand:
+        """Return the matrix that a projection is applied to."""
         if name == "query":
-            return own.as_operand("row")
+            return head_input.as_operand("row")
         if self.layer.split == "project":
             return self.source.as_operand("row")
         if self.source is self.x and self.head.kv_columns == self.head.columns:
-            return own.as_operand("row")
-        return _part(self.source, self.head.kv_columns)
+            return head_input.as_operand("row")
+        return _column_operand(self.source, self.head.kv_columns)
 
-    def _projected(self, name: str, own: Step) -> Step:
-        """W_Q, W_K or W_V, the bias, the norm, and the turning by positions."""
+    def _projected(self, name: str, head_input: Step) -> Step:
+        """Apply W_Q, W_K or W_V, the bias, the norm, and the rotation by positions."""
         layer, letter = self.layer, name[0].upper()
         weight, bias = getattr(self.head, f"{name}_weight"), getattr(self.head, f"{name}_bias")
-        read = self._read(name, own)
+        factor = self._projection_input(name, head_input)
         matrix = self._learned("W", letter, weight)
-        operands, values = [read, matrix], read.values @ weight
-        text, latex = f"{read.symbol} {matrix.symbol}", f"{read.latex} {matrix.latex}"
+        operands, values = [factor, matrix], factor.values @ weight
+        text, latex = f"{factor.symbol} {matrix.symbol}", f"{factor.latex} {matrix.latex}"
         if bias is not None:
             operands.append(self._learned("b", letter, bias[None]))
             values = values + bias
@@ -135,15 +136,15 @@ class _Head:
             text, latex = f"RMSNorm({text})", f"\\text{{RMSNorm}}({latex})"
         if layer.rope is not None and name != "value":
             count = values.shape[0]
-            values = layer.rope(values[None, None], consecutive(count, count, 0, values.device))[0, 0]
+            values = layer.rope(values[None, None], query_positions(count, count, 0, values.device))[0, 0]
             text, latex, how = f"RoPE({text})", f"\\text{{RoPE}}({latex})", "other"
         if how == "other":  # a norm and a rotation mix the columns
             operands[1:] = [replace(operand, marks="all") for operand in operands[1:]]
         return self._step(
             name,
-            f"{letter}{self.low} = {text}",
-            f"{letter}{self.sub} = {latex}",
-            f"{_shape(read.values)} × {_shape(weight)} = {_shape(values)}",
+            f"{letter}{self.subscript} = {text}",
+            f"{letter}{self.latex_subscript} = {latex}",
+            f"{_shape_text(factor.values)} × {_shape_text(weight)} = {_shape_text(values)}",
             values,
             multiply_adds=values.shape[0] * weight.numel(),
             weights=learned,
@@ -153,29 +154,29 @@ class _Head:
         )
 
     def _learned(self, kind: str, letter: str, values: Tensor) -> Operand:
-        """W or b of this head."""
-        symbol, latex = f"{kind}_{letter}{self.low}", f"{kind}^{{{letter}}}{self.sub}"
+        """Return W or b of this head."""
+        symbol, latex = f"{kind}_{letter}{self.subscript}", f"{kind}^{{{letter}}}{self.latex_subscript}"
         return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
 
     def _scores(self, query: Step, key: Step) -> Step:
-        turned = Operand(
+        transposed = Operand(
             f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}", key.values.T, "dimension", "memory", "column"
         )
-        values = query.values @ turned.values
+        values = query.values @ transposed.values
         return self._step(
             "scores",
-            f"{query.symbol} {turned.symbol}",
-            f"{query.latex_symbol} {turned.latex}",
-            f"{_shape(query.values)} × {_shape(turned.values)} = {_shape(values)}",
+            f"{query.symbol} {transposed.symbol}",
+            f"{query.latex_symbol} {transposed.latex}",
+            f"{_shape_text(query.values)} × {_shape_text(transposed.values)} = {_shape_text(values)}",
             values,
             multiply_adds=values.numel() * query.values.shape[1],
             columns="memory",
-            operands=(query.as_operand("row"), turned),
+            operands=(query.as_operand("row"), transposed),
             how="product",
         )
 
     def _scaled(self, scores: Step, query: Step, key: Step) -> Step:
-        """Divided by √d_k, or whatever else the layer does, and capped where it caps."""
+        """Divide by √d_k, or multiply by the layer's scale, and apply its softcap."""
         layer = self.layer
         if layer.scale is None:
             values, scaling = scores.values / layer.key_dim**0.5, f"/ √{layer.key_dim}"
@@ -188,12 +189,12 @@ class _Head:
             cap, how = f"{layer.softcap:g}", "other"
             values = layer.softcap * torch.tanh(values / layer.softcap)
             text, latex = f"{cap} tanh({text} / {cap})", f"{cap} \\tanh\\left({latex} / {cap}\\right)"
-        factors = f"{_shape(query.values)} × {_shape(key.values.T)}"
+        factors = f"{_shape_text(query.values)} × {_shape_text(key.values.T)}"
         return self._step(
             "scaled",
-            f"S{self.low} = {text}",
-            f"S{self.sub} = {latex}",
-            f"{factors} {scaling.replace('·', '×')} = {_shape(values)}",
+            f"S{self.subscript} = {text}",
+            f"S{self.latex_subscript} = {latex}",
+            f"{factors} {scaling.replace('·', '×')} = {_shape_text(values)}",
             values,
             columns="memory",
             operands=(scores.as_operand("cell"),),
@@ -203,11 +204,11 @@ class _Head:
 
     def _masked(self, scaled: Step, allowed: Tensor) -> Step:
         added = torch.where(allowed, 0.0, -torch.inf).to(scaled.values)
-        shape = _shape(added)
+        shape = _shape_text(added)
         return self._step(
             "masked",
-            f"S{self.low} + M",
-            f"S{self.sub} + M",
+            f"S{self.subscript} + M",
+            f"S{self.latex_subscript} + M",
             f"{shape} + {shape} = {shape}",
             torch.where(allowed, scaled.values, -torch.inf),
             columns="memory",
@@ -216,21 +217,21 @@ class _Head:
         )
 
     def _weights(self, scores: Step) -> Step:
-        """Softmax of each row; a row without a key is 0, and a sink takes its share."""
+        """Apply softmax to each row; a row without a key is 0, and a sink takes its share."""
         sinks, values = self.layer.sinks, scores.values
-        added = values if sinks is None else torch.cat([values, sinks[self.number].expand(len(values), 1)], dim=1)
-        some = (added > -torch.inf).any(dim=1, keepdim=True)
-        values = (torch.softmax(torch.where(some, added, 0.0), dim=1) * some)[:, : values.shape[1]]
+        logits = values if sinks is None else torch.cat([values, sinks[self.index].expand(len(values), 1)], dim=1)
+        has_keys = (logits > -torch.inf).any(dim=1, keepdim=True)
+        values = (torch.softmax(torch.where(has_keys, logits, 0.0), dim=1) * has_keys)[:, : values.shape[1]]
         text, latex, operands = scores.symbol, scores.latex_symbol, [scores.as_operand("row")]
         if sinks is not None:
             text, latex = f"{text}; sink", f"{latex};\\ \\text{{sink}}"
-            own = sinks[self.number].detach().reshape(1, 1)
-            operands.append(Operand("sink", "\\text{sink}", own, "dimension", "dimension", "all", new=True))
+            sink = sinks[self.index].detach().reshape(1, 1)
+            operands.append(Operand("sink", "\\text{sink}", sink, "dimension", "dimension", "all", new=True))
         return self._step(
             "weights",
-            f"A{self.low} = softmax({text})",
-            f"A{self.sub} = \\text{{softmax}}({latex})",
-            f"softmax over each row of {_shape(scores.values)} = {_shape(values)}",
+            f"A{self.subscript} = softmax({text})",
+            f"A{self.latex_subscript} = \\text{{softmax}}({latex})",
+            f"softmax over each row of {_shape_text(scores.values)} = {_shape_text(values)}",
             values,
             weights=0 if sinks is None else 1,
             columns="memory",
@@ -242,41 +243,41 @@ class _Head:
         values = weights.values @ value.values
         return self._step(
             "head_output",
-            f"O{self.low} = {weights.symbol} {value.symbol}",
-            f"O{self.sub} = {weights.latex_symbol} {value.latex_symbol}",
-            f"{_shape(weights.values)} × {_shape(value.values)} = {_shape(values)}",
+            f"O{self.subscript} = {weights.symbol} {value.symbol}",
+            f"O{self.latex_subscript} = {weights.latex_symbol} {value.latex_symbol}",
+            f"{_shape_text(weights.values)} × {_shape_text(value.values)} = {_shape_text(values)}",
             values,
             multiply_adds=weights.values.numel() * value.values.shape[1],
             operands=(weights.as_operand("row"), value.as_operand("column")),
             how="product",
         )
 
-    def _step(self, name: str, formula: str, latex: str, shapes: str, values: Tensor, **rest: Any) -> Step:
-        return _settled(Step(name, self.number, formula, latex, shapes, values, **rest), self.given)
+    def _step(self, name: str, formula: str, latex: str, shapes: str, values: Tensor, **details: Any) -> Step:
+        return _with_given(Step(name, self.index, formula, latex, shapes, values, **details), self.given)
 
 
-def _inputs(x: Tensor, memory: Tensor | None) -> Iterator[Step]:
-    yield Step("input", None, "X", "X", _shape(x), x, how="input")
+def _input_steps(x: Tensor, memory: Tensor | None) -> Iterator[Step]:
+    yield Step("input", None, "X", "X", _shape_text(x), x, how="input")
     if memory is not None:
-        yield Step("input", None, "Z", "Z", _shape(memory), memory, rows="memory", how="input")
+        yield Step("input", None, "Z", "Z", _shape_text(memory), memory, rows="memory", how="input")
 
 
-def _ending(layer: MultiHeadAttention, outputs: list[Step], given: dict) -> Iterator[Step]:
-    """Concat and W_O."""
+def _output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[StepKey, Tensor]) -> Iterator[Step]:
+    """Yield the concatenation of the heads and the product with W_O."""
     values = torch.cat([output.values for output in outputs], dim=1)
     concat = Step(
         "concat",
         None,
         f"C = Concat({', '.join(output.symbol for output in outputs)})",
         f"C = \\text{{Concat}}({', '.join(output.latex_symbol for output in outputs)})",
-        f"Concat[{', '.join(_shape(output.values) for output in outputs)}] = {_shape(values)}",
+        f"Concat[{', '.join(_shape_text(output.values) for output in outputs)}] = {_shape_text(values)}",
         values,
         operands=tuple(
-            output.as_operand("cell", shift=-number * layer.value_dim) for number, output in enumerate(outputs)
+            output.as_operand("cell", shift=-index * layer.value_dim) for index, output in enumerate(outputs)
         ),
         how="concat",
     )
-    concat = _settled(concat, given)
+    concat = _with_given(concat, given)
     yield concat
     weight, bias = layer.output.weight.detach().T, layer.output.bias
     operands = [
@@ -292,18 +293,18 @@ def _ending(layer: MultiHeadAttention, outputs: list[Step], given: dict) -> Iter
         None,
         text,
         latex,
-        f"{_shape(concat.values)} × {_shape(weight)} = {_shape(values)}",
+        f"{_shape_text(concat.values)} × {_shape_text(weight)} = {_shape_text(values)}",
         values,
         multiply_adds=values.shape[0] * weight.numel(),
         weights=sum(operand.values.numel() for operand in operands[1:]),
         operands=tuple(operands),
         how="product",
     )
-    yield _settled(output, given)
+    yield _with_given(output, given)
 
 
-def _settled(step: Step, given: dict) -> Step:
-    """The step, or the same with a matrix that was given in its place; what is used is taken out of `given`."""
+def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
+    """Return the step, with a given matrix in place of the computed one; that is then removed from `given`."""
     values = given.pop((step.name, step.head), None)
     if values is None:
         return step
@@ -319,7 +320,7 @@ def _settled(step: Step, given: dict) -> Step:
         step,
         formula=f"{step.symbol} = given",
         latex=f"{step.latex_symbol} = \\text{{given}}",
-        shapes=f"given: {_shape(values)}",
+        shapes=f"given: {_shape_text(values)}",
         values=values,
         multiply_adds=0,
         weights=0,
@@ -328,12 +329,12 @@ def _settled(step: Step, given: dict) -> Step:
     )
 
 
-def _part(step: Step, columns: slice) -> Operand:
-    """Some columns of X or Z."""
-    where = f"{columns.start}:{columns.stop}"
+def _column_operand(step: Step, columns: slice) -> Operand:
+    """Return some columns of X or Z."""
+    column_range = f"{columns.start}:{columns.stop}"
     return Operand(
-        f"{step.symbol}[:, {where}]",
-        f"{step.latex_symbol}_{{:,\\,{where}}}",
+        f"{step.symbol}[:, {column_range}]",
+        f"{step.latex_symbol}_{{:,\\,{column_range}}}",
         step.values[:, columns],
         step.rows,
         "dimension",
@@ -342,11 +343,11 @@ def _part(step: Step, columns: slice) -> Operand:
     )
 
 
-def _shape(tensor: Tensor) -> str:
+def _shape_text(tensor: Tensor) -> str:
     return f"({tensor.shape[0]}, {tensor.shape[1]})"
 
 
-def _one_text(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length width"]:
+def _check_input(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length width"]:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; expected a tensor [length, {width}]")
     if tensor.ndim == 3 and tensor.shape[0] == 1:
@@ -356,16 +357,16 @@ def _one_text(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length wi
     return tensor.detach()
 
 
-def _names(argument: str, tokens: Sequence[str] | None, length: int) -> tuple[str, ...]:
+def _row_names(argument: str, tokens: Sequence[str] | None, length: int) -> tuple[str, ...]:
     if tokens is None:
-        return tuple(f"token {number + 1}" for number in range(length))
+        return tuple(f"token {position}" for position in range(1, length + 1))
     if len(tokens) != length:
         raise ValueError(f"{argument} has {len(tokens)} names, but there are {length} rows")
     return tuple(str(token) for token in tokens)
 
 
-def _allowed(mask: Mask | Tensor | None, q_len: int, kv_len: int) -> Tensor | None:
-    """Which keys each query may attend to: `[heads or 1, q_len, kv_len]`."""
+def _allowed_keys(mask: Mask | Tensor | None, q_len: int, kv_len: int) -> Tensor | None:
+    """Return the keys that each query may attend to, as booleans `[heads or 1, q_len, kv_len]`."""
     if mask is None:
         return None
     mask = Dense(mask) if isinstance(mask, Tensor) else mask

@@ -6,11 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 
 from clearhead._utils.text import visible_text
-from clearhead.explain.render.wording import DIGITS, cost, heading, sentence, short, typeset
+from clearhead.explain.render.wording import (
+    DEFAULT_DIGITS,
+    format_matrix,
+    short_label,
+    step_cost,
+    step_heading,
+    step_sentence,
+)
 from clearhead.explain.steps import Operand, Step, Trace
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$&<>-])")
-_LATEX = {
+_MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$&<>-])")
+_LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -44,61 +51,67 @@ _PREAMBLE = r"""\documentclass{article}
 """
 
 
-def as_markdown(trace: Trace, title: str, digits: int = DIGITS) -> str:
-    """For GitHub, notebooks and whatever else reads tables and `$$`."""
-    parts = [f"# {_markdown(title)}"]
+def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
+    """Return Markdown for GitHub, notebooks and other readers of tables and `$$`."""
+    parts = [f"# {_escape_markdown(title)}"]
     for count, step in enumerate(trace, 1):
-        parts += [f"## {count}. {heading(step, trace)}", f"$$\n{step.latex}\n$$", f"{sentence(step)} {_facts(step)}."]
-        parts += [_markdown_table(trace, matrix, digits) for matrix in _shown(step)]
+        parts += [
+            f"## {count}. {step_heading(step, trace)}",
+            f"$$\n{step.latex}\n$$",
+            f"{step_sentence(step)} {_shapes_and_cost(step)}.",
+        ]
+        parts += [_markdown_table(trace, matrix, digits) for matrix in _displayed_matrices(step)]
     return "\n\n".join(parts) + "\n"
 
 
-def as_latex(trace: Trace, title: str, digits: int = DIGITS) -> str:
-    """A whole document. Tokens beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."""
-    parts = [_PREAMBLE + f"\\title{{{_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
+def as_latex(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
+    """Return a complete document. Tokens beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."""
+    parts = [_PREAMBLE + f"\\title{{{_escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
     for count, step in enumerate(trace, 1):
-        facts = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _latex(_facts(step)))
+        shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _escape_latex(_shapes_and_cost(step)))
         parts += [
-            f"\\filbreak\n\\section*{{{count}. {_latex(heading(step, trace))}}}\n\\nopagebreak",
+            f"\\filbreak\n\\section*{{{count}. {_escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
             f"\\[ {step.latex} \\]\n\\nopagebreak",
-            f"{_latex(sentence(step))} {facts}.\\nopagebreak",
+            f"{_escape_latex(step_sentence(step))} {shapes}.\\nopagebreak",
         ]
-        parts += [_latex_table(trace, matrix, digits) for matrix in _shown(step)]
+        parts += [_latex_table(trace, matrix, digits) for matrix in _displayed_matrices(step)]
     return "\n\n".join([*parts, "\\end{document}\n"])
 
 
-def _shown(step: Step) -> Iterator[tuple[str, Step | Operand]]:
-    """A step's learned matrices and its result, each with its name in LaTeX."""
+def _displayed_matrices(step: Step) -> Iterator[tuple[str, Step | Operand]]:
+    """Yield a step's learned matrices and its result, each with its name in LaTeX."""
     for operand in step.operands:
         if operand.new:
             yield operand.latex, operand
     yield step.latex_symbol, step
 
 
-def _facts(step: Step) -> str:
-    costs = cost(step)
+def _shapes_and_cost(step: Step) -> str:
+    costs = step_cost(step)
     return f"{step.shapes}; {costs}" if costs else step.shapes
 
 
-def _table(
+def _table_rows(
     trace: Trace, matrix: Step | Operand, digits: int, escape: Callable[[str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Column labels, and rows that start with theirs."""
+    """Return column labels, and rows that start with their label."""
     count, width = matrix.values.shape
     labels = [escape(label) for label in trace.labels(matrix.rows, count)]
     columns = [escape(label) for label in trace.labels(matrix.columns, width)]
-    return columns, [[label, *row] for label, row in zip(labels, typeset(matrix.values, digits), strict=True)]
+    return columns, [[label, *row] for label, row in zip(labels, format_matrix(matrix.values, digits), strict=True)]
 
 
-def _markdown_table(trace: Trace, shown: tuple[str, Step | Operand], digits: int) -> str:
-    columns, rows = _table(trace, shown[1], digits, _markdown)
-    lines = [[f"${shown[0]}$", *columns], [":--", *["--:"] * len(columns)], *rows]
+def _markdown_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
+    symbol, matrix = named_matrix
+    columns, rows = _table_rows(trace, matrix, digits, _escape_markdown)
+    lines = [[f"${symbol}$", *columns], [":--", *["--:"] * len(columns)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _latex_table(trace: Trace, shown: tuple[str, Step | Operand], digits: int) -> str:
-    columns, rows = _table(trace, shown[1], digits, lambda token: _latex(short(token)))
-    head = " & ".join([f"${shown[0]}$", *columns])
+def _latex_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
+    symbol, matrix = named_matrix
+    columns, rows = _table_rows(trace, matrix, digits, lambda token: _escape_latex(short_label(token)))
+    head = " & ".join([f"${symbol}$", *columns])
     body = " \\\\\n".join(" & ".join([label, *(f"${_latex_number(cell)}$" for cell in row)]) for label, *row in rows)
     table = f"\\begin{{tabular}}{{l|{'r' * len(columns)}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}"
     return f"\\begin{{center}}\\fitted{{%\n{table}}}\\end{{center}}"
@@ -108,11 +121,14 @@ def _latex_number(cell: str) -> str:
     return cell.replace("∞", "\\infty")
 
 
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in visible_text(text))
+def _escape_latex(text: str) -> str:
+    return "".join(_LATEX_ESCAPES.get(letter, letter) for letter in visible_text(text))
 
 
-def _markdown(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     return (
-        _MARKDOWN.sub(r"\\\1", visible_text(text)).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+        _MARKDOWN_SPECIAL.sub(r"\\\1", visible_text(text))
+        .replace("\\<", "&lt;")
+        .replace("\\>", "&gt;")
+        .replace("\\&", "&amp;")
     )

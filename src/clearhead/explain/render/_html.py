@@ -1,4 +1,4 @@
-"""A worked example as one HTML page: no network, every matrix a table, every cell able to show what made it."""
+"""A worked example as one HTML page: no network, every matrix a table, every cell with its calculation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import visible_text
-from clearhead.explain.render.wording import DIGITS, cost, heading, sentence, typeset, warmth
+from clearhead.explain.render.wording import (
+    DEFAULT_DIGITS,
+    cell_shades,
+    format_matrix,
+    step_cost,
+    step_heading,
+    step_sentence,
+)
 from clearhead.explain.steps import Operand, Step, Trace
 
 with needs_extra("explain", "the HTML format"):
@@ -16,8 +23,8 @@ with needs_extra("explain", "the HTML format"):
     from latex2mathml.converter import convert
     from markupsafe import Markup
 
-# what stands between a step's operands, and before its result
-_SIGNS = {
+# operator between a step's operands, and before its result
+_OPERATORS = {
     "product": ("×", "="),
     "other": ("×", "→"),
     "partly": ("", "→"),
@@ -27,11 +34,11 @@ _SIGNS = {
     "softmax": (";", "→"),
     "concat": ("|", "="),
 }
-_PAGES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
+_TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _TableCell:
     text: str
     style: str
 
@@ -41,17 +48,17 @@ class _Table:
     symbol: str
     formula: Markup
     shape: str
-    sign: str  # what stands before it
+    sign: str  # the operator before it
     marks: str
     shift: int
     columns: tuple[str, ...]
-    rows: list[tuple[str, list[_Cell]]]
+    rows: list[tuple[str, list[_TableCell]]]
 
 
 @dataclass(frozen=True)
 class _Section:
     id: str
-    number: int
+    position: int  # from 1
     heading: str
     formula: Markup
     text: str  # the formula in plain letters
@@ -63,44 +70,44 @@ class _Section:
     tables: list[_Table]
 
 
-def as_html(trace: Trace, title: str, digits: int = DIGITS) -> str:
+def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """One self-contained page: steps by keyboard, light and dark, and it prints."""
-    page = _PAGES.get_template("page.html")
+    page = _TEMPLATES.get_template("page.html")
     return page.render(
         title=visible_text(title),
         tokens=[visible_text(token) for token in trace.tokens],
         heads=trace.heads,
-        sections=[_section(number, step, trace, digits) for number, step in enumerate(trace, 1)],
+        sections=[_section(position, step, trace, digits) for position, step in enumerate(trace, 1)],
     )
 
 
-def _section(number: int, step: Step, trace: Trace, digits: int) -> _Section:
+def _section(position: int, step: Step, trace: Trace, digits: int) -> _Section:
     return _Section(
-        id=_id(step, trace),
-        number=number,
-        heading=heading(step, trace),
+        id=_anchor(step, trace),
+        position=position,
+        heading=step_heading(step, trace),
         formula=Markup(convert(step.latex, display="block")),
         text=step.formula,
-        sentence=sentence(step),
+        sentence=step_sentence(step),
         shapes=step.shapes,
-        cost=cost(step),
+        cost=step_cost(step),
         how=step.how,
         scaling=step.scaling,
         tables=list(_tables(step, trace, digits)),
     )
 
 
-def _id(step: Step, trace: Trace) -> str:
-    """In the address: weights-2 is head 2's. The second input is the memory."""
+def _anchor(step: Step, trace: Trace) -> str:
+    """Return the id in the page's address: weights-2 is head 2's. The second input is the memory."""
     if step.head is not None:
         return f"{step.name}-{step.head + 1}"
     return step.name if step is trace.named(step.name)[0] else f"{step.name}-2"
 
 
 def _tables(step: Step, trace: Trace, digits: int) -> Iterator[_Table]:
-    between, before_result = _SIGNS.get(step.how, ("", ""))
-    for place, operand in enumerate(step.operands):
-        sign = "" if place == 0 else "+" if place == 2 and step.name != "concat" else between
+    between, before_result = _OPERATORS.get(step.how, ("", ""))
+    for index, operand in enumerate(step.operands):
+        sign = "" if index == 0 else "+" if index == 2 and step.name != "concat" else between
         yield _table(operand, operand.latex, trace, digits, sign, operand.marks, operand.shift)
     yield _table(step, step.latex_symbol, trace, digits, before_result if step.operands else "", "result")
 
@@ -110,8 +117,8 @@ def _table(
 ) -> _Table:
     count, width = matrix.values.shape
     cells = [
-        [_cell(text, level) for text, level in zip(*row, strict=True)]
-        for row in zip(typeset(matrix.values, digits), warmth(matrix.values), strict=True)
+        [_table_cell(text, shade) for text, shade in zip(*row, strict=True)]
+        for row in zip(format_matrix(matrix.values, digits), cell_shades(matrix.values), strict=True)
     ]
     labels = [visible_text(label) for label in trace.labels(matrix.rows, count)]
     columns = tuple(visible_text(label) for label in trace.labels(matrix.columns, width))
@@ -119,7 +126,7 @@ def _table(
     return _Table(matrix.symbol, Markup(convert(latex)), f"({count}, {width})", sign, marks, shift, columns, rows)
 
 
-def _cell(text: str, level: float) -> _Cell:
-    """Its warmth is a number that the style sheet makes a colour of, by the theme."""
-    style = "" if math.isnan(level) else f"--{'warm' if level >= 0 else 'cool'}:{abs(level):.0%}"
-    return _Cell(text.replace("-", "−"), style)
+def _table_cell(text: str, shade: float) -> _TableCell:
+    """Return a cell with its shade as a CSS variable, from which the style sheet makes a color by the theme."""
+    style = "" if math.isnan(shade) else f"--{'warm' if shade >= 0 else 'cool'}:{abs(shade):.0%}"
+    return _TableCell(text.replace("-", "−"), style)

@@ -9,24 +9,24 @@ from typing import Any
 from clearhead._utils.text import json_text
 from clearhead.explain.render._documents import as_latex, as_markdown
 from clearhead.explain.render.text import as_text
-from clearhead.explain.render.wording import DIGITS
+from clearhead.explain.render.wording import DEFAULT_DIGITS
 from clearhead.explain.steps import Step, Trace
 
 FORMATS = ("text", "html", "markdown", "latex", "json")
 
 
 def render(trace: Trace, style: str = "text", *, title: str = "A worked example", digits: int | None = None) -> str:
-    """A calculation written out as text, one HTML page, Markdown, LaTeX or JSON.
+    """Write a calculation out as text, one HTML page, Markdown, LaTeX or JSON.
 
     Args:
-        digits: after the point; 3 where it is None, and in JSON all of them.
+        digits: after the point; by default 3, and in JSON all of them.
     """
     if style == "json":
         steps = [_as_json(step, digits) for step in trace]
         return json_text({"title": title, "steps": steps}) + "\n"
     if style not in FORMATS:
         raise ValueError(f"style is {style!r}; expected one of {', '.join(FORMATS)}")
-    return _writer(style)(trace, title, DIGITS if digits is None else digits)
+    return _writer(style)(trace, title, DEFAULT_DIGITS if digits is None else digits)
 
 
 def _writer(style: str) -> Callable[[Trace, str, int], str]:
@@ -38,7 +38,7 @@ def _writer(style: str) -> Callable[[Trace, str, int], str]:
 
 
 def _as_json(step: Step, digits: int | None) -> dict[str, Any]:
-    def plain(cell: float) -> float | None:
+    def to_number(cell: float) -> float | None:
         if not math.isfinite(cell):
             return None  # JSON has no −inf
         return cell if digits is None else round(cell, digits)
@@ -49,5 +49,5 @@ def _as_json(step: Step, digits: int | None) -> dict[str, Any]:
         "formula": step.formula,
         "shapes": step.shapes,
         "shape": list(step.shape),
-        "values": [[plain(cell) for cell in row] for row in step.values.tolist()],
+        "values": [[to_number(cell) for cell in row] for row in step.values.tolist()],
     }

@@ -1,10 +1,10 @@
-"""Worked examples and audits in a terminal: tables with warm cells, or plain text where the output is no terminal."""
+"""Worked examples and audits in a terminal: tables with shaded cells, or plain text in files and pipes."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.cells import cell_len
 from rich.color import Color, blend_rgb
@@ -15,32 +15,47 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from clearhead._utils.consoles import PlainConsole
+from clearhead._utils.consoles import PlainConsole, column_groups
 from clearhead._utils.text import visible_text
-from clearhead.explain.audit import Audit, Finding
-from clearhead.explain.render.wording import DIGITS, LONGEST, cost, heading, number, sentence, typeset, warmth
+from clearhead.explain.audit import Audit, CheckResult
+from clearhead.explain.render.wording import (
+    DEFAULT_DIGITS,
+    MAX_LABEL_LETTERS,
+    cell_shades,
+    format_matrix,
+    format_number,
+    step_cost,
+    step_heading,
+    step_sentence,
+)
 from clearhead.explain.steps import Axis, Operand, Step, Trace
 
-_COLD, _POSITIVE, _NEGATIVE = ColorTriplet(28, 30, 34), ColorTriplet(0, 102, 178), ColorTriplet(178, 74, 0)
-_GAP = 2  # between columns
-_VERDICTS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
+_NEUTRAL_COLOR, _POSITIVE_COLOR, _NEGATIVE_COLOR = (
+    ColorTriplet(28, 30, 34),
+    ColorTriplet(0, 102, 178),
+    ColorTriplet(178, 74, 0),
+)
+_COLUMN_GAP = 2  # between columns
+_VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
 
 
-def as_text(trace: Trace, title: str, digits: int = DIGITS) -> str:
+def as_text(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """A worked example as plain text."""
     console = PlainConsole(file=io.StringIO(), width=1_000_000, color_system=None)
     print_trace(console, trace, title, digits)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def print_trace(console: Console, trace: Trace, title: str, digits: int = DIGITS) -> None:
+def print_trace(console: Console, trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> None:
     """Every step with its formula, its shapes, and its matrices; learned matrices where they are first read."""
     console.print(Text(visible_text(title), style="bold"))
     for count, step in enumerate(trace, 1):
         console.print()
-        console.print(Text(f"{count}. {heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan"))
-        console.print(Text(sentence(step), style="italic"))
-        console.print(Text("; ".join(part for part in (step.shapes, cost(step)) if part), style="dim"))
+        console.print(
+            Text(f"{count}. {step_heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan")
+        )
+        console.print(Text(step_sentence(step), style="italic"))
+        console.print(Text("; ".join(part for part in (step.shapes, step_cost(step)) if part), style="dim"))
         for matrix in (*(operand for operand in step.operands if operand.new), step):
             for table in _tables(console, trace, matrix, digits):
                 console.print()
@@ -48,19 +63,22 @@ def print_trace(console: Console, trace: Trace, title: str, digits: int = DIGITS
 
 
 def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int) -> Iterator[Table]:
-    """One matrix, in several tables side by side in meaning where a terminal is too narrow for one."""
-    rows, columns = (_labels(trace, axis, count) for axis, count in _axes(matrix))
-    cells = typeset(matrix.values, digits)
-    levels = warmth(matrix.values)
-    widths = [max(columns[place].cell_len, *(len(row[place]) for row in cells)) + _GAP for place in range(len(columns))]
-    before = max(cell_len(matrix.symbol), *(row.cell_len for row in rows)) + _GAP
-    for chosen in fitting(widths, console.width - before):
-        table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=False)
+    """Yield one matrix, in several tables if a terminal is too narrow for one."""
+    rows, columns = (_label_texts(trace, axis, count) for axis, count in _axes(matrix))
+    cells = format_matrix(matrix.values, digits)
+    levels = cell_shades(matrix.values)
+    widths = [
+        max(columns[column].cell_len, *(len(row[column]) for row in cells)) + _COLUMN_GAP
+        for column in range(len(columns))
+    ]
+    label_width = max(cell_len(matrix.symbol), *(row.cell_len for row in rows)) + _COLUMN_GAP
+    for chosen in column_groups(widths, console.width - label_width):
+        table = Table(box=None, padding=(0, 0, 0, _COLUMN_GAP), pad_edge=False)
         table.add_column(Text(matrix.symbol, style="cyan"), no_wrap=True)
-        for place in chosen:
-            table.add_column(columns[place], justify="right", no_wrap=True)
+        for column in chosen:
+            table.add_column(columns[column], justify="right", no_wrap=True)
         for label, row, level in zip(rows, cells, levels, strict=True):
-            table.add_row(label, *(Text(row[place], style=_style(level[place])) for place in chosen))
+            table.add_row(label, *(Text(row[column], style=_shade_style(level[column])) for column in chosen))
         yield table
 
 
@@ -68,40 +86,29 @@ def _axes(matrix: Step | Operand) -> tuple[tuple[Axis, int], tuple[Axis, int]]:
     return (matrix.rows, matrix.values.shape[0]), (matrix.columns, matrix.values.shape[1])
 
 
-def _labels(trace: Trace, axis: Axis, count: int) -> list[Text]:
-    return [_short(label) for label in trace.labels(axis, count)]
+def _label_texts(trace: Trace, axis: Axis, count: int) -> list[Text]:
+    return [_truncated(label) for label in trace.labels(axis, count)]
 
 
-def fitting(widths: Sequence[int], room: int) -> Iterator[range]:
-    """Columns in groups that fit into the room, each of at least one."""
-    start, used = 0, 0
-    for place, width in enumerate(widths):
-        if place > start and used + width > room:
-            yield range(start, place)
-            start, used = place, 0
-        used += width
-    yield range(start, len(widths))
-
-
-def _style(level: float) -> Style:
+def _shade_style(level: float) -> Style:
     if math.isnan(level):  # infinite: a score that the mask has closed
         return Style(dim=True)
-    triplet = blend_rgb(_COLD, _POSITIVE if level >= 0 else _NEGATIVE, cross_fade=abs(level))
+    triplet = blend_rgb(_NEUTRAL_COLOR, _POSITIVE_COLOR if level >= 0 else _NEGATIVE_COLOR, cross_fade=abs(level))
     return Style(color="white", bgcolor=Color.from_triplet(triplet))
 
 
-def print_audit(console: Console, audit: Audit, digits: int = DIGITS) -> None:
+def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) -> None:
     """Each claim with its verdict, and a table of the cells that differ."""
     console.print(Text(visible_text(audit.title), style="bold"))
-    for finding in audit.findings:
-        sign, colour = _VERDICTS[finding.verdict]
+    for result in audit.findings:
+        sign, color = _VERDICT_SIGNS[result.verdict]
         console.print(
-            Text(f"{sign} ", style=colour)
-            + Text(_name(finding), style="bold")
-            + Text(f": {visible_text(finding.message)}")
+            Text(f"{sign} ", style=color)
+            + Text(_result_name(result), style="bold")
+            + Text(f": {visible_text(result.message)}")
         )
-        if finding.cells:
-            table = _differences(finding, digits)
+        if result.cells:
+            table = _difference_table(result, digits)
             widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
             wide = PlainConsole(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
             wide.print(table)  # a line that is too long rather than a number that is cut
@@ -110,26 +117,26 @@ def print_audit(console: Console, audit: Audit, digits: int = DIGITS) -> None:
     console.print(Text(summary, style="bold"))
 
 
-def _name(finding: Finding) -> str:
-    head = "" if finding.head is None else f", head {finding.head + 1}"
-    return f"{finding.step}{head}" if finding.claim is None else f"claim {finding.claim}, {finding.step}{head}"
+def _result_name(result: CheckResult) -> str:
+    head = "" if result.head is None else f", head {result.head + 1}"
+    return f"{result.step}{head}" if result.claim is None else f"claim {result.claim}, {result.step}{head}"
 
 
-def _differences(finding: Finding, digits: int) -> Table:
-    table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=True)
-    carried = any(cell.carried_from for cell in finding.cells)
+def _difference_table(result: CheckResult, digits: int) -> Table:
+    table = Table(box=None, padding=(0, 0, 0, _COLUMN_GAP), pad_edge=True)
+    carried = any(cell.carried_from for cell in result.cells)
     for name in ("row", "column", "claimed", "computed", "difference", *(["carried from"] if carried else [])):
         side = "left" if name == "row" else "right"
         table.add_column(Text(name, style="dim"), justify=side, no_wrap=True)
-    for cell in finding.cells:
+    for cell in result.cells:
         claimed = cell.printed.replace("Infinity", "∞")
-        numbers = (number(value, digits) for value in (cell.computed, cell.difference))
+        values = (format_number(value, digits) for value in (cell.computed, cell.difference))
         cause = [cell.carried_from or ""] if carried else []
-        table.add_row(_short(cell.row_label), _short(cell.column_label), claimed, *numbers, *cause)
+        table.add_row(_truncated(cell.row_label), _truncated(cell.column_label), claimed, *values, *cause)
     return table
 
 
-def _short(label: str) -> Text:
-    shown = Text(visible_text(label))
-    shown.truncate(LONGEST, overflow="ellipsis")
-    return shown
+def _truncated(label: str) -> Text:
+    text = Text(visible_text(label))
+    text.truncate(MAX_LABEL_LETTERS, overflow="ellipsis")
+    return text

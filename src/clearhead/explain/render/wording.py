@@ -1,4 +1,4 @@
-"""How a calculation is put into words and numbers, the same in every format."""
+"""Words and number formats of a written-out calculation, shared by all formats."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from clearhead._utils.color_scales import signed_shades
 from clearhead._utils.text import visible_text
 from clearhead.explain.steps import Step, Trace
 
-DIGITS = 3  # after the point, unless asked for others
-TOO_LONG = 1e7  # to be written out in full
-LONGEST = 16  # letters of a token over a column
+DEFAULT_DIGITS = 3  # after the point
+SCIENTIFIC_FROM = 1e7  # larger numbers are written with an exponent
+MAX_LABEL_LETTERS = 16  # of a token over a column
 
-TITLES = {
+STEP_TITLES = {
     "input": "Input",
     "slice": "Slice",
     "query": "Queries",
@@ -28,7 +28,7 @@ TITLES = {
     "concat": "All heads side by side",
     "output": "Output",
 }
-SENTENCES = {
+STEP_SENTENCES = {
     "input": "One row for each token.",
     "slice": "This head sees only its own columns of the input.",
     "query": "What each token looks for.",
@@ -44,63 +44,63 @@ SENTENCES = {
 }
 
 
-def sentence(step: Step) -> str:
-    """One sentence on what a step is for."""
+def step_sentence(step: Step) -> str:
+    """Return one sentence on the purpose of a step."""
     if step.how == "given":
         return "This matrix is given, not computed."
     if step.how == "partly":
         return "Some of these numbers are given, the others computed."
     if step.name == "weights" and len(step.operands) > 1:
         return "Each row becomes numbers from 0 to 1 that sum to 1 together with the sink's share."
-    return SENTENCES[step.name]
+    return STEP_SENTENCES[step.name]
 
 
-def heading(step: Step, trace: Trace) -> str:
-    """A step's title, with its head where there are several."""
+def step_heading(step: Step, trace: Trace) -> str:
+    """Return a step's title, with its head if there are several."""
     if trace.heads == 1 or step.head is None:
-        return TITLES[step.name]
-    return f"{TITLES[step.name]}, head {step.head + 1}"
+        return STEP_TITLES[step.name]
+    return f"{STEP_TITLES[step.name]}, head {step.head + 1}"
 
 
-def cost(step: Step) -> str:
-    """What a step costs, or nothing where it costs nothing."""
+def step_cost(step: Step) -> str:
+    """Return the cost of a step in words, empty if it costs nothing."""
     parts = ((step.multiply_adds, "multiply-add"), (step.weights, "weight"))
-    return ", ".join(counted(number, what) for number, what in parts if number)
+    return ", ".join(count_noun(count, noun) for count, noun in parts if count)
 
 
-def counted(number: int, what: str) -> str:
-    """1 cell, 2 cells."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def count_noun(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 cell, 2 cells."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def short(token: str) -> str:
-    """A token that fits over a column."""
-    shown = visible_text(token)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+def short_label(token: str) -> str:
+    """Return a token that fits over a column."""
+    label = visible_text(token)
+    return label if len(label) <= MAX_LABEL_LETTERS else f"{label[: MAX_LABEL_LETTERS - 1]}…"
 
 
-def typeset(values: Tensor, digits: int = DIGITS) -> list[list[str]]:
-    """A matrix's numbers with as many digits after the point as they need, at most `digits`."""
+def format_matrix(values: Tensor, digits: int = DEFAULT_DIGITS) -> list[list[str]]:
+    """Format a matrix's numbers with as many digits after the point as they need, at most `digits`."""
     rows = values.tolist()
     finite = [cell for row in rows for cell in row if math.isfinite(cell)]
-    most = max((abs(cell) for cell in finite), default=0.0)
-    if most >= TOO_LONG or 0 < most < 0.5 * 10**-digits:
-        return [[number(cell, digits, "e") for cell in row] for row in rows]
+    largest = max((abs(cell) for cell in finite), default=0.0)
+    if largest >= SCIENTIFIC_FROM or 0 < largest < 0.5 * 10**-digits:
+        return [[format_number(cell, digits, "e") for cell in row] for row in rows]
     for needed in range(digits):
-        if all(abs(round(cell, needed) - cell) <= 1e-12 * max(1.0, most) for cell in finite):
+        if all(abs(round(cell, needed) - cell) <= 1e-12 * max(1.0, largest) for cell in finite):
             digits = needed
             break
-    return [[number(cell, digits) for cell in row] for row in rows]
+    return [[format_number(cell, digits) for cell in row] for row in rows]
 
 
-def warmth(values: Tensor) -> list[list[float]]:
-    """`signed_shades` of a matrix of any dtype, on any device."""
+def cell_shades(values: Tensor) -> list[list[float]]:
+    """Return `signed_shades` of a matrix of any dtype, on any device."""
     return signed_shades(values.double().cpu().numpy()).tolist()
 
 
-def number(value: float, digits: int, style: str = "f") -> str:
-    """One number; without the minus of a negative zero."""
+def format_number(value: float, digits: int, style: str = "f") -> str:
+    """Format one number, without the minus of a negative zero."""
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    text = f"{value:.{digits}{'e' if abs(value) >= TOO_LONG else style}}"
+    text = f"{value:.{digits}{'e' if abs(value) >= SCIENTIFIC_FROM else style}}"
     return text.lstrip("-") if float(text) == 0 else text

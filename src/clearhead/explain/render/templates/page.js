@@ -11,7 +11,7 @@ let shownAt = 0;
 function show(index, scroll = true) {
   shownAt = performance.now();
   current = Math.max(0, Math.min(sections.length - 1, index));
-  sections.forEach((section, place) => section.classList.toggle("current", place === current));
+  sections.forEach((section, position) => section.classList.toggle("current", position === current));
   select.value = sections[current].id;
   if (scroll) {
     history.replaceState(null, "", "#" + sections[current].id);
@@ -34,8 +34,8 @@ function toggleTheme() {
 }
 
 function fromAddress() {
-  const place = sections.findIndex((section) => "#" + section.id === location.hash);
-  show(place < 0 ? 0 : place, place >= 0);
+  const index = sections.findIndex((section) => "#" + section.id === location.hash);
+  show(index < 0 ? 0 : index, index >= 0);
 }
 
 document.getElementById("previous").addEventListener("click", () => show(current - 1));
@@ -132,10 +132,10 @@ function explain(cell) {
 }
 
 // long sums lose their middle, but never the term that is pointed at
-function shortened(terms, sign, kept = 0) {
+function shortened(terms, sign, pinned = 0) {
   if (terms.length <= 12) return terms.join(sign);
   const start = terms.slice(0, 8);
-  const middle = kept >= 8 && kept < terms.length - 1 ? ["…", terms[kept]] : [];
+  const middle = pinned >= 8 && pinned < terms.length - 1 ? ["…", terms[pinned]] : [];
   return [...start, ...middle, "…", terms.at(-1)].join(sign);
 }
 const bracketed = (text) => (text.startsWith("−") ? `(${text})` : text);
@@ -147,22 +147,22 @@ function arithmetic(section, operands, read, cell) {
   const [first = [], second = [], third = []] = texts;
   const sums = {
     product: () => {
-      const terms = first.map((text, place) => `${bracketed(text)} · ${bracketed(second[place])}`);
+      const terms = first.map((text, index) => `${bracketed(text)} · ${bracketed(second[index])}`);
       return shortened(third.length ? [...terms, bracketed(third[0])] : terms, " + ");
     },
     scaled: () => `${first[0]} ${section.dataset.scaling}`,
     masked: () => `${first[0]} + ${bracketed(second[0])}`,
     softmax: () => {
       // a closed key adds nothing
-      const open = first.map((text, place) => ({ text, place })).filter(({ text }) => text !== "−∞");
+      const open = first.map((text, index) => ({ text, index })).filter(({ text }) => text !== "−∞");
       const powers = [...open.map(({ text }) => text), ...second].map((text) => `e^${bracketed(text)}`);
-      const own = open.findIndex(({ place }) => place === cell.cellIndex - 1);
-      return powers.length ? `${own < 0 ? "0" : powers[own]} / (${shortened(powers, " + ", own)})` : "no key may be seen";
+      const chosen = open.findIndex(({ index }) => index === cell.cellIndex - 1);
+      return powers.length ? `${chosen < 0 ? "0" : powers[chosen]} / (${shortened(powers, " + ", chosen)})` : "no key may be seen";
     },
   };
   const left = sums[section.dataset.how];
   if (left) return `${left()} ≈ ${cell.textContent}`;
-  const names = operands.filter((_, place) => read[place].length).map(nameOf);
+  const names = operands.filter((_, index) => read[index].length).map(nameOf);
   return `made of the marked numbers of ${names.join(" and ")}`;
 }
 

@@ -1,4 +1,4 @@
-"""The four matrices of a worked example: those that are stated, and the others drawn from a seed."""
+"""The four weight matrices of a worked example: stated ones, and others drawn from a seed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from clearhead.explain._grids import Grid
+from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain.steps import StepKey
 
-MATRICES = ("query", "key", "value", "output")
-Where = tuple[str, int | None]  # a step and its head, from 0
+WEIGHT_NAMES = ("query", "key", "value", "output")
 
 
-class Sizes:
-    """The widths of a layer, from what is stated; what is not is as in `MultiHeadAttention`."""
+class LayerWidths:
+    """The widths of a layer: from stated and given matrices, and else as in `MultiHeadAttention`."""
 
     def __init__(
-        self, x: tuple[int, int], heads: int, split: str, stated: Mapping[str, Tensor], given: Mapping[Where, Grid]
+        self,
+        x: tuple[int, int],
+        heads: int,
+        split: str,
+        stated: Mapping[str, Tensor],
+        given: Mapping[StepKey, PrintedMatrix],
     ) -> None:
         self.x, self.heads, self.stated = x, heads, stated
         self.input = x[1]
@@ -44,33 +49,33 @@ class Sizes:
         self.output_dim = stated["output"].shape[-1] if "output" in stated else x[1]
 
     def weights(self, seed: int) -> dict[str, Tensor]:
-        """Those that are stated, and the others drawn in steps of 0.1, so that they can be printed exactly.
+        """Return the stated matrices, and the others drawn in steps of 0.1, so that they can be printed exactly.
 
         W_Q and W_K from -3.0 to 3.0, or small inputs would attend to everything alike; W_V and W_O from -1.0 to 1.0.
         """
         generator = torch.Generator().manual_seed(seed)
-        found = {}
-        for name in MATRICES:
+        weights = {}
+        for name in WEIGHT_NAMES:
             shape = self._shape(name)
-            most = 30 if name in ("query", "key") else 10
+            limit = 30 if name in ("query", "key") else 10
             # drawn even where it is stated, so that stating one matrix leaves the others as they were
-            drawn = torch.randint(-most, most + 1, shape, generator=generator).double() / 10
-            found[name] = self.stated.get(name, drawn)
-            if tuple(found[name].shape) != shape:
-                raise ValueError(self._mismatch(name, tuple(found[name].shape[-2:]), shape[-2:]))
-        return found
+            drawn = torch.randint(-limit, limit + 1, shape, generator=generator).double() / 10
+            weights[name] = self.stated.get(name, drawn)
+            if tuple(weights[name].shape) != shape:
+                raise ValueError(self._mismatch(name, tuple(weights[name].shape[-2:]), shape[-2:]))
+        return weights
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name == "output":
             return self.heads * self.value_dim, self.output_dim
         return self.heads, self.input, self.value_dim if name == "value" else self.key_dim
 
-    def _mismatch(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    def _mismatch(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
         rows = self.x[0]
         if name == "output":
             what = f"the heads' outputs side by side ({rows}, {expected[0]})"
-        elif found[0] != expected[0]:
+        elif shape[0] != expected[0]:
             what = f"{'X' if self.input == self.x[1] else 'a slice of X'} ({rows}, {self.input})"
         else:
-            return f"weights.{name} is {found}, but Q and K must have equal columns; expected {expected}"
-        return f"weights.{name} is {found}: {what} × {found} cannot be multiplied; expected {expected}"
+            return f"weights.{name} is {shape}, but Q and K must have equal columns; expected {expected}"
+        return f"weights.{name} is {shape}: {what} × {shape} cannot be multiplied; expected {expected}"

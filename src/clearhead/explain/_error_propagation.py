@@ -1,0 +1,260 @@
+"""Error propagation in a text: which wrong numbers are new errors, and which follow from an earlier error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.explain._claims import Claim
+from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain._recompute import Recomputation, source_matrices
+from clearhead.explain.example import Example
+
+FLOAT64_ROUNDING = 1e-12  # relative to a matrix's largest number; matters where a digit stands exactly halfway
+_MAX_VARIED_CELLS = 2000  # cells of one matrix whose unprinted digits are varied
+_MAX_BATCH_ELEMENTS = 2**22  # numbers in a batch of variations
+_MAX_ERROR_SETS = 64  # sets of errors that are tried one by one
+
+CellIndex = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedMatrix:
+    """A claimed matrix, its wrong cells, and the earlier errors that they follow from."""
+
+    claim: Claim
+    symbol: str
+    claimed: PrintedMatrix
+    tolerance: Float[Tensor, "rows columns"]
+    wrong: Bool[Tensor, "rows columns"]
+    rounded: Bool[Tensor, "rows columns"]  # cells that differ only because the author continued with rounded numbers
+    carried: Mapping[CheckedMatrix, Tensor]  # earlier matrix with new errors -> cells here that follow from those
+    corrected: Float[Tensor, "rows columns"]  # the matrix as printed by an author who makes no error
+    intended: Float[Tensor, "rows columns"]  # the matrix as printed, without its new errors
+    exact: bool  # printed without rounding and without error
+
+    @cached_property
+    def new_errors(self) -> Bool[Tensor, "rows columns"]:
+        """The wrong cells that follow from no earlier error."""
+        cells = self.wrong.clone()
+        for carried_cells in self.carried.values():
+            cells &= ~carried_cells
+        return cells
+
+    def is_source_of(self, later: Claim) -> bool:
+        """Return whether a later claim is computed from this matrix, directly or not."""
+        earlier = self.claim
+        same_head = earlier.head is None or later.head is None or earlier.head == later.head
+        return same_head and earlier.step in source_matrices(later.step)
+
+    def causes(self, index: CellIndex) -> list[str]:
+        """Return the symbols of the matrices that a carried cell follows from."""
+        return list(dict.fromkeys(root.symbol for root, cells in self.carried.items() if cells[index]))
+
+    def corrected_for(
+        self, root: CheckedMatrix, matrix: Float[Tensor, "rows columns"]
+    ) -> Float[Tensor, "rows columns"]:
+        """Correct the cells of a version of this matrix that have, or follow from, the new errors of `root`."""
+        cells = self.new_errors if root is self else self.carried.get(root)
+        return matrix if cells is None else torch.where(cells, self.corrected, matrix)
+
+
+AssumedValues = dict[CheckedMatrix, Tensor]  # the values with which the author may have continued
+
+
+def check_matrix(
+    example: Example,
+    claim: Claim,
+    symbol: str,
+    claimed: PrintedMatrix,
+    tolerance: Float[Tensor, "rows columns"],
+    earlier: Sequence[CheckedMatrix],
+) -> CheckedMatrix:
+    """Compare a claimed matrix with the computed one, and search for the causes of each difference.
+
+    Where a number follows from correct numbers as printed, rounded, it is not wrong. Where it follows from a wrong one,
+    it is carried. What is left is a new error.
+    """
+    search = _CauseSearch(example, claim, claimed, tolerance, [entry for entry in earlier if entry.is_source_of(claim)])
+    search.run()
+    wrong, values = search.wrong, claimed.values
+    corrected = intended = values
+    if wrong.any():
+        corrected = torch.where(wrong, _rounded(search.without_errors, claimed), values)
+        intended = torch.where(search.unexplained, _rounded(search.closest, claimed), values)
+    exact = not wrong.any() and bool((claimed.blank | (values == search.computed)).all())
+    rounded = search.differs & ~wrong
+    return CheckedMatrix(claim, symbol, claimed, tolerance, wrong, rounded, search.carried, corrected, intended, exact)
+
+
+class _CauseSearch:
+    """The search for values before a claimed matrix that explain its wrong cells."""
+
+    def __init__(
+        self,
+        example: Example,
+        claim: Claim,
+        claimed: PrintedMatrix,
+        tolerance: Float[Tensor, "rows columns"],
+        earlier: Sequence[CheckedMatrix],
+    ) -> None:
+        self.example, self.claim, self.claimed, self.tolerance = example, claim, claimed, tolerance
+        self.earlier = earlier
+        self.roots = [matrix for matrix in earlier if matrix.new_errors.any()]
+        self.computed = self._recompute({})
+        self.differs = ~claimed.blank & ~self._matches(self.computed)
+        self.wrong = self.differs.clone()
+        self.unexplained = self.differs.clone()
+        self.carried: dict[CheckedMatrix, Tensor] = {}
+        self.closest = self.without_errors = self.computed
+
+    def run(self) -> None:
+        if not self.wrong.any():
+            return
+        self.without_errors = self._recompute({matrix: matrix.corrected for matrix in self.earlier})
+        most_matches = int(self._matches(self.computed).sum())
+        for assumed in self._assume_no_errors():
+            result = self._recompute(assumed)
+            self.wrong &= ~self._matches(result)
+            self.unexplained = self.wrong.clone()
+            most_matches = self._keep_closest(result, most_matches)
+            if not self.wrong.any():
+                return
+        for assumed in self._assume_errors():
+            result = self._recompute(assumed)
+            self._attribute(assumed, result, self._matches(result))
+            most_matches = self._keep_closest(result, most_matches)
+            if not self.unexplained.any():
+                return
+        for roots in _subsets(self.roots):
+            assumed = {root: root.claimed.values for root in roots}
+            result = self._recompute(assumed)
+            bound = self._rounding_bound(assumed, result)
+            if bound is not None:
+                self._attribute(assumed, result, self._matches(result, bound))
+            if not self.unexplained.any():
+                return
+
+    def _assume_no_errors(self) -> Iterator[AssumedValues]:
+        """Yield correct numbers to continue with, rounded as printed: all matrices of the text, or one or two."""
+        yield {matrix: matrix.corrected for matrix in self.earlier}
+        rounded = [matrix for matrix in self.earlier if not matrix.exact]
+        for size in (1, 2):
+            for chosen in combinations(rounded, size):
+                yield {matrix: matrix.corrected for matrix in chosen}
+
+    def _assume_errors(self) -> Iterator[AssumedValues]:
+        """Yield wrong numbers to continue with: some errors are followed, the others are only misprints."""
+        for roots in _subsets(self.roots):
+            yield {matrix: matrix.claimed.values if matrix in roots else matrix.intended for matrix in self.earlier}
+            yield {root: root.claimed.values for root in roots}
+        for root in self.roots:
+            for other in self.earlier:
+                if other is not root and not other.exact:
+                    yield {root: root.claimed.values, other: other.claimed.values}
+
+    def _keep_closest(self, result: Tensor, most_matches: int) -> int:
+        """Keep the result that agrees with most cells: the author's numbers before the new errors."""
+        matches = int(self._matches(result).sum())
+        if matches > most_matches:
+            self.closest = result
+        return max(matches, most_matches)
+
+    def _attribute(self, assumed: AssumedValues, result: Tensor, matches: Tensor) -> None:
+        """Attribute unexplained cells to the errors in the assumed values that they match and depend on."""
+        matches = matches & self.unexplained
+        if not matches.any():
+            return
+        without_errors = {
+            matrix: torch.where(matrix.wrong, matrix.corrected, values) for matrix, values in assumed.items()
+        }
+        matches &= _differ(result, self._recompute(without_errors))
+        if not matches.any():
+            return
+        dependent: dict[CheckedMatrix, Tensor] = {}
+        for root in self.roots:
+            without_root = {matrix: matrix.corrected_for(root, values) for matrix, values in assumed.items()}
+            dependent[root] = matches & _differ(result, self._recompute(without_root))
+        jointly_dependent = matches.clone()  # cells that change only if several errors are corrected together
+        for cells in dependent.values():
+            jointly_dependent &= ~cells
+        for root, cells in dependent.items():
+            cells = cells | jointly_dependent
+            if cells.any():
+                self.carried[root] = self.carried.get(root, torch.zeros_like(cells)) | cells
+        self.unexplained &= ~matches
+
+    def _rounding_bound(self, assumed: AssumedValues, result: Tensor) -> Tensor | None:
+        """Return how far the unprinted digits of the assumed matrices could move each cell, added up.
+
+        None if there are too many to vary.
+        """
+        total = torch.zeros_like(result)
+        tokens = len(self.example.tokens)
+        for matrix, values in assumed.items():
+            rows, columns = torch.nonzero(~matrix.claimed.blank, as_tuple=True)
+            if len(rows) > _MAX_VARIED_CELLS:
+                return None
+            largest = max(values.numel(), result.numel(), tokens * tokens)
+            for batch in torch.arange(len(rows)).split(max(1, _MAX_BATCH_ELEMENTS // largest)):
+                varied = values.repeat(len(batch), 1, 1)
+                cell = (rows[batch], columns[batch])
+                varied[(torch.arange(len(batch)), *cell)] += matrix.tolerance[cell]
+                total += _distance(self._recompute(assumed | {matrix: varied}), result).sum(dim=0)
+        return total
+
+    def _recompute(self, assumed: AssumedValues) -> Tensor:
+        """Recompute the claimed matrix from other numbers before it."""
+        given = self.example.given_values
+        for matrix, values in assumed.items():
+            key = (matrix.claim.step, matrix.claim.head)
+            given[key] = torch.where(values.isnan(), given[key], values) if key in given else values
+        return Recomputation(self.example, given).matrix(self.claim.step, self.claim.head or 0)
+
+    def _matches(self, result: Tensor, slack: Tensor | float = 0.0) -> Tensor:
+        return agree(self.claimed.values, result, self.tolerance + slack)
+
+
+def _subsets(roots: Sequence[CheckedMatrix]) -> Iterator[tuple[CheckedMatrix, ...]]:
+    """Yield every set of errors, small ones first; of many errors only the sets of one, of two and of all."""
+    sizes = range(1, len(roots) + 1) if 2 ** len(roots) <= _MAX_ERROR_SETS else (1, 2, len(roots))
+    for size in sizes:
+        yield from combinations(roots, size)
+
+
+def _rounded(values: Float[Tensor, "rows columns"], like: PrintedMatrix) -> Float[Tensor, "rows columns"]:
+    """Round to the digits that most numbers of a printed matrix have."""
+    inexact = like.tolerance[like.tolerance > 0]
+    if not len(inexact):
+        return values
+    unit = 2 * inexact.mode().values
+    return (values / unit).round() * unit
+
+
+def agree(claimed: Tensor, computed: Tensor, tolerance: Tensor) -> Tensor:
+    """Return the cells where a claimed number is the computed one, within its tolerance."""
+    return _distance(claimed, computed) <= tolerance + FLOAT64_ROUNDING * _largest(computed)
+
+
+def _differ(left: Tensor, right: Tensor) -> Tensor:
+    return _distance(left, right) > FLOAT64_ROUNDING * _largest(left)
+
+
+def _largest(matrix: Tensor) -> Tensor:
+    return torch.where(matrix.isfinite(), matrix.abs(), 0.0).amax()
+
+
+def _distance(left: Tensor, right: Tensor) -> Tensor:
+    """|left − right|, 0 between equal infinities."""
+    return torch.where(left == right, 0.0, (left - right).abs())
+
+
+def cell_indices(cells: Bool[Tensor, "rows columns"]) -> list[CellIndex]:
+    """Return the indices of the cells that are True."""
+    return [(row, column) for row, column in torch.nonzero(cells).tolist()]

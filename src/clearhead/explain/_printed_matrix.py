@@ -1,0 +1,105 @@
+"""A matrix as a text prints it: blanks stay blank, and the printed digits give the tolerance of each number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+BLANK = "_"
+CellValue = TypeVar("CellValue")
+
+
+@dataclass(frozen=True, eq=False)
+class PrintedMatrix:
+    """Numbers with their text and tolerance: 0.50 claims ± 0.005, half a unit of its last digit."""
+
+    values: Float[Tensor, "rows columns"]  # NaN where blank
+    tolerance: Float[Tensor, "rows columns"]
+    printed: tuple[tuple[str, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def blank(self) -> Tensor:
+        return self.values.isnan()
+
+    def transpose(self) -> PrintedMatrix:
+        """Return the transposed matrix."""
+        return PrintedMatrix(self.values.T, self.tolerance.T, tuple(zip(*self.printed, strict=True)))
+
+
+def read_matrix(name: str, raw: object, *, blanks: bool = False, infinite: bool = False) -> PrintedMatrix:
+    """Read a list of rows of equal length, as TOML gives it with `parse_float=Decimal`.
+
+    Args:
+        blanks: whether a cell may be "_".
+        infinite: whether a cell may be -inf, as masked scores are.
+    """
+
+    def read_cell(cell_name: str, cell: object) -> Decimal | None:
+        if blanks and cell == BLANK:
+            return None
+        if isinstance(cell, bool) or not isinstance(cell, int | Decimal):
+            expected = f'a number, or "{BLANK}" for a blank' if blanks else "a number"
+            raise ValueError(f"{cell_name} is {short_repr(cell)}; expected {expected}")
+        value = Decimal(cell)
+        if (not value.is_finite() or math.isinf(to_float(value))) and not (infinite and value == Decimal("-inf")):
+            expected = "a finite number or -inf" if infinite else "a finite number"
+            raise ValueError(f"{cell_name} is {short_repr(cell)}; expected {expected}")
+        return value
+
+    rows = read_rows(name, raw, read_cell)
+    return PrintedMatrix(
+        _tensor([[math.nan if cell is None else to_float(cell) for cell in row] for row in rows]),
+        _tensor([[0.0 if cell is None else half_unit(cell) for cell in row] for row in rows]),
+        tuple(tuple(BLANK if cell is None else str(cell) for cell in row) for row in rows),
+    )
+
+
+def read_rows(name: str, raw: object, read: Callable[[str, object], CellValue]) -> list[list[CellValue]]:
+    """Read a list of rows of equal length, each cell by `read(name, cell)`."""
+    if not isinstance(raw, list) or not raw:
+        raise ValueError(f"{name} is {short_repr(raw)}; expected a list of rows")
+    for row_index, row in enumerate(raw, 1):
+        if not isinstance(row, list) or not row:
+            raise ValueError(f"{name}: row {row_index} is {short_repr(row)}; expected a list of cells")
+        if len(row) != len(raw[0]):
+            raise ValueError(f"{name}: row {row_index} has {len(row)} cells, but row 1 has {len(raw[0])}")
+    return [
+        [read(f"{name}: row {row_index}, column {column_index}", cell) for column_index, cell in enumerate(row, 1)]
+        for row_index, row in enumerate(raw, 1)
+    ]
+
+
+def _tensor(rows: list[list[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def half_unit(value: Decimal) -> float:
+    """Return half a unit of the last digit that was written."""
+    exponent = value.as_tuple().exponent
+    return to_float(Decimal(5).scaleb(exponent - 1)) if isinstance(exponent, int) else 0.0
+
+
+def to_float(value: Decimal) -> float:
+    """Convert to a float, infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def short_repr(cell: object) -> str:
+    """Return a value as text, short enough for one line."""
+    text = str(cell) if isinstance(cell, Decimal) else repr(cell)
+    return text if len(text) <= 40 else f"{text[:37]}..."

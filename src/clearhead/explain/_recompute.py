@@ -1,0 +1,89 @@
+"""Recomputation of an example's matrices, from its weights or from numbers that a text printed in their place.
+
+Leading axes broadcast, so that many variations of a matrix are followed through at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES
+from clearhead.explain.example import Example
+from clearhead.explain.steps import StepKey
+
+_OPERANDS = {
+    "slice": ("input",),
+    "query": ("slice", "query_weight"),
+    "key": ("slice", "key_weight"),
+    "value": ("slice", "value_weight"),
+    "scores": ("query", "key"),
+    "scaled": ("scores",),
+    "masked": ("scaled", "mask"),
+    "weights": ("masked",),
+    "head_output": ("weights", "value"),
+    "concat": ("head_output",),
+    "output": ("concat", "output_weight"),
+}
+
+
+@cache
+def source_matrices(name: str) -> frozenset[str]:
+    """Return every matrix that is read, directly or not, on the way to one."""
+    operands = _OPERANDS.get(name, ())
+    return frozenset(operands).union(*(source_matrices(operand) for operand in operands))
+
+
+class Recomputation:
+    """Every matrix that can be claimed, computed on demand. A NaN in a given matrix stands for the computed number."""
+
+    def __init__(self, example: Example, given: Mapping[StepKey, Tensor]) -> None:
+        self.example, self.given = example, given
+        self._cache: dict[StepKey, Tensor] = {}
+
+    def matrix(self, name: str, head: int) -> Tensor:
+        """Return a matrix by the name of a step, or mask, query_weight and so on.
+
+        `head` is ignored where there is one matrix for all heads.
+        """
+        key = (name, None if name in SHARED_MATRICES else head)
+        if key not in self._cache:
+            given = self.given.get(key)
+            if given is None:
+                self._cache[key] = self._compute(name, head)
+            else:
+                blank = given.isnan()
+                self._cache[key] = torch.where(blank, self._compute(name, head), given) if blank.any() else given
+        return self._cache[key]
+
+    def _compute(self, name: str, head: int) -> Tensor:
+        example = self.example
+        if name in LEARNED_MATRICES:
+            weight = example.weights[name.removesuffix("_weight")]
+            return weight if name in SHARED_MATRICES else weight[head]
+        if name == "input":
+            return example.x
+        if name == "mask":
+            return example.additive_mask()
+        if name == "concat":
+            outputs = [self.matrix("head_output", index) for index in range(example.heads)]
+            return torch.cat(torch.broadcast_tensors(*outputs), dim=-1)  # cat alone does not broadcast
+        operands = [self.matrix(operand, head) for operand in _OPERANDS[name]]
+        if name == "slice":
+            width = example.x.shape[1] // (example.heads if example.split == "slice" else 1)
+            start = head * width if example.split == "slice" else 0
+            return operands[0][..., start : start + width]
+        if name == "scores":
+            return operands[0] @ operands[1].mT
+        if name == "scaled":
+            return operands[0] / math.sqrt(example.weights["query"].shape[-1])
+        if name == "masked":
+            return operands[0] + operands[1]
+        if name == "weights":
+            has_keys = (operands[0] > -torch.inf).any(dim=-1, keepdim=True)
+            return torch.softmax(torch.where(has_keys, operands[0], 0.0), dim=-1) * has_keys
+        return operands[0] @ operands[1]
