@@ -28,11 +28,11 @@ def main() -> None:
     kinds: dict[str, Counter[str]] = {}
     for seed in range(arguments.first, arguments.first + arguments.texts):
         text = random_text(seed)
-        found = outcome(text)
+        counts = outcome(text)
         count = len(text.errors)
         for kind in (f"{count} error{'' if count == 1 else 's'}", "all"):
-            kinds.setdefault(kind, Counter()).update(found)
-        failed = {name: found[name] for name in FAILURES if found[name]}
+            kinds.setdefault(kind, Counter()).update(counts)
+        failed = {name: counts[name] for name in FAILURES if counts[name]}
         if failed:
             print(f"seed {seed}: {failed}")
     columns = ("texts", "errors", "errors found", "carried", "carried marked", *FAILURES)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from clearhead import record, report
 from clearhead._utils.files import write_text
-from clearhead.explain.render.formats import render
-from clearhead.explain.toml_format import load
+from clearhead.explain import load
+from clearhead.explain.render import render
 from clearhead.models import SENTENCE
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from clearhead import check
-from clearhead.explain.toml_format import parse
+from clearhead.explain import parse
 
 X = "x = [[0.1, 0.7, -0.4], [0.5, -0.3, 0.9]]\n"
 WEIGHTS = """

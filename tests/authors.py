@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Where = tuple[str, int | None]  # a matrix: its step and its head, counted from 0
-Place = tuple[str, int | None, int, int]  # one cell of it
-Matrices = dict[Where, np.ndarray]
+StepKey = tuple[str, int | None]  # a matrix: its step and its head, counted from 0
+CellKey = tuple[str, int | None, int, int]  # one cell of it
+Matrices = dict[StepKey, np.ndarray]
 
 STATED = ("input", "query_weight", "key_weight", "value_weight", "output_weight")
 STEPS = ("slice", "query", "key", "value", "scores", "scaled", "masked", "weights", "head_output")  # of each head
@@ -24,14 +24,14 @@ STEPS = ("slice", "query", "key", "value", "scores", "scaled", "masked", "weight
 class Error:
     """A wrong number in a printed matrix."""
 
-    where: Where
+    where: StepKey
     row: int
     column: int
     printed: float
     carried: bool
 
     @property
-    def place(self) -> Place:
+    def cell(self) -> CellKey:
         return *self.where, self.row, self.column
 
 
@@ -49,14 +49,14 @@ class Layer:
     def masked(self) -> bool:
         return bool(np.isinf(self.mask).any())
 
-    def order(self) -> list[Where]:
+    def order(self) -> list[StepKey]:
         """Return every matrix, each after those that it is computed from."""
         skipped = {"slice": self.split == "project", "masked": not self.masked}
         per_head = [*STATED[1:4], *(name for name in STEPS if not skipped.get(name))]
         heads = [(name, head) for name in per_head for head in range(self.heads)]
         return [("input", None), ("mask", None), *heads, ("concat", None), ("output_weight", None), ("output", None)]
 
-    def compute(self, where: Where, working: Matrices) -> np.ndarray:
+    def compute(self, where: StepKey, working: Matrices) -> np.ndarray:
         """Return one matrix from the author's values of those before it."""
         name, head = where
         if name in STATED:
@@ -80,7 +80,7 @@ class Layer:
         if name == "head_output":
             return working["weights", head] @ working["value", head]
         if name == "concat":
-            outputs = [working["head_output", number] for number in range(self.heads)]
+            outputs = [working["head_output", index] for index in range(self.heads)]
             return np.concatenate(np.broadcast_arrays(*outputs), axis=-1)
         return working["concat", None] @ working["output_weight", None]
 
@@ -100,13 +100,13 @@ class Author:
 
     layer: Layer
     rounds: bool
-    digits: dict[Where, int]  # of each printed matrix
-    blank: dict[Where, np.ndarray]
-    given: frozenset[Where] = frozenset()  # printed matrices that the file gives instead of claiming them
+    digits: dict[StepKey, int]  # of each printed matrix
+    blank: dict[StepKey, np.ndarray]
+    given: frozenset[StepKey] = frozenset()  # printed matrices that the file gives instead of claiming them
     errors: list[Error] = field(default_factory=list)
 
     def working(
-        self, carried: Collection[Error], *, rounds: bool, nudged: Where | None = None
+        self, carried: Collection[Error], *, rounds: bool, nudged: StepKey | None = None
     ) -> tuple[Matrices, Matrices]:
         """Return the author's values, and the printed matrices before errors are made in them.
 
@@ -138,7 +138,7 @@ class Author:
             shown[error.where][error.row, error.column] = error.printed
         return shown
 
-    def tolerance(self, where: Where) -> float:
+    def tolerance(self, where: StepKey) -> float:
         """Return half a unit of a matrix's last digit; a mask has no unprinted digits."""
         return 0.0 if where[0] == "mask" else 0.5 * 10.0 ** -self.digits[where]
 

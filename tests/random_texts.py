@@ -9,10 +9,9 @@ from itertools import combinations
 
 import numpy as np
 
-from authors import STATED, Author, Error, Layer, Matrices, Place, Where, distance
+from authors import STATED, Author, CellKey, Error, Layer, Matrices, StepKey, distance
 from clearhead import check
-from clearhead.explain.audit import Audit
-from clearhead.explain.toml_format import parse
+from clearhead.explain import Audit, parse
 
 BLANK = '"_"'
 FAILURES = ("tracebacks", "errors missed", "errors called carried", "false alarms", "carried missed", "wrong verdicts")
@@ -23,9 +22,9 @@ class Text:
     """A text in the format that `check` reads, and the cells that it should report."""
 
     source: str
-    errors: frozenset[Place]  # to be reported as new
-    carried: frozenset[Place]  # to be reported as carried
-    doubtful: frozenset[Place]  # changed so little by a carried error that they may count as right or as carried
+    errors: frozenset[CellKey]  # to be reported as new
+    carried: frozenset[CellKey]  # to be reported as carried
+    doubtful: frozenset[CellKey]  # changed so little by a carried error that they may count as right or as carried
 
 
 def random_text(seed: int, most_errors: int = 4) -> Text:
@@ -40,48 +39,48 @@ def random_text(seed: int, most_errors: int = 4) -> Text:
     faultless = replace(author, errors=in_given)
     printed = faultless.shown()
     with_errors, without = (some.working(some.carried, rounds=False)[0] for some in (author, faultless))
-    errors = frozenset(error.place for error in author.errors)
+    errors = frozenset(error.cell for error in author.errors)
     carried, doubtful = set(), set()
     for where in author.digits.keys() - given.keys():
         written = ~author.blank[where]
         far = (shown[where] != printed[where]) & (distance(shown[where], right[where]) > margins[where])
-        carried |= _places(where, written & far)
-        doubtful |= _places(where, written & ~far & (with_errors[where] != without[where]))
+        carried |= _cell_keys(where, written & far)
+        doubtful |= _cell_keys(where, written & ~far & (with_errors[where] != without[where]))
     return Text(_source(draw, author, shown), errors, frozenset(carried - errors), frozenset(doubtful - errors))
 
 
 def outcome(text: Text) -> Counter[str]:
     """Return counts of what `check` found in a text; those in `FAILURES` should be 0."""
-    found = Counter({"texts": 1, "texts without error": not text.errors, "errors": len(text.errors)})
-    found["carried"] = len(text.carried)
+    counts = Counter({"texts": 1, "texts without error": not text.errors, "errors": len(text.errors)})
+    counts["carried"] = len(text.carried)
     try:
         audit = check(parse(text.source))
     except Exception:  # whatever it is, it is counted as a traceback
-        found["tracebacks"] += 1
-        return found
+        counts["tracebacks"] += 1
+        return counts
     reported = _reported(audit)
-    new = {place for place, cause in reported.items() if cause is None}
+    new = {cell for cell, cause in reported.items() if cause is None}
     affected = text.errors | text.carried | text.doubtful
-    found["errors found"] = len(text.errors & new)
-    found["errors missed"] = len(text.errors - reported.keys())
-    found["errors called carried"] = len(text.errors & reported.keys() - new)
-    found["carried marked"] = len(text.carried & reported.keys() - new)
-    found["carried missed"] = len(text.carried - reported.keys())
-    found["false alarms"] = len(new - text.errors) + len(reported.keys() - new - affected)
-    found["false alarms"] += sum(finding.verdict != "agrees" and not finding.cells for finding in audit.findings)
-    found["wrong verdicts"] = audit.agrees == bool(reported)
-    return found
+    counts["errors found"] = len(text.errors & new)
+    counts["errors missed"] = len(text.errors - reported.keys())
+    counts["errors called carried"] = len(text.errors & reported.keys() - new)
+    counts["carried marked"] = len(text.carried & reported.keys() - new)
+    counts["carried missed"] = len(text.carried - reported.keys())
+    counts["false alarms"] = len(new - text.errors) + len(reported.keys() - new - affected)
+    counts["false alarms"] += sum(result.verdict != "agrees" and not result.cells for result in audit.findings)
+    counts["wrong verdicts"] = audit.agrees == bool(reported)
+    return counts
 
 
-def _reported(audit: Audit) -> dict[Place, str | None]:
+def _reported(audit: Audit) -> dict[CellKey, str | None]:
     return {
-        (finding.step, finding.head, cell.row, cell.column): cell.carried_from
-        for finding in audit.findings
-        for cell in finding.cells
+        (result.step, result.head, cell.row, cell.column): cell.carried_from
+        for result in audit.findings
+        for cell in result.cells
     }
 
 
-def _places(where: Where, cells: np.ndarray) -> set[Place]:
+def _cell_keys(where: StepKey, cells: np.ndarray) -> set[CellKey]:
     return {(*where, row, column) for row, column in np.argwhere(cells).tolist()}
 
 
@@ -140,7 +139,7 @@ def _plant(draw: random.Random, author: Author, count: int) -> None:
             author.errors.append(Error(where, row, column, wrong, carried))
 
 
-def _wrong_number(draw: random.Random, author: Author, where: Where, row: int, column: int) -> float | None:
+def _wrong_number(draw: random.Random, author: Author, where: StepKey, row: int, column: int) -> float | None:
     """Draw a number that follows neither from rounding nor from any set of the earlier errors; None if that fails."""
     margin = author.margins()[where][row, column]
     correct = author.working(author.carried, rounds=author.rounds)[1][where]
@@ -168,10 +167,10 @@ def _source(draw: random.Random, author: Author, shown: Matrices) -> str:
     """Write the file that `check` reads, with some correct claims about shapes and sums."""
     layer, right = author.layer, author.layer.right()
 
-    def printed(where: Where) -> str:
+    def printed(where: StepKey) -> str:
         return _rows(shown[where], author.digits[where], author.blank[where])
 
-    def per_head(name: str, write: dict[Where, str]) -> str:
+    def per_head(name: str, write: dict[StepKey, str]) -> str:
         return f"[{', '.join(write.get((name, head), BLANK) for head in range(layer.heads))}]"
 
     exact = {where: _rows(matrix, 2) for where, matrix in layer.stated.items()}

@@ -5,9 +5,8 @@ import torch
 
 from audits import STEPS, WEIGHTS, X, audited, claim, matrices
 from clearhead import check
-from clearhead.explain import BUILT_IN, _error_propagation
+from clearhead.explain import BUILT_IN, _error_propagation, load, parse
 from clearhead.explain._recompute import Recomputation
-from clearhead.explain.toml_format import load, parse
 
 
 def messages(name):
@@ -35,13 +34,13 @@ class TestTheTeachingTexts:
         assert (by_row[1][0].row_label, by_row[1][0].column_label) == ("new", "3")
 
     def test_song_causal_has_the_same_errors_and_its_mask(self):
-        found = messages("song-causal")
-        mask = found.pop((8, "mask"))
+        differences = messages("song-causal")
+        mask = differences.pop((8, "mask"))
         assert mask == (
             "18 of 36 cells differ: 9 open and 9 closed wrongly; "
             "it is the computed matrix with its rows in reverse order"
         )
-        assert found.keys() == {(None, "key"), (5, "query"), (6, "key"), (10, "weights"), (11, "weights")}
+        assert differences.keys() == {(None, "key"), (5, "query"), (6, "key"), (10, "weights"), (11, "weights")}
 
     @pytest.mark.parametrize(
         ("name", "claims", "message"),
@@ -61,13 +60,13 @@ class TestTheTeachingTexts:
         ],
     )
     def test_the_two_readings_of_the_head_weights(self, name, claims, message):
-        found = {f.claim: f for f in check(name).findings}
-        for number in claims:
-            assert found[number].verdict == "differs"
-            assert found[number].message == message
-        differing = {number for number, f in found.items() if f.verdict != "agrees"}
+        results = {f.claim: f for f in check(name).findings}
+        for position in claims:
+            assert results[position].verdict == "differs"
+            assert results[position].message == message
+        differing = {position for position, f in results.items() if f.verdict != "agrees"}
         assert differing - {*claims} == ({5, 6} if name == "two-heads-projected" else set())  # there are no slices
-        assert (found[18].step, found[18].verdict, found[18].message) == ("output", "agrees", "(8, 4)")
+        assert (results[18].step, results[18].verdict, results[18].message) == ("output", "agrees", "(8, 4)")
 
     @pytest.mark.parametrize("name", ["song", "song-causal"])
     def test_blanks_are_no_claims_and_every_one_is_filled(self, name):
@@ -84,17 +83,17 @@ class TestPlantedErrors:
     def test_what_is_right_agrees_at_every_number_of_digits(self):
         right = matrices()
         for digits in (1, 2, 6):
-            found = audited([claim(step, right[step], digits) for step in STEPS])
-            assert {f.verdict for f in found.values()} == {"agrees"}, found
-            assert all("differ" not in f.message for f in found.values())
+            results = audited([claim(step, right[step], digits) for step in STEPS])
+            assert {f.verdict for f in results.values()} == {"agrees"}, results
+            assert all("differ" not in f.message for f in results.values())
 
     @pytest.mark.parametrize("step", STEPS)
     def test_one_wrong_cell_is_found(self, step):
         wrong = matrices()
         wrong[step][1, 0] += 0.02
-        found = audited([claim(name, wrong[name]) for name in STEPS])
-        assert {name for name, f in found.items() if f.verdict != "agrees"} == {step}
-        [cell] = found[step].cells
+        results = audited([claim(name, wrong[name]) for name in STEPS])
+        assert {name for name, f in results.items() if f.verdict != "agrees"} == {step}
+        [cell] = results[step].cells
         assert (cell.row, cell.column) == (1, 0)
         assert cell.carried_from is None
         assert cell.difference == pytest.approx(0.02, abs=0.006)
@@ -107,15 +106,15 @@ class TestPlantedErrors:
         wrong["weights"] = torch.softmax(wrong["scaled"], 1)
         for name in ("head_output", "concat", "output"):
             wrong[name] = wrong["weights"] @ right["value"]
-        found = audited([claim(name, wrong[name]) for name in STEPS])
-        verdicts = {name: f.verdict for name, f in found.items()}
+        results = audited([claim(name, wrong[name]) for name in STEPS])
+        verdicts = {name: f.verdict for name, f in results.items()}
         assert verdicts == {"query": "differs", "key": "agrees", "value": "agrees"} | dict.fromkeys(
             STEPS[3:], "carried"
         )
         for name in STEPS[3:]:
-            assert {cell.row for cell in found[name].cells} == {0}
-            assert {cell.carried_from for cell in found[name].cells} == {"Q"}
-        assert found["scores"].message == "2 of 4 cells differ, carried from the text's own Q"
+            assert {cell.row for cell in results[name].cells} == {0}
+            assert {cell.carried_from for cell in results[name].cells} == {"Q"}
+        assert results["scores"].message == "2 of 4 cells differ, carried from the text's own Q"
         assert not check(parse(X + WEIGHTS + claim("query", wrong["query"]))).agrees
 
     def test_a_new_error_beside_a_carried_one(self):
@@ -123,10 +122,10 @@ class TestPlantedErrors:
         wrong["query"][0, 1] += 3.0
         wrong["scores"] = wrong["query"] @ wrong["key"].T
         wrong["scores"][1, 1] += 1.0
-        found = audited([claim(name, wrong[name]) for name in ("query", "scores")])
-        assert found["scores"].verdict == "differs"
-        assert found["scores"].message == "3 of 4 cells differ, 2 of them carried"
-        assert {(c.row, c.column): c.carried_from for c in found["scores"].cells} == {
+        results = audited([claim(name, wrong[name]) for name in ("query", "scores")])
+        assert results["scores"].verdict == "differs"
+        assert results["scores"].message == "3 of 4 cells differ, 2 of them carried"
+        assert {(c.row, c.column): c.carried_from for c in results["scores"].cells} == {
             (0, 0): "Q",
             (0, 1): "Q",
             (1, 1): None,
@@ -137,25 +136,25 @@ class TestPlantedErrors:
         wrong["query"][0] = torch.tensor([31.449, -27.551])
         wrong["scores"] = wrong["query"] @ wrong["key"].T
         claims = [claim("query", wrong["query"], digits=1), claim("scores", wrong["scores"], digits=4)]
-        found = audited(claims)
-        assert found["scores"].verdict == "carried"
+        results = audited(claims)
+        assert results["scores"].verdict == "carried"
 
     def test_going_on_with_the_rounded_numbers_is_no_error(self):
         right = matrices()
         rounded = (right["query"] * 10).round() / 10
         scores = rounded @ right["key"].T
-        found = audited([claim("query", right["query"], digits=1), claim("scores", scores, digits=4)])
-        assert found["scores"].verdict == "agrees"
-        assert "follow from the rounded numbers printed before" in found["scores"].message
+        results = audited([claim("query", right["query"], digits=1), claim("scores", scores, digits=4)])
+        assert results["scores"].verdict == "agrees"
+        assert "follow from the rounded numbers printed before" in results["scores"].message
         assert audited([claim("scores", scores, digits=4)])["scores"].verdict == "differs"
 
     def test_a_wrong_mask_carries_too(self):
         right = matrices(top='mask = "causal"\n')
         opened = torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]])
         weights = torch.softmax(right["scaled"] + opened, 1)
-        found = audited([claim("mask", opened, 0), claim("weights", weights)], top='mask = "causal"\n')
-        assert (found["mask"].verdict, found["weights"].verdict) == ("differs", "carried")
-        assert {cell.carried_from for cell in found["weights"].cells} == {"M"}
+        results = audited([claim("mask", opened, 0), claim("weights", weights)], top='mask = "causal"\n')
+        assert (results["mask"].verdict, results["weights"].verdict) == ("differs", "carried")
+        assert {cell.carried_from for cell in results["weights"].cells} == {"M"}
 
     def test_a_misprint_that_nothing_follows_from_is_not_blamed(self):
         """Q has a misprint; what follows from a wrong K, or from rounded right weights, has nothing to do with it."""
@@ -163,8 +162,8 @@ class TestPlantedErrors:
         wrong["query"][0, 0] += 1.0
         wrong["key"][1, 1] += 3.0
         wrong["scores"] = matrices()["query"] @ wrong["key"].T
-        found = audited([claim(name, wrong[name]) for name in ("query", "key", "scores")])
-        assert {cell.carried_from for cell in found["scores"].cells} == {"K"}
+        results = audited([claim(name, wrong[name]) for name in ("query", "key", "scores")])
+        assert {cell.carried_from for cell in results["scores"].cells} == {"K"}
         right = matrices()
         rounded = (right["weights"] * 100).round() / 100 @ right["value"]
         claims = [claim("query", wrong["query"]), claim("weights", right["weights"]), claim("head_output", rounded, 5)]
@@ -177,28 +176,28 @@ class TestPlantedErrors:
         wrong["value"][0, 0] -= 2.0
         weights = torch.softmax(matrices()["query"] @ wrong["key"].T / 2**0.5, 1)
         wrong["head_output"] = weights @ wrong["value"]
-        found = audited([claim(name, wrong[name]) for name in ("query", "key", "value", "head_output")])["head_output"]
-        assert found.verdict == "carried"
-        assert "K and V" in {cell.carried_from for cell in found.cells}
+        result = audited([claim(name, wrong[name]) for name in ("query", "key", "value", "head_output")])["head_output"]
+        assert result.verdict == "carried"
+        assert "K and V" in {cell.carried_from for cell in result.cells}
 
     def test_rows_that_follow_from_right_rows_agree(self):
         wrong = matrices()
         wrong["query"] = (wrong["query"] * 10).round() / 10
         wrong["query"][0, 0] += 1.0
         wrong["scores"] = wrong["query"] @ wrong["key"].T
-        found = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
-        assert {cell.row for cell in found.cells} == {0}
-        assert "2 follow from the rounded numbers printed before" in found.message
+        result = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
+        assert {cell.row for cell in result.cells} == {0}
+        assert "2 follow from the rounded numbers printed before" in result.message
 
     def test_wrong_weights_and_a_wrong_input_carry(self):
         right = matrices()
         x = torch.tensor([[0.1, 0.7, -0.4], [0.5, -0.3, 0.9]], dtype=torch.float64)
         weight = torch.tensor([[1.0, 0.5], [-0.3, 0.2], [0.7, 2.1]], dtype=torch.float64)
-        found = audited([claim("query_weight", weight, 1), claim("query", x @ weight)])
-        assert {cell.carried_from for cell in found["query"].cells} == {"W_Q"}
+        results = audited([claim("query_weight", weight, 1), claim("query", x @ weight)])
+        assert {cell.carried_from for cell in results["query"].cells} == {"W_Q"}
         x[0, 0] = 0.6
-        found = audited([claim("input", x, 1), claim("value", x @ parse(X + WEIGHTS).weights["value"][0])])
-        assert {cell.carried_from for cell in found["value"].cells} == {"X"}
+        results = audited([claim("input", x, 1), claim("value", x @ parse(X + WEIGHTS).weights["value"][0])])
+        assert {cell.carried_from for cell in results["value"].cells} == {"X"}
         assert torch.equal(right["query"], matrices()["query"])
 
     def test_unprinted_digits_excuse_no_more_than_they_can_do(self):
@@ -206,8 +205,8 @@ class TestPlantedErrors:
         wrong["query"][0] = torch.tensor([31.449, -27.551])
         wrong["scores"] = wrong["query"] @ wrong["key"].T
         wrong["scores"][0, 0] += 0.5  # the digits left out of Q can move it by 0.05 · (|k₁| + |k₂|) at most
-        found = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
-        assert {(c.row, c.column): c.carried_from for c in found.cells} == {(0, 0): None, (0, 1): "Q"}
+        result = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
+        assert {(c.row, c.column): c.carried_from for c in result.cells} == {(0, 0): None, (0, 1): "Q"}
 
     def test_blanks_in_between_are_computed(self):
         wrong = matrices()
@@ -217,8 +216,8 @@ class TestPlantedErrors:
         assert audited([text, claim("scores", wrong["scores"])])["scores"].verdict == "carried"
         opened = 'step = "mask"\nvalues = [["_", 0], [0, "_"]]\n'
         weights = torch.softmax(matrices()["scaled"], 1)
-        found = audited(["[[claims]]\n" + opened, claim("weights", weights)], top='mask = "causal"\n')
-        assert (found["mask"].verdict, found["weights"].verdict) == ("differs", "carried")
+        results = audited(["[[claims]]\n" + opened, claim("weights", weights)], top='mask = "causal"\n')
+        assert (results["mask"].verdict, results["weights"].verdict) == ("differs", "carried")
 
     def test_what_is_given_stays_given_where_a_claim_is_blank(self):
         given = "[given]\nkey = [[5.0, 1.0], [2.0, 3.0]]\n"
@@ -227,8 +226,8 @@ class TestPlantedErrors:
         key[0, 0] = 6.0
         scores = example.trace().step("query").values @ key.T
         claims = '[[claims]]\nstep = "key"\nvalues = [[6.0, "_"], ["_", "_"]]\n' + claim("scores", scores)
-        found = {f.step: f for f in check(parse(X + WEIGHTS + given + claims)).findings if f.claim}
-        assert {cell.carried_from for cell in found["scores"].cells} == {"K"}
+        results = {f.step: f for f in check(parse(X + WEIGHTS + given + claims)).findings if f.claim}
+        assert {cell.carried_from for cell in results["scores"].cells} == {"K"}
 
     def test_heads_carry_their_own_errors_only(self):
         top = "heads = 2\nseed = 1\nx = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
@@ -250,9 +249,9 @@ class TestPlantedErrors:
         query[0, 0] += 1
         joint[1, 1] += 1
         text = claim("query", query, more="head = 1\n") + claim(step, joint)
-        found = check(parse(top + text)).findings
-        assert [(f.step, f.verdict) for f in found] == [("query", "differs"), (step, "differs")]
-        assert [(c.row, c.column, c.carried_from) for f in found for c in f.cells] == [(0, 0, None), (1, 1, None)]
+        results = check(parse(top + text)).findings
+        assert [(f.step, f.verdict) for f in results] == [("query", "differs"), (step, "differs")]
+        assert [(c.row, c.column, c.carried_from) for f in results for c in f.cells] == [(0, 0, None), (1, 1, None)]
 
     def test_rounding_is_followed_through_a_matrix_with_an_error(self):
         """Row 2 of Q Kᵀ follows from the rounded Q, and row 2 of S from it. The error is in row 1."""
@@ -262,34 +261,34 @@ class TestPlantedErrors:
         text["scaled"] = (text["scores"] * 100).round() / 100 / 2**0.5
         text["scores"][0, 0] += 1.0
         claims = [claim("query", text["query"], 1), claim("scores", text["scores"]), claim("scaled", text["scaled"], 4)]
-        found = audited(claims)
-        assert [(c.row, c.column, c.carried_from) for c in found["scores"].cells] == [(0, 0, None)]
-        assert found["scaled"].verdict == "agrees"
+        results = audited(claims)
+        assert [(c.row, c.column, c.carried_from) for c in results["scores"].cells] == [(0, 0, None)]
+        assert results["scaled"].verdict == "agrees"
 
     def test_a_misprint_is_corrected_to_the_printed_digits(self):
         """The author continues with the rounded numbers, but not with the misprint."""
         right, text = matrices(), matrices()
         rounded = (right["query"] * 10).round() / 10
         text["query"][0, 0] += 2.0
-        found = audited([claim("query", text["query"], 1), claim("scores", rounded @ right["key"].T, 4)])
-        assert [(c.row, c.column) for c in found["query"].cells] == [(0, 0)]
-        assert found["scores"].verdict == "agrees"
+        results = audited([claim("query", text["query"], 1), claim("scores", rounded @ right["key"].T, 4)])
+        assert [(c.row, c.column) for c in results["query"].cells] == [(0, 0)]
+        assert results["scores"].verdict == "agrees"
 
     def test_a_misprint_of_infinity_is_corrected_to_the_digits_of_its_matrix(self):
         top = 'mask = "causal"\n'
         text = matrices(top=top)
         rounded = torch.where(text["masked"].isinf(), text["masked"], (text["masked"] * 10).round() / 10)
         text["masked"][1, 0] = -torch.inf
-        found = audited([claim("masked", text["masked"], 1), claim("weights", torch.softmax(rounded, 1), 4)], top=top)
-        assert (found["masked"].verdict, found["weights"].verdict) == ("differs", "agrees")
+        results = audited([claim("masked", text["masked"], 1), claim("weights", torch.softmax(rounded, 1), 4)], top=top)
+        assert (results["masked"].verdict, results["weights"].verdict) == ("differs", "agrees")
 
     def test_a_number_that_does_not_depend_on_an_error_is_not_carried_from_it(self):
         """Row 2 of the scores depends on row 2 of Q only, and the error is in row 1."""
         text = matrices()
         text["query"][0, 0] += 1.0
         text["scores"][1, 0] += 0.02  # less than the unprinted digits of Q could do
-        found = audited([claim("query", text["query"], 1), claim("scores", text["scores"], 4)])["scores"]
-        assert [(c.row, c.column, c.carried_from) for c in found.cells] == [(1, 0, None)]
+        result = audited([claim("query", text["query"], 1), claim("scores", text["scores"], 4)])["scores"]
+        assert [(c.row, c.column, c.carried_from) for c in result.cells] == [(1, 0, None)]
 
     def test_a_mask_has_no_unprinted_digits(self):
         top = 'mask = "causal"\n'
@@ -297,9 +296,11 @@ class TestPlantedErrors:
         weights = matrices(x=x, top=top)["weights"]
         weights[1, 0] += 0.03
         opened = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        mask, found = check(parse(top + x + WEIGHTS + claim("mask", opened, 0) + claim("weights", weights, 3))).findings
+        mask, weights_result = check(
+            parse(top + x + WEIGHTS + claim("mask", opened, 0) + claim("weights", weights, 3))
+        ).findings
         assert [(c.row, c.column, c.carried_from) for c in mask.cells] == [(1, 2, None)]
-        assert [(c.row, c.column, c.carried_from) for c in found.cells] == [(1, 0, None)]
+        assert [(c.row, c.column, c.carried_from) for c in weights_result.cells] == [(1, 0, None)]
 
     def test_three_errors_carried_together_beside_a_misprint(self):
         top = "heads = 3\nx = [[0.1, 0.7, 0.3], [0.5, -0.3, 0.8]]\n"
@@ -324,23 +325,23 @@ class TestPlantedErrors:
         text["key"][1, 1] += 3.0
         text["scores"] = text["query"] @ text["key"].T
         text["scaled"] = text["scores"] / 2**0.5
-        found = audited([claim(name, text[name]) for name in ("query", "key", "scores", "scaled")])
+        results = audited([claim(name, text[name]) for name in ("query", "key", "scores", "scaled")])
         for name in ("scores", "scaled"):
-            assert {(c.row, c.column): c.carried_from for c in found[name].cells} == {
+            assert {(c.row, c.column): c.carried_from for c in results[name].cells} == {
                 (0, 0): "Q",
                 (0, 1): "Q and K",
                 (1, 1): "K",
             }
-            assert found[name].message == "3 of 4 cells differ, carried from the text's own Q and K"
+            assert results[name].message == "3 of 4 cells differ, carried from the text's own Q and K"
 
     def test_variations_may_be_computed_in_several_batches(self, monkeypatch):
         text = matrices()
         text["query"][0] = torch.tensor([31.449, -27.551])
         text["scores"] = text["query"] @ text["key"].T
         claims = [claim("query", text["query"], digits=1), claim("scores", text["scores"], digits=4)]
-        whole = audited(claims)["scores"]
+        unbatched = audited(claims)["scores"]
         monkeypatch.setattr(_error_propagation, "_MAX_BATCH_ELEMENTS", 5)
-        assert audited(claims)["scores"] == whole
+        assert audited(claims)["scores"] == unbatched
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from clearhead import check
-from clearhead.explain.render.text import print_audit
-from clearhead.explain.toml_format import parse
+from clearhead.explain import parse
+from clearhead.explain.render import print_audit
 from random_texts import FAILURES, outcome, random_text
 
 SEEDS, CHUNK = 80, 10
@@ -19,11 +19,11 @@ SEEDS, CHUNK = 80, 10
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
 def test_random_texts(start):
     for seed in range(start, start + CHUNK):
-        found = outcome(random_text(seed))
-        failed = {name: found[name] for name in FAILURES if found[name]}
+        counts = outcome(random_text(seed))
+        failed = {name: counts[name] for name in FAILURES if counts[name]}
         assert not failed, f"random_text({seed})"
-        assert found["errors found"] == found["errors"]
-        assert found["carried marked"] == found["carried"]
+        assert counts["errors found"] == counts["errors"]
+        assert counts["carried marked"] == counts["carried"]
 
 
 def test_the_sample_has_texts_of_every_kind():
@@ -31,12 +31,12 @@ def test_the_sample_has_texts_of_every_kind():
     assert sum(not text.errors for text in texts) >= 5
     assert max(len(text.errors) for text in texts) == 4
     assert sum(bool(text.carried) for text in texts) >= 20
-    steps = {place[0] for text in texts for place in text.errors}
+    steps = {cell[0] for text in texts for cell in text.errors}
     assert steps == {
         "input", "mask", "slice", "query_weight", "key_weight", "value_weight", "query", "key", "value", "scores",
         "scaled", "masked", "weights", "head_output", "concat", "output_weight", "output",
     }  # fmt: skip
-    heads = {place[1] for text in texts for place in text.errors}
+    heads = {cell[1] for text in texts for cell in text.errors}
     assert heads == {None, 0, 1, 2}
 
 

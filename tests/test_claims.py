@@ -5,7 +5,7 @@ import torch
 
 from audits import WEIGHTS, X, audited, claim, matrices
 from clearhead import check
-from clearhead.explain.toml_format import parse
+from clearhead.explain import parse
 
 
 class TestDigits:
@@ -47,8 +47,8 @@ class TestOtherClaims:
     def test_the_transpose_is_recognised(self):
         right = matrices(x=X.replace("]]", "], [0.2, 0.2, 0.3]]"))
         text = X.replace("]]", "], [0.2, 0.2, 0.3]]") + WEIGHTS + claim("key", right["key"].T)
-        [found] = check(parse(text)).findings
-        assert found.message == "claimed (2, 3), computed (3, 2); read as its transpose, 6 cells agree"
+        [result] = check(parse(text)).findings
+        assert result.message == "claimed (2, 3), computed (3, 2); read as its transpose, 6 cells agree"
 
     @pytest.mark.parametrize(
         ("text", "verdict", "message"),
@@ -78,8 +78,8 @@ class TestOtherClaims:
         ],
     )
     def test_claims(self, text, verdict, message):
-        [found] = check(parse(X + WEIGHTS + "[[claims]]\n" + text)).findings
-        assert (found.verdict, found.message) == (verdict, message)
+        [result] = check(parse(X + WEIGHTS + "[[claims]]\n" + text)).findings
+        assert (result.verdict, result.message) == (verdict, message)
 
     def test_a_transpose_with_an_error_is_read_as_one_and_carries(self):
         x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
@@ -92,8 +92,8 @@ class TestOtherClaims:
 
     def test_other_numbers_in_the_shape_of_the_transpose_are_only_a_wrong_shape(self):
         x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
-        [found] = check(parse(x + WEIGHTS + claim("key", torch.full((2, 3), 9.0)))).findings
-        assert found.message == "claimed (2, 3), computed (3, 2)"
+        [result] = check(parse(x + WEIGHTS + claim("key", torch.full((2, 3), 9.0)))).findings
+        assert result.message == "claimed (2, 3), computed (3, 2)"
 
     @pytest.mark.parametrize("big", ["-1e9", "-10000.0", "-inf"])
     def test_a_large_negative_number_in_a_mask_stands_for_infinity(self, big):
@@ -102,25 +102,25 @@ class TestOtherClaims:
 
     def test_a_mask_of_ones_and_zeros_is_told(self):
         text = f'mask = "causal"\n{X}[[claims]]\nstep = "mask"\nvalues = [[1, 0], [1, 1]]'
-        [found] = check(parse(text)).findings
-        assert "it is written as 1 and 0, but what is added to the scores is 0 and −∞" in found.message
+        [result] = check(parse(text)).findings
+        assert "it is written as 1 and 0, but what is added to the scores is 0 and −∞" in result.message
 
     def test_rows_that_do_not_sum_to_1_either_are_not_praised(self):
         text = X + "mask = [[false, false], [true, true]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'"
-        [found] = check(parse(text)).findings
-        assert found.message.endswith("not to 1")
+        [result] = check(parse(text)).findings
+        assert result.message.endswith("not to 1")
 
     @pytest.mark.parametrize(("turn", "how"), [(0, "rows"), (1, "columns")])
     def test_reversed_order_is_recognised(self, turn, how):
-        found = audited([claim("scores", matrices()["scores"].flip(turn), 4)])["scores"]
-        assert found.message.endswith(f"it is the computed matrix with its {how} in reverse order")
+        result = audited([claim("scores", matrices()["scores"].flip(turn), 4)])["scores"]
+        assert result.message.endswith(f"it is the computed matrix with its {how} in reverse order")
 
     def test_sums_of_several_heads_say_which(self):
-        [found] = check(
+        [result] = check(
             parse("heads = 2\nx = [[0.1, 0.7], [0.5, -0.3]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'")
         ).findings
-        assert found.verdict == "differs"
-        assert {cell.row_label for cell in found.cells} == {"sum, head 1", "sum, head 2"}
+        assert result.verdict == "differs"
+        assert {cell.row_label for cell in result.cells} == {"sum, head 1", "sum, head 2"}
 
 
 class TestGiven:
@@ -131,26 +131,26 @@ class TestGiven:
             product[2, 1] += off
             rows = [[f"{cell:.2f}" for cell in row] for row in product.tolist()]
             text = f"x = {x.tolist()}\n[given]\nvalue = [{', '.join('[' + ', '.join(row) + ']' for row in rows)}]"
-            [found] = check(parse(text)).findings
-            assert (found.kind, found.step, found.verdict) == ("given", "value", verdict)
+            [result] = check(parse(text)).findings
+            assert (result.kind, result.step, result.verdict) == ("given", "value", verdict)
 
     def test_beside_stated_weights_it_is_compared_with_their_product(self):
         right = matrices()["key"]
         rows = ", ".join(str([round(float(cell), 3) for cell in row]) for row in right)
         assert check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).agrees
         rows = rows.replace(str(round(float(right[0, 0]), 3)), "9.0")
-        [found] = check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).findings
-        assert found.message == "given K is not X W_K: 1 of 4 cells differ"
-        assert [(cell.row, cell.column, cell.printed) for cell in found.cells] == [(0, 0, "9.0")]
+        [result] = check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).findings
+        assert result.message == "given K is not X W_K: 1 of 4 cells differ"
+        assert [(cell.row, cell.column, cell.printed) for cell in result.cells] == [(0, 0, "9.0")]
 
     def test_each_number_is_held_to_its_own_digits(self):
         """The last row, printed coarsely, does not excuse the third, which the first two contradict."""
         x = "x = [[1, 0], [0, 1], [1, 1], [1, -1]]\n"
         for third, verdict in (("2.20", "differs"), ("2.01", "agrees")):
             given = f"[given]\nvalue = [[1.00, 1.00], [1.00, 1.00], [{third}, 2.00], [0, 0]]"
-            [found] = check(parse(x + given)).findings
-            assert found.verdict == verdict
+            [result] = check(parse(x + given)).findings
+            assert result.verdict == verdict
 
     def test_small_misses_are_not_rounded_away(self):
-        [found] = check(parse("x = [[1.0], [1.0]]\n[given]\nvalue = [[0.0010], [0.0030]]")).findings
-        assert found.message == "given V is X·W for no W: the best fit still misses a cell by 0.001"
+        [result] = check(parse("x = [[1.0], [1.0]]\n[given]\nvalue = [[0.0010], [0.0030]]")).findings
+        assert result.message == "given V is X·W for no W: the best fit still misses a cell by 0.001"

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from clearhead import Causal, MultiHeadAttention, attention, check
-from clearhead.explain import BUILT_IN
-from clearhead.explain.toml_format import load, parse
+from clearhead.explain import BUILT_IN, load, parse
 
 X = "x = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
 
@@ -14,13 +13,13 @@ class TestBuiltIn:
     @pytest.mark.parametrize("name", BUILT_IN)
     def test_every_step_is_computed_and_the_last_is_the_layers(self, name):
         example = load(name)
-        found = example.trace()
-        for step in found:
+        traced = example.trace()
+        for step in traced:
             assert (step.values.isfinite() | (step.values == -torch.inf)).all()
             assert step.values.isfinite().all() or step.name == "masked"
         if not example.given:
             output = example.layer()(example.x[None], mask=example.mask)[0]
-            torch.testing.assert_close(found.output, output, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(traced.output, output, rtol=1e-12, atol=1e-13)
 
     def test_two_heads_by_hand(self):
         """The text's six steps, as plain products."""
@@ -59,8 +58,8 @@ class TestBuiltIn:
 
     def test_variants_of_a_text_say_the_same_but_for_what_they_vary(self):
         def claims(name):
-            found = (vars(claim) | {"number": 0} for claim in load(name).claims)
-            plain = [{**fields, "values": fields["values"] and fields["values"].printed} for fields in found]
+            fields_of_claims = (vars(claim) | {"position": 0} for claim in load(name).claims)
+            plain = [{**fields, "values": fields["values"] and fields["values"].printed} for fields in fields_of_claims]
             return [fields for fields in plain if fields["step"] != "mask"]
 
         for one, other in (("song", "song-causal"), ("two-heads", "two-heads-projected")):
@@ -98,8 +97,8 @@ class TestWhatCanBeStated:
 
     def test_weights_are_used_as_x_times_w_head_by_head(self):
         text = f"heads = 2\nsplit = 'slice'\n{X}[weights]\nquery = [[[2.0, 0.5]], [[-1.0, 3.0]]]"
-        found = parse(text).trace()
-        assert found.step("query", 1).values[0].tolist() == pytest.approx([-0.7, 2.1])
+        traced = parse(text).trace()
+        assert traced.step("query", 1).values[0].tolist() == pytest.approx([-0.7, 2.1])
         layer = parse(text).layer()
         assert isinstance(layer, MultiHeadAttention)
         assert layer.head(1).query_weight.tolist() == [[-1.0, 3.0]]

@@ -12,8 +12,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from browser import browser, complaints, emulate, requested, resize
 from clearhead import Causal, MultiHeadAttention, trace
-from clearhead.explain.render.formats import render
-from clearhead.explain.toml_format import load
+from clearhead.explain import load
+from clearhead.explain.render import render
 
 __all__ = ["browser"]
 AWKWARD = ["</script>", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;"]
@@ -30,8 +30,8 @@ def pages(tmp_path_factory):
     traces["biased"] = trace(plain, torch.randn(3, 8))
     traces["awkward"] = trace(MultiHeadAttention(4, 2), torch.randn(len(AWKWARD), 4), tokens=AWKWARD)
     traces["long"] = trace(MultiHeadAttention(4, 2, bias=False), torch.randn(25, 4))
-    for name, found in traces.items():
-        (folder / f"{name}.html").write_text(render(found, "html", title=f"{name} </title>"))
+    for name, traced in traces.items():
+        (folder / f"{name}.html").write_text(render(traced, "html", title=f"{name} </title>"))
     return {name: (folder / f"{name}.html").as_uri() for name in traces}
 
 
@@ -59,8 +59,8 @@ def point_at(browser, element):
 
 def marked(browser, section):
     """Marked cells of each table of a section: (row, column), from 0."""
-    place = "[cell.parentElement.rowIndex - 1, cell.cellIndex - 1]"
-    script = f"[...table.querySelectorAll('td.marked')].map((cell) => {place})"
+    index = "[cell.parentElement.rowIndex - 1, cell.cellIndex - 1]"
+    script = f"[...table.querySelectorAll('td.marked')].map((cell) => {index})"
     return browser.execute_script(f"return [...document.querySelectorAll('#{section} table')].map((table) => {script})")
 
 
@@ -92,7 +92,7 @@ def test_formulas_are_set_as_mathematics(browser, pages):
 
 
 @pytest.mark.parametrize(
-    ("name", "section", "place", "expected"),
+    ("name", "section", "index", "expected"),
     [
         ("two-heads", "slice-2", (3, 1), [[[3, 3]]]),
         ("two-heads", "query-1", (3, 1), [[[3, 0], [3, 1]], [[0, 1], [1, 1]]]),
@@ -108,18 +108,18 @@ def test_formulas_are_set_as_mathematics(browser, pages):
                                             [[0, c] for c in range(4)]]),
     ],
 )  # fmt: skip
-def test_pointing_at_a_cell_marks_what_made_it(browser, pages, name, section, place, expected):
+def test_pointing_at_a_cell_marks_what_made_it(browser, pages, name, section, index, expected):
     browser.get(pages[name])
-    point_at(browser, cell(browser, section, *place))
-    assert marked(browser, section) == [*expected, [list(place)]]
+    point_at(browser, cell(browser, section, *index))
+    assert marked(browser, section) == [*expected, [list(index)]]
     headers = browser.find_elements(By.CSS_SELECTOR, f"#{section} table[data-marks=result] th.marked")
     over, before = (header.get_property("cellIndex") for header in headers)
-    assert (over - 1, before) == (place[1], 0)
-    assert headers[1].find_element(By.XPATH, "..").get_property("rowIndex") - 1 == place[0]
+    assert (over - 1, before) == (index[1], 0)
+    assert headers[1].find_element(By.XPATH, "..").get_property("rowIndex") - 1 == index[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "section", "place"),
+    ("name", "section", "index"),
     [
         ("two-heads", "query-1", (3, 1)),
         ("two-heads", "scores-2", (7, 2)),
@@ -131,9 +131,9 @@ def test_pointing_at_a_cell_marks_what_made_it(browser, pages, name, section, pl
         ("two-heads", "output", (0, 3)),
     ],
 )
-def test_the_arithmetic_written_out_gives_the_cell(browser, pages, name, section, place):
+def test_the_arithmetic_written_out_gives_the_cell(browser, pages, name, section, index):
     browser.get(pages[name])
-    target = cell(browser, section, *place)
+    target = cell(browser, section, *index)
     point_at(browser, target)
     left, right = browser.find_element(By.CSS_SELECTOR, f"#{section} .arithmetic").text.split(" ≈ ")
     assert right == target.text
@@ -205,8 +205,8 @@ def test_closed_keys_stay_out_of_the_sum_and_a_long_one_keeps_its_term(browser, 
     browser.get(pages["long"])
     point_at(browser, cell(browser, "weights-1", 0, 15))
     line = browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text
-    own, total = line.split(" / ")
-    assert own in total
+    term, total = line.split(" / ")
+    assert term in total
     assert total.count("…") == 2
 
 
@@ -259,12 +259,12 @@ def test_cells_by_keyboard(browser, pages):
 
 
 CONTRAST = """
-const numbers = (text) => {
-  const found = text.match(/[\\d.]+/g).map(Number);
-  return text.startsWith("rgb") ? found.slice(0, 3).map((part) => part / 255) : found.slice(0, 3);
+const channels = (text) => {
+  const values = text.match(/[\\d.]+/g).map(Number);
+  return text.startsWith("rgb") ? values.slice(0, 3).map((part) => part / 255) : values.slice(0, 3);
 };
 const light = (text) => {
-  const [r, g, b] = numbers(text).map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = channels(text).map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 const paper = getComputedStyle(document.body).backgroundColor;

@@ -14,10 +14,9 @@ from markdown_it import MarkdownIt
 
 from clearhead import MultiHeadAttention, trace
 from clearhead._utils.text import visible_text
-from clearhead.explain import BUILT_IN
-from clearhead.explain.render.formats import render
+from clearhead.explain import BUILT_IN, load, parse
+from clearhead.explain.render import render
 from clearhead.explain.render.wording import format_matrix, format_number
-from clearhead.explain.toml_format import load, parse
 from layers import every_option, make
 
 AWKWARD = ["</script>", "a|b", "$x_1$", "%#&{}~^\\", "日本語", "שלום", "🙂", "\n", "", "<b>", "*a*", "x" * 10_000]
@@ -30,20 +29,22 @@ def awkward():
 class TestJson:
     def test_shape_of_the_document(self):
         example = load("song-causal")
-        found = json.loads(render(example.trace(), "json", title=example.title))
-        assert set(found) == {"title", "steps"}
-        assert found["title"] == example.title
-        for step, plain in zip(example.trace(), found["steps"], strict=True):
+        document = json.loads(render(example.trace(), "json", title=example.title))
+        assert set(document) == {"title", "steps"}
+        assert document["title"] == example.title
+        for step, plain in zip(example.trace(), document["steps"], strict=True):
             assert set(plain) == {"name", "head", "formula", "shapes", "shape", "values"}
             assert (plain["name"], plain["head"], tuple(plain["shape"])) == (step.name, step.head, step.shape)
             cells = [[-torch.inf if cell is None else cell for cell in row] for row in plain["values"]]
             assert torch.equal(torch.tensor(cells, dtype=torch.float64), step.values)  # full precision
-        assert found["steps"][6]["values"][0][1:] == [None] * 5
+        assert document["steps"][6]["values"][0][1:] == [None] * 5
         assert [step["head"] for step in json.loads(render(load("two-heads").trace(), "json"))["steps"]][2] == 0
 
     def test_digits(self):
-        found = json.loads(render(load("song").trace(), "json", digits=1))
-        assert found["steps"][-1]["values"][0] == [round(cell, 1) for cell in load("song").trace().output[0].tolist()]
+        document = json.loads(render(load("song").trace(), "json", digits=1))
+        assert document["steps"][-1]["values"][0] == [
+            round(cell, 1) for cell in load("song").trace().output[0].tolist()
+        ]
 
 
 class TestText:
@@ -100,8 +101,8 @@ class TestLatex:
     @pytest.mark.slow
     def test_it_compiles_with_every_awkward_latin_token(self, tmp_path):
         tokens = [token for token in AWKWARD[:-1] if token.isascii()]
-        found = trace(MultiHeadAttention(4, 2), torch.randn(len(tokens), 4), tokens=tokens)
-        compiled(render(found, "latex", title="100 % & more_"), tmp_path, "pdflatex")
+        traced = trace(MultiHeadAttention(4, 2), torch.randn(len(tokens), 4), tokens=tokens)
+        compiled(render(traced, "latex", title="100 % & more_"), tmp_path, "pdflatex")
 
     @pytest.mark.slow
     def test_it_compiles_with_any_token_in_lualatex(self, tmp_path):
@@ -170,12 +171,12 @@ class TestHtml:
     def test_it_renders_every_layer(self, options):
         layer = make(options)
         memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
-        found = trace(layer, torch.randn(5, 30), memory)
+        traced = trace(layer, torch.randn(5, 30), memory)
         page = _Checked()
-        text = render(found, "html")
+        text = render(traced, "html")
         page.feed(text)
         ids = re.findall(r'<section id="([^"]+)"', text)
-        assert len(ids) == len(set(ids)) == len(found)
+        assert len(ids) == len(set(ids)) == len(traced)
 
     def test_tokens_that_could_break_it(self):
         page = _Checked()

@@ -15,17 +15,17 @@ def test_every_step_is_the_layers(options, masked):
     x = torch.randn(5, 30, dtype=torch.float64)
     memory = torch.randn(7, layer.kv_input_dim, dtype=torch.float64) if layer.kv_input_dim != 30 else None
     mask = Causal() if masked else None
-    found = trace(layer, x, memory, mask=mask)
+    traced = trace(layer, x, memory, mask=mask)
     batch = (x[None],) if memory is None else (x[None], memory[None])
     output, weights = layer(*batch, mask=mask, return_weights=True)
-    torch.testing.assert_close(found.output, output[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(traced.output, output[0], rtol=1e-10, atol=1e-12)
     for head in range(layer.heads):
         for name, expected in (
             ("weights", weights[0, head]),
             ("masked" if masked else "scaled", weights.scores[0, head]),
         ):
-            torch.testing.assert_close(found.step(name, head).values, expected, rtol=1e-10, atol=1e-12)
-    for step in found:
+            torch.testing.assert_close(traced.step(name, head).values, expected, rtol=1e-10, atol=1e-12)
+    for step in traced:
         assert step.shapes.endswith(str(step.shape))
         assert (step.head is None) == (step.name in ("input", "concat", "output"))
 
@@ -34,14 +34,14 @@ def test_every_step_is_the_layers(options, masked):
 def test_steps_come_in_order_and_cost_what_the_layer_has(options):
     layer = make(options)
     x, memory = torch.randn(5, 30), torch.randn(7, layer.kv_input_dim)
-    found = trace(
+    traced = trace(
         layer, x, memory if layer.kv_input_dim != 30 else None, mask=Dense(torch.ones(1, 1, dtype=torch.bool))
     )
     expected = [name for name in STEP_NAMES if name != "slice" or layer.split == "slice"]
     for head in range(layer.heads):
-        names = [step.name for step in found if step.head in (None, head)]
+        names = [step.name for step in traced if step.head in (None, head)]
         assert list(dict.fromkeys(names)) == expected
-    learned = sum(step.weights for step in found)
+    learned = sum(step.weights for step in traced)
     shared = layer.heads // layer.kv_heads  # every head that reads a key head counts its weights, and its norm's gains
     parameters = {name: p.numel() for name, p in layer.named_parameters()}
     times = {"key": shared, "value": shared, "query_norm": layer.heads, "key_norm": layer.heads}
@@ -78,12 +78,12 @@ def test_formulas_say_what_the_layer_does():
     layer = MultiHeadAttention(
         8, 1, kv_input_dim=6, qk_norm=True, softcap=3, scale=0.5, sinks=True, split="slice", key_dim=4
     )
-    found = trace(layer, torch.randn(3, 8), torch.randn(5, 6), mask=Padding([4]))
-    assert found.step("query").formula == "Q = RMSNorm(X W_Q + b_Q)"
-    assert found.step("key").formula == "K = RMSNorm(Z[:, 0:6] W_K + b_K)"
-    assert found.step("scaled").formula == "S = 3 tanh(Q Kᵀ · 0.5 / 3)"
-    assert found.step("weights").formula == "A = softmax(S + M; sink)"
-    assert found.step("masked").latex == "S + M"
+    traced = trace(layer, torch.randn(3, 8), torch.randn(5, 6), mask=Padding([4]))
+    assert traced.step("query").formula == "Q = RMSNorm(X W_Q + b_Q)"
+    assert traced.step("key").formula == "K = RMSNorm(Z[:, 0:6] W_K + b_K)"
+    assert traced.step("scaled").formula == "S = 3 tanh(Q Kᵀ · 0.5 / 3)"
+    assert traced.step("weights").formula == "A = softmax(S + M; sink)"
+    assert traced.step("masked").latex == "S + M"
     turned = trace(MultiHeadAttention(8, 2, rope=True), torch.randn(3, 8))
     assert turned.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
     assert turned.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W^{K}_{2} + b^{K}_{2})"
@@ -91,10 +91,10 @@ def test_formulas_say_what_the_layer_does():
 
 
 def test_tokens_and_rows_without_a_key():
-    found = trace(MultiHeadAttention(4, 2), torch.randn(1, 2, 4), mask=torch.tensor([[True, False], [False, False]]))
-    assert found.tokens == found.memory_tokens == ("token 1", "token 2")
-    assert (found.step("weights", 0).values[1] == 0).all()
-    assert (found.step("head_output", 1).values[1] == 0).all()
+    traced = trace(MultiHeadAttention(4, 2), torch.randn(1, 2, 4), mask=torch.tensor([[True, False], [False, False]]))
+    assert traced.tokens == traced.memory_tokens == ("token 1", "token 2")
+    assert (traced.step("weights", 0).values[1] == 0).all()
+    assert (traced.step("head_output", 1).values[1] == 0).all()
     named = trace(
         MultiHeadAttention(4, 2), torch.randn(2, 4), torch.randn(1, 4), tokens=["a", "b"], memory_tokens=["c"]
     )
@@ -107,13 +107,13 @@ def test_operands_are_what_a_step_is_made_of(options):
     """A page that marks them says the truth: products, sums and copies give the step again."""
     layer = make(options, torch.float64)
     memory = torch.randn(7, layer.kv_input_dim, dtype=torch.float64) if layer.kv_input_dim != 30 else None
-    found = trace(layer, torch.randn(5, 30, dtype=torch.float64), memory, mask=Causal())
+    traced = trace(layer, torch.randn(5, 30, dtype=torch.float64), memory, mask=Causal())
     seen = set()
-    for step in found:
+    for step in traced:
         values = [operand.values for operand in step.operands]
         for operand in step.operands:
             assert not operand.values.requires_grad
-            assert found.labels(operand.rows, operand.values.shape[0])
+            assert traced.labels(operand.rows, operand.values.shape[0])
         if step.how == "product":
             made = values[0] @ values[1] + (values[2] if len(values) > 2 else 0)
             assert [operand.marks for operand in step.operands] == ["row", "column", "column"][: len(values)]
@@ -144,15 +144,15 @@ class TestGiven:
     def test_what_is_given_is_used_from_there_on(self):
         layer, x = MultiHeadAttention(4, 2), torch.randn(3, 4)
         key = torch.randn(3, 2)
-        found = trace(layer, x, given={("key", 1): key})
+        traced = trace(layer, x, given={("key", 1): key})
         plain = trace(layer, x)
-        assert torch.equal(found.step("key", 1).values, key)
-        assert found.step("key", 1).formula == "K₂ = given"
-        assert found.step("key", 1).shapes == "given: (3, 2)"
-        assert found.step("key", 1).operands == ()
-        torch.testing.assert_close(found.step("scores", 1).values, plain.step("query", 1).values @ key.T)
-        assert torch.equal(found.step("weights", 0).values, plain.step("weights", 0).values)
-        assert not torch.equal(found.output, plain.output)
+        assert torch.equal(traced.step("key", 1).values, key)
+        assert traced.step("key", 1).formula == "K₂ = given"
+        assert traced.step("key", 1).shapes == "given: (3, 2)"
+        assert traced.step("key", 1).operands == ()
+        torch.testing.assert_close(traced.step("scores", 1).values, plain.step("query", 1).values @ key.T)
+        assert torch.equal(traced.step("weights", 0).values, plain.step("weights", 0).values)
+        assert not torch.equal(traced.output, plain.output)
 
     @pytest.mark.parametrize("name", [name for name in STEP_NAMES if name != "input"])
     def test_every_step_can_be_given_and_what_was_computed_changes_nothing(self, name):
@@ -169,21 +169,21 @@ class TestGiven:
 def test_each_head_has_its_own_mask():
     layer, x = MultiHeadAttention(4, 2, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     mask = torch.rand(2, 3, 3) < 0.5
-    found = trace(layer, x, mask=mask)
-    torch.testing.assert_close(found.output, layer(x[None], mask=mask[None])[0])
+    traced = trace(layer, x, mask=mask)
+    torch.testing.assert_close(traced.output, layer(x[None], mask=mask[None])[0])
     for head in (0, 1):
-        assert torch.equal(found.step("masked", head).values > -torch.inf, mask[head])
+        assert torch.equal(traced.step("masked", head).values > -torch.inf, mask[head])
 
 
 def test_some_steps_of_some_heads():
-    found = trace(MultiHeadAttention(4, 2), torch.randn(3, 4))
-    assert [(step.name, step.head) for step in found.select(["query", "output"])] == [
+    traced = trace(MultiHeadAttention(4, 2), torch.randn(3, 4))
+    assert [(step.name, step.head) for step in traced.select(["query", "output"])] == [
         ("query", 0),
         ("query", 1),
         ("output", None),
     ]
-    assert {step.head for step in found.select(heads=[1])} == {1}
-    assert found.select().steps == found.steps
+    assert {step.head for step in traced.select(heads=[1])} == {1}
+    assert traced.select().steps == traced.steps
 
 
 LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)

@@ -13,38 +13,37 @@ from typer.testing import CliRunner
 
 from clearhead import check
 from clearhead.cli import app
-from clearhead.explain import BUILT_IN
-from clearhead.explain.render.text import print_audit, print_trace
-from clearhead.explain.toml_format import load, parse
+from clearhead.explain import BUILT_IN, load, parse
+from clearhead.explain.render import print_audit, print_trace
 from test_examples import REFUSED, X
 
 
 def typed(*arguments: str, code: int = 0):
-    found = CliRunner().invoke(app, [*arguments])
-    assert found.exit_code == code, found.output
-    return found
+    result = CliRunner().invoke(app, [*arguments])
+    assert result.exit_code == code, result.output
+    return result
 
 
 class TestExplain:
     @pytest.mark.parametrize("name", BUILT_IN)
     @pytest.mark.parametrize("style", ["text", "html", "markdown", "latex", "json", "toml"])
     def test_every_example_in_every_format(self, name, style):
-        found = typed("explain", name, "--format", style)
-        assert found.stderr == ""
-        assert load(name).title in found.stdout
+        result = typed("explain", name, "--format", style)
+        assert result.stderr == ""
+        assert load(name).title in result.stdout
 
     def test_json_stands_alone_on_stdout_and_counts_heads_from_0(self):
-        found = json.loads(typed("explain", "two-heads", "--format", "json").stdout)
-        assert [step["name"] for step in found["steps"]].count("weights") == 2
-        assert {step["head"] for step in found["steps"]} == {None, 0, 1}
-        assert found["steps"][0]["values"][0] == [0.2, 0.5, 0.1, 0.8]
+        document = json.loads(typed("explain", "two-heads", "--format", "json").stdout)
+        assert [step["name"] for step in document["steps"]].count("weights") == 2
+        assert {step["head"] for step in document["steps"]} == {None, 0, 1}
+        assert document["steps"][0]["values"][0] == [0.2, 0.5, 0.1, 0.8]
 
     def test_steps_and_heads_are_chosen_and_heads_typed_from_1(self):
         both = json.loads(typed("explain", "two-heads", "--format", "json", "--head", "1", "--head", "2").stdout)
         assert {step["head"] for step in both["steps"]} == {0, 1}
         options = ("--format", "json", "--step", "query", "--step", "scores", "--head", "2")
-        found = json.loads(typed("explain", "two-heads", *options).stdout)
-        assert [(step["name"], step["head"]) for step in found["steps"]] == [("query", 1), ("scores", 1)]
+        document = json.loads(typed("explain", "two-heads", *options).stdout)
+        assert [(step["name"], step["head"]) for step in document["steps"]] == [("query", 1), ("scores", 1)]
         only = json.loads(typed("explain", "two-heads", "--format", "json", "--head", "1").stdout)
         assert {step["head"] for step in only["steps"]} == {0}
         assert "Queries, head 1: Q₁" in typed("explain", "two-heads", "--head", "1").stdout
@@ -57,9 +56,9 @@ class TestExplain:
     def test_output_is_written_whole_and_named_on_stderr(self, tmp_path):
         path = tmp_path / "page.html"
         path.write_text("old")
-        found = typed("explain", "two-heads", "--format", "html", "--output", str(path))
-        assert found.stdout == ""
-        assert found.stderr == f"wrote {path}\n"
+        result = typed("explain", "two-heads", "--format", "html", "--output", str(path))
+        assert result.stdout == ""
+        assert result.stderr == f"wrote {path}\n"
         assert path.read_text().startswith("<!doctype html>")
         assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
         typed("explain", "song", "--output", str(path))
@@ -146,10 +145,10 @@ class TestCheck:
         assert typed("check", str(path), code=1).stdout == printed
 
     def test_json(self):
-        found = json.loads(typed("check", "song-causal", "--json", code=1).stdout)
-        assert set(found) == {"title", "agrees", "findings"}
-        assert found["agrees"] is False
-        [mask] = [finding for finding in found["findings"] if finding["step"] == "mask"]
+        document = json.loads(typed("check", "song-causal", "--json", code=1).stdout)
+        assert set(document) == {"title", "agrees", "findings"}
+        assert document["agrees"] is False
+        [mask] = [entry for entry in document["findings"] if entry["step"] == "mask"]
         assert (mask["claim"], mask["head"], mask["kind"], mask["verdict"]) == (8, None, "values", "differs")
         assert mask["cells"][0] == {
             "row": 0, "column": 1, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
@@ -182,11 +181,11 @@ class TestBadInput:
     def test_one_line_on_stderr_and_exit_2(self, command, text, tmp_path):
         path = tmp_path / "mine.toml"
         path.write_text(text)
-        found = typed(command, str(path), code=2)
-        assert found.stdout == ""
-        assert found.stderr.startswith(f"clearhead: {path}: ")
-        assert REFUSED[text] in found.stderr
-        assert found.stderr.count("\n") == 1
+        result = typed(command, str(path), code=2)
+        assert result.stdout == ""
+        assert result.stderr.startswith(f"clearhead: {path}: ")
+        assert REFUSED[text] in result.stderr
+        assert result.stderr.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
@@ -203,10 +202,10 @@ class TestBadInput:
         ],
     )
     def test_arguments(self, arguments, says):
-        found = typed("explain", *arguments, code=2)
-        assert found.stdout == ""
-        assert says in found.stderr
-        assert found.stderr.count("\n") == 1
+        result = typed("explain", *arguments, code=2)
+        assert result.stdout == ""
+        assert says in result.stderr
+        assert result.stderr.count("\n") == 1
 
     def test_no_traceback_from_the_real_command(self, tmp_path):
         (tmp_path / "junk").write_bytes(bytes(range(256)))

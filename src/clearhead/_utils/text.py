@@ -1,4 +1,4 @@
-"""Escaping of text from files, models and users: for terminals, for labels and for JSON."""
+"""Text for terminals, labels and JSON: escaping of text from files, models and users, and counts with nouns."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
     if len(token) <= 4 * columns and cell_len(text) <= columns:
         return text
     return f"{set_cell_size(text, columns - 1).rstrip()}…"
+
+
+def count_noun(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 cell, 2 cells."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:

@@ -90,10 +90,8 @@ def explain(
     head: Annotated[list[int] | None, typer.Option(help="Only this head's steps, from 1. Repeatable.")] = None,
 ) -> None:
     """Write an attention calculation out step by step, with its real numbers."""
-    from clearhead.explain.render.formats import render
-    from clearhead.explain.render.text import print_trace
-    from clearhead.explain.render.wording import DEFAULT_DIGITS
-    from clearhead.explain.toml_format import load
+    from clearhead.explain import load
+    from clearhead.explain.render import DEFAULT_DIGITS, print_trace, render
 
     found = load(example)
     if style is Style.toml:
@@ -115,9 +113,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Recompute a worked example and report each of its claims. Exit 0: all agree; 1: not all; 2: unreadable."""
-    from clearhead.explain.checking import check
-    from clearhead.explain.render.text import print_audit
-    from clearhead.explain.render.wording import DEFAULT_DIGITS
+    from clearhead.explain import check
+    from clearhead.explain.render import DEFAULT_DIGITS, print_audit
 
     audit = check(example)
     if as_json:

@@ -10,6 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from clearhead._utils.text import count_noun
 from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim
 from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indices, check_matrix
 from clearhead.explain._fitting import best_fit
@@ -17,7 +18,6 @@ from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, Verdict
 from clearhead.explain.example import Example
-from clearhead.explain.render.wording import count_noun
 from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Axis, Step
 from clearhead.explain.toml_format import load
 

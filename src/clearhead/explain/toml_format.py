@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clearhead.explain import BUILT_IN
+from clearhead.explain._built_in import BUILT_IN
 from clearhead.explain._claims import SHARED_MATRICES, check_keys, read_claim, suggestion
 from clearhead.explain._layer_weights import WEIGHT_NAMES, LayerWidths
 from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, read_matrix, read_rows, short_repr

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from clearhead._utils.color_scales import signed_shades
-from clearhead._utils.text import visible_text
+from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain.steps import Step, Trace
 
 DEFAULT_DIGITS = 3  # after the point
@@ -66,11 +66,6 @@ def step_cost(step: Step) -> str:
     """Return the cost of a step in words, empty if it costs nothing."""
     parts = ((step.multiply_adds, "multiply-add"), (step.weights, "weight"))
     return ", ".join(count_noun(count, noun) for count, noun in parts if count)
-
-
-def count_noun(count: int, noun: str) -> str:
-    """Return a count with its noun: 1 cell, 2 cells."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def short_label(token: str) -> str:
