@@ -3,10 +3,19 @@
 import pytest
 import torch
 
-from clearhead import Causal, MultiHeadAttention, attention, check
-from clearhead.explain import BUILT_IN, load, parse
+from clearhead import Causal, MultiHeadAttention, attention, check, explain
+from clearhead.explain import BUILT_IN, load, parse, render
 
 X = "x = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
+
+
+def test_public_names():
+    for package in (explain, render):
+        assert package.__all__ == sorted(package.__all__, key=lambda name: (not name.isupper(), name))
+        assert all(hasattr(package, name) for name in package.__all__)
+    assert set(explain.__all__) <= set(dir(explain))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = explain.nothing
 
 
 class TestBuiltIn:

@@ -1,0 +1,299 @@
+"""Steps of a layer's calculation: its inputs, each head, and the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.explain.steps import Operand, Step, StepKey
+from clearhead.nn import MultiHeadAttention
+from clearhead.ops.masks import query_positions
+
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+
+class HeadTracer:
+    """The calculation of one head."""
+
+    def __init__(
+        self, layer: MultiHeadAttention, index: int, x: Step, source: Step, given: dict[StepKey, Tensor]
+    ) -> None:
+        self.layer, self.index, self.given = layer, index, given
+        self.head = layer.head(index)
+        self.x, self.source = x, source
+        self.subscript = "" if layer.heads == 1 else str(index + 1).translate(_SUBSCRIPTS)
+        self.latex_subscript = "" if layer.heads == 1 else f"_{{{index + 1}}}"
+
+    def steps(self, allowed: Tensor | None) -> list[Step]:
+        """Return the steps from the head's input to its output; `allowed` is its mask `[q_len, kv_len]`."""
+        steps, head_input = [], self.x
+        if self.layer.split == "slice":
+            head_input = self._slice()
+            steps.append(head_input)
+        query, key, value = (self._projected(name, head_input) for name in ("query", "key", "value"))
+        scores = self._scores(query, key)
+        scaled = self._scaled(scores, query, key)
+        steps += [query, key, value, scores, scaled]
+        if allowed is not None:
+            steps.append(self._masked(scaled, allowed))
+        weights = self._weights(steps[-1])
+        return [*steps, weights, self._output(weights, value)]
+
+    def _slice(self) -> Step:
+        """Return the columns of the input that this head's queries are computed from."""
+        part = _column_operand(self.x, self.head.columns)
+        return self._step(
+            "slice",
+            f"X{self.subscript} = {part.symbol}",
+            f"X{self.latex_subscript} = {part.latex}",
+            f"{_shape_text(self.x.values)} → {_shape_text(part.values)}",
+            part.values,
+            operands=(self.x.as_operand("cell", shift=self.head.columns.start),),
+            how="slice",
+        )
+
+    def _projection_input(self, name: str, head_input: Step) -> Operand:
+        """Return the matrix that a projection is applied to."""
+        if name == "query":
+            return head_input.as_operand("row")
+        if self.layer.split == "project":
+            return self.source.as_operand("row")
+        if self.source is self.x and self.head.kv_columns == self.head.columns:
+            return head_input.as_operand("row")
+        return _column_operand(self.source, self.head.kv_columns)
+
+    def _projected(self, name: str, head_input: Step) -> Step:
+        """Apply W_Q, W_K or W_V, the bias, the norm, and the rotation by positions."""
+        layer, letter = self.layer, name[0].upper()
+        weight, bias = getattr(self.head, f"{name}_weight"), getattr(self.head, f"{name}_bias")
+        factor = self._projection_input(name, head_input)
+        matrix = self._learned("W", letter, weight)
+        operands, values = [factor, matrix], factor.values @ weight
+        text, latex = f"{factor.symbol} {matrix.symbol}", f"{factor.latex} {matrix.latex}"
+        if bias is not None:
+            operands.append(self._learned("b", letter, bias[None]))
+            values = values + bias
+            text, latex = f"{text} + {operands[-1].symbol}", f"{latex} + {operands[-1].latex}"
+        learned = sum(operand.values.numel() for operand in operands[1:])
+        how = "product"
+        norm = {"query": layer.query_norm, "key": layer.key_norm}.get(name)
+        if norm is not None:
+            values, how, learned = norm(values), "other", learned + norm.weight.numel()
+            text, latex = f"RMSNorm({text})", f"\\text{{RMSNorm}}({latex})"
+        if layer.rope is not None and name != "value":
+            count = values.shape[0]
+            values = layer.rope(values[None, None], query_positions(count, count, 0, values.device))[0, 0]
+            text, latex, how = f"RoPE({text})", f"\\text{{RoPE}}({latex})", "other"
+        if how == "other":  # a norm and a rotation mix the columns
+            operands[1:] = [replace(operand, marks="all") for operand in operands[1:]]
+        return self._step(
+            name,
+            f"{letter}{self.subscript} = {text}",
+            f"{letter}{self.latex_subscript} = {latex}",
+            f"{_shape_text(factor.values)} × {_shape_text(weight)} = {_shape_text(values)}",
+            values,
+            multiply_adds=values.shape[0] * weight.numel(),
+            weights=learned,
+            rows="token" if name == "query" else "memory",
+            operands=tuple(operands),
+            how=how,
+        )
+
+    def _learned(self, kind: str, letter: str, values: Tensor) -> Operand:
+        """Return W or b of this head."""
+        symbol, latex = f"{kind}_{letter}{self.subscript}", f"{kind}^{{{letter}}}{self.latex_subscript}"
+        return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
+
+    def _scores(self, query: Step, key: Step) -> Step:
+        transposed = Operand(
+            f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}", key.values.T, "dimension", "memory", "column"
+        )
+        values = query.values @ transposed.values
+        return self._step(
+            "scores",
+            f"{query.symbol} {transposed.symbol}",
+            f"{query.latex_symbol} {transposed.latex}",
+            f"{_shape_text(query.values)} × {_shape_text(transposed.values)} = {_shape_text(values)}",
+            values,
+            multiply_adds=values.numel() * query.values.shape[1],
+            columns="memory",
+            operands=(query.as_operand("row"), transposed),
+            how="product",
+        )
+
+    def _scaled(self, scores: Step, query: Step, key: Step) -> Step:
+        """Divide by √d_k, or multiply by the layer's scale, and apply its softcap."""
+        layer = self.layer
+        if layer.scale is None:
+            values, scaling = scores.values / layer.key_dim**0.5, f"/ √{layer.key_dim}"
+            latex = f"\\frac{{{scores.latex}}}{{\\sqrt{{{layer.key_dim}}}}}"
+        else:
+            values, scaling = scores.values * layer.scale, f"· {layer.scale:g}"
+            latex = f"{scores.latex} \\cdot {layer.scale:g}"
+        text, how = f"{scores.formula} {scaling}", "scaled"
+        if layer.softcap is not None:
+            cap, how = f"{layer.softcap:g}", "other"
+            values = layer.softcap * torch.tanh(values / layer.softcap)
+            text, latex = f"{cap} tanh({text} / {cap})", f"{cap} \\tanh\\left({latex} / {cap}\\right)"
+        factors = f"{_shape_text(query.values)} × {_shape_text(key.values.T)}"
+        return self._step(
+            "scaled",
+            f"S{self.subscript} = {text}",
+            f"S{self.latex_subscript} = {latex}",
+            f"{factors} {scaling.replace('·', '×')} = {_shape_text(values)}",
+            values,
+            columns="memory",
+            operands=(scores.as_operand("cell"),),
+            how=how,
+            scaling=scaling,
+        )
+
+    def _masked(self, scaled: Step, allowed: Tensor) -> Step:
+        added = torch.where(allowed, 0.0, -torch.inf).to(scaled.values)
+        shape = _shape_text(added)
+        return self._step(
+            "masked",
+            f"S{self.subscript} + M",
+            f"S{self.latex_subscript} + M",
+            f"{shape} + {shape} = {shape}",
+            torch.where(allowed, scaled.values, -torch.inf),
+            columns="memory",
+            operands=(scaled.as_operand("cell"), Operand("M", "M", added, "token", "memory", "cell", new=True)),
+            how="masked",
+        )
+
+    def _weights(self, scores: Step) -> Step:
+        """Apply softmax to each row; a row without a key is 0, and a sink takes its share."""
+        sinks, values = self.layer.sinks, scores.values
+        logits = values if sinks is None else torch.cat([values, sinks[self.index].expand(len(values), 1)], dim=1)
+        has_keys = (logits > -torch.inf).any(dim=1, keepdim=True)
+        values = (torch.softmax(torch.where(has_keys, logits, 0.0), dim=1) * has_keys)[:, : values.shape[1]]
+        text, latex, operands = scores.symbol, scores.latex_symbol, [scores.as_operand("row")]
+        if sinks is not None:
+            text, latex = f"{text}; sink", f"{latex};\\ \\text{{sink}}"
+            sink = sinks[self.index].detach().reshape(1, 1)
+            operands.append(Operand("sink", "\\text{sink}", sink, "dimension", "dimension", "all", new=True))
+        return self._step(
+            "weights",
+            f"A{self.subscript} = softmax({text})",
+            f"A{self.latex_subscript} = \\text{{softmax}}({latex})",
+            f"softmax over each row of {_shape_text(scores.values)} = {_shape_text(values)}",
+            values,
+            weights=0 if sinks is None else 1,
+            columns="memory",
+            operands=tuple(operands),
+            how="softmax",
+        )
+
+    def _output(self, weights: Step, value: Step) -> Step:
+        values = weights.values @ value.values
+        return self._step(
+            "head_output",
+            f"O{self.subscript} = {weights.symbol} {value.symbol}",
+            f"O{self.latex_subscript} = {weights.latex_symbol} {value.latex_symbol}",
+            f"{_shape_text(weights.values)} × {_shape_text(value.values)} = {_shape_text(values)}",
+            values,
+            multiply_adds=weights.values.numel() * value.values.shape[1],
+            operands=(weights.as_operand("row"), value.as_operand("column")),
+            how="product",
+        )
+
+    def _step(self, name: str, formula: str, latex: str, shapes: str, values: Tensor, **details: Any) -> Step:
+        return _with_given(Step(name, self.index, formula, latex, shapes, values, **details), self.given)
+
+
+def input_steps(x: Tensor, memory: Tensor | None, given: dict[StepKey, Tensor]) -> Iterator[Step]:
+    """Yield the input X, and Z if keys and values have their own."""
+    yield _with_given(Step("input", None, "X", "X", _shape_text(x), x, how="input"), given)
+    if memory is not None:
+        step = Step("input", None, "Z", "Z", _shape_text(memory), memory, rows="memory", how="input")
+        yield _with_given(step, given)
+
+
+def output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[StepKey, Tensor]) -> Iterator[Step]:
+    """Yield the concatenation of the heads and the product with W_O."""
+    values = torch.cat([output.values for output in outputs], dim=1)
+    concat = Step(
+        "concat",
+        None,
+        f"C = Concat({', '.join(output.symbol for output in outputs)})",
+        f"C = \\text{{Concat}}({', '.join(output.latex_symbol for output in outputs)})",
+        f"Concat[{', '.join(_shape_text(output.values) for output in outputs)}] = {_shape_text(values)}",
+        values,
+        operands=tuple(
+            output.as_operand("cell", shift=-index * layer.value_dim) for index, output in enumerate(outputs)
+        ),
+        how="concat",
+    )
+    concat = _with_given(concat, given)
+    yield concat
+    weight, bias = layer.output.weight.detach().T, layer.output.bias
+    operands = [
+        concat.as_operand("row"),
+        Operand("W_O", "W^{O}", weight, "dimension", "dimension", "column", new=True),
+    ]
+    values, text, latex = concat.values @ weight, "Y = C W_O", "Y = C W^{O}"
+    if bias is not None:
+        operands.append(Operand("b_O", "b^{O}", bias.detach()[None], "dimension", "dimension", "column", new=True))
+        values, text, latex = values + bias, f"{text} + b_O", f"{latex} + b^{{O}}"
+    output = Step(
+        "output",
+        None,
+        text,
+        latex,
+        f"{_shape_text(concat.values)} × {_shape_text(weight)} = {_shape_text(values)}",
+        values,
+        multiply_adds=values.shape[0] * weight.numel(),
+        weights=sum(operand.values.numel() for operand in operands[1:]),
+        operands=tuple(operands),
+        how="product",
+    )
+    yield _with_given(output, given)
+
+
+def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
+    """Return the step, with a given matrix in place of the computed one; that is then removed from `given`."""
+    values = given.pop((step.name, step.head), None)
+    if values is None:
+        return step
+    if tuple(values.shape) != step.shape:
+        raise ValueError(
+            f"given {(step.name, step.head)} has shape {tuple(values.shape)}; expected {step.shape}, {step.formula}"
+        )
+    blank = values.isnan()
+    values = torch.where(blank, step.values, values.to(step.values))
+    if blank.any():
+        return replace(step, values=values, shapes=f"partly given: {step.shapes}", how="partly")
+    return replace(
+        step,
+        formula=f"{step.symbol} = given",
+        latex=f"{step.latex_symbol} = \\text{{given}}",
+        shapes=f"given: {_shape_text(values)}",
+        values=values,
+        multiply_adds=0,
+        weights=0,
+        operands=(),
+        how="given",
+    )
+
+
+def _column_operand(step: Step, columns: slice) -> Operand:
+    """Return some columns of X or Z."""
+    column_range = f"{columns.start}:{columns.stop}"
+    return Operand(
+        f"{step.symbol}[:, {column_range}]",
+        f"{step.latex_symbol}_{{:,\\,{column_range}}}",
+        step.values[:, columns],
+        step.rows,
+        "dimension",
+        "row",
+        new=True,
+    )
+
+
+def _shape_text(tensor: Tensor) -> str:
+    return f"({tensor.shape[0]}, {tensor.shape[1]})"
