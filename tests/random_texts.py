@@ -51,7 +51,7 @@ def random_text(seed: int, most_errors: int = 4) -> Text:
 
 def outcome(text: Text) -> Counter[str]:
     """Return counts of what `check` found in a text; those in `FAILURES` should be 0."""
-    counts = Counter({"texts": 1, "texts without error": not text.errors, "errors": len(text.errors)})
+    counts = Counter({"texts": 1, "texts without error": int(not text.errors), "errors": len(text.errors)})
     counts["carried"] = len(text.carried)
     try:
         audit = check(parse(text.source))
@@ -68,7 +68,7 @@ def outcome(text: Text) -> Counter[str]:
     counts["carried missed"] = len(text.carried - reported.keys())
     counts["false alarms"] = len(new - text.errors) + len(reported.keys() - new - affected)
     counts["false alarms"] += sum(result.verdict != "agrees" and not result.cells for result in audit.findings)
-    counts["wrong verdicts"] = audit.agrees == bool(reported)
+    counts["wrong verdicts"] = int(audit.agrees == bool(reported))
     return counts
 
 

@@ -33,7 +33,7 @@ def failing(monkeypatch):
         def check(example):
             raise error
 
-        monkeypatch.setattr("clearhead.explain.checking.check", check)
+        monkeypatch.setattr("clearhead.explain.check", check)
 
     return fail_with
 
@@ -72,7 +72,7 @@ def test_a_warning_is_one_safe_line(monkeypatch):
         warnings.warn("odd\ntoken \x1b[2J", stacklevel=1)
         raise ValueError("and an error")
 
-    monkeypatch.setattr("clearhead.explain.checking.check", check)
+    monkeypatch.setattr("clearhead.explain.check", check)
     assert typed("check", "song", code=2).stderr == "clearhead: odd token \\x1b[2J\nclearhead: and an error\n"
 
 

@@ -23,7 +23,7 @@ _CLAIM_KEYS = ("step", "head", *CLAIM_KINDS, "tolerance")
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One claim; exactly one of the last four is there."""
+    """One claim; exactly one of the last four fields is not None."""
 
     position: int  # in the file, from 1
     step: str

@@ -37,14 +37,14 @@ class Example:
     source: str  # the file
 
     def additive_mask(self) -> Float[Tensor, "tokens tokens"]:
-        """M: 0 where a query may look, −∞ where not."""
+        """Return M: 0 where a query may attend, −∞ where not."""
         size = len(self.tokens)
         zeros = torch.zeros(size, size, dtype=torch.float64)
         return zeros if self.mask is None else torch.where(self.mask.dense(size, size)[0, 0], zeros, -torch.inf)
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The weights that came from the seed; a projection that is given may be X·W for another W."""
+        """Names of the weights that were drawn from the seed; a given projection may be X·W for another W."""
         given = {name for name, _ in self.given}
         return tuple(name for name in WEIGHT_NAMES if name not in self.stated and name not in given)
 

@@ -1,4 +1,4 @@
-"""A calculation written down: its steps in order, each with its formula, the matrices it reads and what it costs."""
+"""Steps of a calculation in order, each with its formula, its operands and its cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP_NAMES = (
 SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
 
 StepKey = tuple[str, int | None]  # a step and its head, from 0; None for a step of all heads
-Axis = Literal["token", "memory", "dimension"]  # what a matrix's rows or columns stand for
+Axis = Literal["token", "memory", "dimension"]  # of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
 Operation = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
 
@@ -77,7 +77,7 @@ class Step:
 
     @property
     def symbol(self) -> str:
-        """What the formula defines: its left side, or all of it where it has none."""
+        """The left side of the formula, or all of it if it has none."""
         return self.formula.split(" = ")[0]
 
     @property
@@ -85,7 +85,7 @@ class Step:
         return self.latex.split(" = ")[0]
 
     def as_operand(self, marks: Marks, shift: int = 0) -> Operand:
-        """This step's matrix, for a later step to read."""
+        """Return this step's matrix as an operand of a later step."""
         return Operand(self.symbol, self.latex_symbol, self.values, self.rows, self.columns, marks, shift)
 
 
@@ -105,7 +105,7 @@ class Trace:
         return len(self.steps)
 
     def step(self, name: str, head: int | None = None) -> Step:
-        """One step by its name, and its head (from 0) where each head has one."""
+        """Return one step by its name, and its head (from 0) if each head has one."""
         steps = self.named(name)
         if not steps:
             raise ValueError(f"step {name!r} does not occur in this calculation")
@@ -117,13 +117,13 @@ class Trace:
         return steps[index]
 
     def named(self, name: str) -> list[Step]:
-        """All steps of a name: one, or one for each head, or none."""
+        """Return all steps of a name: one, or one for each head, or none."""
         if name not in STEP_NAMES:
             raise ValueError(f"step is {name!r}; expected one of {', '.join(STEP_NAMES)}")
         return [step for step in self.steps if step.name == name]
 
     def select(self, names: Collection[str] = (), heads: Collection[int] = ()) -> Trace:
-        """Only the steps of these names, and only these heads' own (from 0); an empty choice leaves all."""
+        """Select steps by name and by head (from 0); an empty choice selects all."""
         for name in names:
             if not self.named(name):
                 raise ValueError(f"step {name!r} does not occur in this calculation")
@@ -138,7 +138,7 @@ class Trace:
         return replace(self, steps=tuple(chosen))
 
     def labels(self, axis: Axis, count: int) -> tuple[str, ...]:
-        """What stands before rows, or over columns."""
+        """Return the labels of rows or columns."""
         if axis == "dimension":
             return tuple(str(index) for index in range(1, count + 1))
         return self.tokens if axis == "token" else self.memory_tokens

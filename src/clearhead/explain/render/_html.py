@@ -71,7 +71,7 @@ class _Section:
 
 
 def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
-    """One self-contained page: steps by keyboard, light and dark, and it prints."""
+    """Return one self-contained page: steps by keyboard, light and dark, printable."""
     page = _TEMPLATES.get_template("page.html")
     return page.render(
         title=visible_text(title),

@@ -40,14 +40,14 @@ _VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carrie
 
 
 def as_text(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
-    """A worked example as plain text."""
+    """Return a worked example as plain text."""
     console = PlainConsole(file=io.StringIO(), width=1_000_000, color_system=None)
     print_trace(console, trace, title, digits)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def print_trace(console: Console, trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> None:
-    """Every step with its formula, its shapes, and its matrices; learned matrices where they are first read."""
+    """Print every step with its formula, shapes and matrices; learned matrices where they are first read."""
     console.print(Text(visible_text(title), style="bold"))
     for count, step in enumerate(trace, 1):
         console.print()
@@ -98,7 +98,7 @@ def _shade_style(level: float) -> Style:
 
 
 def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) -> None:
-    """Each claim with its verdict, and a table of the cells that differ."""
+    """Print each claim with its verdict, and a table of the cells that differ."""
     console.print(Text(visible_text(audit.title), style="bold"))
     for result in audit.findings:
         sign, color = _VERDICT_SIGNS[result.verdict]
