@@ -15,15 +15,14 @@ PAGE = Path(__file__).parent / "api.md"
 WIDTH = 110
 MODULES = """
 functional weights.matrix ops.masks ops.alibi nn nn.attention nn.block_diagonal nn.head nn.rope nn.rope_scaling
-nn.sinusoidal nn.kv_cache nn.windowed_kv_cache
-torch_compat distributed distributed.tensor_parallel distributed.gather distributed.layout
-distributed.context_parallel distributed.context_parallel_weights distributed.sharded_kv
-distributed.cost_model recording.recording models
-analysis.roles analysis.statistics analysis.conllu analysis.corpus analysis.resumable analysis.accumulate
-distributed.process_group analysis.summary huggingface huggingface.watching huggingface.ablation huggingface.modules
-huggingface.lazy_mask translation translation.config translation.normalizer translation.tokenizer
-translation.translator translation.training translation.callbacks translation.data.dataset translation.run_directory
-translation.model translation.sharding translation.data.grammar.generate translation.heads translation.heads.probes
+nn.sinusoidal nn.kv_cache nn.windowed_kv_cache torch_compat distributed distributed.tensor_parallel distributed.gather
+distributed.layout distributed.context_parallel distributed.context_parallel_weights distributed.sharded_kv
+distributed.cost_model recording.recording recording.protocol models analysis.roles analysis.statistics
+analysis.conllu analysis.corpus analysis.resumable analysis.accumulate distributed.process_group analysis.summary
+huggingface huggingface.model huggingface.watching huggingface.ablation huggingface.modules huggingface.lazy_mask
+translation translation.config translation.normalizer translation.tokenizer translation.translator
+translation.training translation.callbacks translation.data.dataset translation.run_directory translation.model
+translation.sharding translation.data.grammar.generate translation.heads translation.heads.probes
 translation.heads.emergence translation.heads.ablation translation.heads.emergence_plot explain.tracing explain.steps
 explain.example explain.toml_format explain.checking explain.audit explain.render.formats viewer.server.serve
 viewer.report.export plot.figures ops.dispatch ops.statistics

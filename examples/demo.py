@@ -9,7 +9,7 @@ from clearhead import record, report
 from clearhead._utils.files import write_text
 from clearhead.explain import load
 from clearhead.explain.render import render
-from clearhead.models import SENTENCE
+from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 
 
 def opens_windows() -> bool:
@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     example = load("two-heads")
     calculation, heads = folder / "two-heads.html", folder / "report.html"
     write_text(calculation, render(example.trace(), "html", title=example.title))
-    report(record("en-ja", SENTENCE), heads)
+    report(record("en-ja", EXAMPLE_SENTENCE), heads)
     print(f"{calculation.resolve()}\n  two heads worked out number by number, from eight words to the layer's output")
     print(f"{heads.resolve()}\n  every head of the bundled translator on one sentence: its map, where each token looks")
     if sys.stdout.isatty() and opens_windows():

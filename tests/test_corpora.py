@@ -125,7 +125,7 @@ def test_a_damaged_part_is_made_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["missing/deep/x.json", "."])
 def test_where_a_result_cannot_be_written_is_said_first(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("clearhead.cli.load_what_is_read", lambda *given: pytest.fail("it was loaded"))
+    monkeypatch.setattr("clearhead.cli.heads.load_source", lambda *given: pytest.fail("it was loaded"))
     for command in ("stats", "roles"):
         done = CliRunner().invoke(app, [command, "--model", "en-ja", "Why?", "--output", str(tmp_path / name)])
         assert done.exit_code == 2

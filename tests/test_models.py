@@ -10,7 +10,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from clearhead.models import load, record, record_repeated
+from clearhead.models import load, load_source, record, record_repeated
+from clearhead.recording.protocol import RecordableModel
 from tiny_models import SIZES, make
 
 TEXT = "The dogs running."
@@ -142,6 +143,41 @@ def test_as_many_tokens_as_there_are_positions():
     assert len(record(model, "the " * 10, tokenizer=pieces)["encoder"].queries) == 12
     with pytest.raises(ValueError, match="text has 13 tokens, but .* takes at most 12"):
         record(model, "the " * 11, tokenizer=pieces)
+
+
+def test_options_for_loading_are_refused_with_a_loaded_model(folder):
+    model = load(folder)
+    for options in ({"device": "cpu"}, {"dtype": torch.float16}, {"download": True}):
+        name = next(iter(options))
+        with pytest.raises(ValueError, match=f"{name} is .*, but HuggingFaceModel is loaded already; expected {name}"):
+            record(model, TEXT, **options)
+        with pytest.raises(ValueError, match=f"{name} is .*, but HuggingFaceModel is loaded already"):
+            load_source(model, **options)
+    made = record(folder, TEXT, device="cpu", dtype=torch.float64)
+    assert made["encoder"].layers[0].dtype == torch.float64
+
+
+def test_a_source_is_a_model_or_a_recording(folder, tmp_path):
+    model = load(folder)
+    assert load_source(model) is model
+    made = record(model, TEXT)
+    made.save(tmp_path / "made.safetensors")
+    assert load_source(made) is made
+    assert load_source(tmp_path / "made.safetensors", device="cpu")["encoder"].queries == made["encoder"].queries
+    with pytest.raises(ValueError, match=r"dtype is torch.float16 .*, but .*made\.safetensors is a recording"):
+        load_source(tmp_path / "made.safetensors", dtype=torch.float16)
+    with pytest.raises(ValueError, match="tokenizer is None"):
+        load_source(model.model)
+    with pytest.raises(TypeError, match="model is 3; expected a model from load"):
+        load_source(3)
+
+
+def test_both_kinds_of_model_fulfil_the_protocol(folder):
+    for model, layers in ((load(folder), 2), (load("en-ja"), 4)):
+        assert isinstance(model, RecordableModel)
+        assert model.layer_count == model.record(model.default_text).layer_count == layers
+        assert model.token_count("the dog") > 2
+        assert sum(parameter.numel() for parameter in model.parameters()) > 0
 
 
 def test_bad_input(folder, tmp_path):

@@ -6,11 +6,12 @@ from transformers import AutoModel, AutoTokenizer
 
 from clearhead.analysis.corpus import roles
 from clearhead.analysis.roles import head_roles
-from clearhead.models import PASSAGE, load
+from clearhead.models import load
+from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from peers import assert_agrees
 from pretrained import minilm, smollm2
 
-TEXTS = [PASSAGE[0], "A short one."]
+TEXTS = [EXAMPLE_PASSAGES[0], "A short one."]
 
 
 def assert_as_exact_as_eager(model, inputs):
@@ -36,7 +37,7 @@ def test_minilm():
     folder = minilm()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=torch.float32)
     assert_as_exact_as_eager(model.eval(), tokenizer(TEXTS, padding=True, return_tensors="pt"))
-    found = roles(load(folder), PASSAGE)
+    found = roles(load(folder), EXAMPLE_PASSAGES)
     assert len(found.heads) == 6 * 12
     (best, score), *_ = found.top("previous")
     assert best == ("encoder", 0, 2)
@@ -51,7 +52,7 @@ def test_smollm2():
     loaded.tokenizer.padding_side = "left"
     inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert_as_exact_as_eager(loaded.model, inputs)
-    found = roles(loaded, PASSAGE)
+    found = roles(loaded, EXAMPLE_PASSAGES)
     assert len(found.heads) == 30 * 9
     assert found.top("induction")[0][1] > 0.5
     assert found.top("previous")[0][1] > 0.5
@@ -60,6 +61,6 @@ def test_smollm2():
 def test_recordings_are_what_roles_are_found_in(tmp_path):
     from clearhead import Recording, record
 
-    record(minilm(), PASSAGE[1]).save(tmp_path / "kept.safetensors")
+    record(minilm(), EXAMPLE_PASSAGES[1]).save(tmp_path / "kept.safetensors")
     found = head_roles([Recording.load(tmp_path / "kept.safetensors")])
     assert found.top("previous")[0][0] == ("encoder", 0, 2)

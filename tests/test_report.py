@@ -230,7 +230,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("name", ["missing/r.html", "own.safetensors", "."])
     def test_where_it_cannot_be_written_is_said_before_the_model_runs(self, tmp_path, name, monkeypatch):
-        monkeypatch.setattr("clearhead.cli.view.load_model", lambda *given: pytest.fail("it was loaded"))
+        monkeypatch.setattr("clearhead.models.load_source", lambda *a, **k: pytest.fail("it was loaded"))
         done = CliRunner().invoke(app, ["view", "One.", "--output", str(tmp_path / name)])
         assert done.exit_code == 2
         assert str(tmp_path) in done.output

@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from browser import browser, complaints, emulate, requested, resize
-from clearhead.models import SENTENCE
+from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 from clearhead.viewer.server._texts import Texts
 from recordings import AWKWARD, decoder, translation
 from viewer_page import number, page, served, showing, violations
@@ -36,7 +36,7 @@ def test_the_first_page_explains_itself_without_a_network(page, translator, brow
     page.open(translator.url)
     assert browser.title == "clearhead: en-ja"
     assert "code" not in browser.current_url
-    assert page.find("#text").get_attribute("value") == SENTENCE
+    assert page.find("#text").get_attribute("value") == EXAMPLE_SENTENCE
     assert len(page.all(".thumb")) == 3 * 4 * 8
     assert page.text("head-heading").startswith("Cross-attention, layer ")
     assert "15 × 17 tokens · entropy" in page.text("head-facts")
@@ -204,7 +204,7 @@ def test_another_text_is_run(page, translator, browser):
     page.until(lambda: "17 tokens" in page.text("head-facts"))
     page.settle()
     assert page.place == first
-    assert page.find("#text").get_attribute("value") == SENTENCE
+    assert page.find("#text").get_attribute("value") == EXAMPLE_SENTENCE
     page.open(translator.url, f"#{bookmark}")
     assert page.find("#text").get_attribute("value") == "She plays the piano."
 
@@ -503,7 +503,7 @@ def test_a_server_that_has_stopped_is_said(page, browser):
 def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
     texts = Texts(decoder(PLAIN))
     monkeypatch.setattr(texts.first.gallery, "overview", lambda *a, **k: 1 / 0)
-    monkeypatch.setattr("clearhead.viewer.server.serve.Texts", lambda *a: texts)
+    monkeypatch.setattr("clearhead.viewer.server.serve.Texts", lambda *a, **k: texts)
     with showing(page, decoder(PLAIN)) as found:
         page.open(found.url)
         page.until(lambda: page.text("status") == "division by zero")

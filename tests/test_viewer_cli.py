@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
 from clearhead.cli import app
-from clearhead.cli.view import what_to_show
-from clearhead.models import SENTENCE
-from clearhead.translation import Translator
-from clearhead.viewer.server._texts import Texts, typed
+from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+from clearhead.viewer.server._texts import Texts, check_typed
 from recordings import decoder
 from viewer_client import fetch
 
@@ -105,35 +103,53 @@ def test_a_viewer_that_is_ended_leaves_no_page_behind(recorded, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_without_anything_it_shows_the_bundled_translator():
-    shown, texts = what_to_show(None, None, None, "cpu", "float32", False)
-    assert isinstance(shown(), Translator)
-    assert texts is None
-    assert Texts(shown).given == [SENTENCE]
+@pytest.fixture
+def arguments_of_view(monkeypatch):
+    """What the command line passes to `view`, which is not run."""
+
+    def call(*arguments):
+        calls = []
+
+        def view(model, text, **options):
+            calls.append({"model": model, "text": text, **options})
+            raise ValueError("not served")
+
+        monkeypatch.setattr("clearhead.viewer.server.serve.view", view)
+        CliRunner().invoke(app, ["view", *map(str, arguments)])
+        return calls[0]
+
+    return call
 
 
-def test_texts_and_files_are_all_there_to_choose_from(tmp_path):
+def test_without_anything_it_shows_the_bundled_translator(arguments_of_view):
+    arguments = arguments_of_view("--device", "cpu")
+    assert arguments["model"] == "en-ja"
+    assert arguments["text"] is None
+    assert Texts("en-ja").choices == [EXAMPLE_SENTENCE]
+
+
+def test_texts_and_files_are_all_there_to_choose_from(tmp_path, arguments_of_view):
     (tmp_path / "one.txt").write_text("He reads.")
-    shown, texts = what_to_show("She plays.", [tmp_path / "one.txt"], "en-ja", "cpu", "float32", False)
-    assert texts == ["She plays.", "He reads."]
-    own = Texts(shown, texts)
-    assert own.first.gallery.recording["encoder"].keys.texts[0] == "she"
-    assert own.kept("He reads.") is None
-    found = own.recorded("He reads.")
-    assert found.gallery.recording["encoder"].keys.texts[0] == "he"
-    assert own.recorded("He reads.") is own.kept("He reads.") is found
+    arguments = arguments_of_view("She plays.", "--file", tmp_path / "one.txt", "--model", "en-ja")
+    assert arguments["text"] == ["She plays.", "He reads."]
+    texts = Texts("en-ja", arguments["text"])
+    assert texts.first.gallery.recording["encoder"].keys.texts[0] == "she"
+    assert texts.cached("He reads.") is None
+    recorded = texts.recorded("He reads.")
+    assert recorded.gallery.recording["encoder"].keys.texts[0] == "he"
+    assert texts.recorded("He reads.") is texts.cached("He reads.") is recorded
 
 
 def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
-    monkeypatch.setattr("clearhead.viewer.server._texts.KEPT", 2)
+    monkeypatch.setattr("clearhead.viewer.server._texts.MAX_TYPED_RECORDINGS", 2)
     texts = Texts("en-ja", "She plays.")
     first = texts.recorded("one")
     texts.recorded("two")
     assert texts.recorded("one") is first
     texts.recorded("three")
-    assert texts.kept("one") is first
-    assert texts.kept("two") is None
-    assert texts.kept("She plays.") is texts.first
+    assert texts.cached("one") is first
+    assert texts.cached("two") is None
+    assert texts.cached("She plays.") is texts.first
 
 
 def test_what_cannot_be_typed_or_run():
@@ -142,8 +158,8 @@ def test_what_cannot_be_typed_or_run():
     with pytest.raises(
         ValueError, match="the text has 20,001 letters, and 20,000 can be typed here; start clearhead view"
     ):
-        typed("x" * 20_001)
-    assert typed("x" * 20_000)
+        check_typed("x" * 20_001)
+    assert check_typed("x" * 20_000)
     with pytest.raises(ValueError, match="the text has 401 tokens, and 256 can be typed here; start clearhead view"):
         Texts("en-ja").recorded("a " * 400)
     with pytest.raises(ValueError, match="this is a recording: there is no model to run on another text"):
@@ -171,6 +187,7 @@ def test_what_a_model_never_met_is_said():
             ["{recorded}", "--model", "en-ja"],
             "kept.safetensors is a recording, which --file and --model do not go with",
         ),
+        (["--model", "{recorded}"], "which is the name of a recording; expected it in place of TEXT"),
         (["missing.safetensors"], "missing.safetensors: there is no such file"),
         (["{folder}/broken.safetensors"], "broken.safetensors: not a whole safetensors file"),
         (["  "], "TEXT is empty; expected a text to read"),

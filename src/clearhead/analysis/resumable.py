@@ -25,25 +25,27 @@ class Job(NamedTuple):
 def run_jobs(
     jobs: Sequence[Job],
     *,
-    process_group: ProcessGroup = ProcessGroup(),  # noqa: B008, never changed
+    process_group: ProcessGroup | None = None,
     keep: Path | None = None,
-    progress: Progress = lambda done, of: None,
+    progress: Progress | None = None,
 ) -> HeadSums:
-    """What all jobs come to, in every process.
+    """Return the sum of all jobs' results, in every process.
 
     Args:
-        together: the processes; each takes every so-manieth job.
-        keep: a folder for what each job gives, where a later call finds it: after a crash only what was not done is
-            done again. Whoever has written the result takes the folder away (`discard_results`).
-        progress: called with the number of this process's jobs that are done, and that there are.
+        process_group: the processes that share the jobs; rank r takes jobs r, r + world_size, … (default: this one).
+        keep: a folder for the result of each job. After a crash only the jobs without a stored result run again.
+            Call `discard_results` once the total is written.
+        progress: called with the number of this process's jobs that are done, and the number of all of them.
     """
-    own = jobs[process_group.rank :: process_group.world_size]
+    process_group = process_group or ProcessGroup()
+    share = jobs[process_group.rank :: process_group.world_size]
     if keep is not None:
         keep.mkdir(exist_ok=True)
     total = nothing()
-    for number, job in enumerate(own):
+    for index, job in enumerate(share):
         total += job.tally() if keep is None else _kept(job, keep)
-        progress(number + 1, len(own))
+        if progress is not None:
+            progress(index + 1, len(share))
     return total.all_reduce(process_group)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead._utils.extras import missing_packages
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.ops.statistics import AttentionStatistics
+from clearhead.recording.recording import Recording
 from clearhead.weights import notebook
 
 STATISTICS = ("entropy", "distance", "largest")  # those there are means of
@@ -129,3 +130,14 @@ class AttentionSummary:
         except ImportError as error:
             raise ImportError("to_pandas needs pandas; to_dict gives the same table without it") from error
         return pandas.DataFrame(self.to_dict())
+
+
+def summarize(recording: Recording) -> AttentionSummary:
+    """Return entropy, distance and largest weight of every head, over all queries of a recording."""
+    summary = AttentionSummary()
+    for name, stack in recording.stacks.items():
+        valid = torch.ones(1, len(stack.queries), dtype=torch.bool)
+        for index, weights in enumerate(stack.layers):
+            layer = summary.layers.setdefault((name, index), LayerSummary())
+            layer.add(weights.observe(entropy=True, distance=True, top=1), valid.to(weights.device), keep=False)
+    return summary

@@ -1,160 +1,83 @@
-"""What the commands that run a model share: its texts, loading it, choosing layers, progress."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any, get_type_hints
 
-from rich.console import Console
-
-from clearhead._utils.bounded_reads import read_text
-from clearhead._utils.files import resolve_target
-
-if TYPE_CHECKING:
-    import torch
-
-    from clearhead.distributed.process_group import ProcessGroup
-    from clearhead.models import HuggingFaceModel
-    from clearhead.recording.recording import Recording
-    from clearhead.translation.translator import Translator
+import typer
 
 
-SUFFIX = ".safetensors"  # by which a recording is told from a text
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
-def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
-    """What to read: what is given, or a passage of our own."""
-    if text is not None and _is_file(text):
-        raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
-    given = [] if text is None else [("TEXT", text)]
-    given += [(str(path), read_text(path)) for path in files or ()]
-    for name, own in given:
-        if not own.strip():
-            raise ValueError(f"{name} is empty; expected a text to read")
-    if given:
-        return [own for _, own in given]
-    from clearhead.models import PASSAGE
-
-    return list(PASSAGE)
+FilesOption = Annotated[list[Path] | None, typer.Option("--file", help="A text file to read, as one text. Repeatable.")]
+DeviceOption = Annotated[str | None, typer.Option(help="Where to run, such as cpu or cuda; a GPU if there is one.")]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="What to compute in.")]
+DownloadOption = Annotated[
+    bool, typer.Option("--download", help="Fetch the model from the Hugging Face hub if need be.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # too long for a name, or with a letter that no name has
-        return False
+@dataclasses.dataclass(frozen=True)
+class AnalysisOptions:
+    """Options of the commands that analyze a model's heads over texts, or a recording."""
+
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT|RECORDING",
+            help="A text to read, ordinary English prose where none is given; or a .safetensors file made by `record`.",
+        ),
+    ] = None
+    file: FilesOption = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A folder of Hugging Face files or of a run, a .gguf file, a hub id, or en-ja."),
+    ] = None
+    layers: Annotated[str | None, typer.Option(help="Only these layers, from 0, such as 0,3-5.")] = None
+    device: DeviceOption = None
+    dtype: DtypeOption = Dtype.float32
+    download: DownloadOption = False
+    as_json: JsonOption = False
+    output: Annotated[Path | None, typer.Option(help="A file to write JSON to, instead of standard output.")] = None
 
 
-def load_model(model: str, device: str | None, dtype: str, download: bool) -> HuggingFaceModel | Translator:
-    """The model on its device."""
-    import torch
+def takes_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of `AnalysisOptions` as parameters; it is called with an instance of them.
 
-    from clearhead.models import load
+    typer reads the parameters of a command from its signature. Parameters that the command adds come after the shared
+    ones.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    shared_hints = get_type_hints(AnalysisOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=shared_hints[field.name]
+        )
+        for field in dataclasses.fields(AnalysisOptions)
+    ]
+    _, *added = inspect.signature(command).parameters.values()
+    added = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]) for parameter in added
+    ]
 
-    return load(model, device=usable_device(device), dtype=getattr(torch, dtype), download=download)
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        options = AnalysisOptions(**{parameter.name: arguments.pop(parameter.name) for parameter in shared})
+        command(options, **arguments)
 
-
-def usable_device(device: str | None) -> torch.device:
-    """The device of that name; a GPU if there is one and nothing else is said."""
-    import torch
-
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(where)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device is {where!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
-    return place
-
-
-def is_recording(text: str) -> bool:
-    """Whether what stands in place of a text is the name of a recording."""
-    return text.endswith(SUFFIX)
-
-
-def load_recording(path: str, files: list[Path] | None, model: str | None, device: str | None) -> Recording:
-    """A recording, which has its own text and its own model."""
-    from clearhead.recording.recording import Recording
-
-    if files or model is not None:
-        raise ValueError(f"{path} is a recording, which --file and --model do not go with")
-    return Recording.load(path, device=usable_device(device))
-
-
-def load_what_is_read(
-    text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
-) -> tuple[HuggingFaceModel | Translator | Recording, list[str]]:
-    """A model and the texts it is to read; or a recording, and none."""
-    if text is not None and is_recording(text):
-        return load_recording(text, files, model, device), []
-    if model is None:
-        raise ValueError(f"--model is missing; expected a model to run, or a recording ({SUFFIX}) in place of TEXT")
-    texts = texts_to_read(text, files)
-    return load_model(model, device, dtype, download), texts
-
-
-def name_of(model: HuggingFaceModel | Translator | Recording) -> str:
-    from clearhead.recording.recording import Recording
-
-    return model.model if isinstance(model, Recording) else model.name
-
-
-def chosen_layers(layers: str | None, model: HuggingFaceModel | Translator | Recording) -> Container[int]:
-    """The numbers that "0,3-5" means."""
-    from clearhead.models import layer_count
-
-    if layers is None:
-        return range(sys.maxsize)
-    count = layer_count(model)
-    chosen: set[int] = set()
-    shown = repr(layers if len(layers) <= 40 else f"{layers[:37]}...")
-    for part in layers.split(","):
-        first, _, last = part.strip().partition("-")
-        last = last or first
-        if not (first.isdecimal() and last.isdecimal()):
-            raise ValueError(f"--layers is {shown}; expected numbers and ranges such as 0,3-5")
-        if max(len(first), len(last)) > 9 or not int(first) <= int(last) < count:  # before a range of them is made
-            raise ValueError(f"--layers is {shown}, but the layers are 0 to {count - 1}")
-        chosen |= set(range(int(first), int(last) + 1))
-    return chosen
-
-
-@contextmanager
-def progress_bar(what: str, count: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal's stderr; a function that moves it."""
-    from rich.progress import Progress
-
-    from clearhead.distributed.process_group import is_main_process
-
-    silent = not (count and sys.stderr.isatty() and is_main_process())
-    with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
-        task = bar.add_task(what, total=count)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
-
-
-@contextmanager
-def joined(device: str | None) -> Iterator[ProcessGroup]:
-    """This process alone, or with the others that torchrun has started."""
-    from clearhead.distributed.process_group import init_process_group
-
-    with init_process_group(usable_device(device)) as process_group:
-        yield process_group
-
-
-@contextmanager
-def kept_beside(output: Path | None) -> Iterator[Path | None]:
-    """A folder for what is done so far, beside the file that is to be written; taken away once it is."""
-    place = None if output is None else resolve_target(output)
-    if output is None or (place is not None and place.exists() and not place.is_file()):  # a terminal, a pipe
-        yield None
-        return
-    keep = output.with_name(f".{output.name}.parts")  # names the file, not what a link leads to
-    yield keep
-    from clearhead.analysis.resumable import discard_results
-    from clearhead.distributed.process_group import is_main_process
-
-    if is_main_process():
-        discard_results(keep)
+    parameters = [*shared, *added]
+    wrapper.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue], or its signature would be read instead
+    return wrapper

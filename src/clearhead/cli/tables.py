@@ -71,7 +71,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def print_specialised(console: Console, found: Emergence) -> None:
+def print_emergence(console: Console, found: Emergence) -> None:
     """Each relation with the head that finds it best, the untrained model and a fixed offset beside it."""
     columns = ("relation", "head", "right", "95 %", "untrained", "fixed offset", "questions", "found")
     table = Table(*columns, title="Which head came to find which relation (chosen on one half, scored on the other)")
@@ -82,7 +82,9 @@ def print_specialised(console: Console, found: Emergence) -> None:
     console.print(table)
 
 
-def print_damages(console: Console, damages: Iterable[AblationEffect], labels: Mapping[Address, list[str]]) -> None:
+def print_ablation_effects(
+    console: Console, damages: Iterable[AblationEffect], labels: Mapping[Address, list[str]]
+) -> None:
     """What goes wrong without each head that has a label."""
     for own in damages:
         before, after = own.exact

@@ -1,112 +1,134 @@
-"""What `clearhead record` writes; what `clearhead view` shows or writes, and what it says while it serves."""
+"""Command `view`: serve the viewer, or write a report."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.files import resolve_target
 from clearhead._utils.text import printable
-from clearhead.cli.options import SUFFIX, is_recording, load_model, load_recording, progress_bar, texts_to_read
+from clearhead.cli.inputs import RECORDING_SUFFIX, check_recording_alone, is_recording, texts_to_read, usable_device
+from clearhead.cli.options import DeviceOption, DownloadOption, Dtype, DtypeOption, FilesOption
+from clearhead.cli.output import progress_bar
 
 if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
-    from clearhead.models import HuggingFaceModel
-    from clearhead.recording.recording import Recording
-    from clearhead.translation.translator import Translator
+
+WORKER_GRACE_S = 0.5  # an idle worker thread ends within this time
 
 
-def what_to_show(
-    text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
-) -> tuple[Callable[[], Recording | HuggingFaceModel | Translator], list[str] | None]:
-    """What loads a recording; or a model and its texts, of which the first is shown first."""
+def view(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT|RECORDING",
+            help="A text to read, or a .safetensors file made by `record`; a sentence of our own.",
+        ),
+    ] = None,
+    file: FilesOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="As in `stats`; the bundled translator, en-ja, where none is named."),
+    ] = None,
+    roles: Annotated[
+        Path | None, typer.Option(help="Labels from a file made by `clearhead roles --output`, induction included.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="The port to serve on; if it is in use, the next free one.", min=1)] = 5006,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    output: Annotated[
+        Path | None, typer.Option(help="Write a report to keep, one HTML file, instead of serving the page.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = Dtype.float32,
+    download: DownloadOption = False,
+) -> None:
+    """See every head in the browser, from the whole matrix to one cell. Served on this machine only."""
+    source, texts = _source(text, file, model)
+    options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text))
+    if output is None:
+        _serve(source, texts, options, roles, port, browser)
+    else:
+        _write_report(output, source, texts, options, roles)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Command-line options for loading a model or a recording."""
+
+    device: str | None
+    dtype: str
+    download: bool
+    is_recording: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `view` and `load_source`. Imports torch, and checks the device."""
+        import torch
+
+        device = usable_device(self.device)
+        if self.is_recording:
+            return {"device": device}
+        return {"device": device, "dtype": getattr(torch, self.dtype), "download": self.download}
+
+
+def _source(text: str | None, files: list[Path] | None, model: str | None) -> tuple[str, list[str] | None]:
+    """Return the path of a recording; or the name of a model and its texts, None for its default."""
     if text is not None and is_recording(text):
-        return lambda: load_recording(text, files, model, device), None
+        check_recording_alone(text, files, model)
+        return text, None
+    if model is not None and is_recording(model):
+        raise ValueError(f"--model is {model}, which is the name of a recording; expected it in place of TEXT")
     texts = texts_to_read(text, files) if text is not None or files else None
-    return lambda: load_model("en-ja" if model is None else model, device, dtype, download), texts
+    return "en-ja" if model is None else model, texts
 
 
-def write_recording(
-    output: Path,
-    text: str | None,
-    file: Path | None,
-    model: str,
-    values: bool,
-    device: str | None,
-    dtype: str,
-    download: bool,
-) -> None:
-    """Run a model on one text and keep its attention; says how large the file is."""
-    if output.suffix != SUFFIX:
-        raise ValueError(f"--output is {output}; expected a name that ends in {SUFFIX}")
-    resolve_target(output)
-    if text is not None and file is not None:
-        raise ValueError("TEXT and --file are both given; a recording is of one text")
-    given = texts_to_read(text, [file] if file else None) if text is not None or file else None
-    with Console(stderr=True).status("loading and running the model …"):
-        from clearhead.models import default_text, record
-
-        loaded = load_model(model, device, dtype, download)
-        recording = record(loaded, given[0] if given else default_text(loaded), values=values)
-        recording.save(output)
-    size = output.stat().st_size / 2**20
-    _print(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}")
-
-
-def write_report(
-    output: Path,
-    shown: Callable[[], Recording | HuggingFaceModel | Translator],
-    texts: list[str] | None,
-    roles: Path | None,
-) -> None:
-    """One page of one text; says how large it is, and what was left out."""
-    if output.suffix == SUFFIX:
+def _write_report(output: Path, source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None) -> None:
+    """Write one page of one text; print its size, and what was left out."""
+    if output.suffix == RECORDING_SUFFIX:
         raise ValueError(f"--output is {output}; expected the name of an HTML file, such as report.html")
     resolve_target(output)
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; a report is of one")
-    found = None if roles is None else _read_roles(roles)
+    labels = None if roles is None else _read_roles(roles)
     with Console(stderr=True).status("loading and running the model …"):
-        from clearhead.models import default_text, record
+        from clearhead.models import load_source
         from clearhead.recording.recording import Recording
         from clearhead.viewer.report.export import report
 
-        loaded = shown()
+        loaded = load_source(source, **options.arguments())
         if isinstance(loaded, Recording):
             recording = loaded
         else:
-            recording = record(loaded, texts[0] if texts else default_text(loaded))
+            recording = loaded.record(texts[0] if texts else loaded.default_text)
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
-        written = report(recording, output, roles=found, progress=advance)
+        written = report(recording, output, roles=labels, progress=advance)
     _print(f"wrote {output}: {recording!r}, {output.stat().st_size / 1e6:.1f} MB")
     for note in written.notes:
         _print(note)
 
 
-def serve(
-    shown: Callable[[], Recording | HuggingFaceModel | Translator],
-    texts: list[str] | None,
-    roles: Path | None,
-    port: int,
-    browser: bool,
+def _serve(
+    source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None, port: int, browser: bool
 ) -> None:
-    """Until Ctrl-C. Says where the page is, and how to reach it from another machine."""
-    found = None if roles is None else _read_roles(roles)
+    """Serve until Ctrl-C. Prints the link, and how to reach it from another machine."""
+    labels = None if roles is None else _read_roles(roles)
     status, viewer = 0, None
     signal.signal(signal.SIGTERM, _stop)
     try:
         with Console(stderr=True).status("loading and running the model …"):
-            from clearhead.viewer.server.serve import view
+            from clearhead.viewer.server.serve import view as start_viewer
 
-            viewer = view(shown, texts, roles=found, port=port, browser=False, wait=False)
+            viewer = start_viewer(
+                source, texts, roles=labels, port=port, browser=False, wait=False, **options.arguments()
+            )
         if viewer.port != port:
             print(f"Port {port} is in use; this is the next free one.")
         viewer.print_link()
@@ -119,12 +141,25 @@ def serve(
         status = 128 + signal.SIGTERM
     if viewer is not None:
         viewer.close()
+    _exit(status)
+
+
+def _exit(status: int) -> None:
+    """End the command without waiting for a model that is still running."""
     sys.stdout.flush()
-    os._exit(status)  # a model that is still running would be waited for, and nothing of it is kept
+    for thread in threading.enumerate():
+        if thread is threading.main_thread() or thread.daemon:
+            continue
+        thread.join(WORKER_GRACE_S)
+        if thread.is_alive():
+            # The interpreter joins the worker thread before it exits, and a forward pass cannot be interrupted: on a
+            # long text that takes minutes, and its result is discarded.
+            os._exit(status)
+    raise typer.Exit(status)
 
 
 class _Stopped(BaseException):
-    """The process was asked to end by SIGTERM."""
+    """SIGTERM has arrived."""
 
 
 def _stop(*_: object) -> None:

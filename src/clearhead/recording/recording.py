@@ -101,6 +101,11 @@ class Recording:
             raise KeyError(f"{self.model} has no attention {name!r}; it has {', '.join(map(repr, self.stacks))}")
         return self.stacks[name]
 
+    @property
+    def layer_count(self) -> int:
+        """Number of layers of the deepest stack."""
+        return max(len(stack.layers) for stack in self.stacks.values())
+
     def heads(self) -> Iterator[Address]:
         """Every head: (stack, layer, head)."""
         for name, stack in self.stacks.items():

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import overload
 
 import torch
+from torch import nn
 
 from clearhead._utils.bounded_reads import BEAM_LIMIT, SENTENCE_LIMIT
 from clearhead._utils.checks import check_int
 from clearhead.functional import keeping_vectors
+from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation._decoding import decode_all
 from clearhead.translation.config import Config
@@ -27,13 +29,15 @@ SENTENCES_PER_BATCH = 256
 
 
 class Translator:
-    """A model that translates.
+    """A model that translates. It fulfils `RecordableModel`.
 
     >>> from clearhead.translation import Translator
     >>> translator = Translator.load()
     >>> translator.translate("I read a book in the library yesterday.")  # doctest: +SKIP
     '私は昨日図書館で本を読んだ。'
     """
+
+    max_interactive_tokens = 256
 
     def __init__(self, name: str, model: Transformer, vocabulary: Vocabulary, config: Config) -> None:
         self.name, self.model, self.vocabulary, self.config = name, model, vocabulary, config
@@ -53,6 +57,24 @@ class Translator:
         run = RunDirectory(folder)
         config, _ = run.read()
         return cls(folder.name, run.model(device), run.vocabulary(), config)
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers of the deeper stack."""
+        return max(len(self.model.encoder), len(self.model.decoder))
+
+    @property
+    def default_text(self) -> str:
+        """Text to show the model on."""
+        return EXAMPLE_SENTENCE
+
+    def token_count(self, text: str) -> int:
+        """Return the number of tokens of a text, with the end token."""
+        return len(self.vocabulary.encode(self.config.text.source(text)))
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of the model."""
+        return self.model.parameters()
 
     @overload
     def translate(self, text: str, *, beams: int = ...) -> str: ...

@@ -19,7 +19,7 @@ from clearhead.viewer._heatmap import SCREEN, Picture, Plate, Window
 from clearhead.viewer._pages import PAGES
 from clearhead.viewer._recording_cache import Gallery
 from clearhead.viewer.server._tasks import Jobs, Steps
-from clearhead.viewer.server._texts import TYPED, Recorded, Texts, typed
+from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts, check_typed
 
 
 class Drawing(NamedTuple):
@@ -50,7 +50,7 @@ class Explorer:
 
     def __init__(self, document: Document, texts: Texts) -> None:
         self._texts = texts
-        self._text = texts.given[0]
+        self._text = texts.choices[0]
         self._gallery = texts.first.gallery
         self._address: Address = next(iter(self._gallery.recording.heads()))
         self._cursor: tuple[int, int] | None = None  # of this text; None before there is one
@@ -89,16 +89,16 @@ class Explorer:
 
     def _go(self, ask: dict[str, Any]) -> None:
         """To a text, a head and a window of it, any of which may be left out."""
-        given = self._texts.given
+        given = self._texts.choices
         text = str(ask["text"]) if "text" in ask else given[int(ask.get("given", 0)) % len(given)]
-        kept = self._texts.kept(text)
+        kept = self._texts.cached(text)
         self._jobs.cancel("text")  # whoever goes elsewhere meanwhile does not want to be taken there
         if text == self._text and self._wire.model is not None:
             self._open(ask)
         elif kept is not None:
             self._show_text(text, kept, ask)
         else:
-            self._jobs.start("text", self._run(text if text in given else typed(text), ask))
+            self._jobs.start("text", self._run(text if text in given else check_typed(text), ask))
 
     def _run(self, text: str, ask: dict[str, Any]) -> Steps:
         yield lambda: self._say("running the model …", busy=True)
@@ -130,7 +130,7 @@ class Explorer:
         self._jobs.cancel_all()
         self._text, self._cursor = text, None
         self._gallery = gallery = found.gallery
-        given = self._texts.given
+        given = self._texts.choices
         self._wire.update(thumbnails=None, head=None, tokens=None, cell=None, looks=None, calculation=None)
         self._wire.model = {
             **_payloads.model_facts(gallery),
@@ -138,7 +138,7 @@ class Explorer:
             "given": [short_token(own) for own in given],
             "chosen": given.index(text) if text in given else None,
             "runs": self._texts.runs,
-            "longest": TYPED,
+            "longest": MAX_TYPED_LETTERS,
             "notes": found.notes,
         }
         self._say("")

@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import torch
+
 from clearhead.analysis.roles import Roles
-from clearhead.models import HuggingFaceModel, default_text, load, record, token_count
+from clearhead.models import load_source
+from clearhead.recording.protocol import RecordableModel
 from clearhead.recording.recording import Recording
-from clearhead.translation.translator import Translator
 from clearhead.viewer._recording_cache import Gallery
 
-TYPED = 20_000  # letters that may be typed, at most
-READ = {"translator": 256, "other": 8192}  # tokens of a typed text, at most: some seconds of a model's time
-KEPT = 4  # recordings of typed texts, the latest
-Shown = Recording | HuggingFaceModel | Translator | str | os.PathLike[str]
+MAX_TYPED_LETTERS = 20_000
+MAX_TYPED_RECORDINGS = 4  # kept, the latest
+Source = Recording | RecordableModel | str | os.PathLike[str]
 
-
-_ELSEWHERE = "start clearhead view --file for longer ones"
+_LONGER_TEXTS = "start clearhead view --file for longer ones"
 
 
 class Recorded(NamedTuple):
-    """A text's recording with what is computed of it, and what was to be said about it when it was recorded."""
+    """The recording of a text, with what is computed from it, and the warnings of the model that ran."""
 
     gallery: Gallery
     notes: list[str]
@@ -40,16 +39,24 @@ class Texts:
 
     def __init__(
         self,
-        shown: Shown | Callable[[], Shown],
+        source: Source,
         text: str | list[str] | None = None,
         roles: Roles | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        download: bool = False,
     ) -> None:
         self.worker = ThreadPoolExecutor(1, "clearhead")
         self._roles = roles
-        self._given: dict[str, Recorded] = {}
+        self._listed: dict[str, Recorded] = {}
         self._typed: OrderedDict[str, Recorded] = OrderedDict()
-        self._model: HuggingFaceModel | Translator | None = None
-        self.given = self.worker.submit(self._begin, shown, text).result()
+        self._model: RecordableModel | None = None
+
+        def begin() -> list[str]:
+            return self._begin(load_source(source, device=device, dtype=dtype, download=download), text)
+
+        self.choices = self.worker.submit(begin).result()
 
     @property
     def runs(self) -> bool:
@@ -59,49 +66,47 @@ class Texts:
     @property
     def first(self) -> Recorded:
         """What is shown at first."""
-        return self._given[self.given[0]]
+        return self._listed[self.choices[0]]
 
-    def kept(self, text: str) -> Recorded | None:
-        """A text's recording, if there is one. May be asked from any thread."""
-        return self._given.get(text) or self._typed.get(text)
+    def cached(self, text: str) -> Recorded | None:
+        """Return a text's recording, if there is one. May be called from any thread."""
+        return self._listed.get(text) or self._typed.get(text)
 
     def recorded(self, text: str) -> Recorded:
-        """A text's recording, made now if there is none. For the worker only."""
-        if text in self._given:
-            return self._given[text]
-        if text in self.given:
-            self._given[text] = found = self._record(text)
+        """Return a text's recording, made now if there is none. For the worker only."""
+        if text in self._listed:
+            return self._listed[text]
+        if text in self.choices:
+            self._listed[text] = recorded = self._record(text)
         else:
-            self._typed[text] = found = self._typed.pop(text, None) or self._record_typed(text)
-            while len(self._typed) > KEPT:
+            self._typed[text] = recorded = self._typed.pop(text, None) or self._record_typed(text)
+            while len(self._typed) > MAX_TYPED_RECORDINGS:
                 self._typed.popitem(last=False)
-        return found
+        return recorded
 
-    def _begin(self, shown: Shown | Callable[[], Shown], text: str | list[str] | None) -> list[str]:
-        """Load what is to be shown and record the first text: what is wrong is said before a page is served."""
-        if callable(shown):
-            shown = shown()
-        if isinstance(shown, Recording):
+    def _begin(self, source: Recording | RecordableModel, text: str | list[str] | None) -> list[str]:
+        """Record the first text, so that errors are raised before a page is served; return all texts."""
+        if isinstance(source, Recording):
             if text is not None:
                 raise ValueError("text is given, but a recording is of its own text; expected one of them")
-            self._given[""] = Recorded(Gallery(shown, self._roles), [])
+            self._listed[""] = Recorded(Gallery(source, self._roles), [])
             return [""]
-        self._model = load(shown) if isinstance(shown, str | os.PathLike) else shown
+        self._model = source
         if text is None:
-            text = default_text(self._model)
-        given = [text] if isinstance(text, str) else list(text)
-        if not given:
+            text = source.default_text
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
             raise ValueError("text is an empty list; expected at least one text")
-        self._given[given[0]] = self._record(given[0])
-        return given
+        self._listed[texts[0]] = self._record(texts[0])
+        return texts
 
     def _record_typed(self, text: str) -> Recorded:
-        """What is typed is bounded: all pages wait while it is read."""
+        """Record a typed text. Its length is bounded, because all pages wait while the model runs."""
         if self._model is not None:
-            most = READ["translator" if isinstance(self._model, Translator) else "other"]
-            count = token_count(self._model, text)
-            if count > most:
-                raise ValueError(f"the text has {count:,} tokens, and {most:,} can be typed here; {_ELSEWHERE}")
+            limit = self._model.max_interactive_tokens
+            count = self._model.token_count(text)
+            if count > limit:
+                raise ValueError(f"the text has {count:,} tokens, and {limit:,} can be typed here; {_LONGER_TEXTS}")
         return self._record(text)
 
     def _record(self, text: str) -> Recorded:
@@ -109,14 +114,16 @@ class Texts:
             raise ValueError("this is a recording: there is no model to run on another text")
         if not text.strip():
             raise ValueError("the text is empty")
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            recording = record(self._model, text, values=True)
-        return Recorded(Gallery(recording, self._roles), [str(warning.message) for warning in said])
+            recording = self._model.record(text, values=True)
+        return Recorded(Gallery(recording, self._roles), [str(warning.message) for warning in caught])
 
 
-def typed(text: str) -> str:
-    """A text as it was typed, if it is not too long: what a page asks for is bounded."""
-    if len(text) > TYPED:
-        raise ValueError(f"the text has {len(text):,} letters, and {TYPED:,} can be typed here; {_ELSEWHERE}")
+def check_typed(text: str) -> str:
+    """Return a text as it was typed, or raise if it is too long: the work that a page can cause is bounded."""
+    if len(text) > MAX_TYPED_LETTERS:
+        raise ValueError(
+            f"the text has {len(text):,} letters, and {MAX_TYPED_LETTERS:,} can be typed here; {_LONGER_TEXTS}"
+        )
     return text

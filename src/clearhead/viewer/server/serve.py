@@ -10,10 +10,10 @@ import logging
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import torch
 from bokeh.application import Application
 from bokeh.server.server import BaseServer
 from tornado.httpserver import HTTPServer
@@ -25,7 +25,7 @@ from clearhead.viewer.server._auth import ENTRANCE, Access
 from clearhead.viewer.server._gate import LOCAL, GatedTornado
 from clearhead.viewer.server._handover import write_page
 from clearhead.viewer.server._sessions import Sessions
-from clearhead.viewer.server._texts import Shown, Texts
+from clearhead.viewer.server._texts import Source, Texts
 
 PORT = 5006
 TRIED = 100  # ports after the one that was asked for
@@ -153,9 +153,12 @@ class Viewer:
 
 
 def view(
-    shown: Shown | Callable[[], Shown] = "en-ja",
+    model: Source = "en-ja",
     text: str | list[str] | None = None,
     *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    download: bool = False,
     roles: Roles | None = None,
     port: int = PORT,
     browser: bool = True,
@@ -164,9 +167,9 @@ def view(
     """Serve a page on this machine that shows every head, from the whole matrix to one cell.
 
     Args:
-        shown: a recording; or a model, by name or as `models.load` gives it, to record; or a function that gives one,
-            which is called in the thread that computes.
-        text: what the model reads, or several texts to choose from; a sentence of our own where none is given.
+        model: a model, by name or as `models.load` returns it; or a recording, or its path (.safetensors).
+        text: a text to run the model on, or several to choose from (default: an example of ours).
+        device, dtype, download: as `models.load` takes them, for a model by name; `device` also for a recording's path.
         roles: what `clearhead roles --output` found, for labels such as "induction" that no single text shows.
         port: the port to serve on; if it is in use, the next that is free.
         browser: open the page in a browser.
@@ -175,7 +178,7 @@ def view(
     """
     bound = _bind(check_int("port", port))  # first, for a model may take its time to load
     try:
-        viewer = Viewer(Texts(shown, text, roles), bound)
+        viewer = Viewer(Texts(model, text, roles, device=device, dtype=dtype, download=download), bound)
     except BaseException:
         bound.close()
         raise

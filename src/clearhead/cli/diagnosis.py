@@ -1,0 +1,100 @@
+"""What this machine has: versions, devices, and which backend can do what here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from clearhead._utils.extras import EXTRAS, missing_packages
+from clearhead.ops import dispatch
+from clearhead.ops.arguments import build_call
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import Causal, Padding, Window
+
+PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of problem, the backends that can do it, fastest first, and why the others cannot."""
+
+    name: str
+    device: str
+    able: list[str]
+    refusals: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of the package: whether all of it is installed, and the packages that are not."""
+
+    installed: bool
+    missing: list[str]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    versions: dict[str, str]
+    devices: list[str]
+    cases: list[Case]
+    extras: dict[str, Extra]
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine. Runs no kernel."""
+    return Diagnosis(
+        {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        _devices(),
+        [_examine(name, problem) for device in _device_names() for name, problem in _problems(device).items()],
+        {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
+    )
+
+
+def _examine(name: str, problem: AttentionCall) -> Case:
+    answers = dispatch.explain_choice(problem)
+    return Case(
+        name,
+        str(problem.query.device.type),
+        [backend for backend, reasons in answers.items() if not reasons],
+        {backend: reasons for backend, reasons in answers.items() if reasons},
+    )
+
+
+def _problems(device: str) -> dict[str, AttentionCall]:
+    """One of each kind that backends differ in, of a usual size (12 heads of 64, 1,024 tokens)."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    x = torch.empty((2, 12, 1024, 64), dtype=dtype, device=device)
+    bias = torch.empty((12, 1024, 1024), dtype=dtype, device=device)
+    return {
+        "plain": build_call(x, x, x),
+        "causal": build_call(x, x, x, mask=Causal()),
+        "padded": build_call(x, x, x, mask=Padding([1024, 700])),
+        "windowed": build_call(x, x, x, mask=Window(before=255)),
+        "biased": build_call(x, x, x, bias=bias),
+        "softcap and sinks": build_call(x, x, x, softcap=30.0, sinks=torch.empty(12, device=device)),
+        "dropout": build_call(x, x, x, dropout=0.1),
+    }
+
+
+def _device_names() -> list[str]:
+    return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def _devices() -> list[str]:
+    cpu = f"cpu: {platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    found = [f"{cpu}, {torch.backends.cpu.get_cpu_capability()}"]
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        found.append(f"cuda:{number}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

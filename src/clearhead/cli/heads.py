@@ -1,0 +1,126 @@
+"""Commands `stats`, `roles` and `record`: what the heads of a model do, and its attention as a file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from clearhead._utils.consoles import console_for_output
+from clearhead._utils.files import resolve_target
+from clearhead._utils.text import json_text, printable, visible_text
+from clearhead.cli.inputs import (
+    RECORDING_SUFFIX,
+    chosen_layers,
+    load_model,
+    load_source,
+    process_group_for,
+    source_name,
+    texts_to_read,
+)
+from clearhead.cli.options import (
+    AnalysisOptions,
+    DeviceOption,
+    DownloadOption,
+    Dtype,
+    DtypeOption,
+    takes_analysis_options,
+)
+from clearhead.cli.output import progress_bar, results_folder, write
+
+if TYPE_CHECKING:
+    from clearhead.recording.protocol import RecordableModel
+    from clearhead.recording.recording import Recording
+
+
+@takes_analysis_options
+def stats(options: AnalysisOptions) -> None:
+    """Run a model on texts; show how broadly, how far and how strongly each head attends. torchrun shares them out."""
+    with process_group_for(options.device) as process_group:
+        if options.output is not None:
+            resolve_target(options.output)
+        source, texts = _load(options)
+        from clearhead.analysis.corpus import statistics
+        from clearhead.cli.tables import print_statistics
+
+        layers = chosen_layers(options.layers, source)
+        with progress_bar("texts", len(texts)) as advance, results_folder(options.output) as folder:
+            summary = statistics(source, texts, process_group=process_group, keep=folder, progress=advance)
+            if not process_group.is_main:
+                return
+            columns = summary.to_dict()
+            rows = [row for row, layer in enumerate(columns["layer"]) if layer in layers]
+            columns = {name: [values[row] for row in rows] for name, values in columns.items()}
+            name = source_name(source)
+            if options.as_json or options.output is not None:
+                write(json_text({"model": name, "heads": columns}, indent=1) + "\n", options.output)
+            else:
+                print_statistics(console_for_output(), columns, f"{visible_text(name)}: means over queries")
+
+
+@takes_analysis_options
+def roles(
+    options: AnalysisOptions,
+    treebank: Annotated[
+        list[Path] | None, typer.Option(help="Sentences with dependency trees (CoNLL-U, .gz too). Repeatable.")
+    ] = None,
+) -> None:
+    """Find out what kind of head each is: previous token, sink, induction, syntactic … torchrun shares texts out."""
+    with process_group_for(options.device) as process_group:
+        if options.output is not None:
+            resolve_target(options.output)
+        from clearhead.analysis.conllu import read_conllu
+
+        sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
+        source, texts = _load(options)
+        from clearhead.analysis import corpus
+        from clearhead.cli.tables import print_roles
+
+        layers = chosen_layers(options.layers, source)
+        label, count = ("sentences", len(sentences)) if sentences else ("texts", len(texts))
+        with progress_bar(label, count) as advance, results_folder(options.output) as folder:
+            result = corpus.roles(
+                source, texts, sentences=sentences, process_group=process_group, keep=folder, progress=advance
+            ).part(lambda address: address[1] in layers)
+            if not process_group.is_main:
+                return
+            if options.as_json or options.output is not None:
+                write(result.to_json() + "\n", options.output)
+            else:
+                print_roles(console_for_output(), result)
+
+
+def _load(options: AnalysisOptions) -> tuple[RecordableModel | Recording, list[str]]:
+    return load_source(options.text, options.file, options.model, options.device, options.dtype.value, options.download)
+
+
+def record(
+    output: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
+    text: Annotated[str | None, typer.Argument(help="A text to read; one of our own where none is given.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file to read.")] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="As in `stats`; the bundled translator, en-ja, where none is named.")
+    ] = "en-ja",
+    values: Annotated[
+        bool, typer.Option("--values/--no-values", help="Keep what contributions to the output are computed from.")
+    ] = True,
+    device: DeviceOption = None,
+    dtype: DtypeOption = Dtype.float32,
+    download: DownloadOption = False,
+) -> None:
+    """Record a model's attention on a text, to look at here or elsewhere: `view`, `stats` and `roles` read the file."""
+    if output.suffix != RECORDING_SUFFIX:
+        raise ValueError(f"--output is {output}; expected a name that ends in {RECORDING_SUFFIX}")
+    resolve_target(output)
+    if text is not None and file is not None:
+        raise ValueError("TEXT and --file are both given; a recording is of one text")
+    texts = texts_to_read(text, [file] if file else None) if text is not None or file else None
+    with Console(stderr=True).status("loading and running the model …"):
+        loaded = load_model(model, device, dtype.value, download)
+        recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)
+        recording.save(output)
+    size = output.stat().st_size / 2**20
+    print(printable(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}"))

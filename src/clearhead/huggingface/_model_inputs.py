@@ -1,0 +1,150 @@
+"""Arguments of one call of a transformers model, with the tokens on each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from clearhead._utils.bounded_reads import TOKEN_LIMIT
+from clearhead.huggingface.modules import attention_modules
+from clearhead.recording.recording import Tokens
+
+MAX_NEW_TOKENS = 128  # that an encoder–decoder generates without a target
+
+
+@runtime_checkable
+class TokenizedModel(Protocol):
+    """A transformers model with its tokenizer and its name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInputs:
+    """Arguments of one call of a model, and the tokens of each stack: queries and keys."""
+
+    arguments: dict[str, Tensor]
+    axes: dict[str, tuple[Tokens, Tokens]]
+
+
+def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str | None = None) -> ModelInputs:
+    """Tokenize a text, or its words; for an encoder–decoder also generate its output, or take `target` as that."""
+    if not isinstance(text, str) and not all(isinstance(word, str) for word in text):
+        raise TypeError(f"text is {text!r}; expected a string, or the words of one")
+    words = None if isinstance(text, str) else list(text)
+    joined = text if isinstance(text, str) else " ".join(text)
+    tokenizer = owner.tokenizer
+    encoded = tokenizer(
+        joined, return_tensors="pt", return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True
+    )
+    offsets = encoded.pop("offset_mapping")[0].tolist() if tokenizer.is_fast else None
+    special = [bool(flag) for flag in encoded.pop("special_tokens_mask")[0]]
+    ids = encoded["input_ids"]
+    if ids.shape[1] == 0:
+        raise ValueError("text has no tokens; expected at least one")
+    if ids.shape[1] > TOKEN_LIMIT.value:
+        raise TOKEN_LIMIT.exceeded(f"text has {ids.shape[1]:,} tokens")
+    max_tokens = _max_tokens(owner.model)
+    if ids.shape[1] > max_tokens:
+        raise ValueError(f"text has {ids.shape[1]} tokens, but {owner.name} takes at most {max_tokens}")
+    source = _tokens(tokenizer, ids[0], _word_indices(joined, words, offsets, encoded), special)
+    return _with_target(owner, {**encoded}, source, target)
+
+
+def prepare_repeated_inputs(owner: TokenizedModel, length: int, seed: int) -> ModelInputs:
+    """Draw `length` ordinary tokens, twice in a row, between the special tokens that the tokenizer adds."""
+    tokenizer = owner.tokenizer
+    special_ids = set(tokenizer.all_special_ids)
+    ordinary = [token for token in range(len(tokenizer)) if token not in special_ids]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.tensor(ordinary)[torch.randperm(len(ordinary), generator=generator)[:length]]
+    template = tokenizer("a", return_tensors="pt", return_special_tokens_mask=True)
+    inner = (template["special_tokens_mask"][0] == 0).nonzero().flatten()
+    before, after = template["input_ids"][0, : inner[0]], template["input_ids"][0, inner[-1] + 1 :]
+    ids = torch.cat([before, drawn, drawn, after])
+    special = [True] * len(before) + [False] * 2 * len(drawn) + [True] * len(after)
+    source = _tokens(tokenizer, ids, [None] * len(ids), special)
+    return _with_target(owner, {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}, source, None)
+
+
+def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Tokens, target: str | None) -> ModelInputs:
+    model, tokenizer = owner.model, owner.tokenizer
+    arguments = {name: tensor.to(model.device) for name, tensor in encoded.items()}
+    axes = {"encoder": (source, source), "decoder": (source, source)}
+    if model.config.is_encoder_decoder:
+        arguments["decoder_input_ids"] = ids = _decoder_input_ids(model, tokenizer, arguments, target)
+        written = _tokens(tokenizer, ids[0], [None] * ids.shape[1], _special(tokenizer, ids[0]))
+        axes |= {"decoder": (written, written), "cross": (written, source)}
+    elif target is not None:
+        raise ValueError(f"target is given, but {owner.name} is no encoder–decoder")
+    for attention in attention_modules(model):
+        if attention.stack not in axes:
+            raise ValueError(f"{owner.name} has a {attention.stack}; a text alone can be recorded of language models")
+    return ModelInputs(arguments, axes)
+
+
+def _max_tokens(model: nn.Module) -> float:
+    """Return the number of positions that a model has learned; infinite for rotary and relative positions."""
+    config: Any = model.config
+    rotary = any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling"))
+    positions = getattr(config, "max_position_embeddings", None)
+    if rotary or not isinstance(positions, int) or positions <= 0:
+        return float("inf")
+    for module in model.modules():
+        table = getattr(module, "position_embeddings", None)
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            return table.num_embeddings - table.padding_idx - 1  # positions start after that of the padding token
+    return positions
+
+
+@torch.no_grad()
+def _decoder_input_ids(
+    model: Any, tokenizer: Any, arguments: dict[str, Tensor], target: str | None
+) -> Int[Tensor, "batch tokens"]:
+    """Return what the decoder reads: its start token, and the target or its greedy output without the last token."""
+    if target is None:
+        if not hasattr(model, "generate"):
+            raise ValueError(f"{type(model).__name__} cannot write by itself; give it a target")
+        return model.generate(**arguments, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, num_beams=1)[:, :-1]
+    labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
+    start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+    return torch.cat([start, labels[:, :-1]], dim=1)
+
+
+def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None], special: list[bool]) -> Tokens:
+    texts = tuple(tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids.tolist())
+    return Tokens(texts, tuple(special), tuple(words))
+
+
+def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:
+    """Return which tokens of a generated text are special; the unknown token is not, since it stands for a word."""
+    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    return [token in special_ids for token in ids.tolist()]
+
+
+def _word_indices(
+    text: str, words: list[str] | None, offsets: list[tuple[int, int]] | None, encoded: Any
+) -> list[int | None]:
+    """Return the index of each token's word: of the words given, or of the tokenizer's own; None if unknown."""
+    if offsets is None:
+        return [None] * encoded["input_ids"].shape[1]
+    if words is None:
+        return encoded.word_ids(0)
+    # the word of each letter; the space after a word counts as part of it
+    word_of_letter = [index for index, word in enumerate(words) for _ in range(len(word) + 1)]
+    indices = []
+    for start, end in offsets:
+        piece = text[start:end]
+        start += len(piece) - len(piece.lstrip())  # a piece may begin with the space before its word
+        indices.append(word_of_letter[start] if start < end else None)
+    return indices

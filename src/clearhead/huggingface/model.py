@@ -1,0 +1,179 @@
+"""`HuggingFaceModel`: a transformers model with its tokenizer, which can be recorded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import logging
+
+from clearhead._utils.checks import check_int
+from clearhead._utils.evaluating import evaluating
+from clearhead._utils.extras import needs_extra
+from clearhead.analysis.summary import AttentionSummary
+from clearhead.functional import keeping_vectors
+from clearhead.huggingface._model_inputs import ModelInputs, prepare_inputs, prepare_repeated_inputs
+from clearhead.huggingface.modules import attention_modules, tapped
+from clearhead.huggingface.watching import watch
+from clearhead.recording.example_texts import EXAMPLE_PASSAGES
+from clearhead.recording.recording import Recording, Stack
+from clearhead.weights.matrix import AttentionWeights
+
+
+@dataclass(frozen=True, eq=False)
+class HuggingFaceModel:
+    """A transformers model with its tokenizer. It fulfils `RecordableModel`."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    max_interactive_tokens = 8192
+
+    @classmethod
+    def load(
+        cls,
+        name: str | os.PathLike[str],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        download: bool = False,
+    ) -> HuggingFaceModel:
+        """Load a folder of Hugging Face files, a GGUF file, or a hub id.
+
+        Args:
+            dtype: dtype of the parameters (default: float32).
+            download: fetch the model from the hub if it is not in the local cache.
+        """
+        path, source = Path(name), str(name)
+        options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
+        if path.suffix == ".gguf":
+            if not path.is_file():
+                raise FileNotFoundError(f"{name}: there is no such file")
+            with needs_extra("hf", "a .gguf file"):
+                import gguf  # noqa: F401
+            source = str(path.parent)
+            options |= {"gguf_file": path.name, "local_files_only": True}
+        elif path.is_dir():
+            if not (path / "config.json").is_file():
+                raise FileNotFoundError(f"{name}: a folder without a config.json; expected one of Hugging Face files")
+        elif path.exists():
+            raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
+        try:
+            with _progress_bars_on_terminals_only():
+                config = AutoConfig.from_pretrained(source, **options)
+                tokenizer = AutoTokenizer.from_pretrained(source, **options)
+                model_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+                model = model_class.from_pretrained(source, attn_implementation="clearhead", **options)
+        except (OSError, ValueError, SafetensorError) as error:
+            if path.exists() or download:
+                raise ValueError(f"{name}: {' '.join(str(error).split())[:300]}") from None
+            raise ValueError(
+                f"{name}: there is no such folder or file, and the local Hugging Face cache has no model of that name;"
+                " with --download (download=True) it is fetched from the hub"
+            ) from None
+        attention_modules(model)  # raises for a model whose attention cannot be seen
+        return cls(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
+
+    @classmethod
+    def from_module(cls, model: nn.Module, tokenizer: Any) -> HuggingFaceModel:
+        """Wrap a transformers model that is in memory."""
+        if tokenizer is None:
+            raise ValueError("tokenizer is None; a model that load() did not return needs its tokenizer")
+        return cls(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers of the deepest stack."""
+        return 1 + max(attention.layer for attention in attention_modules(self.model))
+
+    @property
+    def default_text(self) -> str:
+        """Text to show the model on."""
+        return EXAMPLE_PASSAGES[0]
+
+    def token_count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
+        return len(self.tokenizer(text)["input_ids"])
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of the model."""
+        return self.model.parameters()
+
+    def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
+        """Run the model on a text, or on its words, and return its attention.
+
+        Args:
+            target: text that an encoder–decoder writes (default: what it writes greedily).
+            values: keep the values too, and always queries and keys.
+        """
+        return self._record(prepare_inputs(self, text, target), values)
+
+    def record_repeated(self, length: int = 64, *, seed: int = 0) -> Recording:
+        """Record random tokens, twice in a row, which show induction heads and duplicate-token heads.
+
+        The tokens that the tokenizer adds before and after a text are there too.
+
+        Args:
+            length: the number of different tokens.
+        """
+        return self._record(prepare_repeated_inputs(self, check_int("length", length, least=2), seed), values=False)
+
+    def summarize(self, text: str) -> AttentionSummary:
+        """Run the model on a text and reduce its attention layer by layer, without keeping a recording."""
+        inputs = prepare_inputs(self, text)  # an encoder–decoder generates here, outside of `watch`
+        with torch.no_grad(), watch(self.model, entropy=True, distance=True, top=1, keep_calls=False) as summary:
+            self.model(**inputs.arguments, use_cache=False)
+        return summary
+
+    def _record(self, inputs: ModelInputs, values: bool) -> Recording:
+        modules = attention_modules(self.model)
+        weights: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
+        taps = {module: _Keeper(layers, values) for module, layers in weights.items()}
+        keep_vectors = keeping_vectors() if values else nullcontext()
+        with evaluating(self.model), torch.no_grad(), keep_vectors, tapped(self.model, taps):
+            self.model(**inputs.arguments, use_cache=False)
+        stacks: dict[str, list[AttentionWeights]] = {}
+        for attention in modules:
+            if not weights[attention.module]:
+                raise ValueError(f"{self.name}: {attention.name} did not run, so there is nothing to record of it")
+            stacks.setdefault(attention.stack, []).extend(weights[attention.module])
+        return Recording(self.name, {name: Stack(tuple(layers), *inputs.axes[name]) for name, layers in stacks.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class _Keeper:
+    """Appends the weights of each call to a list: layers that share a module call it one after the other."""
+
+    layers: list[AttentionWeights]
+    values: bool
+    looks = True
+    keeps = True
+
+    def __call__(
+        self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
+        assert weights is not None
+        self.layers.append(weights if self.values else weights.without_values())
+        return output
+
+
+@contextmanager
+def _progress_bars_on_terminals_only() -> Iterator[None]:
+    """Disable transformers' progress bars where stderr is a file or a pipe."""
+    enabled = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
