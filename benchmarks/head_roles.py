@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from clearhead.analysis.roles import Roles
-from clearhead.cli.tables import BEST, name
+from clearhead.cli.tables import SCORE_ORDER, head_name
 from measuring import write
 
 BEST_HEADS = 3
@@ -19,12 +19,12 @@ BEST_HEADS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("roles", type=Path, help="written by clearhead roles --output")
-    parser.add_argument("name", help="of the results: relations-NAME.json, heads-NAME.json")
+    parser.add_argument("head_name", help="of the results: relations-NAME.json, heads-NAME.json")
     arguments = parser.parse_args()
     roles = Roles.from_json(arguments.roles.read_text())
     best = []
-    for score in BEST:
-        heads = ", ".join(f"{name(address)} ({value:.2f})" for address, value in roles.top(score, BEST_HEADS))
+    for score in SCORE_ORDER:
+        heads = ", ".join(f"{head_name(address)} ({value:.2f})" for address, value in roles.top(score, BEST_HEADS))
         if heads:
             best.append({"score": score, "highest": heads})
     write(f"heads-{arguments.name}", f"{roles.model}: the heads that score highest", best)
@@ -32,7 +32,7 @@ def main() -> None:
         {
             "relation": score.relation,
             "direction": score.direction,
-            "head": name(score.address),
+            "head": head_name(score.address),
             "right": round(score.accuracy, 2),
             "95 %": f"{score.low:.2f}–{score.high:.2f}",
             "fixed offset": f"{score.baseline:.2f} at {score.offset:+d}",

@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from clearhead.cli.tables import name
+from clearhead.cli.tables import head_name
 from clearhead.translation import Config, RunDirectory, from_grammar, train
 from clearhead.translation.heads import Emergence, ablation_effect, measure_emergence, plot_emergence
 from measuring import RESULTS, write
@@ -36,7 +36,7 @@ def main() -> None:
             mark = "" if after.clear else " (no)"
             row[f"seed {seed}: untrained"] = f"{before.accuracy:.2f}"
             row[f"seed {seed}: trained"] = f"{after.accuracy:.2f} ± {(after.high - after.low) / 2:.2f}{mark}"
-            row[f"seed {seed}: head"] = name(after.address)
+            row[f"seed {seed}: head"] = head_name(after.address)
         rows.append(row)
     exact_row: dict[str, object] = {"relation": "exact translations", "fixed offset": ""}
     for seed, run in zip(seeds, runs, strict=True):
@@ -68,7 +68,7 @@ def ablation_rows(runs: list[RunDirectory], emergences: list[Emergence], seeds: 
         for address, relations in emergence.labels().items():
             effect = ablation_effect(run.model(), run.vocabulary(), probe, address)
             errors = {relation: f"{after:.1%}" for relation, (_, after) in effect.errors.items()}
-            row: dict[str, object] = {"seed": seed, "without": name(address), "label": ", ".join(relations)}
+            row: dict[str, object] = {"seed": seed, "without": head_name(address), "label": ", ".join(relations)}
             row["exact"] = f"{effect.exact[1]:.1%}"
             rows.append(row | {f"wrong: {relation}": error for relation, error in errors.items()})
     return rows

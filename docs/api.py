@@ -17,7 +17,7 @@ MODULES = """
 functional weights.matrix ops.masks ops.alibi nn nn.attention nn.block_diagonal nn.head nn.rope nn.rope_scaling
 nn.sinusoidal nn.kv_cache nn.windowed_kv_cache torch_compat distributed distributed.tensor_parallel distributed.gather
 distributed.layout distributed.context_parallel distributed.context_parallel_weights distributed.sharded_kv
-distributed.cost_model recording.recording recording.protocol models analysis.roles analysis.statistics
+distributed.cost_model recording.recording recording.protocol models analysis analysis.roles analysis.statistics
 analysis.conllu analysis.corpus analysis.resumable analysis.accumulate distributed.process_group analysis.summary
 huggingface huggingface.model huggingface.watching huggingface.ablation huggingface.modules huggingface.lazy_mask
 translation translation.config translation.normalizer translation.tokenizer translation.translator

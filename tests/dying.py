@@ -29,7 +29,7 @@ def job(index: int) -> Job:
 
 
 with init_process_group(torch.device("cpu")) as process_group:
-    total = run_jobs([job(index) for index in range(6)], process_group=process_group, keep=keep)
+    total = run_jobs([job(index) for index in range(6)], process_group=process_group, results_folder=keep)
     if process_group.is_main:
         (folder / "result").write_text(str(total.sums["encoder.sums.x"].item()))
         discard_results(keep)

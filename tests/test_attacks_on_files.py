@@ -118,14 +118,14 @@ class TestFlips:
         def job():
             return Job("a text", lambda: HeadSums("m", {"encoder": [1]}, {"x": torch.arange(40).double()}))
 
-        expected = run_jobs([job()], keep=tmp_path / "keep")
+        expected = run_jobs([job()], results_folder=tmp_path / "keep")
         (path,) = (tmp_path / "keep").iterdir()
         contents = path.read_bytes()
         header, data = places(contents, 100)
         for place in header + data:
             path.write_bytes(flipped(contents, place))
             with pytest.warns(UserWarning, match="it is made again"):
-                found = run_jobs([job()], keep=tmp_path / "keep")
+                found = run_jobs([job()], results_folder=tmp_path / "keep")
             assert torch.equal(found.sums["x"], expected.sums["x"])
             assert path.read_bytes() == contents
         print(f"\nflips in kept statistics: {len(header)} in the header, {len(data)} in the data, all made again")

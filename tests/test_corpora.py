@@ -9,10 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from clearhead.analysis.accumulate import HeadSums, nothing
-from clearhead.analysis.corpus import statistics
+from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.corpus import corpus_statistics
 from clearhead.analysis.resumable import Job, discard_results, run_jobs
-from clearhead.analysis.statistics import from_sums, measure, sum_statistics
+from clearhead.analysis.statistics import measure_heads, statistics_from_sums, sum_statistics
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.cli import app
 from clearhead.distributed.process_group import ProcessGroup
@@ -35,17 +35,17 @@ def torchrun(count, *arguments):
 
 def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
     own = recordings(4)
-    total = nothing()
+    total = HeadSums.empty()
     for number, recording in enumerate(own):
         sum_statistics(recording).save(tmp_path / f"{number}.safetensors")
         total += HeadSums.load(tmp_path / f"{number}.safetensors")
-    assert from_sums(total) == measure(own)[1]
+    assert statistics_from_sums(total) == measure_heads(own)[1]
     assert total.model == "a model"
 
 
 def test_what_was_watched_adds_up():
-    own = [statistics(recording) for recording in recordings(3)]
-    total = own[0].tally("m") + own[1].tally("m") + own[2].tally("m")
+    own = [corpus_statistics(recording) for recording in recordings(3)]
+    total = own[0].to_sums("m") + own[1].to_sums("m") + own[2].to_sums("m")
     found = AttentionSummary.from_sums(total)
     layers = [seen[1] for seen in own]
     queries = sum(layer.queries for layer in layers)
@@ -61,12 +61,12 @@ def jobs_of(count):
 def added_over(mesh, count):
     process_group = ProcessGroup(mesh.get_local_rank(), mesh.size())
     total = run_jobs(jobs_of(count), process_group=process_group)
-    return total.model, from_sums(total)
+    return total.model, statistics_from_sums(total)
 
 
 @pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # of four ranks two have nothing to read
 def test_every_number_of_processes_gives_the_same(count, texts):
-    expected = measure(recordings(texts))
+    expected = measure_heads(recordings(texts))
     with started(count) as ranks:
         for model, found in ranks.run(count, added_over, texts):
             assert model == expected[0]
@@ -79,7 +79,7 @@ def test_every_number_of_processes_gives_the_same(count, texts):
 
 def test_different_kinds_of_attention_are_kept_apart():
     own = translation(["a", "b", "c"], ["d", "e"])
-    assert from_sums(sum_statistics(own)) == measure([own])[1]
+    assert statistics_from_sums(sum_statistics(own)) == measure_heads([own])[1]
 
 
 def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
@@ -96,8 +96,8 @@ def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
 
     keep = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([job(number) for number in range(4)], keep=keep)
-    total = run_jobs([job(number) for number in range(4)], keep=keep)
+        run_jobs([job(number) for number in range(4)], results_folder=keep)
+    total = run_jobs([job(number) for number in range(4)], results_folder=keep)
     assert done == [0, 1, 2, 2, 3]
     assert total.sums["x"].item() == 6
     discard_results(keep)
@@ -106,21 +106,21 @@ def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
 
 def test_what_another_model_gave_is_not_taken(tmp_path):
     translator = Translator.load()
-    first = statistics(translator, SENTENCES[:1], keep=tmp_path / "parts")
+    first = corpus_statistics(translator, SENTENCES[:1], results_folder=tmp_path / "parts")
     with torch.no_grad():
         translator.model.encoder[0].attention.query.weight.mul_(3)
-    second = statistics(translator, SENTENCES[:1], keep=tmp_path / "parts")
+    second = corpus_statistics(translator, SENTENCES[:1], results_folder=tmp_path / "parts")
     assert len(list((tmp_path / "parts").iterdir())) == 2
     assert not torch.equal(first["encoder", 0].means["entropy"], second["encoder", 0].means["entropy"])
 
 
 def test_a_damaged_part_is_made_again(tmp_path):
     keep = tmp_path / "parts"
-    first = run_jobs(jobs_of(2), keep=keep)
+    first = run_jobs(jobs_of(2), results_folder=keep)
     for path in keep.iterdir():
         path.write_bytes(b"")
     with pytest.warns(UserWarning, match="not a whole safetensors file .*; it is made again"):
-        assert from_sums(run_jobs(jobs_of(2), keep=keep)) == from_sums(first)
+        assert statistics_from_sums(run_jobs(jobs_of(2), results_folder=keep)) == statistics_from_sums(first)
 
 
 @pytest.mark.parametrize("name", ["missing/deep/x.json", "."])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import masking_utils as theirs
 
-from clearhead.huggingface._mask_translation import Place, UnknownFunctionError, evaluate, translate
+from clearhead.huggingface._mask_translation import MaskExtent, UnknownFunctionError, evaluate, translate
 from clearhead.huggingface.lazy_mask import LazyMask, make_mask
 from clearhead.ops.masks import Causal, Dense, Padding, PrecomputedMask, Window
 
@@ -80,17 +80,17 @@ def test_the_same_cells(data):
     [("causal", Causal), ("bidirectional", type(None)), ("window", Window), ("window both ways", Window)],
 )
 def test_recognised(name, kind):
-    place = Place(BATCH, 8, 8, 0, 0, torch.device("cpu"))
-    assert type(translate(FUNCTIONS[name], place)) is kind
+    extent = MaskExtent(BATCH, 8, 8, 0, 0, torch.device("cpu"))
+    assert type(translate(FUNCTIONS[name], extent)) is kind
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_functions_are_evaluated(name, monkeypatch):
-    place = Place(BATCH, 9, 9, 0, 0, torch.device("cpu"))
+    extent = MaskExtent(BATCH, 9, 9, 0, 0, torch.device("cpu"))
     with pytest.raises(UnknownFunctionError):
-        translate(UNKNOWN[name], place)
-    monkeypatch.setattr("clearhead.huggingface._mask_translation.BLOCK", 40)  # two rows at a time
-    mask = evaluate(UNKNOWN[name], place, None, use_vmap=True)
+        translate(UNKNOWN[name], extent)
+    monkeypatch.setattr("clearhead.huggingface._mask_translation.MAX_EVALUATED_CELLS", 40)  # two rows at a time
+    mask = evaluate(UNKNOWN[name], extent, None, use_vmap=True)
     assert isinstance(mask, Dense if name == "odd keys" else PrecomputedMask)
     allowed = mask.dense(9, 9, 0).expand(BATCH, 1, 9, 9)
     assert torch.equal(allowed, theirs.sdpa_mask(BATCH, 9, 9, mask_function=UNKNOWN[name], allow_is_causal_skip=False))
@@ -107,7 +107,7 @@ def test_free_places_of_a_static_cache_need_no_mask():
 def test_numbers_that_come_again_are_not_one_group():
     function = theirs.packed_sequence_mask_function(torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]]))
     with pytest.raises(UnknownFunctionError):
-        translate(function, Place(2, 4, 4, 0, 0, torch.device("cpu")))
+        translate(function, MaskExtent(2, 4, 4, 0, 0, torch.device("cpu")))
     mask = make_mask(2, 4, 4, mask_function=function, allow_is_causal_skip=False)
     expected = theirs.sdpa_mask(2, 4, 4, mask_function=function, allow_is_causal_skip=False)
     assert torch.equal(mask.dense(), expected)

@@ -25,10 +25,10 @@ from viewer_page import page
 __all__ = ["browser", "page"]
 CELLS = [
     "import torch\nfrom clearhead import Causal, attention, record, report",
-    "from clearhead.analysis.corpus import statistics",
+    "from clearhead.analysis.corpus import corpus_statistics",
     "query = torch.randn(2, 3, 50, 8)\nattention(query, query, query, mask=Causal(), return_weights=True)[1]",
     "recording = record('en-ja', 'The old dog barked.')\nreport(recording)",
-    "statistics(recording)",
+    "corpus_statistics(recording)",
 ]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from clearhead.analysis.corpus import roles
+from clearhead.analysis.corpus import corpus_roles
 from clearhead.analysis.roles import head_roles
 from clearhead.models import load
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
@@ -37,7 +37,7 @@ def test_minilm():
     folder = minilm()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=torch.float32)
     assert_as_exact_as_eager(model.eval(), tokenizer(TEXTS, padding=True, return_tensors="pt"))
-    found = roles(load(folder), EXAMPLE_PASSAGES)
+    found = corpus_roles(load(folder), EXAMPLE_PASSAGES)
     assert len(found.heads) == 6 * 12
     (best, score), *_ = found.top("previous")
     assert best == ("encoder", 0, 2)
@@ -52,7 +52,7 @@ def test_smollm2():
     loaded.tokenizer.padding_side = "left"
     inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")
     assert_as_exact_as_eager(loaded.model, inputs)
-    found = roles(loaded, EXAMPLE_PASSAGES)
+    found = corpus_roles(loaded, EXAMPLE_PASSAGES)
     assert len(found.heads) == 30 * 9
     assert found.top("induction")[0][1] > 0.5
     assert found.top("previous")[0][1] > 0.5

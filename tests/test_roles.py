@@ -9,8 +9,8 @@ import torch
 
 from clearhead import Causal, Dense, Prefix, Window, attention
 from clearhead.analysis.relations import RelationScore
-from clearhead.analysis.roles import KEYS, SCORES, SINK, HeadStatistics, Roles, head_roles
-from clearhead.analysis.statistics import REACH
+from clearhead.analysis.roles import MIN_VISIBLE_KEYS, SCORE_NAMES, SINK_THRESHOLD, HeadStatistics, Roles, head_roles
+from clearhead.analysis.statistics import MAX_OFFSET
 from clearhead.recording.recording import Recording, Stack
 from crafted import looking_at, recording, tokens, weights_of
 
@@ -148,7 +148,7 @@ def test_keys_are_counted_by_the_mask(mask, bias):
 def test_the_count_of_visible_keys_does_not_depend_on_how_it_is_cut(monkeypatch):
     one = recording(weights_of(torch.ones(1, SIZE, SIZE), Window(before=2)))
     whole = head_roles([one])
-    monkeypatch.setattr("clearhead.analysis.statistics.CELLS", 3 * SIZE)
+    monkeypatch.setattr("clearhead.analysis.statistics.MAX_SCORE_CELLS", 3 * SIZE)
     assert head_roles([one]) == whole
 
 
@@ -156,8 +156,8 @@ def test_few_keys_make_no_roles():
     """Of nine causal tokens the first receives more than a sink's share from a head that attends to all alike."""
     found = head_roles([recording(weights_of(torch.ones(1, 9, 9), Causal()))])
     own = found.heads["encoder", 0, 0]
-    assert own.sink > SINK
-    assert own.keys < KEYS
+    assert own.sink > SINK_THRESHOLD
+    assert own.keys < MIN_VISIBLE_KEYS
     assert found.label(("encoder", 0, 0)) == ""
 
 
@@ -214,7 +214,7 @@ class TestRepeatedTokens:
         alone, both = head_roles([ordinary]), head_roles([repeated, ordinary, repeated])
         own, expected = both.heads["encoder", 0, 0], alone.heads["encoder", 0, 0]
         assert (own.induction, own.duplicate) == (near(0.75), near(0.25))
-        for name in set(SCORES) - {"duplicate", "induction"}:
+        for name in set(SCORE_NAMES) - {"duplicate", "induction"}:
             assert getattr(own, name) == getattr(expected, name)
 
     def test_copies_of_different_lengths_weigh_by_their_queries(self):
@@ -252,11 +252,11 @@ class TestCrossAttention:
 
 
 def test_offsets_beyond_reach_are_not_looked_for():
-    size = REACH + 5
-    far = looking_at([(place + REACH + 1) % size for place in range(size)])
+    size = MAX_OFFSET + 5
+    far = looking_at([(place + MAX_OFFSET + 1) % size for place in range(size)])
     own = head_roles([recording(weights_of(far[None]))]).heads["encoder", 0, 0]
-    assert own.offset == REACH + 1 - size  # what wraps round is near
-    only = looking_at([place + REACH + 1 for place in range(3)], size)
+    assert own.offset == MAX_OFFSET + 1 - size  # what wraps round is near
+    only = looking_at([place + MAX_OFFSET + 1 for place in range(3)], size)
     cross = Stack((weights_of(only[None]),), tokens(list("abc")), tokens([f"w{n}" for n in range(size)]))
     own = head_roles([Recording("crafted", {"cross": cross})]).heads["cross", 0, 0]
     assert (own.offset, own.positional) == (None, 0)

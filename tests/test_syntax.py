@@ -8,7 +8,7 @@ import torch
 
 from clearhead import Causal, attention
 from clearhead.analysis.conllu import Sentence, read_conllu
-from clearhead.analysis.relations import OFFSETS, RelationScore, relation_scores, wilson
+from clearhead.analysis.relations import BASELINE_OFFSETS, RelationScore, relation_scores, wilson
 from clearhead.recording.recording import Recording, Stack
 from crafted import looking_at, recording, tokens, weights_of
 
@@ -183,7 +183,7 @@ def test_order_and_minimum():
 
 
 def test_offsets_reach_five_words_and_start_near():
-    assert sorted(OFFSETS) == [-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]
+    assert sorted(BASELINE_OFFSETS) == [-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]
     far = Sentence(tuple("abcdefg"), (5, 6, -1, 2, 2, 2, 2), ("amod", "aux", "root", *["dep"] * 4))
     found = scores_of([recording(weights_of(torch.ones(1, 7, 7)))] * 2, [far] * 2)
     assert (found["amod", UP].offset, found["amod", UP].baseline) == (5, 1)

@@ -14,7 +14,7 @@ from bokeh.util.token import get_token_payload
 from tornado.websocket import WebSocketClosedError
 
 from clearhead import view
-from clearhead.viewer.server.serve import MESSAGE, PORT
+from clearhead.viewer.server.serve import DEFAULT_PORT, MAX_MESSAGE_BYTES
 from recordings import decoder
 from viewer_client import close, connect, cookie, fetch, home, page_token, token_in
 
@@ -217,7 +217,7 @@ def test_a_message_that_is_too_long_ends_only_its_own_socket(viewer):
         socket = await connect(viewer, token, headers)
         await socket.read_message()
         with contextlib.suppress(WebSocketClosedError):
-            await socket.write_message("x" * 2 * MESSAGE)
+            await socket.write_message("x" * 2 * MAX_MESSAGE_BYTES)
         await close(socket)
 
     asyncio.run(attempt())
@@ -249,7 +249,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_the_default_port_and_how_to_reach_it_from_elsewhere(viewer):
-    assert viewer.port >= PORT
+    assert viewer.port >= DEFAULT_PORT
     assert viewer.forwarding.startswith(f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} ")
 
 
@@ -296,7 +296,7 @@ def test_the_file_is_removed_at_the_end(home_folder, opened):
 
 
 def test_the_file_is_removed_when_no_browser_opens_it(home_folder, opened, monkeypatch):
-    monkeypatch.setattr("clearhead.viewer.server.serve.OPENING", 0.01)
+    monkeypatch.setattr("clearhead.viewer.server.serve.LINK_LIFETIME_S", 0.01)
     with view(decoder("abc"), wait=False):
         (page,) = home_folder.iterdir()
         link = re.search(r"url=([^\"]+)", page.read_text())[1]
@@ -328,7 +328,7 @@ def test_without_any_folder_no_browser_is_opened(tmp_path, opened, monkeypatch):
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):
-    monkeypatch.setattr("clearhead.viewer.server.serve.IDLE", 0.05)
+    monkeypatch.setattr("clearhead.viewer.server.serve.IDLE_TIMEOUT_S", 0.05)
     with (
         view(decoder("abc"), browser=False, wait=False) as found,
         socket.create_connection(("127.0.0.1", found.port), timeout=60) as connection,

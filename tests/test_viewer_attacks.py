@@ -11,7 +11,7 @@ import pytest
 from tornado.websocket import WebSocketClosedError
 
 from clearhead import view
-from clearhead.viewer.server.serve import MESSAGE
+from clearhead.viewer.server.serve import MAX_MESSAGE_BYTES
 from recordings import decoder
 from viewer_client import close, connect, cookie, fetch, home, page_token
 
@@ -63,7 +63,7 @@ class Target:
 @pytest.fixture(scope="module")
 def target():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clearhead.viewer.server.serve.IDLE", 2.0)
+        patch.setattr("clearhead.viewer.server.serve.IDLE_TIMEOUT_S", 2.0)
         with (
             view(decoder("abcdef"), browser=False, wait=False) as viewer,
             view(decoder("abc"), browser=False, wait=False) as other,
@@ -313,7 +313,7 @@ MESSAGES = {
     "binary": b"\x00\xff",
     "surrogate": '"\\ud800"',
     "infinite": "1e999999",
-    "too long": "x" * 2 * MESSAGE,
+    "too long": "x" * 2 * MAX_MESSAGE_BYTES,
 }
 PATCHES = [
     None,

@@ -10,7 +10,7 @@ import transformers
 from transformers import GPTJConfig, GPTJModel
 
 from clearhead.huggingface import ablate, watch
-from clearhead.huggingface._hooks import TAPPINGS
+from clearhead.huggingface._hooks import HOOK_SETS
 from peers import assert_agrees, doubled
 from tiny_models import LENGTH, SIZES, inputs_for, make
 
@@ -163,7 +163,7 @@ def test_restored_after_an_error_and_inside_another():
     with pytest.raises(ValueError, match="input_ids"), watch(model, entropy=True):
         model()
     assert model.config._attn_implementation == "eager"
-    assert not any(getattr(module, TAPPINGS, ()) for module in model.modules())
+    assert not any(getattr(module, HOOK_SETS, ()) for module in model.modules())
 
 
 def shared_layers():

@@ -1,1 +1,44 @@
 """Numbers about heads: statistics, roles, syntactic relations, and their sums over corpora."""
+
+from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.conllu import Sentence, read_conllu
+from clearhead.analysis.corpus import SummarizesWhileRunning, corpus_roles, corpus_statistics
+from clearhead.analysis.relations import RelationScore, relation_scores, wilson
+from clearhead.analysis.resumable import Job, discard_results, run_jobs
+from clearhead.analysis.roles import Roles, head_roles, roles_from_sums
+from clearhead.analysis.statistics import (
+    HeadStatistics,
+    measure_heads,
+    measure_layer,
+    measure_queries,
+    statistics_from_sums,
+    sum_statistics,
+)
+from clearhead.analysis.summary import AttentionSummary, LayerSummary, summarize
+
+__all__ = [
+    "AttentionSummary",
+    "HeadStatistics",
+    "HeadSums",
+    "Job",
+    "LayerSummary",
+    "RelationScore",
+    "Roles",
+    "Sentence",
+    "SummarizesWhileRunning",
+    "corpus_roles",
+    "corpus_statistics",
+    "discard_results",
+    "head_roles",
+    "measure_heads",
+    "measure_layer",
+    "measure_queries",
+    "read_conllu",
+    "relation_scores",
+    "roles_from_sums",
+    "run_jobs",
+    "statistics_from_sums",
+    "sum_statistics",
+    "summarize",
+    "wilson",
+]

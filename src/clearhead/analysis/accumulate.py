@@ -1,4 +1,4 @@
-"""`HeadSums`: sums over texts of what a model's heads do, which can be added up, kept in a file, and shared."""
+"""`HeadSums`: sums over texts of the statistics of a model's heads, which can be added, reduced and saved."""
 
 from __future__ import annotations
 
@@ -20,46 +20,47 @@ class HeadSums:
     """Sums by name. Their size does not depend on the texts, and counts up to 2⁵³ are exact."""
 
     model: str
-    heads: dict[str, list[int]]  # by stack: how many each layer has
-    sums: dict[str, Float64[Tensor, "*shape"]]
+    heads: dict[str, list[int]]  # by stack: the number of heads of each layer
+    sums: dict[str, Float64[Tensor, ...]]
+
+    @classmethod
+    def empty(cls) -> HeadSums:
+        """Return the sums over no texts."""
+        return cls("", {}, {})
 
     def __add__(self, other: HeadSums) -> HeadSums:
         sums = dict(self.sums)
-        for name, own in other.sums.items():
-            sums[name] = sums[name] + own if name in sums else own
+        for name, values in other.sums.items():
+            sums[name] = sums[name] + values if name in sums else values
         return HeadSums(self.model or other.model, self.heads | other.heads, sums)
 
     def all_reduce(self, process_group: ProcessGroup) -> HeadSums:
-        """Of all processes, by one all-reduce. They need not have the same names: some may have read nothing."""
+        """Return the sums over all processes, by one all-reduce.
+
+        Processes need not have the same names: some may have read nothing.
+        """
         if process_group.world_size == 1:
             return self
-        own = (self.model, self.heads, {name: tuple(one.shape) for name, one in self.sums.items()})
-        every = process_group.all_gather(own)
-        shapes = {name: shape for _, _, found in every for name, shape in sorted(found.items())}
+        shapes_here = {name: tuple(values.shape) for name, values in self.sums.items()}
+        contents = process_group.all_gather((self.model, self.heads, shapes_here))
+        shapes = {name: shape for _, _, rank_shapes in contents for name, shape in sorted(rank_shapes.items())}
         parts = {name: self.sums.get(name, torch.zeros(shape, dtype=torch.float64)) for name, shape in shapes.items()}
-        whole = process_group.all_reduce(
-            torch.cat([one.flatten() for one in parts.values()] or [torch.zeros(0).double()])
-        )
-        split = whole.split([one.numel() for one in parts.values()])
-        heads = {name: counts for _, found, _ in every for name, counts in found.items()}
-        model = next((name for name, _, _ in every if name), self.model)
-        sums = {name: flat.view(shape) for (name, shape), flat in zip(shapes.items(), split, strict=True)}
+        flat = torch.cat([values.flatten() for values in parts.values()] or [torch.zeros(0).double()])
+        split = process_group.all_reduce(flat).split([values.numel() for values in parts.values()])
+        heads = {name: counts for _, rank_heads, _ in contents for name, counts in rank_heads.items()}
+        model = next((name for name, _, _ in contents if name), self.model)
+        sums = {name: values.view(shape) for (name, shape), values in zip(shapes.items(), split, strict=True)}
         return HeadSums(model, heads, sums)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """One safetensors file."""
-        about = {"format": FORMAT, "version": VERSION, "model": self.model, "heads": self.heads}
-        serialization.write(path, self.sums, about)
+        """Write one safetensors file."""
+        header = {"format": FORMAT, "version": VERSION, "model": self.model, "heads": self.heads}
+        serialization.write(path, self.sums, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HeadSums:
         """Read a file written by `save`; one without a checksum is refused, because it can be made again."""
-        sums, facts = serialization.read(path, FORMAT, VERSION, "cpu", need_checksum=True)
-        if not isinstance(facts.get("model"), str) or not isinstance(facts.get("heads"), dict):
+        sums, header = serialization.read(path, FORMAT, VERSION, "cpu", need_checksum=True)
+        if not isinstance(header.get("model"), str) or not isinstance(header.get("heads"), dict):
             raise ValueError(f"{path}: saved by HeadSums.save, but without model or heads")
-        return cls(facts["model"], facts["heads"], sums)
-
-
-def nothing() -> HeadSums:
-    """Of no text."""
-    return HeadSums("", {}, {})
+        return cls(header["model"], header["heads"], sums)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from clearhead._utils.bounded_reads import numbered_lines
 
-_COLUMNS = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
-_NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # 1-2 is a multiword token, 1.1 an empty node
+_COLUMN_COUNT = 10  # ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC
+_NOT_A_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # 1-2 is a multiword token, 1.1 an empty node
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and the tree over them: the number of each word's head, from 0, and the relation it stands in to it."""
+    """Words and the tree over them: the index of each word's head, from 0, and its relation to it."""
 
     words: tuple[str, ...]
     heads: tuple[int, ...]  # −1 for the root
@@ -36,7 +36,7 @@ class Sentence:
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
-    """The sentences of a CoNLL-U file, or of one packed as .gz.
+    """Return the sentences of a CoNLL-U file, or of one packed as .gz.
 
     Trees are over the numbered words: the lines of multiword tokens (1-2) and of empty nodes (1.1) are passed over.
     """
@@ -44,12 +44,12 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
         raise FileNotFoundError(f"{path}: there is no such file")
     sentences: list[Sentence] = []
     rows: list[_Row] = []
-    for number, line in numbered_lines(path):
+    for line_number, line in numbered_lines(path):
         if not line.strip():
             sentences += _sentence(path, rows)
             rows = []
         elif not line.startswith("#"):
-            rows += _row(f"{path}, line {number}", number, line, following=len(rows) + 1)
+            rows += _row(f"{path}, line {line_number}", line_number, line, expected_id=len(rows) + 1)
     return sentences + _sentence(path, rows)  # the last may lack the empty line that ends it
 
 
@@ -63,27 +63,27 @@ class _Row:
     relation: str
 
 
-def _row(place: str, number: int, line: str, following: int) -> list[_Row]:
-    """The word on a line; none where the line is of a multiword token or an empty node."""
+def _row(location: str, line_number: int, line: str, expected_id: int) -> list[_Row]:
+    """Return the word on a line; none for the line of a multiword token or an empty node."""
     columns = line.split("\t")
-    if len(columns) != _COLUMNS:
-        raise ValueError(f"{place}: has {len(columns)} columns; expected {_COLUMNS}, with a tab between them")
+    if len(columns) != _COLUMN_COUNT:
+        raise ValueError(f"{location}: has {len(columns)} columns; expected {_COLUMN_COUNT}, with a tab between them")
     identifier, word, head, relation = columns[0], columns[1], columns[6], columns[7].split(":")[0]
-    if _NO_WORD.fullmatch(identifier):
+    if _NOT_A_WORD.fullmatch(identifier):
         return []
-    if identifier != str(following):
-        raise ValueError(f"{place}: ID is {identifier!r}; expected {following}, the sentence's next word")
+    if identifier != str(expected_id):
+        raise ValueError(f"{location}: ID is {identifier!r}; expected {expected_id}, the sentence's next word")
     if not head.isdecimal():
-        raise ValueError(f"{place}: HEAD is {head!r}; expected the number of a word, or 0 for the root")
+        raise ValueError(f"{location}: HEAD is {head!r}; expected the number of a word, or 0 for the root")
     if relation in ("", "_"):
-        raise ValueError(f"{place}: DEPREL is {columns[7]!r}; expected a relation such as nsubj")
-    return [_Row(number, word, int(head), relation)]
+        raise ValueError(f"{location}: DEPREL is {columns[7]!r}; expected a relation such as nsubj")
+    return [_Row(line_number, word, int(head), relation)]
 
 
 def _sentence(path: str | os.PathLike[str], rows: list[_Row]) -> list[Sentence]:
-    """The sentence on these lines; none where there are none, as between two empty lines."""
-    for number, row in enumerate(rows, start=1):
-        if row.head > len(rows) or row.head == number:
+    """Return the sentence on these lines; none for no lines, as between two empty ones."""
+    for word_id, row in enumerate(rows, start=1):
+        if row.head > len(rows) or row.head == word_id:
             raise ValueError(
                 f"{path}, line {row.line}: HEAD is {row.head}; expected another of the sentence's {len(rows)} words,"
                 " or 0 for the root"

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 from clearhead._utils.version import __version__
 from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.relations import relation_scores
-from clearhead.analysis.resumable import Job, Progress, run_jobs
-from clearhead.analysis.roles import Roles, head_roles, roles_of
+from clearhead.analysis.resumable import Job, ProgressCallback, run_jobs
+from clearhead.analysis.roles import Roles, head_roles, roles_from_sums
 from clearhead.analysis.statistics import sum_statistics
 from clearhead.analysis.summary import AttentionSummary, summarize
 from clearhead.distributed.process_group import ProcessGroup
@@ -30,30 +30,32 @@ class SummarizesWhileRunning(Protocol):
         ...
 
 
-def statistics(
+def corpus_statistics(
     model: RecordableModel | Recording,
     texts: Sequence[str] = (),
     *,
     process_group: ProcessGroup | None = None,
-    keep: Path | None = None,
-    progress: Progress | None = None,
+    results_folder: Path | None = None,
+    progress: ProgressCallback | None = None,
 ) -> AttentionSummary:
     """Return entropy, distance and largest weight of every head, over all queries of all texts.
 
     A recording is summarized over the text that was recorded.
 
     Args:
-        process_group, keep, progress: as `run_jobs` takes them, a job for each text.
+        process_group, results_folder, progress: as `run_jobs` takes them, a job for each text.
     """
     if isinstance(model, Recording):
         return summarize(model)
     key = _cache_key(model)
 
     def job(text: str) -> Job:
-        return Job(f"stats {key} {text}", lambda: _summarize_text(model, text).tally(model.name))
+        return Job(f"stats {key} {text}", lambda: _summarize_text(model, text).to_sums(model.name))
 
     jobs = [job(text) for text in texts]
-    return AttentionSummary.from_sums(run_jobs(jobs, process_group=process_group, keep=keep, progress=progress))
+    return AttentionSummary.from_sums(
+        run_jobs(jobs, process_group=process_group, results_folder=results_folder, progress=progress)
+    )
 
 
 def _summarize_text(model: RecordableModel, text: str) -> AttentionSummary:
@@ -68,21 +70,21 @@ def _cache_key(model: RecordableModel) -> str:
     return f"{__version__} {model.name} {' '.join(sums)}"
 
 
-def roles(
+def corpus_roles(
     model: RecordableModel | Recording,
     texts: Sequence[str] = (),
     *,
     sentences: Sequence[Sentence] = (),
     process_group: ProcessGroup | None = None,
-    keep: Path | None = None,
-    progress: Progress | None = None,
+    results_folder: Path | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Roles:
     """Return the role of each head: on ordinary texts, on random tokens repeated, and on sentences with their trees.
 
     The roles of a recording are those that the text that was recorded shows.
 
     Args:
-        process_group, keep: as `run_jobs` takes them, a job for each text; sentences are read by every process.
+        process_group, results_folder: as `run_jobs` takes them, a job for each text. Every process reads all sentences.
         progress: called with the number of sentences, or without any of texts, that are done, and the number of all.
     """
     if isinstance(model, Recording):
@@ -108,5 +110,7 @@ def roles(
             for seed in range(REPEATED_RECORDINGS)
         ]
     relations = relation_scores(record_sentences(), sentences) if sentences else None
-    total = run_jobs(jobs, process_group=process_group, keep=keep, progress=None if sentences else progress)
-    return roles_of(total, relations=relations)
+    total = run_jobs(
+        jobs, process_group=process_group, results_folder=results_folder, progress=None if sentences else progress
+    )
+    return roles_from_sums(total, relations=relations)

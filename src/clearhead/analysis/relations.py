@@ -1,4 +1,4 @@
-"""`relation_scores`: which heads attend along the edges of dependency trees, next to what a fixed offset would do."""
+"""`relation_scores`: accuracy of heads along the edges of dependency trees, next to that of a fixed offset."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_int
 from clearhead.analysis.conllu import Sentence
-from clearhead.recording.recording import Address, Recording, Stack, Tokens, from_one_model, is_self_attention
+from clearhead.recording.recording import Address, Recording, Stack, Tokens, check_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
 
-Direction = Literal["dependent → head", "head → dependent"]
-Kind = tuple[str, Direction]  # a relation, and which of its two words attends to the other
-FIRST = ("aux", "amod", "advmod")  # these head the table, in this order
-LEFT_OUT = ("root", "punct")  # the root has no head; where punctuation hangs is the annotators' convention
-OFFSETS = tuple(sign * step for step in range(1, 6) for sign in (-1, 1))  # in words, the nearest first
-Z = 1.959964  # of a normal distribution, 95 % lie within so many standard deviations
+RelationDirection = Literal["dependent → head", "head → dependent"]
+RelationKind = tuple[str, RelationDirection]  # a relation, and which of its two words attends to the other
+LISTED_FIRST = ("aux", "amod", "advmod")  # these head the table, in this order
+EXCLUDED_RELATIONS = ("root", "punct")  # the root has no head; where punctuation hangs is the annotators' convention
+BASELINE_OFFSETS = tuple(sign * step for step in range(1, 6) for sign in (-1, 1))  # in words, the nearest first
+Z_95 = 1.959964  # standard deviations within which 95 % of a normal distribution lie
 _END: Any = object()
 
 
@@ -30,7 +30,7 @@ class RelationScore:
     """How often the best head for a relation attends most to the right word, on sentences it was not chosen on."""
 
     relation: str
-    direction: Direction
+    direction: RelationDirection
     address: Address
     accuracy: float
     low: float  # Wilson's 95 % interval of the accuracy
@@ -43,7 +43,7 @@ class RelationScore:
 def relation_scores(
     recordings: Iterable[Recording], sentences: Iterable[Sentence], *, minimum: int = 20
 ) -> list[RelationScore]:
-    """The best head of each self-attention for every relation, both ways; `aux`, `amod`, `advmod` first, then by count.
+    """Return the best head of each self-attention for every relation, both ways; `aux`, `amod`, `advmod` come first.
 
     Args:
         recordings: one of each sentence, in order; its tokens say which word each is a part of. Read in one pass, and
@@ -68,23 +68,23 @@ def relation_scores(
     """
     minimum = check_int("minimum", minimum)
     counts: dict[str, _Counts] = {}
-    for number, (recording, sentence) in enumerate(_pairs(recordings, sentences)):
+    for index, (recording, sentence) in enumerate(_pairs(recordings, sentences)):
         questions = _questions(sentence)
-        for name, stack in _readers(number, recording).items():
-            pieces = _pieces(f"recordings[{number}]", stack.queries, sentence)
+        for name, stack in _self_attention_stacks(index, recording).items():
+            pieces = _pieces(f"recordings[{index}]", stack.queries, sentence)
             if name not in counts:
                 counts[name] = _Counts(name, stack)
             if questions.kinds:
-                counts[name].add(number % 2, stack, pieces, questions)
-    scores = [score for own in counts.values() for score in own.scores(minimum)]
-    return sorted(scores, key=_place)
+                counts[name].add(index % 2, stack, pieces, questions)
+    scores = [score for stack_counts in counts.values() for score in stack_counts.scores(minimum)]
+    return sorted(scores, key=_sort_key)
 
 
 @dataclass(frozen=True, eq=False)
 class _Questions:
     """What a sentence asks of every head. An answer is any of the words that are right."""
 
-    kinds: list[Kind]
+    kinds: list[RelationKind]
     words: Int[Tensor, " questions"]  # the word that attends
     answers: Bool[Tensor, "questions words"]
 
@@ -93,14 +93,14 @@ class _Questions:
 
 
 def _questions(sentence: Sentence) -> _Questions:
-    right: dict[tuple[str, Direction, int], list[int]] = {}
+    right: dict[tuple[str, RelationDirection, int], list[int]] = {}
     for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
-        if head >= 0 and relation not in LEFT_OUT:
+        if head >= 0 and relation not in EXCLUDED_RELATIONS:
             right.setdefault((relation, "dependent → head", word), []).append(head)
             right.setdefault((relation, "head → dependent", head), []).append(word)
     answers = torch.zeros(len(right), len(sentence.words), dtype=torch.bool)
-    for number, words in enumerate(right.values()):
-        answers[number, words] = True
+    for index, words in enumerate(right.values()):
+        answers[index, words] = True
     words = torch.tensor([word for _, _, word in right], dtype=torch.long)
     return _Questions([(relation, direction) for relation, direction, _ in right], words, answers)
 
@@ -115,11 +115,11 @@ class _Counts:
     def __init__(self, name: str, stack: Stack) -> None:
         self.name = name
         self.heads = [weights.shape[1] for weights in stack.layers]
-        self.kinds: dict[Kind, int] = {}
+        self.kinds: dict[RelationKind, int] = {}
         self.table = torch.zeros(2, 0, sum(self._widths()), dtype=torch.long)
 
     def _widths(self) -> list[int]:
-        return [heads + len(OFFSETS) + 1 for heads in self.heads]
+        return [heads + len(BASELINE_OFFSETS) + 1 for heads in self.heads]
 
     @torch.no_grad()
     def add(self, half: int, stack: Stack, pieces: Float[Tensor, "words tokens"], questions: _Questions) -> None:
@@ -136,27 +136,29 @@ class _Counts:
                 [_LayerCounts.read(part.tolist()) for part in half[row].split(self._widths())] for half in self.table
             )
             enough = [
-                layer for layer in range(len(self.heads)) if choosing[layer].asked and scoring[layer].asked >= minimum
+                layer
+                for layer in range(len(self.heads))
+                if choosing[layer].questions and scoring[layer].questions >= minimum
             ]
             shares = {
-                (layer, head): choosing[layer].right[head] / choosing[layer].asked
+                (layer, head): choosing[layer].right[head] / choosing[layer].questions
                 for layer in enough
                 for head in range(self.heads[layer])
             }
             if not shares:
                 continue
-            layer, head = max(shares, key=lambda place: shares[place])
-            offset = max(range(len(OFFSETS)), key=lambda number: choosing[layer].by_offset[number])
-            found = scoring[layer]
+            layer, head = max(shares, key=lambda address: shares[address])
+            offset = max(range(len(BASELINE_OFFSETS)), key=lambda index: choosing[layer].by_offset[index])
+            counts = scoring[layer]
             yield RelationScore(
                 relation,
                 direction,
                 (self.name, layer, head),
-                found.right[head] / found.asked,
-                *wilson(found.right[head], found.asked),
-                found.asked,
-                found.by_offset[offset] / found.asked,
-                OFFSETS[offset],
+                counts.right[head] / counts.questions,
+                *wilson(counts.right[head], counts.questions),
+                counts.questions,
+                counts.by_offset[offset] / counts.questions,
+                BASELINE_OFFSETS[offset],
             )
 
 
@@ -166,11 +168,11 @@ class _LayerCounts:
 
     right: list[int]  # a head each
     by_offset: list[int]
-    asked: int
+    questions: int
 
     @classmethod
     def read(cls, columns: list[int]) -> _LayerCounts:
-        heads = len(columns) - len(OFFSETS) - 1
+        heads = len(columns) - len(BASELINE_OFFSETS) - 1
         return cls(columns[:heads], columns[heads:-1], columns[-1])
 
 
@@ -185,9 +187,9 @@ def _answered(
     right_words = questions.answers & visible[questions.words]
     every = torch.arange(len(questions.kinds), device=weights.device)
     right = right_words[every, chosen] & (most > 0)
-    places = questions.words + torch.tensor(OFFSETS, device=weights.device)[:, None]  # [offsets, questions]
-    inside = (places >= 0) & (places < len(visible))
-    by_offset = right_words[every, places.clamp(0, len(visible) - 1)] & inside
+    targets = questions.words + torch.tensor(BASELINE_OFFSETS, device=weights.device)[:, None]  # [offsets, questions]
+    inside = (targets >= 0) & (targets < len(visible))
+    by_offset = right_words[every, targets.clamp(0, len(visible) - 1)] & inside
     return torch.cat([right, by_offset, right_words.any(dim=-1)[None]])
 
 
@@ -213,55 +215,53 @@ def _pieces(name: str, tokens: Tokens, sentence: Sentence) -> Float[Tensor, "wor
             " sentence's words"
         )
     pieces = torch.zeros(count, len(tokens))
-    for place, word in enumerate(tokens.words):
+    for index, word in enumerate(tokens.words):
         if word is not None:
-            pieces[word, place] = 1
+            pieces[word, index] = 1
     return pieces
 
 
-def _readers(number: int, recording: Recording) -> dict[str, Stack]:
-    """The self-attentions over the sentence: the first, and others that read the same text."""
-    own = {name: stack for name, stack in recording.stacks.items() if is_self_attention(name, stack)}
-    if not own:
-        raise ValueError(
-            f"recordings[{number}] has {', '.join(recording.stacks) or 'nothing'}; expected self-attention"
-        )
-    text = _plain(next(iter(own.values())).queries)
-    return {name: stack for name, stack in own.items() if _plain(stack.queries) == text}
+def _self_attention_stacks(index: int, recording: Recording) -> dict[str, Stack]:
+    """Return the self-attention stacks over the sentence: the first, and others that read the same text."""
+    stacks = {name: stack for name, stack in recording.stacks.items() if is_self_attention(name, stack)}
+    if not stacks:
+        raise ValueError(f"recordings[{index}] has {', '.join(recording.stacks) or 'nothing'}; expected self-attention")
+    text = _ordinary_texts(next(iter(stacks.values())).queries)
+    return {name: stack for name, stack in stacks.items() if _ordinary_texts(stack.queries) == text}
 
 
-def _plain(tokens: Tokens) -> list[str]:
+def _ordinary_texts(tokens: Tokens) -> list[str]:
     return [text for text, special in zip(tokens.texts, tokens.special, strict=True) if not special]
 
 
 def _pairs(recordings: Iterable[Recording], sentences: Iterable[Sentence]) -> Iterator[tuple[Recording, Sentence]]:
     # by hand: itertools.zip_longest may hold on to the first pair, and so to a recording
-    waiting, read = iter(sentences), 0
-    for recording in from_one_model(recordings):
-        sentence = next(waiting, _END)
+    remaining, count = iter(sentences), 0
+    for recording in check_one_model(recordings):
+        sentence = next(remaining, _END)
         if sentence is _END:
             raise ValueError(
-                f"sentences has {read} entries, but recordings has more; expected a sentence per recording"
+                f"sentences has {count} entries, but recordings has more; expected a sentence per recording"
             )
         if not isinstance(sentence, Sentence):
-            raise TypeError(f"sentences[{read}] is {sentence!r}; expected a Sentence")
+            raise TypeError(f"sentences[{count}] is {sentence!r}; expected a Sentence")
         yield recording, sentence
-        read += 1
-    if next(waiting, _END) is not _END:
-        raise ValueError(f"recordings has {read} entries, but sentences has more; expected a sentence per recording")
+        count += 1
+    if next(remaining, _END) is not _END:
+        raise ValueError(f"recordings has {count} entries, but sentences has more; expected a sentence per recording")
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share: it stays within 0 and 1, and is honest for few and for extreme counts.
+    """Return Wilson's 95 % interval of a share: it stays within 0 and 1, and holds for few and for extreme counts.
 
     >>> [round(end, 3) for end in wilson(9, 10)]
     [0.596, 0.982]
     """
-    share, spread = right / count, Z * Z / count
+    share, spread = right / count, Z_95 * Z_95 / count
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * share * (1 - share) + spread * spread / 4) / (1 + spread)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _place(score: RelationScore) -> tuple[int, int]:
-    return FIRST.index(score.relation) if score.relation in FIRST else len(FIRST), -score.count
+def _sort_key(score: RelationScore) -> tuple[int, int]:
+    return LISTED_FIRST.index(score.relation) if score.relation in LISTED_FIRST else len(LISTED_FIRST), -score.count

@@ -1,4 +1,4 @@
-"""Many texts over many processes: each reads its share, what is done is kept, and one result comes of it."""
+"""Jobs over many texts and processes, whose results are stored so that a later call can resume."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from clearhead.analysis.accumulate import HeadSums, nothing
+from clearhead.analysis.accumulate import HeadSums
 from clearhead.distributed.process_group import ProcessGroup
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]  # called with the number of steps done, and of all of them
 
 
 class Job(NamedTuple):
-    """One text to read. By its name what was found is found again."""
+    """One text to process. `name` is the key of its stored result."""
 
     name: str
-    tally: Callable[[], HeadSums]
+    compute: Callable[[], HeadSums]
 
 
 def run_jobs(
     jobs: Sequence[Job],
     *,
     process_group: ProcessGroup | None = None,
-    keep: Path | None = None,
-    progress: Progress | None = None,
+    results_folder: Path | None = None,
+    progress: ProgressCallback | None = None,
 ) -> HeadSums:
     """Return the sum of all jobs' results, in every process.
 
     Args:
         process_group: the processes that share the jobs; rank r takes jobs r, r + world_size, … (default: this one).
-        keep: a folder for the result of each job. After a crash only the jobs without a stored result run again.
+        results_folder: a folder for the result of each job. After a crash only jobs without a stored result run again.
             Call `discard_results` once the total is written.
         progress: called with the number of this process's jobs that are done, and the number of all of them.
     """
     process_group = process_group or ProcessGroup()
     share = jobs[process_group.rank :: process_group.world_size]
-    if keep is not None:
-        keep.mkdir(exist_ok=True)
-    total = nothing()
+    if results_folder is not None:
+        results_folder.mkdir(exist_ok=True)
+    total = HeadSums.empty()
     for index, job in enumerate(share):
-        total += job.tally() if keep is None else _kept(job, keep)
+        total += job.compute() if results_folder is None else _load_or_compute(job, results_folder)
         if progress is not None:
             progress(index + 1, len(share))
     return total.all_reduce(process_group)
 
 
-def discard_results(keep: Path) -> None:
-    """Take a folder of finished jobs away."""
-    shutil.rmtree(keep, ignore_errors=True)
+def discard_results(results_folder: Path) -> None:
+    """Remove a folder of stored results."""
+    shutil.rmtree(results_folder, ignore_errors=True)
 
 
-def _kept(job: Job, folder: Path) -> HeadSums:
+def _load_or_compute(job: Job, folder: Path) -> HeadSums:
     path = folder / f"{hashlib.sha256(job.name.encode()).hexdigest()[:24]}.safetensors"
     try:
         return HeadSums.load(path)
@@ -62,6 +62,6 @@ def _kept(job: Job, folder: Path) -> HeadSums:
         pass
     except (OSError, ValueError) as error:
         warnings.warn(f"{error}; it is made again", stacklevel=2)
-    found = job.tally()
-    found.save(path)
-    return found
+    result = job.compute()
+    result.save(path)
+    return result

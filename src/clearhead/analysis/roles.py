@@ -1,4 +1,4 @@
-"""`head_roles`: what kind of head is this. Reads recordings, and never runs a model."""
+"""`head_roles`: labels for what each head does, from recordings. Never runs a model."""
 
 from __future__ import annotations
 
@@ -11,26 +11,35 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.text import json_text
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.relations import RelationScore
-from clearhead.analysis.statistics import NEIGHBOURS, ON_REPEATS, HeadStatistics, from_sums, measure
+from clearhead.analysis.statistics import (
+    NEIGHBOR_OFFSETS,
+    REPEAT_SCORES,
+    HeadStatistics,
+    measure_heads,
+    statistics_from_sums,
+)
 from clearhead.recording.recording import Address, Recording
 
-# A label is given where the evidence is clear: above these, and on texts where a query sees KEYS keys on average.
-KEYS = 8  # with fewer, attending to all alike looks like a role: of 9 causal tokens the first then receives 0.31
-SINK = 0.30  # of all attention, on one token whatever it is; more than twice what 8 keys alike give it
-NEIGHBOUR = 0.40  # self, previous, next: three times what 8 keys alike give
-POSITIONAL = 0.90  # nine rows in ten, whatever the text: as Voita et al. (2019) define positional heads
-DELIMITER = 0.50  # more than on all of the text together
-INDUCTION = 0.30  # on random tokens chance is 1 / keys: nothing but the repetition brings a head here
-DUPLICATE = 0.30  # likewise
-RELATION = 0.05  # low end over baseline: the baseline, too, is only measured, and has its own error
-BROAD = 0.90  # of the largest entropy there can be: of 100 keys, as if all attention were shared by 63
-SHARP = 0.10  # of 100 keys, as if by fewer than 2
+# A label is given where the evidence is clear: above these, and on texts where a query sees
+# MIN_VISIBLE_KEYS keys on average.
+MIN_VISIBLE_KEYS = (
+    8  # with fewer, attending to all alike looks like a role: of 9 causal tokens the first then receives 0.31
+)
+SINK_THRESHOLD = 0.30  # of all attention, on one token whatever it is; more than twice what 8 keys alike give it
+NEIGHBOR_THRESHOLD = 0.40  # self, previous, next: three times what 8 keys alike give
+POSITIONAL_THRESHOLD = 0.90  # nine rows in ten, whatever the text: as Voita et al. (2019) define positional heads
+DELIMITER_THRESHOLD = 0.50  # more than on all of the text together
+INDUCTION_THRESHOLD = 0.30  # on random tokens chance is 1 / keys: nothing but the repetition brings a head here
+DUPLICATE_THRESHOLD = 0.30  # likewise
+RELATION_MARGIN = 0.05  # low end over baseline: the baseline, too, is only measured, and has its own error
+BROAD_THRESHOLD = 0.90  # of the largest entropy there can be: of 100 keys, as if all attention were shared by 63
+SHARP_THRESHOLD = 0.10  # of 100 keys, as if by fewer than 2
 
-SCORES = (
+SCORE_NAMES = (
     "entropy",
     "spread",
     "distance",
-    *NEIGHBOURS,
+    *NEIGHBOR_OFFSETS,
     "sink",
     "positional",
     "delimiter",
@@ -38,13 +47,13 @@ SCORES = (
     "induction",
 )
 _LABELS = (  # statistic, its label, what it has to be above
-    ("self", "self", NEIGHBOUR),
-    ("previous", "previous token", NEIGHBOUR),
-    ("next", "next token", NEIGHBOUR),
-    ("sink", "sink", SINK),
-    ("delimiter", "delimiter", DELIMITER),
-    ("induction", "induction", INDUCTION),
-    ("duplicate", "duplicate token", DUPLICATE),
+    ("self", "self", NEIGHBOR_THRESHOLD),
+    ("previous", "previous token", NEIGHBOR_THRESHOLD),
+    ("next", "next token", NEIGHBOR_THRESHOLD),
+    ("sink", "sink", SINK_THRESHOLD),
+    ("delimiter", "delimiter", DELIMITER_THRESHOLD),
+    ("induction", "induction", INDUCTION_THRESHOLD),
+    ("duplicate", "duplicate token", DUPLICATE_THRESHOLD),
 )
 
 
@@ -57,43 +66,43 @@ class Roles:
     relations: tuple[RelationScore, ...] = ()
 
     def labels(self, address: Address) -> tuple[str, ...]:
-        """What the head clearly does, strongest first: by how far its score has come from the threshold towards 1.
+        """Return what the head clearly does, strongest first: by how far its score is from the threshold towards 1.
 
         "broad" and "sharp" say how, not what, and stand last.
         """
         if address not in self.heads:
             raise KeyError(f"{self.model} has no head {address!r}; expected (stack, layer, head)")
-        own = self.heads[address]
+        statistics = self.heads[address]
         relations = [score for score in self.relations if score.address == address]
-        return (*_what(own, relations), *_how(own))
+        return (*_role_labels(statistics, relations), *_breadth_labels(statistics))
 
     def label(self, address: Address) -> str:
-        """The strongest label, or "" where none is clear."""
+        """Return the strongest label, or "" if none is clear."""
         return next(iter(self.labels(address)), "")
 
     def top(self, name: str, count: int = 5) -> list[tuple[Address, float]]:
-        """The heads with the highest `name`, such as "previous" or "induction", highest first; never with None."""
-        if name not in SCORES:
-            raise ValueError(f"name is {name!r}; expected one of {', '.join(SCORES)}")
-        scored = {address: getattr(own, name) for address, own in self.heads.items()}
-        known = [(address, score) for address, score in scored.items() if score is not None]
+        """Return the heads with the highest `name`, such as "previous" or "induction", highest first, without None."""
+        if name not in SCORE_NAMES:
+            raise ValueError(f"name is {name!r}; expected one of {', '.join(SCORE_NAMES)}")
+        scores = {address: getattr(statistics, name) for address, statistics in self.heads.items()}
+        known = [(address, score) for address, score in scores.items() if score is not None]
         return sorted(known, key=lambda pair: -pair[1])[: check_int("count", count)]
 
-    def part(self, wanted: Callable[[Address], bool]) -> Roles:
-        """The same for some of the heads, and their relations."""
-        heads = {address: own for address, own in self.heads.items() if wanted(address)}
-        return Roles(self.model, heads, tuple(score for score in self.relations if wanted(score.address)))
+    def part(self, includes: Callable[[Address], bool]) -> Roles:
+        """Return the roles of some of the heads, with their relations."""
+        heads = {address: statistics for address, statistics in self.heads.items() if includes(address)}
+        return Roles(self.model, heads, tuple(score for score in self.relations if includes(score.address)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists of rows, a row a head and a row a relation, for JSON or a table. Labels are written out too."""
+        """Return lists of rows, one per head and one per relation, for JSON or a table. Labels are written out too."""
         heads = [
-            {**_place(address), "labels": list(self.labels(address)), **asdict(own)}
-            for address, own in self.heads.items()
+            {**_address_columns(address), "labels": list(self.labels(address)), **asdict(statistics)}
+            for address, statistics in self.heads.items()
         ]
         relations = []
         for score in self.relations:
             row = asdict(score)
-            relations.append({**_place(row.pop("address")), **row})
+            relations.append({**_address_columns(row.pop("address")), **row})
         return {"model": self.model, "heads": heads, "relations": relations}
 
     def to_json(self) -> str:
@@ -101,20 +110,20 @@ class Roles:
 
     @classmethod
     def from_json(cls, text: str) -> Roles:
-        """What `to_json` wrote. Labels follow anew from the numbers."""
+        """Read what `to_json` wrote. Labels are derived again from the statistics."""
         try:
-            facts = json.loads(text)
+            document = json.loads(text)
             heads = {}
-            for row in facts["heads"]:
-                address = _taken_address(row)
+            for row in document["heads"]:
+                address = _pop_address(row)
                 del row["labels"]
                 heads[address] = HeadStatistics(**_checked_row(HeadStatistics, row))
             relations = tuple(
-                RelationScore(address=_taken_address(row), **_checked_row(RelationScore, row))
-                for row in facts["relations"]
+                RelationScore(address=_pop_address(row), **_checked_row(RelationScore, row))
+                for row in document["relations"]
             )
-            _check_value("model", facts["model"], str)
-            return cls(facts["model"], heads, _checked(relations, heads))
+            _check_value("model", document["model"], str)
+            return cls(document["model"], heads, _checked(relations, heads))
         except RecursionError:
             raise ValueError("text was not written by Roles.to_json: nested too deeply") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -122,13 +131,13 @@ class Roles:
 
 
 def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationScore] | None = None) -> Roles:
-    """What every head does: statistics over all recordings of a model, and the labels that clearly follow.
+    """Return statistics of every head over all recordings of a model, and the labels that clearly follow.
 
     Args:
         recordings: of one model. Read in one pass, and none is kept: give a generator that makes them one by one.
             Those whose tokens, special ones at either end apart, are a sequence of at least 8 and the same again
             give the duplicate and induction scores and nothing else; all others give everything else.
-        relations: what `syntax.relation_scores` found, for labels such as "amod: dependent → head".
+        relations: what `relation_scores` returned, for labels such as "amod: dependent → head".
 
     Induction is looked for at the L queries of the second copy, and only there: each of its tokens stands L positions
     earlier too, and the key right after that one is L − 1 positions back. The query before them, the first copy's
@@ -136,13 +145,13 @@ def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationS
 
     Nothing of size n × n is made, so texts may be long.
     """
-    model, heads = measure(recordings)
+    model, heads = measure_heads(recordings)
     return Roles(model, heads, _checked(relations, heads))
 
 
-def roles_of(total: HeadSums, *, relations: Iterable[RelationScore] | None = None) -> Roles:
-    """The same from what recordings came to, as `head_statistics.tally` counts it."""
-    heads = from_sums(total)
+def roles_from_sums(total: HeadSums, *, relations: Iterable[RelationScore] | None = None) -> Roles:
+    """Return the roles that follow from sums over recordings, as `sum_statistics` returns them."""
+    heads = statistics_from_sums(total)
     return Roles(total.model, heads, _checked(relations, heads))
 
 
@@ -150,50 +159,58 @@ def _checked(
     relations: Iterable[RelationScore] | None, heads: Mapping[Address, HeadStatistics]
 ) -> tuple[RelationScore, ...]:
     scores = tuple(relations or ())
-    for number, score in enumerate(scores):
+    for index, score in enumerate(scores):
         if not isinstance(score, RelationScore):
-            raise TypeError(f"relations[{number}] is {score!r}; expected a RelationScore")
+            raise TypeError(f"relations[{index}] is {score!r}; expected a RelationScore")
         if score.address not in heads:
-            raise ValueError(f"relations[{number}] is of head {score.address}, which the recordings do not have")
+            raise ValueError(f"relations[{index}] is of head {score.address}, which the recordings do not have")
     return scores
 
 
-def _what(own: HeadStatistics, relations: list[RelationScore]) -> list[str]:
-    """Labels for what the head attends to, strongest first."""
+def _role_labels(statistics: HeadStatistics, relations: list[RelationScore]) -> list[str]:
+    """Return labels for what the head attends to, strongest first."""
     strengths: dict[str, float] = {}
     for name, label, threshold in _LABELS:
-        score = getattr(own, name)
-        if score is not None and score > threshold and (name in ON_REPEATS or _sees_enough(own)):
-            strengths[label] = _way(score, threshold)
-    if own.offset is not None and own.positional is not None and own.positional >= POSITIONAL and _sees_enough(own):
-        strengths[f"positional {own.offset:+d}".replace("-", "−").replace("+0", "0")] = _way(own.positional, POSITIONAL)
+        score = getattr(statistics, name)
+        if score is not None and score > threshold and (name in REPEAT_SCORES or _sees_enough(statistics)):
+            strengths[label] = _strength(score, threshold)
+    offset, positional = statistics.offset, statistics.positional
+    if (
+        offset is not None
+        and positional is not None
+        and positional >= POSITIONAL_THRESHOLD
+        and _sees_enough(statistics)
+    ):
+        label = f"positional {offset:+d}".replace("-", "−").replace("+0", "0")
+        strengths[label] = _strength(positional, POSITIONAL_THRESHOLD)
     for score in relations:
-        threshold = score.baseline + RELATION
+        threshold = score.baseline + RELATION_MARGIN
         if score.low > threshold:
-            strengths[f"{score.relation}: {score.direction}"] = _way(score.low, threshold)
+            strengths[f"{score.relation}: {score.direction}"] = _strength(score.low, threshold)
     return sorted(strengths, key=lambda label: -strengths[label])
 
 
-def _how(own: HeadStatistics) -> list[str]:
-    if own.spread is None or not _sees_enough(own):
+def _breadth_labels(statistics: HeadStatistics) -> list[str]:
+    spread = statistics.spread
+    if spread is None or not _sees_enough(statistics):
         return []
-    return ["broad"] if own.spread >= BROAD else ["sharp"] if own.spread <= SHARP else []
+    return ["broad"] if spread >= BROAD_THRESHOLD else ["sharp"] if spread <= SHARP_THRESHOLD else []
 
 
-def _sees_enough(own: HeadStatistics) -> bool:
-    return own.keys is not None and own.keys >= KEYS
+def _sees_enough(statistics: HeadStatistics) -> bool:
+    return statistics.keys is not None and statistics.keys >= MIN_VISIBLE_KEYS
 
 
-def _way(score: float, threshold: float) -> float:
-    """How far a score has come from its threshold towards 1."""
+def _strength(score: float, threshold: float) -> float:
+    """Return how far a score is from its threshold towards 1."""
     return (score - threshold) / (1 - threshold)
 
 
-def _place(address: Address) -> dict[str, str | int]:
+def _address_columns(address: Address) -> dict[str, str | int]:
     return dict(zip(("stack", "layer", "head"), address, strict=True))
 
 
-def _taken_address(row: dict[str, Any]) -> Address:
+def _pop_address(row: dict[str, Any]) -> Address:
     for name, kind in (("stack", str), ("layer", int), ("head", int)):
         _check_value(name, row[name], kind)
     return row.pop("stack"), row.pop("layer"), row.pop("head")

@@ -1,4 +1,4 @@
-"""`AttentionSummary`: statistics of every head of a model, summed up call by call."""
+"""`AttentionSummary`: statistics of every head of a model, accumulated call by call."""
 
 from __future__ import annotations
 
@@ -16,45 +16,50 @@ from clearhead.ops.statistics import AttentionStatistics
 from clearhead.recording.recording import Recording
 from clearhead.weights import notebook
 
-STATISTICS = ("entropy", "distance", "largest")  # those there are means of
+AVERAGED = ("entropy", "distance", "largest")  # statistics that have means
 
 
 @dataclass(eq=False)
 class LayerSummary:
-    """What was seen of one attention module."""
+    """Statistics of one attention module over its calls."""
 
     calls: list[AttentionStatistics] = field(default_factory=list)
     sums: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
-    # a tensor once there is one, for asking a GPU for a number in every layer would make it wait
-    counted: Tensor | int = 0
+    query_count: Tensor | int = 0  # a tensor after the first call: int() would synchronize the device in every layer
 
     @property
     def queries(self) -> int:
-        """How many the means are over: those that are no padding and may attend to something."""
-        return int(self.counted)
+        """Number of queries that the means are over: those that are not padding and may attend to something."""
+        return int(self.query_count)
 
     @property
     def means(self) -> dict[str, Float[Tensor, " heads"]]:
-        """Per head, over all queries of all calls: "entropy", "distance", and "largest", the weight of the top key."""
+        """Means per head, over all queries of all calls: "entropy", "distance", "largest" (weight of the top key)."""
         return {name: total / max(1, self.queries) for name, total in self.sums.items()}
 
-    def add(self, seen: AttentionStatistics, real: Bool[Tensor, "batch q_len"], keep: bool) -> None:
+    def add(self, observed: AttentionStatistics, valid: Bool[Tensor, "batch q_len"], *, keep: bool) -> None:
+        """Add the statistics of one call.
+
+        Args:
+            valid: False for queries that are padding or may attend to nothing.
+            keep: keep the call's statistics too, in `calls`.
+        """
         if keep:
-            self.calls.append(seen)
-        self.counted = self.counted + real.sum()
-        values = {name: getattr(seen, name) for name in STATISTICS if name in seen}
-        if "top" in seen:
-            values["largest"] = seen.top.weights[..., 0]
+            self.calls.append(observed)
+        self.query_count = self.query_count + valid.sum()
+        values = {name: getattr(observed, name) for name in AVERAGED if name in observed}
+        if "top" in observed:
+            values["largest"] = observed.top.weights[..., 0]
         for name, statistic in values.items():
-            total = statistic.double().mul(real[:, None]).sum(dim=(0, 2))
+            total = statistic.double().mul(valid[:, None]).sum(dim=(0, 2))
             self.sums[name] = self.sums[name] + total if name in self.sums else total
 
 
 class AttentionSummary:
-    """What was seen, by layer: `watched[3]`, or `watched["encoder", 3]` where a model has several stacks."""
+    """Statistics by layer: `summary[3]`, or `summary["encoder", 3]` for a model with several stacks."""
 
-    def __init__(self, places: Iterable[tuple[str, int]] = ()) -> None:
-        self.layers = {place: LayerSummary() for place in places}
+    def __init__(self, addresses: Iterable[tuple[str, int]] = ()) -> None:
+        self.layers = {address: LayerSummary() for address in addresses}  # (stack, layer)
 
     @property
     def stacks(self) -> list[str]:
@@ -77,54 +82,53 @@ class AttentionSummary:
     def __repr__(self) -> str:
         parts = []
         for stack in self.stacks:
-            own = [layer for (name, _), layer in self.layers.items() if name == stack]
-            parts.append(
-                f"{stack} {len(own)} layers, {', '.join(own[0].sums) or 'no means'} of {own[0].queries} queries"
-            )
+            layers = [layer for (name, _), layer in self.layers.items() if name == stack]
+            means = ", ".join(layers[0].sums) or "no means"
+            parts.append(f"{stack} {len(layers)} layers, {means} of {layers[0].queries} queries")
         return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str | None:
         if missing_packages("view"):  # the notebook shows repr() instead
             return None
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
-        for (stack, number), layer in self.layers.items():
-            means[stack][number] = {name: own.tolist() for name, own in layer.means.items()}
+        for (stack, index), layer in self.layers.items():
+            means[stack][index] = {name: values.tolist() for name, values in layer.means.items()}
         last = {address: layer.calls[-1] for address, layer in self.layers.items() if layer.calls}
         maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
         return notebook.of_means(repr(self), means) + notebook.of_maps(maps)
 
-    def tally(self, model: str = "") -> HeadSums:
-        """Its sums, to be added to those of other texts."""
+    def to_sums(self, model: str = "") -> HeadSums:
+        """Return the sums, to be added to those of other texts."""
         heads: dict[str, list[int]] = {}
         sums: dict[str, Tensor] = {}
-        for (stack, number), layer in self.layers.items():
-            heads.setdefault(stack, []).append(max((len(own) for own in layer.sums.values()), default=0))
-            sums[f"{stack}.{number}.queries"] = torch.as_tensor(layer.counted).cpu().double()
-            sums |= {f"{stack}.{number}.{name}": own.cpu() for name, own in layer.sums.items()}
+        for (stack, index), layer in self.layers.items():
+            heads.setdefault(stack, []).append(max((len(values) for values in layer.sums.values()), default=0))
+            sums[f"{stack}.{index}.queries"] = torch.as_tensor(layer.query_count).cpu().double()
+            sums |= {f"{stack}.{index}.{name}": values.cpu() for name, values in layer.sums.items()}
         return HeadSums(model, heads, sums)
 
     @classmethod
     def from_sums(cls, total: HeadSums) -> AttentionSummary:
-        """What was seen of all texts that were added up."""
-        seen = cls((stack, number) for stack, layers in total.heads.items() for number in range(len(layers)))
-        for (stack, number), layer in seen.layers.items():
-            own = {name: total.sums.get(f"{stack}.{number}.{name}") for name in STATISTICS}
-            layer.sums = {name: values for name, values in own.items() if values is not None}
-            layer.counted = int(total.sums[f"{stack}.{number}.queries"])
-        return seen
+        """Return the summary of all texts whose sums were added."""
+        summary = cls((stack, index) for stack, layers in total.heads.items() for index in range(len(layers)))
+        for (stack, index), layer in summary.layers.items():
+            sums = {name: total.sums.get(f"{stack}.{index}.{name}") for name in AVERAGED}
+            layer.sums = {name: values for name, values in sums.items() if values is not None}
+            layer.query_count = int(total.sums[f"{stack}.{index}.queries"])
+        return summary
 
     def to_dict(self) -> dict[str, list]:
-        """A tidy table, one row per head, as columns: stack, layer, head, queries, and a mean of each statistic."""
+        """Return a tidy table, one row per head, as columns: stack, layer, head, queries, a mean of each statistic."""
         rows = []
-        for (stack, layer), seen in self.layers.items():
-            means = {name: mean.tolist() for name, mean in seen.means.items()}
+        for (stack, index), layer in self.layers.items():
+            means = {name: mean.tolist() for name, mean in layer.means.items()}
             for head in range(len(next(iter(means.values()), []))):
-                own = {name: values[head] for name, values in means.items()}
-                rows.append({"stack": stack, "layer": layer, "head": head, "queries": seen.queries, **own})
+                head_means = {name: values[head] for name, values in means.items()}
+                rows.append({"stack": stack, "layer": index, "head": head, "queries": layer.queries, **head_means})
         return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
 
     def to_pandas(self) -> Any:
-        """The same table as a data frame; needs pandas."""
+        """Return the table of `to_dict` as a data frame; needs pandas."""
         try:
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError as error:

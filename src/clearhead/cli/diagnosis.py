@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, and which backend can do what here."""
+"""Diagnosis of this machine: versions, devices, and which backend can do what."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Causal, Padding, Window
 
-PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
+REPORTED_PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
 
 
 @dataclass(frozen=True)
-class Case:
-    """A kind of problem, the backends that can do it, fastest first, and why the others cannot."""
+class BackendCase:
+    """A kind of attention call, the backends that can do it, fastest first, and why the others cannot."""
 
     name: str
     device: str
@@ -40,32 +40,32 @@ class Extra:
 class Diagnosis:
     versions: dict[str, str]
     devices: list[str]
-    cases: list[Case]
+    cases: list[BackendCase]
     extras: dict[str, Extra]
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine. Runs no kernel."""
+    """Return what this machine supports. Runs no kernel."""
     return Diagnosis(
-        {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        {"python": platform.python_version(), **{name: _version(name) for name in REPORTED_PACKAGES}},
         _devices(),
-        [_examine(name, problem) for device in _device_names() for name, problem in _problems(device).items()],
+        [_examine(name, call) for device in _device_names() for name, call in _example_calls(device).items()],
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
 
 
-def _examine(name: str, problem: AttentionCall) -> Case:
-    answers = dispatch.explain_choice(problem)
-    return Case(
+def _examine(name: str, call: AttentionCall) -> BackendCase:
+    answers = dispatch.explain_choice(call)
+    return BackendCase(
         name,
-        str(problem.query.device.type),
+        str(call.query.device.type),
         [backend for backend, reasons in answers.items() if not reasons],
         {backend: reasons for backend, reasons in answers.items() if reasons},
     )
 
 
-def _problems(device: str) -> dict[str, AttentionCall]:
-    """One of each kind that backends differ in, of a usual size (12 heads of 64, 1,024 tokens)."""
+def _example_calls(device: str) -> dict[str, AttentionCall]:
+    """Return one call of each kind that backends differ in, of a usual size (12 heads of 64, 1,024 tokens)."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     x = torch.empty((2, 12, 1024, 64), dtype=dtype, device=device)
     bias = torch.empty((12, 1024, 1024), dtype=dtype, device=device)
@@ -86,11 +86,11 @@ def _device_names() -> list[str]:
 
 def _devices() -> list[str]:
     cpu = f"cpu: {platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    found = [f"{cpu}, {torch.backends.cpu.get_cpu_capability()}"]
-    for number in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(number)
-        found.append(f"cuda:{number}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
-    return found
+    devices = [f"{cpu}, {torch.backends.cpu.get_cpu_capability()}"]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        devices.append(f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    return devices
 
 
 def _version(package: str) -> str:

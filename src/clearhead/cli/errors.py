@@ -56,14 +56,14 @@ def _check_streams() -> None:
 
 def _check_encoding(arguments: list[str]) -> None:
     """Refuse text that is not UTF-8. Files may have any name."""
-    for number, argument in enumerate(arguments, 1):
+    for position, argument in enumerate(arguments, 1):
         try:
             argument.encode()
         except UnicodeEncodeError:
             if os.path.isfile(argument):
                 continue
             raw = os.fsencode(argument[:40])
-            raise ValueError(f"argument {number} is {str(raw)[1:]}; expected text in UTF-8") from None
+            raise ValueError(f"argument {position} is {str(raw)[1:]}; expected text in UTF-8") from None
 
 
 @contextmanager

@@ -43,12 +43,14 @@ def stats(options: AnalysisOptions) -> None:
         if options.output is not None:
             resolve_target(options.output)
         source, texts = _load(options)
-        from clearhead.analysis.corpus import statistics
+        from clearhead.analysis.corpus import corpus_statistics
         from clearhead.cli.tables import print_statistics
 
         layers = chosen_layers(options.layers, source)
         with progress_bar("texts", len(texts)) as advance, results_folder(options.output) as folder:
-            summary = statistics(source, texts, process_group=process_group, keep=folder, progress=advance)
+            summary = corpus_statistics(
+                source, texts, process_group=process_group, results_folder=folder, progress=advance
+            )
             if not process_group.is_main:
                 return
             columns = summary.to_dict()
@@ -76,14 +78,14 @@ def roles(
 
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
         source, texts = _load(options)
-        from clearhead.analysis import corpus
+        from clearhead.analysis.corpus import corpus_roles
         from clearhead.cli.tables import print_roles
 
         layers = chosen_layers(options.layers, source)
         label, count = ("sentences", len(sentences)) if sentences else ("texts", len(texts))
         with progress_bar(label, count) as advance, results_folder(options.output) as folder:
-            result = corpus.roles(
-                source, texts, sentences=sentences, process_group=process_group, keep=folder, progress=advance
+            result = corpus_roles(
+                source, texts, sentences=sentences, process_group=process_group, results_folder=folder, progress=advance
             ).part(lambda address: address[1] in layers)
             if not process_group.is_main:
                 return

@@ -1,4 +1,4 @@
-"""Heads in tables, for the terminal."""
+"""Tables of heads, for the terminal."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from clearhead.analysis.roles import Roles
 from clearhead.recording.recording import Address, Recording
 from clearhead.translation.heads import AblationEffect, Emergence
 
-NOTICED = 0.005  # a kind of token that is wrong more often by that is worth a word
-BEST = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
+MIN_ERROR_INCREASE = 0.005  # of a kind of token, to be printed
+SCORE_ORDER = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
 
 
 def print_statistics(console: Console, columns: dict[str, list], title: str) -> None:
-    """A row a head: names as they are, means with three digits."""
+    """Print one row per head: names as they are, means with three digits."""
     table = Table(title=title)
     for name, values in columns.items():
-        number = bool(values) and not isinstance(values[0], str)
-        table.add_column(name, justify="right" if number else "left")
+        numeric = bool(values) and not isinstance(values[0], str)
+        table.add_column(name, justify="right" if numeric else "left")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else visible_text(str(value)) for value in row))
     console.print(table)
 
 
 def print_roles(console: Console, roles: Roles) -> None:
-    """The heads with a label, the best of each score, and the relations."""
-    labelled = [address for address in roles.heads if roles.labels(address)]
+    """Print the heads with a label, the best of each score, and the relations."""
+    labeled = [address for address in roles.heads if roles.labels(address)]
     table = Table(
         "head", "labels", "entropy", "distance", title=f"{visible_text(roles.model)}: heads with a clear role"
     )
-    for address in labelled:
-        own = roles.heads[address]
+    for address in labeled:
+        statistics = roles.heads[address]
         labels = visible_text(", ".join(roles.labels(address)))
-        table.add_row(name(address), labels, _number(own.entropy), _number(own.distance))
+        table.add_row(head_name(address), labels, _format(statistics.entropy), _format(statistics.distance))
     console.print(table)
-    console.print(f"{len(roles.heads) - len(labelled)} of {len(roles.heads)} heads have no clear role")
+    console.print(f"{len(roles.heads) - len(labeled)} of {len(roles.heads)} heads have no clear role")
     table = Table("score", "heads that score highest", title="Best heads")
-    for score in BEST:
+    for score in SCORE_ORDER:
         best = roles.top(score)
         if best:
-            table.add_row(score, ", ".join(f"{name(address)} {value:.2f}" for address, value in best))
+            table.add_row(score, ", ".join(f"{head_name(address)} {value:.2f}" for address, value in best))
     console.print(table)
     if not roles.relations:
         return
@@ -56,51 +56,55 @@ def print_roles(console: Console, roles: Roles) -> None:
     table = Table(*columns, title="Relations: the head chosen on one half of the sentences, scored on the other")
     for score in roles.relations:
         interval, fixed = f"{score.low:.2f}–{score.high:.2f}", f"{score.baseline:.2f} at {score.offset:+d}"
-        place = (visible_text(score.relation), score.direction, name(score.address))
-        table.add_row(*place, f"{score.accuracy:.2f}", interval, fixed, str(score.count))
+        head = (visible_text(score.relation), score.direction, head_name(score.address))
+        table.add_row(*head, f"{score.accuracy:.2f}", interval, fixed, str(score.count))
     console.print(table)
 
 
-def name(address: Address) -> str:
-    """A head as one reads it: decoder 3.7 is head 7 of layer 3, both from 0."""
+def head_name(address: Address) -> str:
+    """Return the name of a head: decoder 3.7 is head 7 of layer 3, both from 0."""
     stack, layer, head = address
     return f"{visible_text(stack)} {layer}.{head}"
 
 
-def _number(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def print_emergence(console: Console, found: Emergence) -> None:
-    """Each relation with the head that finds it best, the untrained model and a fixed offset beside it."""
+def print_emergence(console: Console, emergence: Emergence) -> None:
+    """Print each relation with the head that finds it best, the untrained model and a fixed offset."""
     columns = ("relation", "head", "right", "95 %", "untrained", "fixed offset", "questions", "found")
     table = Table(*columns, title="Which head came to find which relation (chosen on one half, scored on the other)")
-    for after, before in zip(found.trained, found.untrained, strict=True):
+    for after, before in zip(emergence.trained, emergence.untrained, strict=True):
         interval, fixed = f"{after.low:.2f}–{after.high:.2f}", f"{after.baseline:.2f} at {after.offset:+d}"
-        place = (after.relation, name(after.address), f"{after.accuracy:.2f}", interval, f"{before.accuracy:.2f}")
-        table.add_row(*place, fixed, str(after.count), "yes" if after.clear else "no")
+        head = (after.relation, head_name(after.address), f"{after.accuracy:.2f}", interval, f"{before.accuracy:.2f}")
+        table.add_row(*head, fixed, str(after.count), "yes" if after.clear else "no")
     console.print(table)
 
 
 def print_ablation_effects(
-    console: Console, damages: Iterable[AblationEffect], labels: Mapping[Address, list[str]]
+    console: Console, effects: Iterable[AblationEffect], labels: Mapping[Address, list[str]]
 ) -> None:
-    """What goes wrong without each head that has a label."""
-    for own in damages:
-        before, after = own.exact
-        worse = [(kind, *shares) for kind, shares in own.errors.items() if shares[1] - shares[0] >= NOTICED]
+    """Print what goes wrong without each head that has a label."""
+    for effect in effects:
+        before, after = effect.exact
+        worse = [
+            (kind, *shares) for kind, shares in effect.errors.items() if shares[1] - shares[0] >= MIN_ERROR_INCREASE
+        ]
         worse.sort(key=lambda item: item[1] - item[2])
         wrong = ", ".join(f"{kind} {was:.1%} → {now:.1%}" for kind, was, now in worse)
-        hurt = f"wrong tokens: {wrong}" if wrong else f"no kind of token is wrong more often by {NOTICED:.1%}"
-        label = ", ".join(labels[own.address])
-        console.print(f"without {name(own.address)} ({label}): {before:.1%} → {after:.1%} exact; {hurt}")
-        if own.example is not None:
-            source, right, written = own.example
+        hurt = (
+            f"wrong tokens: {wrong}" if wrong else f"no kind of token is wrong more often by {MIN_ERROR_INCREASE:.1%}"
+        )
+        label = ", ".join(labels[effect.address])
+        console.print(f"without {head_name(effect.address)} ({label}): {before:.1%} → {after:.1%} exact; {hurt}")
+        if effect.example is not None:
+            source, right, written = effect.example
             console.print(f"  {source}\n    with it:    {right}\n    without it: {written}")
 
 
 def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
-    """Rows: what was written; columns: source words, darker for more weight, the mean of all heads that look across.
+    """Print a row per written token and a column per source word, darker for more weight: the mean of all cross heads.
 
     The weight of a word is that of its tokens together.
     """
@@ -110,15 +114,15 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
     if not words:
         console.print("no word of the source is in the model's vocabulary, so there is no alignment to show")
         return
-    parts = [[place for place, own in enumerate(cross.keys.words) if own == word] for word in words]
-    columns = torch.stack([mean[:, own].sum(dim=1) for own in parts], dim=1).cpu().numpy()
-    heads = [visible_text("".join(cross.keys.texts[place] for place in own)) for own in parts]
+    pieces = [[index for index, owner in enumerate(cross.keys.words) if owner == word] for word in words]
+    columns = torch.stack([mean[:, indices].sum(dim=1) for indices in pieces], dim=1).cpu().numpy()
+    heads = [visible_text("".join(cross.keys.texts[index] for index in indices)) for indices in pieces]
     written = [visible_text(token) for token in written]
     before = max(map(cell_len, written), default=0) + 2
     for chosen in column_groups([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
         table = Table(box=None, padding=(0, 1))
-        for head in ("", *(heads[place] for place in chosen)):
+        for head in ("", *(heads[index] for index in chosen)):
             table.add_column(Text(head), no_wrap=True)
         for token, line in zip(written, text_shades(columns), strict=False):
-            table.add_row(Text(token), *(line[2 * place : 2 * place + 2] for place in chosen))
+            table.add_row(Text(token), *(line[2 * index : 2 * index + 2] for index in chosen))
         console.print(table)

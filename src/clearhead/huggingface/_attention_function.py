@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import masking_utils
 
 from clearhead.functional import attention
 from clearhead.huggingface._arguments import refuse_unsupported
-from clearhead.huggingface._hooks import tappings_of
+from clearhead.huggingface._hooks import active_hook_sets
+from clearhead.huggingface._transformers_internals import collects_attentions, makes_masks
 from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.ops.masks import Causal, Dense, Mask, Window
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.mutation import used_at_once
 
-try:
-    from transformers.utils.output_capturing import _active_collector
-except ImportError:  # another version keeps it elsewhere: then weights are always made, which is right, if slower
-    _active_collector = None
-
-ASKED = "_clearhead_asked"  # the attribute of a module that says whether its last call had to return weights
+# The attribute of a module that says whether its last call returned weights.
+RETURNED_WEIGHTS = "_clearhead_returned_weights"
 
 
 def attention_forward(
@@ -48,36 +42,35 @@ def attention_forward(
     """
     refuse_unsupported(module, others)
     bias = position_bias
-    tappings = tappings_of(module)
-    again = _computes_again()
+    hook_sets = active_hook_sets(module)
+    recomputing = _is_recomputing()
     # a thread in the middle of a pass, for which the model made masks of another implementation
-    in_flight = bool(tappings) and not again and not any(tapping.has_started() for tapping in tappings)
+    in_flight = bool(hook_sets) and not recomputing and not any(hook_set.has_started() for hook_set in hook_sets)
     if in_flight:
-        tappings = ()
+        hook_sets = ()
     mask, start = _mask(module, query, key, attention_mask, is_causal, sliding_window, in_flight)
     if attention_mask is not None and not isinstance(attention_mask, LazyMask) and attention_mask.is_floating_point():
         bias = attention_mask if bias is None else bias + attention_mask
-    taps = [tapping.taps[module] for tapping in tappings]
-    if again:  # a checkpoint, which has to compute in the backward pass what it computed before
-        asked = getattr(module, ASKED, False)
+    hooks = [hook_set.hooks[module] for hook_set in hook_sets]
+    if recomputing:  # a checkpoint, which has to compute in the backward pass what it computed before
+        return_weights = getattr(module, RETURNED_WEIGHTS, False)
     else:
-        asked = _asked_for_weights(others)
+        return_weights = bool(others.get("output_attentions")) or collects_attentions()
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            setattr(module, ASKED, asked)
-    keep = asked or any(tap.looks for tap in taps)
-    if asked and _belongs_to_a_cache(query, key):
+            setattr(module, RETURNED_WEIGHTS, return_weights)
+    if return_weights and _is_cached(query, key):
         key = key.clone()
     options = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
-    if keep:
-        with nullcontext() if asked or any(tap.keeps for tap in taps) else used_at_once():
+    if return_weights or any(hook.needs_weights for hook in hooks):
+        with nullcontext() if return_weights or any(hook.retains_weights for hook in hooks) else used_at_once():
             output, weights = attention(query, key, value, mask=mask, query_start=start, return_weights=True, **options)
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
     output = output.transpose(1, 2)
-    for tapping, tap in zip(tappings, taps, strict=True):
-        if not (again and tap.looks):
-            output = tap(None if again else tapping.count_call(module), weights, output, attention_mask)
-    return output.contiguous(), weights if asked else None
+    for hook_set, hook in zip(hook_sets, hooks, strict=True):
+        if not (recomputing and hook.needs_weights):
+            output = hook(None if recomputing else hook_set.count_call(module), weights, output, attention_mask)
+    return output.contiguous(), weights if return_weights else None
 
 
 def _mask(
@@ -100,7 +93,7 @@ def _mask(
     if attention_mask is not None:
         return (Dense(attention_mask) if attention_mask.dtype == torch.bool else None), None
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True) and (in_flight or not _gets_masks(type(module)))
+        is_causal = getattr(module, "is_causal", True) and (in_flight or not makes_masks(type(module)))
     q_len, kv_len = query.shape[2], key.shape[2]
     if not is_causal and sliding_window is not None and kv_len > sliding_window:
         raise ValueError(
@@ -112,31 +105,14 @@ def _mask(
     return (Causal() if sliding_window is None else Window(sliding_window - 1)), 0
 
 
-@functools.cache
-def _gets_masks(kind: type[nn.Module]) -> bool:
-    """Return whether the modelling code of a module makes its masks by transformers' mask functions.
-
-    Ours never return None, so None then comes from the model itself and means every key, as in eager attention;
-    BridgeTower has modules with `is_causal = True` that it runs in this way. Elsewhere None is sdpa's "as the module
-    says".
-    """
-    names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
-    return any(getattr(made, "__module__", None) == masking_utils.__name__ for made in names.values())
-
-
-def _asked_for_weights(others: dict[str, Any]) -> bool:
-    if others.get("output_attentions"):
-        return True
-    collected = None if _active_collector is None else _active_collector.get()
-    # outside of what collects them: a model of the older kind, or a module called by itself
-    return collected is None or any(name.endswith("attentions") for name in collected)
-
-
-def _computes_again() -> bool:
-    """Whether this is a checkpoint's second forward pass, inside a backward pass."""
+def _is_recomputing() -> bool:
+    """Return whether this is a checkpoint's second forward pass, inside a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def _belongs_to_a_cache(query: Tensor, key: Tensor) -> bool:
-    """Whether keys may be overwritten by the next call: those of static caches, which mark them for the compiler."""
+def _is_cached(query: Tensor, key: Tensor) -> bool:
+    """Return whether keys may be overwritten by the next call.
+
+    Those of static caches are; transformers marks them for the compiler with `_dynamo_static_input_type`.
+    """
     return query.shape[2] != key.shape[2] or hasattr(key, "_dynamo_static_input_type")

@@ -1,4 +1,4 @@
-"""transformers' mask functions as clearhead's masks: recognised by what they are, not by evaluating n × n cells.
+"""transformers' mask functions as clearhead's masks: recognized by what they are, not by evaluating n × n cells.
 
 A mask function says of (batch, head, query, key), in absolute positions, whether the query may attend to the key.
 transformers makes them from a few of its own and joins them with `and_masks` and `or_masks`; each is known here by the
@@ -14,16 +14,17 @@ from operator import and_, or_
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from transformers import masking_utils
 
+from clearhead.huggingface._transformers_internals import closure, mask_factory
 from clearhead.ops.key_ranges import single_range
 from clearhead.ops.masks import Causal, Dense, LoweredMask, Mask, Padding, PrecomputedMask, Prefix, Window
 
 MaskFunction = Callable[..., Any]
 UNLIMITED = 2**31
-BLOCK = 2**24  # cells of a mask that is evaluated at a time
+MAX_EVALUATED_CELLS = 2**24  # of a mask, at a time
 
 
 class UnknownFunctionError(Exception):
@@ -31,8 +32,8 @@ class UnknownFunctionError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which queries and keys a mask is for: their numbers, and the absolute positions of the first ones."""
+class MaskExtent:
+    """Queries and keys of a mask: how many there are, and the absolute positions of the first ones."""
 
     batch: int
     q_len: int
@@ -43,54 +44,52 @@ class Place:
 
     @property
     def query_start(self) -> int:
-        """Where the first query stands among the keys at hand."""
+        """Index of the first query among the keys."""
         return self.q_offset - self.kv_offset
 
     def queries(self) -> Int[Tensor, " q_len"]:
         """Absolute positions."""
         return torch.arange(self.q_offset, self.q_offset + self.q_len, device=self.device)
 
-    def keys_of(self, row: Tensor) -> Tensor:
-        """A tensor [batch, positions] at the keys; what lies beyond its end counts as 0."""
-        missing = max(0, self.kv_offset + self.kv_len - row.shape[1])
-        return torch.nn.functional.pad(row, (0, missing))[:, self.kv_offset : self.kv_offset + self.kv_len]
+    def select_keys(self, values: Shaped[Tensor, "batch positions"]) -> Shaped[Tensor, "batch kv_len"]:
+        """Return the values at the keys; positions beyond the end count as 0."""
+        missing = max(0, self.kv_offset + self.kv_len - values.shape[1])
+        return torch.nn.functional.pad(values, (0, missing))[:, self.kv_offset : self.kv_offset + self.kv_len]
 
 
-def translate(function: MaskFunction, place: Place) -> Mask | None:
-    """The same as a mask; None where every query may attend to every key."""
+def translate(function: MaskFunction, extent: MaskExtent) -> Mask | None:
+    """Return a mask function as a mask; None if every query may attend to every key."""
     if function is masking_utils.causal_mask_function:
         return Causal()
     if function is masking_utils.bidirectional_mask_function:
         return None
-    maker = getattr(function, "__qualname__", "").partition(".<locals>.")[0]
-    ours = getattr(function, "__module__", "") == masking_utils.__name__
-    if not ours or maker not in _MADE_BY:
-        raise UnknownFunctionError(maker)
-    return _MADE_BY[maker](_closure(function), place)
+    factory = mask_factory(function)
+    if factory not in _TRANSLATIONS:
+        raise UnknownFunctionError(factory)
+    return _TRANSLATIONS[factory](closure(function), extent)
 
 
 def is_bidirectional(function: MaskFunction) -> bool:
     """Return whether a mask function lets queries look ahead, so that queries may be other tokens than the keys."""
     if function is masking_utils.bidirectional_mask_function:
         return True
-    joined = _closure(function).get("mask_functions", ()) if getattr(function, "__closure__", None) else ()
-    return any(map(is_bidirectional, joined))
+    return any(map(is_bidirectional, closure(function).get("mask_functions", ())))
 
 
-def hidden_keys(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
-    """The keys that are real, as padding where they stand together."""
+def padding_mask(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
+    """Return the mask of valid keys, as `Padding` or a range of keys where they are contiguous."""
     kv_len = allowed.shape[1]
     lengths, keys = allowed.sum(dim=1), torch.arange(kv_len, device=allowed.device)
     right, left = keys < lengths[:, None], keys >= kv_len - lengths[:, None]
     first = allowed.int().argmax(dim=1)
     between = (keys >= first[:, None]) & (keys < (first + lengths)[:, None])
     forms = (allowed, allowed == right, allowed == left, allowed == between)
-    everything, on_the_right, on_the_left, together = torch.stack([form.all() for form in forms]).tolist()
-    if everything:
+    all_valid, on_the_right, on_the_left, contiguous = torch.stack([form.all() for form in forms]).tolist()
+    if all_valid:
         return None
     if on_the_right or on_the_left:
         return Padding(lengths, "right" if on_the_right else "left")
-    if together:
+    if contiguous:
         return PrecomputedMask(
             LoweredMask(single_range(first[:, None], (first + lengths)[:, None], kv_len)), "Padding(both sides)"
         )
@@ -98,63 +97,57 @@ def hidden_keys(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
 
 
 def evaluate(
-    function: MaskFunction, place: Place, allowed: Bool[Tensor, "batch positions"] | None, use_vmap: bool
+    function: MaskFunction, extent: MaskExtent, allowed: Bool[Tensor, "batch positions"] | None, use_vmap: bool
 ) -> Mask:
-    """Any other function, asked about a block of queries at a time; key ranges if every row's keys stand together."""
-    rows = max(1, BLOCK // max(1, place.batch * place.kv_len))
-    blocks, ends, together = [], [], True
-    for start in range(0, place.q_len, rows):
+    """Evaluate any other function, a block of queries at a time; key ranges if every row's keys are contiguous."""
+    rows = max(1, MAX_EVALUATED_CELLS // max(1, extent.batch * extent.kv_len))
+    blocks, ranges, contiguous = [], [], True
+    for start in range(0, extent.q_len, rows):
         block = masking_utils.sdpa_mask(
-            place.batch,
-            min(rows, place.q_len - start),
-            place.kv_len,
-            q_offset=place.q_offset + start,
-            kv_offset=place.kv_offset,
+            extent.batch,
+            min(rows, extent.q_len - start),
+            extent.kv_len,
+            q_offset=extent.q_offset + start,
+            kv_offset=extent.kv_offset,
             mask_function=function,
             attention_mask=allowed,
             allow_is_causal_skip=False,
             use_vmap=use_vmap,
-            device=place.device,
+            device=extent.device,
         )
         assert block is not None
         block = block[:, 0]
         count, first = block.sum(dim=-1), block.int().argmax(dim=-1)
-        last = place.kv_len - block.flip(-1).int().argmax(dim=-1)
+        last = extent.kv_len - block.flip(-1).int().argmax(dim=-1)
         last = torch.where(count > 0, last, first)
-        if together := together and bool((last - first == count).all()):
-            ends.append(torch.stack([first, last]))
+        if contiguous := contiguous and bool((last - first == count).all()):
+            ranges.append(torch.stack([first, last]))
         blocks.append(block)
     name = f"{getattr(function, '__qualname__', 'a mask function')}, evaluated"
-    if together and ends:
-        first, last = torch.cat(ends, dim=-1)
-        return PrecomputedMask(LoweredMask(single_range(first, last, place.kv_len)), name)
+    if contiguous and ranges:
+        first, last = torch.cat(ranges, dim=-1)
+        return PrecomputedMask(LoweredMask(single_range(first, last, extent.kv_len)), name)
     return Dense(torch.cat(blocks, dim=1)[:, None])
 
 
-def both(masks: list[Mask | None]) -> Mask | None:
-    """The keys that all of them allow."""
-    given = [mask for mask in masks if mask is not None]
-    if any(isinstance(mask, Causal) for mask in given):
-        # a window that is open ahead is closed by causality: one mask says both
-        causal = [Window(m.before) if isinstance(m, Window) and m.after == UNLIMITED else m for m in given]
+def intersect(masks: list[Mask | None]) -> Mask | None:
+    """Return the mask of the keys that all masks allow; None allows every key."""
+    limiting = [mask for mask in masks if mask is not None]
+    if any(isinstance(mask, Causal) for mask in limiting):
+        # causality closes a window that is open ahead: one mask stands for both
+        causal = [Window(m.before) if isinstance(m, Window) and m.after == UNLIMITED else m for m in limiting]
         if any(isinstance(mask, Window) for mask in causal):
-            given = [mask for mask in causal if not isinstance(mask, Causal)]
-    return reduce(and_, given) if given else None
+            limiting = [mask for mask in causal if not isinstance(mask, Causal)]
+    return reduce(and_, limiting) if limiting else None
 
 
-def _either(masks: list[Mask | None]) -> Mask | None:
-    given = [mask for mask in masks if mask is not None]
-    return reduce(or_, given) if len(given) == len(masks) else None
+def _unite(masks: list[Mask | None]) -> Mask | None:
+    limiting = [mask for mask in masks if mask is not None]
+    return reduce(or_, limiting) if len(limiting) == len(masks) else None
 
 
-def _closure(function: MaskFunction) -> dict[str, Any]:
-    """What a function closes over, by name."""
-    cells = function.__closure__ or ()
-    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
-
-
-def _joined(closure: dict[str, Any], place: Place) -> list[Mask | None]:
-    return [translate(function, place) for function in closure["mask_functions"]]
+def _operands(variables: dict[str, Any], extent: MaskExtent) -> list[Mask | None]:
+    return [translate(function, extent) for function in variables["mask_functions"]]
 
 
 def _window(size: int) -> Mask:
@@ -162,45 +155,47 @@ def _window(size: int) -> Mask:
     return Window(size - 1, UNLIMITED) if size > 0 else Prefix(0)
 
 
-def _chunk(closure: dict[str, Any], place: Place) -> Mask:
-    size, start = closure["chunk_size"], closure["left_padding"].to(place.device)[:, None]
-    first = start + (place.queries() - start).div(size, rounding_mode="floor") * size - place.kv_offset
-    return PrecomputedMask(LoweredMask(single_range(first, first + size, place.kv_len)), f"chunks of {size}")
+def _chunk(variables: dict[str, Any], extent: MaskExtent) -> Mask:
+    size, start = variables["chunk_size"], variables["left_padding"].to(extent.device)[:, None]
+    first = start + (extent.queries() - start).div(size, rounding_mode="floor") * size - extent.kv_offset
+    return PrecomputedMask(LoweredMask(single_range(first, first + size, extent.kv_len)), f"chunks of {size}")
 
 
-def _same_group(numbers: Int[Tensor, "batch positions"], place: Place, name: str) -> Mask:
-    """The keys with the query's own number, where keys of one number stand together; below 0 is no number."""
-    if numbers.shape[1] < max(place.q_offset + place.q_len, place.kv_offset + place.kv_len):
+def _same_group(groups: Int[Tensor, "batch positions"], extent: MaskExtent, name: str) -> Mask:
+    """Return the mask of the keys of the query's group, if the keys of a group are contiguous; below 0 is no group."""
+    if groups.shape[1] < max(extent.q_offset + extent.q_len, extent.kv_offset + extent.kv_len):
         raise UnknownFunctionError(name)
-    own = numbers[:, place.q_offset : place.q_offset + place.q_len].to(place.device)
-    keys = place.keys_of(numbers.to(place.device))
+    query_groups = groups[:, extent.q_offset : extent.q_offset + extent.q_len].to(extent.device)
+    keys = extent.select_keys(groups.to(extent.device))
     starts = torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], dim=1)
     highest = keys.cummax(dim=1).values
     before = torch.cat([torch.full_like(keys[:, :1], -1), highest[:, :-1]], dim=1)
-    if bool((starts & (keys >= 0) & (keys <= before)).any()):  # a number that comes again, or lower than one before
+    if bool((starts & (keys >= 0) & (keys <= before)).any()):  # a group that comes again, or is lower than one before
         raise UnknownFunctionError(name)
-    places = torch.arange(place.kv_len, device=place.device).expand_as(keys)
+    indices = torch.arange(extent.kv_len, device=extent.device).expand_as(keys)
     # where the run after each key begins
-    later = torch.where(starts, places, place.kv_len).flip(1).cummin(dim=1).values.flip(1)
-    ends = torch.cat([later[:, 1:], torch.full_like(later[:, :1], place.kv_len)], dim=1)
-    first = torch.searchsorted(highest.contiguous(), own.contiguous())
-    inside = first.clamp(max=place.kv_len - 1)
-    found = (first < place.kv_len) & (keys.gather(1, inside) == own) & (own >= 0)
-    last = torch.where(found, ends.gather(1, inside), first)
-    return PrecomputedMask(LoweredMask(single_range(first, last, place.kv_len)), name)
+    later = torch.where(starts, indices, extent.kv_len).flip(1).cummin(dim=1).values.flip(1)
+    ends = torch.cat([later[:, 1:], torch.full_like(later[:, :1], extent.kv_len)], dim=1)
+    first = torch.searchsorted(highest.contiguous(), query_groups.contiguous())
+    inside = first.clamp(max=extent.kv_len - 1)
+    has_keys = (first < extent.kv_len) & (keys.gather(1, inside) == query_groups) & (query_groups >= 0)
+    last = torch.where(has_keys, ends.gather(1, inside), first)
+    return PrecomputedMask(LoweredMask(single_range(first, last, extent.kv_len)), name)
 
 
-_MADE_BY: dict[str, Callable[[dict[str, Any], Place], Mask | None]] = {
-    "and_masks": lambda closure, place: both(_joined(closure, place)),
-    "or_masks": lambda closure, place: _either(_joined(closure, place)),
-    "sliding_window_overlay": lambda closure, place: _window(closure["sliding_window"]),
-    "sliding_window_bidirectional_overlay": lambda closure, place: Window(
-        closure["sliding_window"], closure["sliding_window"]
+_TRANSLATIONS: dict[str | None, Callable[[dict[str, Any], MaskExtent], Mask | None]] = {
+    "and_masks": lambda variables, extent: intersect(_operands(variables, extent)),
+    "or_masks": lambda variables, extent: _unite(_operands(variables, extent)),
+    "sliding_window_overlay": lambda variables, extent: _window(variables["sliding_window"]),
+    "sliding_window_bidirectional_overlay": lambda variables, extent: Window(
+        variables["sliding_window"], variables["sliding_window"]
     ),
     "chunked_overlay": _chunk,
-    "padding_mask_function": lambda closure, place: hidden_keys(place.keys_of(closure["padding_mask"].bool())),
-    "packed_sequence_mask_function": lambda closure, place: _same_group(
-        closure["packed_sequence_mask"], place, "packed sequences"
+    "padding_mask_function": lambda variables, extent: padding_mask(
+        extent.select_keys(variables["padding_mask"].bool())
     ),
-    "blockwise_overlay": lambda closure, place: _same_group(closure["block_sequence_ids"], place, "blocks"),
+    "packed_sequence_mask_function": lambda variables, extent: _same_group(
+        variables["packed_sequence_mask"], extent, "packed sequences"
+    ),
+    "blockwise_overlay": lambda variables, extent: _same_group(variables["block_sequence_ids"], extent, "blocks"),
 }

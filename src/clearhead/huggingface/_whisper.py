@@ -1,4 +1,4 @@
-"""Whisper's `generate` stays on clearhead.
+"""Patch of Whisper's `generate`, which keeps the model on clearhead.
 
 For token timestamps it needs attention weights, so it sets the implementation to "eager" and leaves it there. clearhead
 has the weights too: under "clearhead" the model keeps its implementation, during the call and afterwards.
@@ -15,37 +15,39 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
+from clearhead.huggingface._transformers_internals import get_implementation, set_implementation
 from clearhead.huggingface.modules import NAME
 
 
 def keep_implementation() -> None:
     """Wrap the `generate` of all Whisper models."""
-    WhisperGenerationMixin.generate = _keeping(WhisperGenerationMixin.generate)
+    WhisperGenerationMixin.generate = _wrap_generate(WhisperGenerationMixin.generate)
 
 
-def _keeping(generate: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(generate)
     def wrapped(self: PreTrainedModel, *args: Any, **options: Any) -> Any:
-        if self.config._attn_implementation != NAME:
+        if get_implementation(self.config) != NAME:
             return generate(self, *args, **options)
-        with _kept(self):
+        with _kept_on_clearhead(self):
             return generate(self, *args, **options)
 
     return wrapped
 
 
 @contextmanager
-def _kept(model: PreTrainedModel) -> Iterator[None]:
+def _kept_on_clearhead(model: PreTrainedModel) -> Iterator[None]:
     """Undo the change to "eager" before each part of a model runs, and at the end."""
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     with ExitStack() as stack:
         for part in parts:
-            stack.callback(_set, part)
-            stack.callback(part.register_forward_pre_hook(_set).remove)
+            stack.callback(_undo_eager, part)
+            stack.callback(part.register_forward_pre_hook(_undo_eager).remove)
         yield
 
 
-def _set(part: nn.Module, *_: object) -> None:
+def _undo_eager(part: nn.Module, *_: object) -> None:
     config: Any = part.config
-    if config._attn_implementation == "eager":  # what `generate` has set; a `watch` may end meanwhile and set another
-        config._attn_implementation_internal = NAME
+    # "eager" is what `generate` sets; a `watch` may end meanwhile and set another
+    if get_implementation(config) == "eager":
+        set_implementation(config, NAME)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 from transformers import masking_utils
 
 from clearhead.huggingface._mask_translation import (
+    MaskExtent,
     MaskFunction,
-    Place,
     UnknownFunctionError,
-    both,
     evaluate,
-    hidden_keys,
+    intersect,
     is_bidirectional,
+    padding_mask,
     translate,
 )
-from clearhead.huggingface.modules import INTERFACE
+from clearhead.huggingface._transformers_internals import runs_own_attention
 from clearhead.ops.masks import Causal, Dense, Mask, Window, query_positions
 
 ATEN = torch.ops.aten
@@ -51,7 +50,7 @@ class LazyMask(Tensor):
 
     mask: Mask | None  # None where every query may attend to every key
     query_start: int | None  # None where cells were rearranged
-    real_queries: Bool[Tensor, "batch q_len"] | None  # False at padding; None if there is none, or it is not known
+    valid_queries: Bool[Tensor, "batch q_len"] | None  # False at padding; None if there is none, or it is not known
 
     @staticmethod
     def __new__(
@@ -59,19 +58,19 @@ class LazyMask(Tensor):
         mask: Mask | None,
         shape: tuple[int, ...],
         query_start: int | None,
-        real_queries: Bool[Tensor, "batch q_len"] | None,
+        valid_queries: Bool[Tensor, "batch q_len"] | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> LazyMask:
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # pyright: ignore[reportAttributeAccessIssue]
-        made.mask, made.query_start, made.real_queries = mask, query_start, real_queries
-        return made
+        lazy = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # pyright: ignore[reportAttributeAccessIssue]
+        lazy.mask, lazy.query_start, lazy.valid_queries = mask, query_start, valid_queries
+        return lazy
 
     def __init__(self, *_: object) -> None:
         pass
 
     def _copy(self) -> LazyMask:
-        return LazyMask(self.mask, self.shape, self.query_start, self.real_queries, self.dtype, self.device)
+        return LazyMask(self.mask, self.shape, self.query_start, self.valid_queries, self.dtype, self.device)
 
     def dense(self) -> Bool[Tensor, "batch heads q_len kv_len"]:
         """Return True where a query may attend to a key."""
@@ -103,7 +102,7 @@ class LazyMask(Tensor):
             )
         moved = function is ATEN._to_copy.default and kwargs.get("dtype") in (None, args[0].dtype)
         if (moved or function in REARRANGING) and isinstance(args[0], cls):
-            options = {name: given for name, given in kwargs.items() if name != "dtype"}
+            options = {name: value for name, value in kwargs.items() if name != "dtype"}
             cells = function(args[0].dense(), *args[1:], **options)
             if cells.ndim == 4:
                 return LazyMask(Dense(cells), cells.shape, None, None, args[0].dtype, cells.device)
@@ -148,39 +147,26 @@ def make_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, dtype,  # pyright: ignore[reportArgumentType]
             use_vmap=use_vmap, device=device,
         )  # fmt: skip
-    if config is not None and _runs_own_attention(type(config)):
+    if config is not None and runs_own_attention(type(config)):
         _warn_of_own_attention(config.model_type)
-    place = Place(batch_size, q_length, kv_length, int(q_offset), kv_offset, torch.device(device))
-    real_queries = None
+    extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), kv_offset, torch.device(device))
+    valid_queries = None
     try:
-        mask = translate(mask_function, place)
+        mask = translate(mask_function, extent)
         if attention_mask is not None:
-            mask = both([mask, _padding(attention_mask, mask, place)])
+            mask = intersect([mask, _padding(attention_mask, mask, extent)])
     except UnknownFunctionError:
-        mask = evaluate(mask_function, place, attention_mask, use_vmap)
+        mask = evaluate(mask_function, extent, attention_mask, use_vmap)
     if attention_mask is not None and (q_length == kv_length or not is_bidirectional(mask_function)):
-        real_queries = _real_queries(attention_mask, place)
+        valid_queries = _valid_queries(attention_mask, extent)
     shape = (batch_size, 1, q_length, kv_length)
-    return LazyMask(mask, shape, place.query_start, real_queries, dtype, place.device)
+    return LazyMask(mask, shape, extent.query_start, valid_queries, dtype, extent.device)
 
 
-def _real_queries(attention_mask: Tensor, place: Place) -> Bool[Tensor, "batch q_len"] | None:
-    """Return which queries are not padding; None if all are real, or if the mask does not reach them."""
-    real = attention_mask[:, place.q_offset : place.q_offset + place.q_len].bool()
-    return None if real.shape[1] < place.q_len or bool(real.all()) else real
-
-
-@functools.cache
-def _runs_own_attention(kind: type) -> bool:
-    """Return whether the modelling code of a configuration has attention that never looks up our function."""
-    code = sys.modules.get(kind.__module__.replace(".configuration_", ".modeling_"))
-    if code is None or INTERFACE in vars(code):
-        return False
-    return any("Attention" in name and _is_module(made) for name, made in vars(code).items())
-
-
-def _is_module(made: object) -> bool:
-    return isinstance(made, type) and issubclass(made, nn.Module)
+def _valid_queries(attention_mask: Tensor, extent: MaskExtent) -> Bool[Tensor, "batch q_len"] | None:
+    """Return which queries are not padding; None if none are, or if the mask does not reach them."""
+    valid = attention_mask[:, extent.q_offset : extent.q_offset + extent.q_len].bool()
+    return None if valid.shape[1] < extent.q_len or bool(valid.all()) else valid
 
 
 @functools.cache  # once per type, not in every pass
@@ -192,10 +178,10 @@ def _warn_of_own_attention(model_type: str) -> None:
     )
 
 
-def _padding(attention_mask: Tensor, mask: Mask | None, place: Place) -> Mask | None:
-    """Hidden keys, but for those that causality hides anyway, such as the free places of a static cache."""
-    allowed = place.keys_of(attention_mask.bool()).to(place.device)
+def _padding(attention_mask: Tensor, mask: Mask | None, extent: MaskExtent) -> Mask | None:
+    """Return the mask of padding keys, without those that causality hides, such as the free slots of a static cache."""
+    allowed = extent.select_keys(attention_mask.bool()).to(extent.device)
     if isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0):
         allowed = allowed.clone()
-        allowed[:, max(0, place.query_start + place.q_len) :] = True
-    return hidden_keys(allowed)
+        allowed[:, max(0, extent.query_start + extent.q_len) :] = True
+    return padding_mask(allowed)

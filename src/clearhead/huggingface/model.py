@@ -22,7 +22,7 @@ from clearhead._utils.extras import needs_extra
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.functional import keeping_vectors
 from clearhead.huggingface._model_inputs import ModelInputs, prepare_inputs, prepare_repeated_inputs
-from clearhead.huggingface.modules import attention_modules, tapped
+from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.huggingface.watching import watch
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from clearhead.recording.recording import Recording, Stack
@@ -137,9 +137,9 @@ class HuggingFaceModel:
     def _record(self, inputs: ModelInputs, values: bool) -> Recording:
         modules = attention_modules(self.model)
         weights: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
-        taps = {module: _Keeper(layers, values) for module, layers in weights.items()}
+        hooks = {module: _WeightsRecorder(layers, values) for module, layers in weights.items()}
         keep_vectors = keeping_vectors() if values else nullcontext()
-        with evaluating(self.model), torch.no_grad(), keep_vectors, tapped(self.model, taps):
+        with evaluating(self.model), torch.no_grad(), keep_vectors, hooked(self.model, hooks):
             self.model(**inputs.arguments, use_cache=False)
         stacks: dict[str, list[AttentionWeights]] = {}
         for attention in modules:
@@ -150,13 +150,13 @@ class HuggingFaceModel:
 
 
 @dataclass(frozen=True, eq=False)
-class _Keeper:
+class _WeightsRecorder:
     """Appends the weights of each call to a list: layers that share a module call it one after the other."""
 
     layers: list[AttentionWeights]
     values: bool
-    looks = True
-    keeps = True
+    needs_weights = True
+    retains_weights = True
 
     def __call__(
         self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None

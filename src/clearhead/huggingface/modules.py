@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,15 +13,20 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from clearhead.huggingface._hooks import Tap, Tapping, attached
+from clearhead.huggingface._hooks import AttentionHook, HookSet, attach_hooks
+from clearhead.huggingface._transformers_internals import (
+    get_implementation,
+    has_implementation,
+    set_implementation,
+    uses_interface,
+)
 
 NAME = "clearhead"
-INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a module looks up to find the attention function it calls
-CROSS = ("cross", "encdec", "encoder_attn", "encoder_decoder")
+CROSS_ATTENTION_NAMES = ("cross", "encdec", "encoder_attn", "encoder_decoder")
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionModule:
     """One attention module of a model and its address."""
 
     stack: str
@@ -38,7 +42,7 @@ class Attention:
 
     @property
     def heads(self) -> int | None:
-        """How many there are, if it says so."""
+        """Number of heads; None if neither the module nor its configuration has it."""
         config = getattr(self.module, "config", None)
         for owner in (self.module, config):
             for name in ("num_heads", "num_attention_heads", "n_heads"):
@@ -48,45 +52,45 @@ class Attention:
         return None
 
 
-def attention_modules(model: nn.Module) -> list[Attention]:
-    """All that go through transformers' AttentionInterface, in module order; a model without one is refused by name.
+def attention_modules(model: nn.Module) -> list[AttentionModule]:
+    """Return the modules that go through transformers' AttentionInterface, in module order; raise if there are none.
 
     Stacks are "encoder", "decoder" and "cross"; where a model has several of a kind, as one for text and one for
     images, the name of the part of its configuration goes before: "vision encoder".
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; expected a transformers model")
-    found = [(name, module) for name, module in model.named_modules() if _uses_interface(type(module))]
-    if not found:
+    named = [(name, module) for name, module in model.named_modules() if uses_interface(type(module))]
+    if not named:
         raise ValueError(
             f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention cannot be seen:"
             " it runs its own code whatever attn_implementation says"
         )
-    _warn_of_others(model, [name for name, _ in found])
-    kinds = [_kind(name, module) for name, module in found]
-    parts = [_part(model, module) for _, module in found]
-    counted: dict[str, int] = {}
+    _warn_of_others(model, [name for name, _ in named])
+    kinds = [_kind(name, module) for name, module in named]
+    parts = [_part(model, module) for _, module in named]
+    layer_counts: dict[str, int] = {}
     modules = []
-    for (name, module), kind, part in zip(found, kinds, parts, strict=True):
+    for (name, module), kind, part in zip(named, kinds, parts, strict=True):
         several = len({p for p, k in zip(parts, kinds, strict=True) if k == kind}) > 1
         stack = f"{part} {kind}" if several and part else kind
-        layer = counted.get(stack, 0)
-        counted[stack] = layer + 1
-        modules.append(Attention(stack, layer, name, module, shared=False))
-    return [replace(a, shared=counted[a.stack] == 1 and _layers_configured(a.module) > 1) for a in modules]
+        layer = layer_counts.get(stack, 0)
+        layer_counts[stack] = layer + 1
+        modules.append(AttentionModule(stack, layer, name, module, shared=False))
+    return [replace(a, shared=layer_counts[a.stack] == 1 and _layers_configured(a.module) > 1) for a in modules]
 
 
 @contextmanager
-def tapped(model: nn.Module, taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
-    """Run a model on clearhead with taps on some of its attention modules, for as long as the context lasts."""
+def hooked(model: nn.Module, hooks: Mapping[nn.Module, AttentionHook]) -> Iterator[None]:
+    """Run a model on clearhead with hooks on some of its attention modules, for as long as the context lasts."""
     modules = attention_modules(model)
-    tapping = Tapping(taps)
+    hook_set = HookSet(hooks)
     with ExitStack() as stack:
-        stack.enter_context(attached(tapping))
+        stack.enter_context(attach_hooks(hook_set))
         for owner in {id(owner): owner for owner in (owner_of(model, attention) for attention in modules)}.values():
-            parts = [module for module in owner.modules() if module in taps]
-            hook = functools.partial(_start_pass, tapping, parts)
-            stack.callback(owner.register_forward_pre_hook(hook).remove)
+            parts = [module for module in owner.modules() if module in hooks]
+            start = functools.partial(_start_pass, hook_set, parts)
+            stack.callback(owner.register_forward_pre_hook(start).remove)
         stack.enter_context(_on_clearhead(model, modules))
         yield
 
@@ -96,7 +100,7 @@ class _Switched:
     """A configuration whose implementation is switched to clearhead, what it was, and how many contexts need it."""
 
     config: Any
-    before: str
+    before: str | None
     users: int = 0
 
 
@@ -105,22 +109,22 @@ _LOCK = threading.Lock()
 
 
 @contextmanager
-def _on_clearhead(model: nn.Module, modules: list[Attention]) -> Iterator[None]:
+def _on_clearhead(model: nn.Module, modules: list[AttentionModule]) -> Iterator[None]:
     """Run a model on clearhead, and on what it ran on before once the last of several contexts ends."""
     assert isinstance(model, PreTrainedModel)
-    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+    all_configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in all_configs if has_implementation(config)}
     with _LOCK:
         for key, config in configs.items():
-            _SWITCHED.setdefault(key, _Switched(config, config._attn_implementation)).users += 1
+            _SWITCHED.setdefault(key, _Switched(config, get_implementation(config))).users += 1
     try:
         with _LOCK:
             model.set_attn_implementation(NAME)
             for attention in modules:
                 # a part that was put into the model ready made may hold a configuration that the model does not list
                 config: Any = getattr(attention.module, "config", None)
-                if hasattr(config, "_attn_implementation"):
-                    config._attn_implementation_internal = NAME
+                if has_implementation(config):
+                    set_implementation(config, NAME)
         yield
     finally:
         with _LOCK:
@@ -128,17 +132,17 @@ def _on_clearhead(model: nn.Module, modules: list[Attention]) -> Iterator[None]:
                 _SWITCHED[key].users -= 1
                 if not _SWITCHED[key].users:
                     switched = _SWITCHED.pop(key)
-                    switched.config._attn_implementation_internal = switched.before
+                    set_implementation(switched.config, switched.before)
 
 
-def owner_of(model: nn.Module, attention: Attention) -> nn.Module:
-    """The innermost transformers model that an attention module is a part of."""
+def owner_of(model: nn.Module, attention: AttentionModule) -> nn.Module:
+    """Return the innermost transformers model that an attention module is a part of."""
     parts = attention.name.split(".")
     above = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     return next(module for module in reversed(above) if isinstance(module, PreTrainedModel))
 
 
-def layer_of(attention: Attention, repeat: int | None) -> int:
+def layer_of(attention: AttentionModule, repeat: int | None) -> int:
     """Return the index of the layer that runs, given how often its module has run before in this pass.
 
     A module that layers share runs once for each of them. Any other runs again for another part of the input, such as
@@ -154,30 +158,18 @@ def layer_of(attention: Attention, repeat: int | None) -> int:
     return attention.layer + repeat
 
 
-def _start_pass(tapping: Tapping, modules: list[nn.Module], *_: object) -> None:
-    tapping.start_pass(modules)
+def _start_pass(hook_set: HookSet, modules: list[nn.Module], *_: object) -> None:
+    hook_set.start_pass(modules)
 
 
-@functools.cache
-def _uses_interface(kind: type[nn.Module]) -> bool:
-    """Whether the code of a module's own methods looks the attention function up."""
-    methods = (inspect.unwrap(method) for method in vars(kind).values() if inspect.isfunction(method))
-    own = any(INTERFACE in method.__code__.co_names for method in methods)
-    if own or "forward" in vars(kind):
-        return own
-    return any(
-        _uses_interface(base) for base in kind.__mro__[1:] if issubclass(base, nn.Module) and "forward" in vars(base)
-    )
-
-
-def _warn_of_others(model: nn.Module, seen: list[str]) -> None:
-    """Attention that runs code of its own beside what can be seen, such as LongT5's encoder."""
+def _warn_of_others(model: nn.Module, visible: list[str]) -> None:
+    """Warn of attention modules that run code of their own, such as those of LongT5's encoder."""
     others = [
         name
         for name, module in model.named_modules()
         if "Attention" in type(module).__name__
         and type(module).__module__.startswith("transformers.")
-        and not any(f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.") for other in seen)
+        and not any(f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.") for other in visible)
     ]
     kinds = sorted({type(model.get_submodule(name)).__name__ for name in others})
     if kinds:
@@ -197,7 +189,7 @@ def _layers_configured(module: nn.Module) -> int:
 
 def _kind(name: str, module: nn.Module) -> str:
     lowered = name.lower()
-    if getattr(module, "is_cross_attention", False) or any(part in lowered for part in CROSS):
+    if getattr(module, "is_cross_attention", False) or any(part in lowered for part in CROSS_ATTENTION_NAMES):
         return "cross"
     parts = lowered.split(".")
     decodes = getattr(getattr(module, "config", None), "is_decoder", False) and getattr(module, "is_causal", False)
@@ -208,9 +200,9 @@ def _kind(name: str, module: nn.Module) -> str:
 
 
 def _part(model: PreTrainedModel, module: nn.Module) -> str:
-    """The part of the model's configuration that a module was made from: "vision" for vision_config."""
-    own = getattr(module, "config", None)
+    """Return the part of the model's configuration that a module was made from: "vision" for vision_config."""
+    module_config = getattr(module, "config", None)
     for key in model.config.sub_configs:
-        if getattr(model.config, key, None) is own:
+        if getattr(model.config, key, None) is module_config:
             return key.removesuffix("_config")
     return ""

@@ -1,4 +1,4 @@
-"""`watch`: each layer's attention reduced to statistics while a model runs; no queries or keys are kept."""
+"""`watch`: statistics of each layer's attention, computed while a model runs; no queries or keys are kept."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface.lazy_mask import LazyMask
-from clearhead.huggingface.modules import Attention, attention_modules, layer_of, owner_of, tapped
+from clearhead.huggingface.modules import AttentionModule, attention_modules, hooked, layer_of, owner_of
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.mutation import used_at_once
 
-WHAT = ("entropy", "received", "distance", "top", "pool", "reduce")  # what `AttentionWeights.observe` takes
+OBSERVE_ARGUMENTS = ("entropy", "received", "distance", "top", "pool", "reduce")  # of `AttentionWeights.observe`
 
 
 @contextmanager
-def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator[AttentionSummary]:
-    """Statistics of every attention matrix of a model, computed while it runs.
+def watch(model: nn.Module, *, keep_calls: bool = True, **statistics: Any) -> Iterator[AttentionSummary]:
+    """Compute statistics of every attention matrix of a model while it runs.
 
         with watch(model, entropy=True, top=8) as seen:
             model(**inputs)                       # or model.generate(**inputs): one call per new token
@@ -39,36 +39,39 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **what: Any) -> Iterator
 
     Args:
         keep_calls: keep each call's tensors, not the means alone; off for long runs over many batches.
-        what: as `AttentionWeights.observe` takes it: entropy, received, distance, top, pool, reduce.
+        statistics: as `AttentionWeights.observe` takes it: entropy, received, distance, top, pool, reduce.
     """
-    unknown = [name for name in what if name not in WHAT]
+    unknown = [name for name in statistics if name not in OBSERVE_ARGUMENTS]
     if unknown:
-        raise TypeError(f"watch: {unknown[0]} is not something to watch; expected any of {', '.join(WHAT)}")
-    if not any(what.get(name) for name in WHAT[:-1]):
-        raise ValueError(f"watch: nothing to watch; give it any of {', '.join(WHAT[:-1])}, such as entropy=True")
+        raise TypeError(
+            f"watch: {unknown[0]} is not something to watch; expected any of {', '.join(OBSERVE_ARGUMENTS)}"
+        )
+    if not any(statistics.get(name) for name in OBSERVE_ARGUMENTS[:-1]):
+        raise ValueError(
+            f"watch: nothing to watch; give it any of {', '.join(OBSERVE_ARGUMENTS[:-1])}, such as entropy=True"
+        )
     modules = attention_modules(model)
-    watched = AttentionSummary((attention.stack, attention.layer) for attention in modules)
+    summary = AttentionSummary((attention.stack, attention.layer) for attention in modules)
     lock = threading.Lock()
     with ExitStack() as stack:
         padding = _Padding(model, modules, stack)
-        stack.enter_context(
-            tapped(model, {a.module: _Observer(what, watched, a, padding, keep_calls, lock) for a in modules})
-        )
-        yield watched
+        hooks = {a.module: _Observer(statistics, summary, a, padding, keep_calls, lock) for a in modules}
+        stack.enter_context(hooked(model, hooks))
+        yield summary
 
 
 @dataclass(frozen=True, eq=False)
 class _Observer:
-    """A tap that reduces the weights of one module to statistics."""
+    """A hook that reduces the weights of one module to statistics."""
 
-    what: dict[str, Any]
-    watched: AttentionSummary
-    attention: Attention
+    statistics: dict[str, Any]
+    summary: AttentionSummary
+    attention: AttentionModule
     padding: _Padding
-    keep: bool
+    keep_calls: bool
     lock: threading.Lock  # several threads may run one model
-    looks = True
-    keeps = False
+    needs_weights = True
+    retains_weights = False
 
     def __call__(
         self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
@@ -76,21 +79,21 @@ class _Observer:
         assert weights is not None
         address = (self.attention.stack, layer_of(self.attention, repeat))
         with torch.no_grad(), used_at_once():
-            real = weights.attending()
-            padding = self.padding.of_queries(self.attention, real.shape, attention_mask)
+            valid = weights.attending()
+            padding = self.padding.query_padding(self.attention, valid.shape, attention_mask)
             if padding is not None:
-                real = real & ~padding
+                valid = valid & ~padding
                 weights = weights.hiding_queries(padding)
-            seen = weights.observe(**self.what)
+            observed = weights.observe(**self.statistics)
         with self.lock:
-            self.watched.layers.setdefault(address, LayerSummary()).add(seen, real, self.keep)
+            self.summary.layers.setdefault(address, LayerSummary()).add(observed, valid, keep=self.keep_calls)
         return output
 
 
 class _Padding:
     """The queries that are padding: by the mask of the call, or by the one that a part of the model was called with."""
 
-    def __init__(self, model: nn.Module, modules: list[Attention], stack: ExitStack) -> None:
+    def __init__(self, model: nn.Module, modules: list[AttentionModule], stack: ExitStack) -> None:
         self.owners = {attention: owner_of(model, attention) for attention in modules}
         self.last: dict[tuple[int, nn.Module], Bool[Tensor, "batch positions"] | None] = {}  # by thread and part
         for owner in dict.fromkeys(self.owners.values()):
@@ -101,13 +104,13 @@ class _Padding:
         return self  # a copy of a model copies its hooks, which hold this one
 
     def _remember(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-        real = _real_tokens(given.get("attention_mask"))
-        # asked once per pass: a GPU would have to wait for it in every layer
-        self.last[threading.get_ident(), module] = None if real is None or bool(real.all()) else ~real
+        arguments = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        valid = _valid_tokens(arguments.get("attention_mask"))
+        # once per pass, because `all` synchronizes the device
+        self.last[threading.get_ident(), module] = None if valid is None or bool(valid.all()) else ~valid
 
-    def of_queries(
-        self, attention: Attention, shape: torch.Size, attention_mask: Tensor | None
+    def query_padding(
+        self, attention: AttentionModule, shape: torch.Size, attention_mask: Tensor | None
     ) -> Bool[Tensor, "batch q_len"] | None:
         """Return which queries are padding; None if none are, or if it is not known.
 
@@ -115,7 +118,7 @@ class _Padding:
         """
         batch, q_len = shape
         if isinstance(attention_mask, LazyMask) and attention_mask.query_start is not None and not attention.is_cross:
-            padding = None if attention_mask.real_queries is None else ~attention_mask.real_queries
+            padding = None if attention_mask.valid_queries is None else ~attention_mask.valid_queries
         else:
             padding = self.last.get((threading.get_ident(), self.owners[attention]))
             if padding is not None and padding.shape[1] > q_len and not attention.is_cross:
@@ -123,10 +126,10 @@ class _Padding:
         return padding if padding is not None and padding.shape == (batch, q_len) else None
 
 
-def _real_tokens(attention_mask: Any) -> Bool[Tensor, "batch positions"] | None:
+def _valid_tokens(attention_mask: Any) -> Bool[Tensor, "batch positions"] | None:
     """Return the tokens that are not padding, by a mask as a user gives it or as `generate` prepares it."""
     if isinstance(attention_mask, Mapping):  # one mask for each kind of layer
-        return next((real for mask in attention_mask.values() if (real := _real_tokens(mask)) is not None), None)
+        return next((valid for mask in attention_mask.values() if (valid := _valid_tokens(mask)) is not None), None)
     if isinstance(attention_mask, LazyMask):
-        return attention_mask.real_queries
+        return attention_mask.valid_queries
     return attention_mask.bool() if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None

@@ -1,1 +1,14 @@
 """Recordings: the attention of a model on one input, with its tokens."""
+
+from clearhead.recording.protocol import RecordableModel, RecordsRepeatedTokens
+from clearhead.recording.recording import Address, Recording, Stack, Tokens, is_self_attention
+
+__all__ = [
+    "Address",
+    "RecordableModel",
+    "Recording",
+    "RecordsRepeatedTokens",
+    "Stack",
+    "Tokens",
+    "is_self_attention",
+]

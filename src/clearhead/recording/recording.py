@@ -1,4 +1,4 @@
-"""`Recording`: a model's attention on one text, by kind and layer, with the tokens on both axes."""
+"""`Recording`: a model's attention on one text, by stack and layer, with the tokens on both axes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ class Tokens:
         lengths = {len(self.texts), len(self.special), len(self.words)}
         if len(lengths) > 1:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
-        for number, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
+        for index, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
             if not isinstance(text, str) or not _is_unicode(text):
-                raise ValueError(f"Tokens: texts[{number}] is {describe(text)}; expected a string of Unicode text")
+                raise ValueError(f"Tokens: texts[{index}] is {describe(text)}; expected a string of Unicode text")
             if not isinstance(special, bool):
-                raise ValueError(f"Tokens: special[{number}] is {describe(special)}; expected True or False")
+                raise ValueError(f"Tokens: special[{index}] is {describe(special)}; expected True or False")
             if word is not None and (type(word) is not int or not 0 <= word < 2**31):
-                raise ValueError(
-                    f"Tokens: words[{number}] is {describe(word)}; expected a word's index from 0, or None"
-                )
+                raise ValueError(f"Tokens: words[{index}] is {describe(word)}; expected a word's index from 0, or None")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -57,17 +55,17 @@ class Stack:
     keys: Tokens
 
     def __post_init__(self) -> None:
-        counts = {"layers": self.layers, "query tokens": self.queries, "key tokens": self.keys}
-        for what, own in counts.items():
-            if not len(own):
-                raise ValueError(f"Stack: there are no {what}; expected at least one")
-        for number, weights in enumerate(self.layers):
+        parts = {"layers": self.layers, "query tokens": self.queries, "key tokens": self.keys}
+        for name, part in parts.items():
+            if not len(part):
+                raise ValueError(f"Stack: there are no {name}; expected at least one")
+        for index, weights in enumerate(self.layers):
             batch, heads, q_len, kv_len = weights.shape
             if not heads:
-                raise ValueError(f"Stack: layer {number} has no heads; expected at least one")
+                raise ValueError(f"Stack: layer {index} has no heads; expected at least one")
             if (batch, q_len, kv_len) != (1, len(self.queries), len(self.keys)):
                 raise ValueError(
-                    f"Stack: layer {number} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
+                    f"Stack: layer {index} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
                     f" and {len(self.keys)} key tokens; expected one text"
                 )
 
@@ -107,19 +105,19 @@ class Recording:
         return max(len(stack.layers) for stack in self.stacks.values())
 
     def heads(self) -> Iterator[Address]:
-        """Every head: (stack, layer, head)."""
+        """Yield every head: (stack, layer, head)."""
         for name, stack in self.stacks.items():
             for layer, weights in enumerate(stack.layers):
                 for head in range(weights.shape[1]):
                     yield name, layer, head
 
     def weights(self, address: Address) -> AttentionWeights:
-        """The lazy matrix of one head, [1, 1, q_len, kv_len]."""
+        """Return the lazy matrix of one head, [1, 1, q_len, kv_len]."""
         stack, layer, head = address
         return self[stack].layers[layer].part(heads=head)
 
     def to(self, device: torch.device | str) -> Recording:
-        """The same on another device."""
+        """Return the recording on another device."""
 
         def moved(stack: Stack) -> Stack:
             return Stack(tuple(weights.to(device) for weights in stack.layers), stack.queries, stack.keys)
@@ -137,48 +135,48 @@ class Recording:
         """Write one safetensors file: O(n · d) numbers per layer."""
         tensors, stacks = {}, {}
         for name, stack in self.stacks.items():
-            facts = []
-            for number, weights in enumerate(stack.layers):
-                own, about = weights.pack()
-                tensors |= {f"{name}.{number}.{key}": tensor for key, tensor in own.items()}
-                facts.append(about)
-            stacks[name] = {"queries": asdict(stack.queries), "keys": asdict(stack.keys), "layers": facts}
+            layers = []
+            for index, weights in enumerate(stack.layers):
+                packed, layer_header = weights.pack()
+                tensors |= {f"{name}.{index}.{key}": tensor for key, tensor in packed.items()}
+                layers.append(layer_header)
+            stacks[name] = {"queries": asdict(stack.queries), "keys": asdict(stack.keys), "layers": layers}
         header = {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks}
         serialization.write(path, tensors, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Recording:
         """Read a file written by `save`."""
-        tensors, facts = serialization.read(path, FORMAT, VERSION, device)
+        tensors, header = serialization.read(path, FORMAT, VERSION, device)
         try:
             stacks = {}
-            for name, about in facts["stacks"].items():
+            for name, stack in header["stacks"].items():
                 layers = []
-                for number, own in enumerate(about["layers"]):
-                    prefix = f"{name}.{number}."
-                    mine = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-                    layers.append(AttentionWeights(*serialization.unpack(mine, own)))
-                stacks[name] = Stack(tuple(layers), _tokens(about["queries"]), _tokens(about["keys"]))
-            return cls(facts["model"], stacks)
+                for index, layer_header in enumerate(stack["layers"]):
+                    prefix = f"{name}.{index}."
+                    packed = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+                    layers.append(AttentionWeights(*serialization.unpack(packed, layer_header)))
+                stacks[name] = Stack(tuple(layers), _tokens(stack["queries"]), _tokens(stack["keys"]))
+            return cls(header["model"], stacks)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
 
 
-def from_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
-    """The recordings one by one, after making sure that there are some, and that all are of the same model."""
+def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
+    """Yield the recordings; raise if there are none, or if they are not all of one model."""
     if isinstance(recordings, Recording):  # which has square brackets, and would be taken for a sequence
         raise TypeError("recordings is a single Recording; expected several, such as [recording]")
     model, heads = None, None
-    for number, recording in enumerate(recordings):
+    for index, recording in enumerate(recordings):
         if not isinstance(recording, Recording):
-            raise TypeError(f"recordings[{number}] is {recording!r}; expected a Recording")
-        own = set(recording.heads())
+            raise TypeError(f"recordings[{index}] is {recording!r}; expected a Recording")
+        addresses = set(recording.heads())
         if heads is None:
-            model, heads = recording.model, own
-        if (recording.model, own) != (model, heads):
+            model, heads = recording.model, addresses
+        if (recording.model, addresses) != (model, heads):
             raise ValueError(
-                f"recordings[{number}] is of {recording.model!r} with {len(own)} heads, but recordings[0] of {model!r}"
-                f" with {len(heads)}; expected recordings of one model"
+                f"recordings[{index}] is of {recording.model!r} with {len(addresses)} heads, but recordings[0] of"
+                f" {model!r} with {len(heads)}; expected recordings of one model"
             )
         yield recording
     if heads is None:
@@ -186,12 +184,12 @@ def from_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
 
 
 def is_self_attention(name: str, stack: Stack) -> bool:
-    """Whether queries and keys are the same tokens. Cross-attention is not meant, even from a text to its copy."""
+    """Return whether queries and keys are the same tokens; False for cross-attention, even from a text to its copy."""
     return name != "cross" and stack.queries == stack.keys
 
 
-def _tokens(facts: dict[str, list]) -> Tokens:
-    return Tokens(tuple(facts["texts"]), tuple(facts["special"]), tuple(facts["words"]))
+def _tokens(fields: dict[str, list]) -> Tokens:
+    return Tokens(tuple(fields["texts"]), tuple(fields["special"]), tuple(fields["words"]))
 
 
 def _is_unicode(text: str) -> bool:

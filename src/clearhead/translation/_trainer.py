@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clearhead._utils.evaluating import evaluating
-from clearhead.analysis.statistics import measure
+from clearhead.analysis.statistics import measure_heads
 from clearhead.distributed.process_group import ProcessGroup
 from clearhead.translation._evaluation import validate
 from clearhead.translation._loss import cross_entropy
@@ -199,7 +199,7 @@ class Trainer:
         translator = Translator(self.data.name, self.model, self.data.vocabulary, self.config)
         pairs = self.data.references[:MAX_RECORDED_PAIRS]
         with evaluating(self.model):
-            _, heads = measure(translator.record(pair.source, target=pair.target) for pair in pairs)
+            _, heads = measure_heads(translator.record(pair.source, target=pair.target) for pair in pairs)
         return {
             f"{stack} {layer}.{head}": {
                 name: round(float(value), 4) for name, value in asdict(statistics).items() if value is not None

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from clearhead.analysis.statistics import HeadStatistics, measure, measure_rows
-from clearhead.recording.recording import Recording, Stack
+from clearhead.analysis.statistics import HeadStatistics, measure_layer, measure_queries
+from clearhead.recording.recording import Stack
 from clearhead.weights.indexing import evenly_spaced
 
 SIDE = 128  # bins each way, at most
@@ -43,10 +43,9 @@ def thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
             own = weights.part(heads=head)
             cells = torch.cat([own[0, 0, part] for part in parts])  # [rows, kv_len]
             pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(SIDE, kv_len))
-            statistics = measure_rows(name, stack, own, rows, cells, torch.special.entr(cells).sum(dim=-1))
+            statistics = measure_queries(name, stack, own, rows, cells, torch.special.entr(cells).sum(dim=-1))
             found.append(Thumbnail(pooled.cpu().numpy(), statistics, True))
         return found
     pooled = weights.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0].cpu().numpy()
-    alone = Recording("", {name: Stack((weights,), stack.queries, stack.keys)})
-    _, statistics = measure([alone], find_repeats=False)
-    return [Thumbnail(pooled[head], statistics[name, 0, head], False) for head in range(heads)]
+    statistics = measure_layer(name, stack, layer)
+    return [Thumbnail(pooled[head], statistics[head], False) for head in range(heads)]

@@ -11,8 +11,8 @@ from jaxtyping import Float, Float16, Int, UInt8
 from torch import Tensor
 
 from clearhead._utils.color_scales import log_shades
-from clearhead.analysis.statistics import HeadStatistics, measure, measure_rows
-from clearhead.recording.recording import Recording, Stack
+from clearhead.analysis.statistics import HeadStatistics, measure_layer, measure_queries
+from clearhead.recording.recording import Stack
 from clearhead.viewer._heatmap import BinSize, Window, binned
 from clearhead.viewer._thumbnails import is_sampled
 from clearhead.weights.indexing import evenly_spaced
@@ -109,10 +109,9 @@ def digest(name: str, stack: Stack, layer: int, kept: Outline) -> Digest:
     assert seen.top is not None
     rows = torch.from_numpy(kept.places).to(weights.device)
     largest = binned(weights, _all(stack), kept.bins, "max")
-    alone = Recording("", {name: Stack((weights,), stack.queries, stack.keys)})
-    _, statistics = measure([alone], find_repeats=False)
+    statistics = measure_layer(name, stack, layer)
     return Digest(
-        list(statistics.values()),
+        statistics,
         largest,
         largest if kept.cells else binned(weights, _all(stack), kept.bins, "mean"),
         _half(seen.entropy[0][:, rows]),
@@ -135,7 +134,7 @@ def _sampled(name: str, stack: Stack, own: AttentionWeights, kept: Outline) -> D
     received = cells.sum(dim=0, keepdim=True) * (queries / len(rows))
     entropy = torch.special.entr(cells).sum(dim=-1)
     return Digest(
-        [measure_rows(name, stack, own, rows, cells, entropy)],
+        [measure_queries(name, stack, own, rows, cells, entropy)],
         np.maximum.reduceat(across["max"], starts, axis=0)[None],
         (np.add.reduceat(across["mean"], starts, axis=0) / counts)[None],
         _half(entropy[None]),

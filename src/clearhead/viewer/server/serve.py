@@ -27,12 +27,12 @@ from clearhead.viewer.server._handover import write_page
 from clearhead.viewer.server._sessions import Sessions
 from clearhead.viewer.server._texts import Source, Texts
 
-PORT = 5006
-TRIED = 100  # ports after the one that was asked for
-PARTING = 0.1  # seconds in which pages hear that it ends
-MESSAGE = 2**20  # bytes of the largest message that a page may send
-IDLE = 60.0  # seconds until a connection that sends no complete request is closed
-OPENING = 120.0  # seconds that a browser has to start and to open the page it was given
+DEFAULT_PORT = 5006
+MAX_PORT_ATTEMPTS = 100  # after the first
+CLOSE_GRACE_S = 0.1  # in which pages are told that the server ends
+MAX_MESSAGE_BYTES = 2**20  # that a page may send
+IDLE_TIMEOUT_S = 60.0  # until a connection that sends no complete request is closed
+LINK_LIFETIME_S = 120.0  # of a link that a browser is started with
 
 
 class Viewer:
@@ -74,7 +74,7 @@ class Viewer:
         self._handed_over[code] = page
         loop = self._loop.result()
         loop.add_callback(
-            loop.call_later, OPENING, self._withdraw, code
+            loop.call_later, LINK_LIFETIME_S, self._withdraw, code
         )  # first: a browser in the terminal is waited for
         opened = webbrowser.open(page.as_uri())
         if not opened:
@@ -143,12 +143,12 @@ class Viewer:
         loop.start()
         server.stop()
 
-        async def part() -> None:  # or browsers would go on waiting for an answer
+        async def close_connections() -> None:  # or browsers would go on waiting for an answer
             self._access.close_sockets()
-            await asyncio.sleep(PARTING)
+            await asyncio.sleep(CLOSE_GRACE_S)
             await http.close_all_connections()
 
-        loop.run_sync(part)
+        loop.run_sync(close_connections)
         loop.close()
 
 
@@ -160,7 +160,7 @@ def view(
     dtype: torch.dtype | None = None,
     download: bool = False,
     roles: Roles | None = None,
-    port: int = PORT,
+    port: int = DEFAULT_PORT,
     browser: bool = True,
     wait: bool = True,
 ) -> Viewer:
@@ -200,24 +200,26 @@ def _server(application: Application, access: Access, bound: socket.socket) -> t
         use_index=False,
         include_cookies=[],  # which Bokeh would write into the page's own text
         include_headers=[],
-        websocket_max_message_size_bytes=MESSAGE,
+        websocket_max_message_size_bytes=MAX_MESSAGE_BYTES,
     )
-    http = HTTPServer(tornado, idle_connection_timeout=IDLE, body_timeout=IDLE, max_body_size=MESSAGE)
+    http = HTTPServer(
+        tornado, idle_connection_timeout=IDLE_TIMEOUT_S, body_timeout=IDLE_TIMEOUT_S, max_body_size=MAX_MESSAGE_BYTES
+    )
     http.add_socket(bound)
     return BaseServer(IOLoop.current(), tornado, http), http
 
 
 def _bind(port: int) -> socket.socket:
-    """A socket on the first free port from `port` on, of this machine only."""
+    """Return a socket on the first free port from `port` on, of this machine only."""
     if port > 65_535:
         raise ValueError(f"port is {port}; expected at most 65535")
-    for chosen in range(port, min(port + TRIED, 65_535) + 1):
+    for candidate in range(port, min(port + MAX_PORT_ATTEMPTS, 65_535) + 1):
         try:
-            bound = socket.create_server(("127.0.0.1", chosen))
+            bound = socket.create_server(("127.0.0.1", candidate))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise OSError(f"port is {port}: {error.strerror}") from None
         else:
             bound.setblocking(False)
             return bound
-    raise OSError(f"port is {port}; it and the {TRIED} after it are in use")
+    raise OSError(f"port is {port}; it and the {MAX_PORT_ATTEMPTS} after it are in use")
