@@ -68,8 +68,8 @@ def measure(path: Path, variant: str) -> None:
 
 
 def row(case: str, ours: float, peer: str, theirs: float, ratio: float, target: str) -> dict[str, object]:
-    numbers = {"ours": round(ours, 3), "peer": peer, "theirs": round(theirs, 3), "ratio": round(ratio, 3)}
-    return {"case": case, **numbers, "target": target}
+    columns = {"ours": round(ours, 3), "peer": peer, "theirs": round(theirs, 3), "ratio": round(ratio, 3)}
+    return {"case": case, **columns, "target": target}
 
 
 def main() -> None:

@@ -28,11 +28,11 @@ def tokens(texts: Sequence[str], words: Sequence[int | None] | None = None) -> T
     """Texts in square brackets are special; the others are a word each unless told otherwise."""
     special = [text.startswith("[") for text in texts]
     if words is None:
-        words = [None if own else place - sum(special[:place]) for place, own in enumerate(special)]
+        words = [None if is_special else index - sum(special[:index]) for index, is_special in enumerate(special)]
     return Tokens(tuple(texts), tuple(special), tuple(words))
 
 
 def recording(*layers: AttentionWeights, texts: Tokens | None = None, name: str = "encoder") -> Recording:
     """Of one self-attention. Without texts, as many different words as there are tokens."""
-    texts = texts or tokens([f"w{number}" for number in range(layers[0].shape[2])])
+    texts = texts or tokens([f"w{index}" for index in range(layers[0].shape[2])])
     return Recording("crafted", {name: Stack(layers, texts, texts)})

@@ -87,8 +87,8 @@ def tiny_config(kind: type[PreTrainedConfig], small: Mapping[str, Any]) -> PreTr
     default = kind()
     given: dict[str, Any] = {}
     for key, part in default.sub_configs.items():
-        own = getattr(default, key, None)
-        part = type(own) if isinstance(own, PreTrainedConfig) else part
+        value = getattr(default, key, None)
+        part = type(value) if isinstance(value, PreTrainedConfig) else part
         if part is not transformers.AutoConfig:
             given[key] = tiny_config(part, small).to_dict()
     known = default.to_dict()
@@ -236,13 +236,15 @@ def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
     with torch.no_grad():
         outputs = model(**given)
     names = ("last_hidden_state", "logits", "encoder_last_hidden_state", "text_embeds", "image_embeds")
-    found = [outputs[name] for name in names if name in outputs and isinstance(outputs[name], Tensor)]
-    found = found or [value for value in outputs.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    tensors = [outputs[name] for name in names if name in outputs and isinstance(outputs[name], Tensor)]
+    tensors = tensors or [
+        value for value in outputs.values() if isinstance(value, Tensor) and value.is_floating_point()
+    ]
     mask = inputs.get("attention_mask")
-    found = [value if mask is None or value.shape[:2] != mask.shape else value[mask.bool()] for value in found]
-    if not found or not all(value.isfinite().all() for value in found):
+    tensors = [value if mask is None or value.shape[:2] != mask.shape else value[mask.bool()] for value in tensors]
+    if not tensors or not all(value.isfinite().all() for value in tensors):
         raise ValueError("the results are not finite numbers")
-    return found
+    return tensors
 
 
 def compare(model_type: str) -> Outcome:

@@ -11,7 +11,7 @@ AWKWARD = ["</script>", "\"'", "$$x$$", "\\(x\\)", "שלום", "🙂", "\n", "x"
 
 
 def tokens(texts, special=()):
-    return Tokens(tuple(texts), tuple(place in special for place in range(len(texts))), tuple(range(len(texts))))
+    return Tokens(tuple(texts), tuple(index in special for index in range(len(texts))), tuple(range(len(texts))))
 
 
 def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=0):
@@ -26,17 +26,17 @@ def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=
 
 def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: B008, masks never change
     """A causal model with grouped heads on some tokens."""
-    own = tokens(texts, special)
-    found = [layer(len(texts), len(texts), mask=mask, seed=number, **options) for number in range(layers)]
-    return Recording("a model", {"decoder": Stack(tuple(found), own, own)})
+    axis = tokens(texts, special)
+    weights = [layer(len(texts), len(texts), mask=mask, seed=index, **options) for index in range(layers)]
+    return Recording("a model", {"decoder": Stack(tuple(weights), axis, axis)})
 
 
 def translation(source, target):
     """An encoder–decoder."""
     sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     stacks = {}
-    for number, (name, (queries, keys)) in enumerate(sides.items()):
+    for index, (name, (queries, keys)) in enumerate(sides.items()):
         mask = Causal() if name == "decoder" else None
-        own = layer(len(queries), len(keys), mask=mask, kv_heads=4, seed=number)
-        stacks[name] = Stack((own,), tokens(queries), tokens(keys))
+        weights = layer(len(queries), len(keys), mask=mask, kv_heads=4, seed=index)
+        stacks[name] = Stack((weights,), tokens(queries), tokens(keys))
     return Recording("a translator", stacks)

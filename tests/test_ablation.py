@@ -52,7 +52,7 @@ def test_one_of_several_layers_that_share_a_module():
         for heads in ((), {(0, 1)}, {(1, 1)}, {(0, 1), (1, 1)}):
             with ablate(model, heads):
                 outputs.append(model(input_ids=ids).last_hidden_state)
-    pairs = [(one, other) for place, one in enumerate(outputs) for other in outputs[:place]]
+    pairs = [(one, other) for index, one in enumerate(outputs) for other in outputs[:index]]
     assert all(not torch.allclose(one, other, atol=1e-6) for one, other in pairs)
     with pytest.raises(ValueError, match="encoder has no layer 2"), ablate(model, {(2, 1)}):
         model(input_ids=ids)

@@ -54,17 +54,17 @@ def failing(monkeypatch):
 )  # fmt: skip
 def test_an_error_is_one_line_and_no_verdict(failing, error, code, says):
     failing(error)
-    found = typed("check", "song", code=code)
-    assert found.stderr.startswith(says)
-    assert len(found.stderr.splitlines()) == (1 if says else 0)
-    assert found.stdout == ""
+    result = typed("check", "song", code=code)
+    assert result.stderr.startswith(says)
+    assert len(result.stderr.splitlines()) == (1 if says else 0)
+    assert result.stdout == ""
 
 
 def test_a_traceback_is_shown_when_it_is_asked_for(failing):
     failing(KeyError("x"))
-    found = typed("check", "song", code=2, CLEARHEAD_TRACEBACK="1")
-    assert found.stderr.startswith("Traceback")
-    assert found.stderr.splitlines()[-1].startswith("clearhead: unexpected error: KeyError")
+    result = typed("check", "song", code=2, CLEARHEAD_TRACEBACK="1")
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.splitlines()[-1].startswith("clearhead: unexpected error: KeyError")
 
 
 def test_a_warning_is_one_safe_line(monkeypatch):
@@ -90,10 +90,10 @@ def test_a_warning_is_one_safe_line(monkeypatch):
 )
 def test_arguments_have_to_be_utf_8(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = typed(*arguments, code=2)
-    place = next(number for number, own in enumerate(arguments, 1) if "\udcff" in own)
-    assert found.stderr.startswith(f"clearhead: argument {place} is '")
-    assert found.stderr.endswith("\\xff'; expected text in UTF-8\n")
+    result = typed(*arguments, code=2)
+    position = next(index for index, argument in enumerate(arguments, 1) if "\udcff" in argument)
+    assert result.stderr.startswith(f"clearhead: argument {position} is '")
+    assert result.stderr.endswith("\\xff'; expected text in UTF-8\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,9 +107,9 @@ def test_files_may_have_any_name(tmp_path):
     "arguments", [("--\x1b[2J",), ("explain", "song", "--\x1b[2J"), ("explain", "song", "\x1b]0;")]
 )
 def test_usage_errors_are_safe_to_print(arguments):
-    found = typed(*arguments, code=2)
-    assert not controls(found.stderr)
-    assert "\\x1b" in found.stderr
+    result = typed(*arguments, code=2)
+    assert not controls(result.stderr)
+    assert "\\x1b" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["explain song", "doctor", "--help", "translate Hello"])

@@ -26,7 +26,7 @@ SENTENCES = ["I read a book.", "She plays the piano.", "The old dog barked.", "W
 
 
 def recordings(count):
-    return [decoder([f"{text}.{place}" for place in range(7 + text)], special=(0,)) for text in range(count)]
+    return [decoder([f"{text}.{position}" for position in range(7 + text)], special=(0,)) for text in range(count)]
 
 
 def torchrun(count, *arguments):
@@ -34,28 +34,31 @@ def torchrun(count, *arguments):
 
 
 def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
-    own = recordings(4)
+    texts = recordings(4)
     total = HeadSums.empty()
-    for number, recording in enumerate(own):
-        sum_statistics(recording).save(tmp_path / f"{number}.safetensors")
-        total += HeadSums.load(tmp_path / f"{number}.safetensors")
-    assert statistics_from_sums(total) == measure_heads(own)[1]
+    for index, recording in enumerate(texts):
+        sum_statistics(recording).save(tmp_path / f"{index}.safetensors")
+        total += HeadSums.load(tmp_path / f"{index}.safetensors")
+    assert statistics_from_sums(total) == measure_heads(texts)[1]
     assert total.model == "a model"
 
 
 def test_what_was_watched_adds_up():
-    own = [corpus_statistics(recording) for recording in recordings(3)]
-    total = own[0].to_sums("m") + own[1].to_sums("m") + own[2].to_sums("m")
-    found = AttentionSummary.from_sums(total)
-    layers = [seen[1] for seen in own]
+    summaries = [corpus_statistics(recording) for recording in recordings(3)]
+    total = summaries[0].to_sums("m") + summaries[1].to_sums("m") + summaries[2].to_sums("m")
+    result = AttentionSummary.from_sums(total)
+    layers = [summary[1] for summary in summaries]
     queries = sum(layer.queries for layer in layers)
     expected = sum(layer.sums["entropy"] for layer in layers) / queries
-    assert found[1].queries == queries
-    torch.testing.assert_close(found[1].means["entropy"], expected)
+    assert result[1].queries == queries
+    torch.testing.assert_close(result[1].means["entropy"], expected)
 
 
 def jobs_of(count):
-    return [Job(f"text {number}", lambda own=own: sum_statistics(own)) for number, own in enumerate(recordings(count))]
+    return [
+        Job(f"text {index}", lambda recording=recording: sum_statistics(recording))
+        for index, recording in enumerate(recordings(count))
+    ]
 
 
 def added_over(mesh, count):
@@ -68,36 +71,36 @@ def added_over(mesh, count):
 def test_every_number_of_processes_gives_the_same(count, texts):
     expected = measure_heads(recordings(texts))
     with started(count) as ranks:
-        for model, found in ranks.run(count, added_over, texts):
+        for model, result in ranks.run(count, added_over, texts):
             assert model == expected[0]
-            assert found.keys() == expected[1].keys()
-            for address, own in found.items():
+            assert result.keys() == expected[1].keys()
+            for address, statistics in result.items():
                 for name, value in vars(expected[1][address]).items():
                     same = value if value is None else pytest.approx(value, rel=1e-12)
-                    assert getattr(own, name) == same, name
+                    assert getattr(statistics, name) == same, name
 
 
 def test_different_kinds_of_attention_are_kept_apart():
-    own = translation(["a", "b", "c"], ["d", "e"])
-    assert statistics_from_sums(sum_statistics(own)) == measure_heads([own])[1]
+    recording = translation(["a", "b", "c"], ["d", "e"])
+    assert statistics_from_sums(sum_statistics(recording)) == measure_heads([recording])[1]
 
 
 def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
     done = []
 
-    def job(number):
+    def job(index):
         def count():
-            done.append(number)
-            if number == 2 and done.count(2) == 1:
+            done.append(index)
+            if index == 2 and done.count(2) == 1:
                 raise KeyboardInterrupt
-            return HeadSums("m", {"encoder": [1]}, {"x": torch.tensor([1.0 * number]).double()})
+            return HeadSums("m", {"encoder": [1]}, {"x": torch.tensor([1.0 * index]).double()})
 
-        return Job(f"job {number}", count)
+        return Job(f"job {index}", count)
 
     keep = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([job(number) for number in range(4)], results_folder=keep)
-    total = run_jobs([job(number) for number in range(4)], results_folder=keep)
+        run_jobs([job(index) for index in range(4)], results_folder=keep)
+    total = run_jobs([job(index) for index in range(4)], results_folder=keep)
     assert done == [0, 1, 2, 2, 3]
     assert total.sums["x"].item() == 6
     discard_results(keep)
@@ -154,9 +157,9 @@ def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):
 @pytest.mark.parametrize("command", ["stats", "roles"])
 def test_commands_under_torchrun(tmp_path, command):
     files = []
-    for number, sentence in enumerate(SENTENCES):
-        (tmp_path / f"{number}.txt").write_text(sentence)
-        files += ["--file", str(tmp_path / f"{number}.txt")]
+    for index, sentence in enumerate(SENTENCES):
+        (tmp_path / f"{index}.txt").write_text(sentence)
+        files += ["--file", str(tmp_path / f"{index}.txt")]
     given = [command, "--model", "en-ja", *files, "--output"]
     assert CliRunner().invoke(app, [*given, str(tmp_path / "alone.json")]).exit_code == 0
     done = torchrun(3, "-m", "clearhead", *given, tmp_path / "together.json")

@@ -42,7 +42,7 @@ def test_outputs_and_attentions_are_those_of_eager(name, padding):
             outputs = model(**inputs, output_attentions=True)
         kinds = [key for key in outputs if key.endswith("attentions") and outputs[key]]
         assert len(kinds) == (3 if name in PAIRS else 1)
-        found = {"output": real_rows(name, inputs, result(outputs))}
+        rows_by_name = {"output": real_rows(name, inputs, result(outputs))}
         for kind in kinds:
             assert len(outputs[kind]) == 2
             for layer, weights in enumerate(outputs[kind]):
@@ -53,8 +53,8 @@ def test_outputs_and_attentions_are_those_of_eager(name, padding):
                 rows = weights[...].transpose(1, 2)
                 hidden = kind == "encoder_attentions" and padding == "left"
                 rows = rows[inputs["attention_mask"].bool()] if hidden else real_rows(name, inputs, rows)
-                found[f"{kind} {layer}"] = rows
-        return found
+                rows_by_name[f"{kind} {layer}"] = rows
+        return rows_by_name
 
     ours = make(name)
     got = outputs_at_real_tokens(ours, inputs)
@@ -225,10 +225,10 @@ def test_none_means_causal_from_the_first_key_on():
 class TestModules:
     @pytest.mark.parametrize("name", MAKERS)
     def test_numbered_by_stack(self, name):
-        found = attention_modules(make(name))
+        modules = attention_modules(make(name))
         stacks = ["encoder", "decoder", "cross"] if name in PAIRS else ["decoder" if name in DECODERS else "encoder"]
-        assert sorted((a.stack, a.layer) for a in found) == sorted((s, i) for s in stacks for i in range(2))
-        assert all(attention.heads == 4 for attention in found)
+        assert sorted((a.stack, a.layer) for a in modules) == sorted((s, i) for s in stacks for i in range(2))
+        assert all(attention.heads == 4 for attention in modules)
 
     def test_two_towers(self):
         sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
@@ -314,5 +314,5 @@ def test_parts_with_attention_of_their_own_are_named():
         vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=4
     )
     with pytest.warns(UserWarning, match="LongT5ForConditionalGeneration has .*LongT5LocalAttention, which run"):
-        found = attention_modules(transformers.LongT5ForConditionalGeneration(config))
-    assert {attention.stack for attention in found} == {"decoder", "cross"}
+        modules = attention_modules(transformers.LongT5ForConditionalGeneration(config))
+    assert {attention.stack for attention in modules} == {"decoder", "cross"}

@@ -18,10 +18,10 @@ TEXT = "the dogs running . " * 6
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("models") / "tiny"
-    make("bert").save_pretrained(place)
-    tokenizer().save_pretrained(place)
-    return str(place)
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    make("bert").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return str(path)
 
 
 def run(*arguments, status=0):
@@ -42,9 +42,9 @@ def test_statistics_of_a_text(folder):
 
 
 def test_statistics_of_files(folder, tmp_path):
-    for number in range(2):
-        (tmp_path / f"{number}.txt").write_text(TEXT)
-    files = [part for number in range(2) for part in ("--file", tmp_path / f"{number}.txt")]
+    for index in range(2):
+        (tmp_path / f"{index}.txt").write_text(TEXT)
+    files = [part for index in range(2) for part in ("--file", tmp_path / f"{index}.txt")]
     both = json.loads(run("stats", "--model", folder, *files, "--json").stdout)
     one = json.loads(run("stats", "--model", folder, TEXT, "--json").stdout)
     assert both["heads"]["queries"][0] == 2 * one["heads"]["queries"][0]
@@ -58,9 +58,9 @@ def test_roles(folder, tmp_path):
     target = tmp_path / "roles.json"
     result = run("roles", "--model", folder, TEXT, "--treebank", TREEBANK, "--output", target)
     assert f"wrote {target}" in result.stderr
-    found = Roles.from_json(target.read_text())
-    assert found.model == "tiny"
-    assert len(found.heads) == 8
+    roles = Roles.from_json(target.read_text())
+    assert roles.model == "tiny"
+    assert len(roles.heads) == 8
     run("roles", "--model", folder, TEXT, "--layers", "1", "--output", target)
     assert {layer for _, layer, _ in Roles.from_json(target.read_text()).heads} == {1}
 

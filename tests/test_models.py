@@ -19,7 +19,7 @@ WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "the", "dog", "##s", "run", "##ning
 
 
 def tokenizer():
-    pieces = Tokenizer(WordPiece({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    pieces = Tokenizer(WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     pieces.normalizer, pieces.pre_tokenizer = Lowercase(), Whitespace()
     pieces.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
     return PreTrainedTokenizerFast(
@@ -73,11 +73,11 @@ def test_encoder_decoders(name):
     assert made["encoder"].queries.texts == ("[CLS]", "the", "dog", "##s", "run", ".", "[SEP]")
     start = model.config.decoder_start_token_id
     ids = [start, *pieces("run , dog !")["input_ids"][:-1]]
-    assert made["decoder"].queries.texts == tuple(WORDS[number] for number in ids)
+    assert made["decoder"].queries.texts == tuple(WORDS[token] for token in ids)
     assert made["cross"].keys == made["encoder"].keys
     assert made["cross"].queries == made["decoder"].queries
-    own = record(model, "the dogs run .", tokenizer=pieces)
-    assert len(own["decoder"].queries) >= 1
+    written = record(model, "the dogs run .", tokenizer=pieces)
+    assert len(written["decoder"].queries) >= 1
     with pytest.raises(ValueError, match="target is given, but .* is no encoder–decoder"):
         record(make("bert"), "the dog", tokenizer=pieces, target="dog")
 

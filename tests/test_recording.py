@@ -57,7 +57,7 @@ def test_saved_and_read_again(tmp_path):
         for one, other in zip(read[name].layers, stack.layers, strict=True):
             assert torch.equal(one.dense(), other.dense())
             assert torch.equal(one.value, other.value)
-    assert [place.name for place in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_without_values():
@@ -88,10 +88,10 @@ def test_foreign_and_broken_files(tmp_path):
         Recording.load(path)
 
 
-def changed(path, tensors=lambda own: own, facts=lambda own: own):
+def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
     """A recording's file, with queries and keys, and with something in it that `save` never writes."""
-    own = tokens(*"abcdefghi")
-    Recording("a model", {"decoder": Stack((weights(9, 9, mask=Causal()),), own, own)}).save(path)
+    axis = tokens(*"abcdefghi")
+    Recording("a model", {"decoder": Stack((weights(9, 9, mask=Causal()),), axis, axis)}).save(path)
     with safe_open(str(path), framework="pt") as file:
         kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = json.loads(file.metadata()["clearhead"])
@@ -102,30 +102,42 @@ def changed(path, tensors=lambda own: own, facts=lambda own: own):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ({"facts": lambda own: [own]}, "not saved by Recording.save"),
-        ({"facts": lambda own: {**own, "version": "2"}}, "format version '2', but this clearhead reads 1 to 1"),
-        ({"facts": lambda own: {**own, "version": None}}, "format version None"),
-        ({"facts": lambda own: {**own, "stacks": 3}}, "damaged"),
-        ({"tensors": lambda own: without(own, "lse")}, "damaged .'lse'"),
-        ({"tensors": lambda own: without(own, "ranges")}, "damaged .'ranges, dense'"),
-        ({"tensors": lambda own: cut(own, "lse")}, "damaged .lse is .*; expected"),
-        ({"tensors": lambda own: cut(own, "key")}, "damaged .key is .*; expected"),
-        ({"tensors": lambda own: cut(own, "query")}, "damaged .key is .*; expected"),
-        ({"tensors": lambda own: cut(own, "ranges")}, "damaged .ranges is .*; expected"),
+        ({"facts": lambda header: [header]}, "not saved by Recording.save"),
+        ({"facts": lambda header: {**header, "version": "2"}}, "format version '2', but this clearhead reads 1 to 1"),
+        ({"facts": lambda header: {**header, "version": None}}, "format version None"),
+        ({"facts": lambda header: {**header, "stacks": 3}}, "damaged"),
+        ({"tensors": lambda tensors: without(tensors, "lse")}, "damaged .'lse'"),
+        ({"tensors": lambda tensors: without(tensors, "ranges")}, "damaged .'ranges, dense'"),
+        ({"tensors": lambda tensors: cut(tensors, "lse")}, "damaged .lse is .*; expected"),
+        ({"tensors": lambda tensors: cut(tensors, "key")}, "damaged .key is .*; expected"),
+        ({"tensors": lambda tensors: cut(tensors, "query")}, "damaged .key is .*; expected"),
+        ({"tensors": lambda tensors: cut(tensors, "ranges")}, "damaged .ranges is .*; expected"),
         (
-            {"tensors": lambda own: put(own, "ranges", lambda old: old + 1000)},
+            {"tensors": lambda tensors: put(tensors, "ranges", lambda old: old + 1000)},
             "damaged .ranges has keys outside 0 to 9",
         ),
-        ({"tensors": lambda own: put(own, "ranges", lambda old: old.float())}, "damaged .ranges is of torch.float32"),
-        ({"tensors": lambda own: put(own, "ranges", lambda old: old.repeat(1, 1, 3, 1))}, "damaged .ranges is .*3, 9"),
-        ({"tensors": lambda own: put(own, "lse", lambda old: old.int())}, "damaged .lse is of torch.int32"),
-        ({"tensors": lambda own: put(own, "key", lambda old: old.double())}, "damaged .key is of torch.float64"),
-        ({"tensors": lambda own: put(own, "query_start", lambda old: old.expand(5))}, "damaged .query_start is .5,."),
-        ({"facts": lambda own: in_layer(own, scale="x")}, "damaged .scale is 'x'"),
-        ({"facts": lambda own: in_layer(own, softcap="x")}, "damaged .softcap is 'x'"),
-        ({"facts": lambda own: {**own, "version": True}}, "format version True"),
-        ({"facts": lambda own: {**own, "model": 5}}, "damaged .Recording: model is 5"),
-        ({"facts": lambda own: numbered(own)}, "damaged .Tokens: texts.0. is 0; expected a string"),
+        (
+            {"tensors": lambda tensors: put(tensors, "ranges", lambda old: old.float())},
+            "damaged .ranges is of torch.float32",
+        ),
+        (
+            {"tensors": lambda tensors: put(tensors, "ranges", lambda old: old.repeat(1, 1, 3, 1))},
+            "damaged .ranges is .*3, 9",
+        ),
+        ({"tensors": lambda tensors: put(tensors, "lse", lambda old: old.int())}, "damaged .lse is of torch.int32"),
+        (
+            {"tensors": lambda tensors: put(tensors, "key", lambda old: old.double())},
+            "damaged .key is of torch.float64",
+        ),
+        (
+            {"tensors": lambda tensors: put(tensors, "query_start", lambda old: old.expand(5))},
+            "damaged .query_start is .5,.",
+        ),
+        ({"facts": lambda header: in_layer(header, scale="x")}, "damaged .scale is 'x'"),
+        ({"facts": lambda header: in_layer(header, softcap="x")}, "damaged .softcap is 'x'"),
+        ({"facts": lambda header: {**header, "version": True}}, "format version True"),
+        ({"facts": lambda header: {**header, "model": 5}}, "damaged .Recording: model is 5"),
+        ({"facts": lambda header: numbered(header)}, "damaged .Tokens: texts.0. is 0; expected a string"),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
@@ -138,11 +150,11 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
 
 
 def without(tensors, part):
-    return {name: own for name, own in tensors.items() if not name.endswith(f".{part}")}
+    return {name: value for name, value in tensors.items() if not name.endswith(f".{part}")}
 
 
 def put(tensors, part, change):
-    return {name: change(own).contiguous() if name.endswith(f".{part}") else own for name, own in tensors.items()}
+    return {name: change(value).contiguous() if name.endswith(f".{part}") else value for name, value in tensors.items()}
 
 
 def in_layer(facts, **changes):
@@ -157,7 +169,9 @@ def numbered(facts):
 
 def cut(tensors, part):
     """The last axis of some tensors one shorter."""
-    return {name: own[..., :-1].contiguous() if name.endswith(f".{part}") else own for name, own in tensors.items()}
+    return {
+        name: value[..., :-1].contiguous() if name.endswith(f".{part}") else value for name, value in tensors.items()
+    }
 
 
 def test_shapes_are_checked():
@@ -168,15 +182,15 @@ def test_shapes_are_checked():
 
 
 def test_a_recording_has_heads_tokens_layers_and_stacks():
-    own, none = tokens("a", "b"), tokens()
+    axis, none = tokens("a", "b"), tokens()
     for make, says in (
         (lambda: Recording("m", {}), "Recording: there are no stacks; expected at least one"),
-        (lambda: Stack((), own, own), "Stack: there are no layers; expected at least one"),
-        (lambda: Stack((weights(2, 2),), none, own), "Stack: there are no query tokens; expected at least one"),
-        (lambda: Stack((weights(2, 2),), own, none), "Stack: there are no key tokens; expected at least one"),
+        (lambda: Stack((), axis, axis), "Stack: there are no layers; expected at least one"),
+        (lambda: Stack((weights(2, 2),), none, axis), "Stack: there are no query tokens; expected at least one"),
+        (lambda: Stack((weights(2, 2),), axis, none), "Stack: there are no key tokens; expected at least one"),
         (lambda: Recording("\ud800", {}), "Recording: model is '.ud800'; expected a name in Unicode text"),
         (
-            lambda: Recording("m", {"\0": Stack((weights(2, 2),), own, own)}),
+            lambda: Recording("m", {"\0": Stack((weights(2, 2),), axis, axis)}),
             "a stack is named '.x00'; expected printable",
         ),
     ):
@@ -215,12 +229,16 @@ def with_tensor(path, name, change):
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("query", lambda own: own.to(torch.float8_e4m3fn), "query is of torch.float8_e4m3fn; expected torch.float64,"),
-        ("lse", lambda own: own.half(), "lse is of torch.float16; expected torch.float32"),
-        ("value", lambda own: own.double(), "value is of torch.float64; expected that of query, torch.float32"),
-        ("key", lambda own: own.sum(), "query is .*, key ..; expected 4 axes each"),
-        ("query_start", lambda own: own + (2**63 - 1), "query_start is out of range"),
-        ("query_start", lambda own: own - 2**62, "query_start is out of range"),
+        (
+            "query",
+            lambda value: value.to(torch.float8_e4m3fn),
+            "query is of torch.float8_e4m3fn; expected torch.float64,",
+        ),
+        ("lse", lambda value: value.half(), "lse is of torch.float16; expected torch.float32"),
+        ("value", lambda value: value.double(), "value is of torch.float64; expected that of query, torch.float32"),
+        ("key", lambda value: value.sum(), "query is .*, key ..; expected 4 axes each"),
+        ("query_start", lambda value: value + (2**63 - 1), "query_start is out of range"),
+        ("query_start", lambda value: value - 2**62, "query_start is out of range"),
     ],
 )
 def test_tensors_that_nothing_can_be_computed_from_are_refused(tmp_path, name, change, says):
@@ -236,8 +254,8 @@ def test_tensors_that_nothing_can_be_computed_from_are_refused(tmp_path, name, c
 def test_factors_that_nothing_can_be_computed_with_are_refused(tmp_path, facts):
     path = tmp_path / "file.safetensors"
     recording().save(path)
-    tensors, own = serialization.read(path, FORMAT, VERSION, "cpu")
-    own["stacks"]["encoder"]["layers"][0] |= facts
-    serialization.write(path, tensors, own)
+    tensors, header = serialization.read(path, FORMAT, VERSION, "cpu")
+    header["stacks"]["encoder"]["layers"][0] |= facts
+    serialization.write(path, tensors, header)
     with pytest.raises(ValueError, match="saved by Recording.save, but damaged"):
         Recording.load(path)

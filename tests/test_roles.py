@@ -20,7 +20,7 @@ UP = "dependent → head"
 
 
 def previous(size: int) -> torch.Tensor:
-    return looking_at([max(place - 1, 0) for place in range(size)])
+    return looking_at([max(position - 1, 0) for position in range(size)])
 
 
 def near(value: float):
@@ -36,34 +36,42 @@ class TestCausalHeads:
         return head_roles([recording(first, second, name="decoder")])
 
     def test_previous_token(self):
-        found = self.roles()
-        own = found.heads["decoder", 0, 0]
-        assert (own.queries, own.keys) == (SIZE, (SIZE + 1) / 2)
-        assert (own.previous, own.self, own.next) == (near(1), near(1 / SIZE), 0)  # the first has only itself
-        assert own.sink == near(2 / SIZE)
-        assert (own.offset, own.positional) == (-1, 1)
-        assert own.distance == near((SIZE - 1) / SIZE)
-        assert (own.entropy, own.spread) == (near(0), near(0))
-        assert own.delimiter is own.duplicate is own.induction is None
-        assert found.labels(("decoder", 0, 0)) == ("previous token", "positional −1", "sharp")
+        roles = self.roles()
+        statistics = roles.heads["decoder", 0, 0]
+        assert (statistics.queries, statistics.keys) == (SIZE, (SIZE + 1) / 2)
+        assert (statistics.previous, statistics.self, statistics.next) == (
+            near(1),
+            near(1 / SIZE),
+            0,
+        )  # the first has only itself
+        assert statistics.sink == near(2 / SIZE)
+        assert (statistics.offset, statistics.positional) == (-1, 1)
+        assert statistics.distance == near((SIZE - 1) / SIZE)
+        assert (statistics.entropy, statistics.spread) == (near(0), near(0))
+        assert statistics.delimiter is statistics.duplicate is statistics.induction is None
+        assert roles.labels(("decoder", 0, 0)) == ("previous token", "positional −1", "sharp")
 
     def test_all_alike(self):
-        found = self.roles()
-        own = found.heads["decoder", 0, 1]
-        assert own.entropy == near(math.log(math.factorial(SIZE)) / SIZE)
-        assert own.spread == near(1)
-        assert own.distance == near((SIZE - 1) / 4)
-        assert (own.self, own.sink) == (near(HARMONIC / SIZE), near(HARMONIC / SIZE))
-        assert own.previous == near((HARMONIC - 1) / (SIZE - 1))
-        assert found.labels(("decoder", 0, 1)) == ("broad",)
+        roles = self.roles()
+        statistics = roles.heads["decoder", 0, 1]
+        assert statistics.entropy == near(math.log(math.factorial(SIZE)) / SIZE)
+        assert statistics.spread == near(1)
+        assert statistics.distance == near((SIZE - 1) / 4)
+        assert (statistics.self, statistics.sink) == (near(HARMONIC / SIZE), near(HARMONIC / SIZE))
+        assert statistics.previous == near((HARMONIC - 1) / (SIZE - 1))
+        assert roles.labels(("decoder", 0, 1)) == ("broad",)
 
     def test_sink(self):
-        found = self.roles()
-        own = found.heads["decoder", 1, 0]
-        assert (own.sink, own.self, own.previous) == (near(1), near(1 / SIZE), near(1 / (SIZE - 1)))
-        assert own.distance == near((SIZE - 1) / 2)
-        assert (own.offset, own.positional) == (0, near(1 / SIZE))  # each offset once; the nearest
-        assert found.label(("decoder", 1, 0)) == "sink"
+        roles = self.roles()
+        statistics = roles.heads["decoder", 1, 0]
+        assert (statistics.sink, statistics.self, statistics.previous) == (
+            near(1),
+            near(1 / SIZE),
+            near(1 / (SIZE - 1)),
+        )
+        assert statistics.distance == near((SIZE - 1) / 2)
+        assert (statistics.offset, statistics.positional) == (0, near(1 / SIZE))  # each offset once; the nearest
+        assert roles.label(("decoder", 1, 0)) == "sink"
 
     def test_every_head_has_its_own_place(self):
         assert list(self.roles().heads) == [("decoder", 0, 0), ("decoder", 0, 1), ("decoder", 1, 0)]
@@ -73,36 +81,41 @@ class TestEncoderHeads:
     TEXTS = tokens(["[CLS]", *(f"w{n}" for n in range(8)), "[SEP]"])
 
     def head(self, matrix) -> tuple[HeadStatistics, tuple[str, ...]]:
-        found = head_roles([recording(weights_of(matrix[None]), texts=self.TEXTS)])
+        roles = head_roles([recording(weights_of(matrix[None]), texts=self.TEXTS)])
         address = ("encoder", 0, 0)
-        return found.heads[address], found.labels(address)
+        return roles.heads[address], roles.labels(address)
 
     def test_next_token(self):
-        own, labels = self.head(looking_at([*range(1, 10), 9]))
-        assert (own.next, own.self, own.offset, own.positional) == (near(1), near(1 / 10), 1, 1)
-        assert own.delimiter == near(1 / 8)  # of the eight words the last looks at [SEP]
+        statistics, labels = self.head(looking_at([*range(1, 10), 9]))
+        assert (statistics.next, statistics.self, statistics.offset, statistics.positional) == (
+            near(1),
+            near(1 / 10),
+            1,
+            1,
+        )
+        assert statistics.delimiter == near(1 / 8)  # of the eight words the last looks at [SEP]
         assert labels[:2] == ("next token", "positional +1")
 
     def test_self(self):
-        own, labels = self.head(torch.eye(10))
-        assert (own.self, own.offset, own.positional, own.distance) == (near(1), 0, 1, 0)
+        statistics, labels = self.head(torch.eye(10))
+        assert (statistics.self, statistics.offset, statistics.positional, statistics.distance) == (near(1), 0, 1, 0)
         assert labels == ("self", "positional 0", "sharp")
 
     def test_delimiters_together_and_not_as_queries(self):
         matrix = torch.full((10, 10), 0.4 / 8)
         matrix[:, 0], matrix[:, 9] = 0.2, 0.4
         matrix[[0, 9]] = looking_at([4, 4], 10).float()  # the special tokens look elsewhere, which does not count
-        own, labels = self.head(matrix)
-        assert own.delimiter == near(0.6)
+        statistics, labels = self.head(matrix)
+        assert statistics.delimiter == near(0.6)
         assert labels == ("delimiter",)
 
     def test_a_farther_offset(self):
-        own, labels = self.head(looking_at([(place - 3) % 10 for place in range(10)]))
-        assert (own.offset, own.positional) == (-3, 1)  # of the seven that have a key there
+        statistics, labels = self.head(looking_at([(position - 3) % 10 for position in range(10)]))
+        assert (statistics.offset, statistics.positional) == (-3, 1)  # of the seven that have a key there
         assert labels[0] == "positional −3"
-        keys = [(place - 3) % 10 for place in range(10)]
-        own, labels = self.head(looking_at([*keys[:9], 9]))
-        assert own.positional == near(6 / 7)
+        keys = [(position - 3) % 10 for position in range(10)]
+        statistics, labels = self.head(looking_at([*keys[:9], 9]))
+        assert statistics.positional == near(6 / 7)
         assert labels == ("sharp",)
 
 
@@ -117,22 +130,22 @@ def test_without_special_tokens_there_is_no_delimiter():
 def test_every_query_counts_the_same():
     short = recording(weights_of(torch.eye(5)[None]))
     long = recording(weights_of(looking_at([*range(1, 15), 0])[None]))
-    own = head_roles([short, long]).heads["encoder", 0, 0]
-    assert own.queries == 20
-    assert own.self == near(5 / 20)
-    assert own.next == near(14 / (4 + 14))
-    assert own.distance == near((14 + 14) / 20)
-    assert own.keys == near((5 * 5 + 15 * 15) / 20)
-    assert (own.offset, own.positional) == (1, near(14 / 18))
+    statistics = head_roles([short, long]).heads["encoder", 0, 0]
+    assert statistics.queries == 20
+    assert statistics.self == near(5 / 20)
+    assert statistics.next == near(14 / (4 + 14))
+    assert statistics.distance == near((14 + 14) / 20)
+    assert statistics.keys == near((5 * 5 + 15 * 15) / 20)
+    assert (statistics.offset, statistics.positional) == (1, near(14 / 18))
 
 
 def test_spread_is_a_share_of_what_the_mask_allows():
     rows = torch.zeros(1, SIZE, SIZE)
     rows[0] = torch.eye(SIZE) + torch.diag(torch.ones(SIZE - 1), -1)  # two keys alike, of the three in the window
-    own = head_roles([recording(weights_of(rows, Window(before=2)))]).heads["encoder", 0, 0]
-    assert own.keys == near((1 + 2 + 3 * (SIZE - 2)) / SIZE)
-    assert own.entropy == near((SIZE - 1) * math.log(2) / SIZE)
-    assert own.spread == near((SIZE - 1) * math.log(2) / (math.log(2) + (SIZE - 2) * math.log(3)))
+    statistics = head_roles([recording(weights_of(rows, Window(before=2)))]).heads["encoder", 0, 0]
+    assert statistics.keys == near((1 + 2 + 3 * (SIZE - 2)) / SIZE)
+    assert statistics.entropy == near((SIZE - 1) * math.log(2) / SIZE)
+    assert statistics.spread == near((SIZE - 1) * math.log(2) / (math.log(2) + (SIZE - 2) * math.log(3)))
 
 
 @pytest.mark.parametrize(
@@ -154,15 +167,15 @@ def test_the_count_of_visible_keys_does_not_depend_on_how_it_is_cut(monkeypatch)
 
 def test_few_keys_make_no_roles():
     """Of nine causal tokens the first receives more than a sink's share from a head that attends to all alike."""
-    found = head_roles([recording(weights_of(torch.ones(1, 9, 9), Causal()))])
-    own = found.heads["encoder", 0, 0]
-    assert own.sink > SINK_THRESHOLD
-    assert own.keys < MIN_VISIBLE_KEYS
-    assert found.label(("encoder", 0, 0)) == ""
+    roles = head_roles([recording(weights_of(torch.ones(1, 9, 9), Causal()))])
+    statistics = roles.heads["encoder", 0, 0]
+    assert statistics.sink > SINK_THRESHOLD
+    assert statistics.keys < MIN_VISIBLE_KEYS
+    assert roles.label(("encoder", 0, 0)) == ""
 
 
 LENGTH = 11
-RANDOM = [f"t{number}" for number in range(LENGTH)]
+RANDOM = [f"t{index}" for index in range(LENGTH)]
 
 
 class TestRepeatedTokens:
@@ -179,18 +192,18 @@ class TestRepeatedTokens:
 
     @pytest.mark.parametrize(("lead", "tail"), [([], []), (["[BOS]"], []), (["[a]", "[b]"], ["[SEP]"])])
     def test_the_second_copy_alone_counts(self, lead, tail):
-        found = head_roles([self.recording([*lead, *RANDOM, *RANDOM, *tail], LENGTH, len(lead))])
-        own = found.heads["encoder", 0, 0]
-        assert (own.induction, own.duplicate) == (near(0.75), near(0.25))
-        assert found.labels(("encoder", 0, 0)) == ("induction",)
-        assert own == HeadStatistics(0, duplicate=own.duplicate, induction=own.induction)
+        roles = head_roles([self.recording([*lead, *RANDOM, *RANDOM, *tail], LENGTH, len(lead))])
+        statistics = roles.heads["encoder", 0, 0]
+        assert (statistics.induction, statistics.duplicate) == (near(0.75), near(0.25))
+        assert roles.labels(("encoder", 0, 0)) == ("induction",)
+        assert statistics == HeadStatistics(0, duplicate=statistics.duplicate, induction=statistics.induction)
 
     def test_duplicate_token(self):
         matrix = looking_at([*range(LENGTH), *range(LENGTH)], 2 * LENGTH)
-        found = head_roles([recording(weights_of(matrix[None]), texts=tokens(RANDOM * 2))])
-        own = found.heads["encoder", 0, 0]
-        assert (own.induction, own.duplicate) == (0, near(1))
-        assert found.label(("encoder", 0, 0)) == "duplicate token"
+        roles = head_roles([recording(weights_of(matrix[None]), texts=tokens(RANDOM * 2))])
+        statistics = roles.heads["encoder", 0, 0]
+        assert (statistics.induction, statistics.duplicate) == (0, near(1))
+        assert roles.label(("encoder", 0, 0)) == "duplicate token"
 
     @pytest.mark.parametrize(
         "texts",
@@ -204,62 +217,69 @@ class TestRepeatedTokens:
         ids=["one token differs", "one is missing", "too short", "nothing but special tokens", "with a gap"],
     )
     def test_what_is_no_repetition_is_an_ordinary_text(self, texts):
-        own = head_roles([self.recording(texts, len(texts) // 2, 0)]).heads["encoder", 0, 0]
-        assert own.induction is own.duplicate is None
-        assert own.queries == len(texts)
+        statistics = head_roles([self.recording(texts, len(texts) // 2, 0)]).heads["encoder", 0, 0]
+        assert statistics.induction is statistics.duplicate is None
+        assert statistics.queries == len(texts)
 
     def test_ordinary_texts_and_repetitions_do_not_mix(self):
         ordinary = recording(weights_of(previous(SIZE)[None], Causal()))
         repeated = self.recording(RANDOM * 2, LENGTH, 0)
         alone, both = head_roles([ordinary]), head_roles([repeated, ordinary, repeated])
-        own, expected = both.heads["encoder", 0, 0], alone.heads["encoder", 0, 0]
-        assert (own.induction, own.duplicate) == (near(0.75), near(0.25))
+        statistics, expected = both.heads["encoder", 0, 0], alone.heads["encoder", 0, 0]
+        assert (statistics.induction, statistics.duplicate) == (near(0.75), near(0.25))
         for name in set(SCORE_NAMES) - {"duplicate", "induction"}:
-            assert getattr(own, name) == getattr(expected, name)
+            assert getattr(statistics, name) == getattr(expected, name)
 
     def test_copies_of_different_lengths_weigh_by_their_queries(self):
         matrix = torch.eye(16)
         eye = recording(weights_of(matrix[None], Causal()), texts=tokens(RANDOM[:8] * 2))
-        own = head_roles([eye, self.recording(RANDOM * 2, LENGTH, 0)]).heads["encoder", 0, 0]
-        assert own.induction == near(0.75 * LENGTH / (LENGTH + 8))
+        statistics = head_roles([eye, self.recording(RANDOM * 2, LENGTH, 0)]).heads["encoder", 0, 0]
+        assert statistics.induction == near(0.75 * LENGTH / (LENGTH + 8))
 
 
 class TestCrossAttention:
     def model(self) -> Recording:
         source, target = tokens(["[x]", *"abcdefghijk"]), tokens(list("ABCDEFG"))
-        cross = weights_of(looking_at([place + 2 for place in range(7)], 12)[None])
-        own = weights_of(torch.eye(7)[None], Causal())
+        cross = weights_of(looking_at([position + 2 for position in range(7)], 12)[None])
+        statistics = weights_of(torch.eye(7)[None], Causal())
         return Recording(
-            "crafted", {"decoder": Stack((own,), target, target), "cross": Stack((cross,), target, source)}
+            "crafted", {"decoder": Stack((statistics,), target, target), "cross": Stack((cross,), target, source)}
         )
 
     def test_has_what_makes_sense(self):
-        found = head_roles([self.model()])
-        own = found.heads["cross", 0, 0]
-        assert (own.keys, own.entropy, own.spread, own.delimiter) == (12, near(0), near(0), 0)
-        assert (own.offset, own.positional) == (2, 1)
-        assert own.distance == near(3)  # the last query stands at the last key unless told otherwise: at 5 + query
-        assert all(getattr(own, name) is None for name in ("self", "previous", "next", "sink"))
-        assert found.label(("cross", 0, 0)) == "positional +2"
-        assert found.heads["decoder", 0, 0].self == near(1)
+        roles = head_roles([self.model()])
+        statistics = roles.heads["cross", 0, 0]
+        assert (statistics.keys, statistics.entropy, statistics.spread, statistics.delimiter) == (
+            12,
+            near(0),
+            near(0),
+            0,
+        )
+        assert (statistics.offset, statistics.positional) == (2, 1)
+        assert statistics.distance == near(
+            3
+        )  # the last query stands at the last key unless told otherwise: at 5 + query
+        assert all(getattr(statistics, name) is None for name in ("self", "previous", "next", "sink"))
+        assert roles.label(("cross", 0, 0)) == "positional +2"
+        assert roles.heads["decoder", 0, 0].self == near(1)
 
     def test_of_a_text_with_its_copy_is_still_cross_attention(self):
         texts = tokens(RANDOM * 2)
         stack = Stack((weights_of(torch.eye(2 * LENGTH)[None]),), texts, texts)
-        own = head_roles([Recording("crafted", {"cross": stack})]).heads["cross", 0, 0]
-        assert own.self is own.induction is None
-        assert own.queries == 2 * LENGTH
+        statistics = head_roles([Recording("crafted", {"cross": stack})]).heads["cross", 0, 0]
+        assert statistics.self is statistics.induction is None
+        assert statistics.queries == 2 * LENGTH
 
 
 def test_offsets_beyond_reach_are_not_looked_for():
     size = MAX_OFFSET + 5
-    far = looking_at([(place + MAX_OFFSET + 1) % size for place in range(size)])
-    own = head_roles([recording(weights_of(far[None]))]).heads["encoder", 0, 0]
-    assert own.offset == MAX_OFFSET + 1 - size  # what wraps round is near
-    only = looking_at([place + MAX_OFFSET + 1 for place in range(3)], size)
+    far = looking_at([(position + MAX_OFFSET + 1) % size for position in range(size)])
+    statistics = head_roles([recording(weights_of(far[None]))]).heads["encoder", 0, 0]
+    assert statistics.offset == MAX_OFFSET + 1 - size  # what wraps round is near
+    only = looking_at([position + MAX_OFFSET + 1 for position in range(3)], size)
     cross = Stack((weights_of(only[None]),), tokens(list("abc")), tokens([f"w{n}" for n in range(size)]))
-    own = head_roles([Recording("crafted", {"cross": cross})]).heads["cross", 0, 0]
-    assert (own.offset, own.positional) == (None, 0)
+    statistics = head_roles([Recording("crafted", {"cross": cross})]).heads["cross", 0, 0]
+    assert (statistics.offset, statistics.positional) == (None, 0)
 
 
 def test_rows_without_a_key_attend_nowhere():
@@ -268,12 +288,12 @@ def test_rows_without_a_key_attend_nowhere():
     allowed = torch.eye(5, dtype=torch.bool)
     allowed[:2] = False
     weights = attention(x, x, x, mask=allowed, return_weights=True)[1]
-    own = head_roles([recording(weights)]).heads["encoder", 0, 0]
-    assert (own.self, own.positional, own.offset) == (near(3 / 5), near(3 / 5), 0)
-    assert (own.entropy, own.spread, own.keys) == (0, None, near(3 / 5))
+    statistics = head_roles([recording(weights)]).heads["encoder", 0, 0]
+    assert (statistics.self, statistics.positional, statistics.offset) == (near(3 / 5), near(3 / 5), 0)
+    assert (statistics.entropy, statistics.spread, statistics.keys) == (0, None, near(3 / 5))
     nothing = attention(x, x, x, mask=torch.zeros(5, 5, dtype=torch.bool), return_weights=True)[1]
-    own = head_roles([recording(nothing)]).heads["encoder", 0, 0]
-    assert (own.self, own.positional, own.offset) == (0, 0, None)
+    statistics = head_roles([recording(nothing)]).heads["encoder", 0, 0]
+    assert (statistics.self, statistics.positional, statistics.offset) == (0, 0, None)
 
 
 def test_texts_too_long_for_a_dense_matrix():
@@ -283,12 +303,12 @@ def test_texts_too_long_for_a_dense_matrix():
     with pytest.raises(ValueError, match="more than the limit"):
         weights.dense()
     texts = tokens(["[BOS]", *map(str, range(size - 1))])
-    own = head_roles([recording(weights, texts=texts)]).heads["encoder", 0, 0]
+    statistics = head_roles([recording(weights, texts=texts)]).heads["encoder", 0, 0]
     harmonic = sum(1 / n for n in range(1, size + 1))
-    assert own.spread == pytest.approx(1, rel=1e-4)
-    assert own.sink == pytest.approx(harmonic / size, rel=1e-4)
-    assert own.delimiter == pytest.approx((harmonic - 1) / (size - 1), rel=1e-4)
-    assert own.distance == pytest.approx((size - 1) / 4, rel=1e-4)
+    assert statistics.spread == pytest.approx(1, rel=1e-4)
+    assert statistics.sink == pytest.approx(harmonic / size, rel=1e-4)
+    assert statistics.delimiter == pytest.approx((harmonic - 1) / (size - 1), rel=1e-4)
+    assert statistics.distance == pytest.approx((size - 1) / 4, rel=1e-4)
 
 
 def score(low: float, baseline: float, head: int = 0, relation: str = "amod") -> RelationScore:
@@ -298,9 +318,9 @@ def score(low: float, baseline: float, head: int = 0, relation: str = "amod") ->
 class TestRelations:
     def labels(self, *scores: RelationScore) -> list[tuple[str, ...]]:
         one = recording(weights_of(torch.stack([torch.eye(3), torch.eye(3)])))
-        found = head_roles([one], relations=scores)
-        assert found.relations == scores
-        return [found.labels(address) for address in found.heads]
+        roles = head_roles([one], relations=scores)
+        assert roles.relations == scores
+        return [roles.labels(address) for address in roles.heads]
 
     def test_only_clearly_above_the_baseline(self):
         assert self.labels(score(0.56, 0.5, 1)) == [(), ("amod: dependent → head",)]
@@ -342,33 +362,33 @@ def test_thresholds(name, threshold, label):
 
 
 def test_labels_come_strongest_first_and_how_after_what():
-    found = made_up(sink=0.4, previous=0.55, spread=0.95, induction=0.9)
-    assert found.labels(("decoder", 0, 0)) == ("induction", "previous token", "sink", "broad")
+    roles = made_up(sink=0.4, previous=0.55, spread=0.95, induction=0.9)
+    assert roles.labels(("decoder", 0, 0)) == ("induction", "previous token", "sink", "broad")
     with pytest.raises(KeyError, match="made up has no head \\('decoder', 0, 1\\)"):
-        found.label(("decoder", 0, 1))
+        roles.label(("decoder", 0, 1))
 
 
 def test_top():
     heads = {
         ("decoder", 0, head): HeadStatistics(9, previous=value) for head, value in enumerate((0.1, None, 0.7, 0.3))
     }
-    found = Roles("made up", heads)
-    assert found.top("previous", 2) == [(("decoder", 0, 2), 0.7), (("decoder", 0, 3), 0.3)]
-    assert len(found.top("previous")) == 3
-    assert found.top("induction") == []
+    roles = Roles("made up", heads)
+    assert roles.top("previous", 2) == [(("decoder", 0, 2), 0.7), (("decoder", 0, 3), 0.3)]
+    assert len(roles.top("previous")) == 3
+    assert roles.top("induction") == []
     with pytest.raises(ValueError, match="name is 'prev'; expected one of entropy, .*induction"):
-        found.top("prev")
+        roles.top("prev")
     with pytest.raises(ValueError, match="count is 0"):
-        found.top("previous", 0)
+        roles.top("previous", 0)
 
 
 def test_files():
     ordinary = recording(weights_of(torch.stack([previous(SIZE), torch.ones(SIZE, SIZE)]), Causal()))
-    found = head_roles([ordinary], relations=[score(0.6, 0.5, 1)])
-    text = found.to_json()
-    assert Roles.from_json(text) == found
+    roles = head_roles([ordinary], relations=[score(0.6, 0.5, 1)])
+    text = roles.to_json()
+    assert Roles.from_json(text) == roles
     rows = json.loads(text)
-    assert rows == found.to_dict()
+    assert rows == roles.to_dict()
     assert (rows["heads"][1]["stack"], rows["heads"][1]["layer"], rows["heads"][1]["head"]) == ("encoder", 0, 1)
     assert rows["heads"][1]["labels"] == ["amod: dependent → head", "broad"]
     assert rows["heads"][0]["induction"] is None

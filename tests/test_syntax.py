@@ -21,9 +21,9 @@ UP, DOWN = "dependent → head", "head → dependent"
 
 
 def scores_of(recordings, sentences, minimum=1) -> dict[tuple[str, str], RelationScore]:
-    found = relation_scores(recordings, sentences, minimum=minimum)
-    assert len({(score.relation, score.direction) for score in found}) == len(found)
-    return {(score.relation, score.direction): score for score in found}
+    scores = relation_scores(recordings, sentences, minimum=minimum)
+    assert len({(score.relation, score.direction) for score in scores}) == len(scores)
+    return {(score.relation, score.direction): score for score in scores}
 
 
 def following(sentence: Sentence, mask=None) -> Recording:
@@ -35,26 +35,26 @@ def following(sentence: Sentence, mask=None) -> Recording:
 
 def test_a_head_that_follows_the_tree_is_found():
     sentences = [sentence for sentence in read_conllu(TINY) for _ in range(2)]  # one of each in either half
-    found = scores_of((following(sentence) for sentence in sentences), sentences)
-    amod = found["amod", UP]
+    scores = scores_of((following(sentence) for sentence in sentences), sentences)
+    amod = scores["amod", UP]
     assert amod.address == ("encoder", 1, 1)
     assert amod.accuracy == 1
     assert (amod.baseline, amod.offset) == (1, 1)  # Small → dogs, always the next word
     assert (amod.low, amod.high) == wilson(amod.count, amod.count)
-    assert "root" not in {relation for relation, _ in found}
-    assert "punct" not in {relation for relation, _ in found}
-    assert {"nsubj", "obl", "aux"} <= {relation for relation, _ in found}
+    assert "root" not in {relation for relation, _ in scores}
+    assert "punct" not in {relation for relation, _ in scores}
+    assert {"nsubj", "obl", "aux"} <= {relation for relation, _ in scores}
 
 
 def test_counts_accuracy_and_baseline_of_a_known_corpus():
     """Even: three chains. Odd: two chains and one turned round, which the offset misses and the head does not."""
     sentences = [CHAIN, CHAIN, CHAIN, CHAIN, CHAIN, TURNED]
-    found = scores_of(map(following, sentences), sentences)
-    amod = found["amod", UP]
+    scores = scores_of(map(following, sentences), sentences)
+    amod = scores["amod", UP]
     assert (amod.address, amod.accuracy, amod.count) == (("encoder", 1, 1), 1, 3)
     assert (amod.baseline, amod.offset) == (pytest.approx(2 / 3), 1)
     # downwards, from "dogs" to the first word: "small" in a chain, but in the turned sentence itself, so no other
-    down = found["amod", DOWN]
+    down = scores["amod", DOWN]
     assert (down.address, down.count, down.offset) == (("encoder", 0, 0), 3, -1)
     assert down.accuracy == pytest.approx(2 / 3)
 
@@ -63,14 +63,14 @@ def test_chosen_on_even_sentences_and_scored_on_odd_ones():
     next_word, last_word = looking_at([1, 2, 0]), looking_at([2, 0, 1])
     right_on_even = [torch.stack([next_word, last_word]), torch.stack([last_word, next_word])]
     sentences = [CHAIN] * 8
-    found = scores_of((recording(weights_of(right_on_even[n % 2])) for n in range(8)), sentences)
-    assert found["amod", UP].address == ("encoder", 0, 0)  # right on 0, 2, 4, 6
-    assert found["amod", UP].accuracy == 0
-    assert found["amod", UP].count == 4
-    assert found["amod", UP].baseline == 1
+    scores = scores_of((recording(weights_of(right_on_even[n % 2])) for n in range(8)), sentences)
+    assert scores["amod", UP].address == ("encoder", 0, 0)  # right on 0, 2, 4, 6
+    assert scores["amod", UP].accuracy == 0
+    assert scores["amod", UP].count == 4
+    assert scores["amod", UP].baseline == 1
     turned = [CHAIN, TURNED] * 4
-    found = scores_of((recording(weights_of(right_on_even[0])) for _ in range(8)), turned)
-    assert (found["amod", UP].offset, found["amod", UP].baseline) == (1, 0)
+    scores = scores_of((recording(weights_of(right_on_even[0])) for _ in range(8)), turned)
+    assert (scores["amod", UP].offset, scores["amod", UP].baseline) == (1, 0)
 
 
 def test_attention_to_a_split_word_is_summed_and_from_it_averaged():
@@ -81,49 +81,49 @@ def test_attention_to_a_split_word_is_summed_and_from_it_averaged():
     head = torch.full((7, 7), 1 / 7)
     head[1] = torch.tensor([0, 0, 0, 0.24, 0.24, 0.52, 0])
     head[2] = torch.tensor([0, 0, 0, 0.24, 0.24, 0, 0.52])
-    found = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [sentence] * 2)
-    assert found["amod", UP].accuracy == 1
+    scores = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [sentence] * 2)
+    assert scores["amod", UP].accuracy == 1
     # 0.26 to each of the others, once b's pieces have less than that together
     head[1:3, 3:5] = 0.12
-    found = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [sentence] * 2)
-    assert found["amod", UP].accuracy == 0
+    scores = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [sentence] * 2)
+    assert scores["amod", UP].accuracy == 0
 
 
 def test_the_word_itself_and_what_is_no_word_are_not_chosen():
     texts = tokens(["[CLS]", "small", "dogs", "bark", "[SEP]"])
     row = torch.tensor([[0.3, 0.4, 0.07, 0.03, 0.2]])  # from "small": most to itself, then to the special tokens
     head = torch.cat([torch.ones(1, 5), row, torch.ones(3, 5)])
-    found = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [CHAIN] * 2)
-    assert found["amod", UP].accuracy == 1
+    scores = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [CHAIN] * 2)
+    assert scores["amod", UP].accuracy == 1
 
 
 def test_any_dependent_of_the_relation_is_right():
     sentence = Sentence(("big", "red", "dogs", "now"), (2, 2, -1, 2), ("amod", "amod", "root", "advmod"))
     for chosen, accuracy in ((0, 1), (1, 1), (3, 0)):
         head = looking_at([2, 2, chosen, 2])
-        found = scores_of([recording(weights_of(head[None]))] * 2, [sentence] * 2)
-        assert found["amod", DOWN].accuracy == accuracy
-        assert found["amod", DOWN].count == 1
-        assert found["amod", UP].count == 2
+        scores = scores_of([recording(weights_of(head[None]))] * 2, [sentence] * 2)
+        assert scores["amod", DOWN].accuracy == accuracy
+        assert scores["amod", DOWN].count == 1
+        assert scores["amod", UP].count == 2
 
 
 class TestVisibility:
     def test_in_a_causal_decoder_only_what_lies_before_is_asked_for(self):
         sentences = [CHAIN, TURNED] * 2
-        found = scores_of((following(sentence, Causal()) for sentence in sentences), sentences)
+        scores = scores_of((following(sentence, Causal()) for sentence in sentences), sentences)
         # upwards, only "small" of the turned sentences has its head before it: never on the half that chooses
-        assert ("amod", UP) not in found
-        assert ("nsubj", UP) not in found
-        assert found["nsubj", DOWN].count == 2
+        assert ("amod", UP) not in scores
+        assert ("nsubj", UP) not in scores
+        assert scores["nsubj", DOWN].count == 2
         turned = [TURNED] * 4
-        found = scores_of((following(sentence, Causal()) for sentence in turned), turned)
-        assert (found["amod", UP].count, found["amod", UP].accuracy) == (2, 1)
+        scores = scores_of((following(sentence, Causal()) for sentence in turned), turned)
+        assert (scores["amod", UP].count, scores["amod", UP].accuracy) == (2, 1)
 
     def test_dependents_behind_are_no_right_answers_for_an_offset_either(self):
         sentence = Sentence(("a", "old", "dogs", "here"), (2, 0, -1, 2), ("amod", "dep", "root", "amod"))
         for mask, offset in ((Causal(), -2), (None, 1)):  # 1 is nearer, and taken where it may be
-            found = scores_of((following(sentence, mask) for _ in range(2)), [sentence] * 2)
-            assert (found["amod", DOWN].offset, found["amod", DOWN].baseline) == (offset, 1)
+            scores = scores_of((following(sentence, mask) for _ in range(2)), [sentence] * 2)
+            assert (scores["amod", DOWN].offset, scores["amod", DOWN].baseline) == (offset, 1)
 
     def test_a_weight_that_rounds_to_zero_is_visible_and_a_head_without_any_has_not_chosen(self):
         scores = torch.full((1, 1, 3, 3), -200.0)  # of which exp is 0 in float32
@@ -131,9 +131,12 @@ class TestVisibility:
         x = torch.zeros(1, 1, 3, 1)
         weights = attention(x, x, x, bias=scores, return_weights=True)[1]
         assert weights[0, 0, 0, 1] == 0
-        found = scores_of([recording(weights)] * 2, [CHAIN] * 2)
-        assert (found["amod", UP].count, found["amod", UP].accuracy) == (1, 0)
-        assert (found["amod", DOWN].count, found["amod", DOWN].accuracy) == (1, 0)  # the first word, had it chosen one
+        scores = scores_of([recording(weights)] * 2, [CHAIN] * 2)
+        assert (scores["amod", UP].count, scores["amod", UP].accuracy) == (1, 0)
+        assert (scores["amod", DOWN].count, scores["amod", DOWN].accuracy) == (
+            1,
+            0,
+        )  # the first word, had it chosen one
 
 
 class TestStacks:
@@ -141,20 +144,20 @@ class TestStacks:
         words, other = tokens(["small", "dogs", "bark"]), tokens(decoder)
         encoder = weights_of(looking_at([2, 0, 1])[None])
         size = len(decoder)
-        own = weights_of(looking_at([0, 0, 1, 2][:size])[None], Causal())
+        decoder = weights_of(looking_at([0, 0, 1, 2][:size])[None], Causal())
         cross = weights_of(looking_at([1] * size, 3)[None])
-        stacks = {"encoder": Stack((encoder,), words, words), "decoder": Stack((own,), other, other)}
+        stacks = {"encoder": Stack((encoder,), words, words), "decoder": Stack((decoder,), other, other)}
         return Recording("crafted", stacks | {"cross": Stack((cross,), other, words)})
 
     def test_a_decoder_of_another_text_takes_no_part(self):
-        found = relation_scores([self.model(["kleine", "Hunde", "bellen"])] * 2, [CHAIN] * 2, minimum=1)
-        assert {score.address[0] for score in found} == {"encoder"}
+        scores = relation_scores([self.model(["kleine", "Hunde", "bellen"])] * 2, [CHAIN] * 2, minimum=1)
+        assert {score.address[0] for score in scores} == {"encoder"}
 
     def test_a_decoder_of_the_same_text_has_rows_of_its_own(self):
-        found = relation_scores([self.model(["[BOS]", "small", "dogs", "bark"])] * 2, [CHAIN] * 2, minimum=1)
-        own = {(s.relation, s.direction): s.accuracy for s in found if s.address[0] == "decoder"}
-        assert own == {("amod", DOWN): 1, ("nsubj", DOWN): 1}
-        assert {s.address[0] for s in found} == {"encoder", "decoder"}
+        scores = relation_scores([self.model(["[BOS]", "small", "dogs", "bark"])] * 2, [CHAIN] * 2, minimum=1)
+        accuracies = {(s.relation, s.direction): s.accuracy for s in scores if s.address[0] == "decoder"}
+        assert accuracies == {("amod", DOWN): 1, ("nsubj", DOWN): 1}
+        assert {s.address[0] for s in scores} == {"encoder", "decoder"}
 
     def test_no_self_attention_is_refused(self):
         cross = Recording("crafted", {"cross": self.model(["a", "b"])["cross"]})
@@ -185,17 +188,17 @@ def test_order_and_minimum():
 def test_offsets_reach_five_words_and_start_near():
     assert sorted(BASELINE_OFFSETS) == [-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]
     far = Sentence(tuple("abcdefg"), (5, 6, -1, 2, 2, 2, 2), ("amod", "aux", "root", *["dep"] * 4))
-    found = scores_of([recording(weights_of(torch.ones(1, 7, 7)))] * 2, [far] * 2)
-    assert (found["amod", UP].offset, found["amod", UP].baseline) == (5, 1)
-    assert (found["amod", DOWN].offset, found["amod", DOWN].baseline) == (-5, 1)
+    scores = scores_of([recording(weights_of(torch.ones(1, 7, 7)))] * 2, [far] * 2)
+    assert (scores["amod", UP].offset, scores["amod", UP].baseline) == (5, 1)
+    assert (scores["amod", DOWN].offset, scores["amod", DOWN].baseline) == (-5, 1)
 
 
 def test_an_offset_that_leaves_the_sentence_is_not_right():
     """Chosen where the head lies two words before; scored where that would be before the first word."""
     choosing = Sentence(tuple("abc"), (-1, 0, 0), ("root", "dep", "amod"))
     scoring = Sentence(tuple("abc"), (-1, 0, 0), ("root", "amod", "dep"))
-    found = scores_of([recording(weights_of(torch.ones(1, 3, 3)))] * 2, [choosing, scoring])
-    assert (found["amod", UP].offset, found["amod", UP].baseline) == (-2, 0)
+    scores = scores_of([recording(weights_of(torch.ones(1, 3, 3)))] * 2, [choosing, scoring])
+    assert (scores["amod", UP].offset, scores["amod", UP].baseline) == (-2, 0)
 
 
 def test_wilson():

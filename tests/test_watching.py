@@ -99,13 +99,13 @@ def test_a_padded_text_receives_what_it_receives_alone(name, side):
 def test_padding_is_left_out_with_a_static_cache(name):
     """`generate` hands the model masks of four axes there, and sinks make the log-sum-exp of an empty row finite."""
     inputs = inputs_for(name, "left")
-    found = []
+    results = []
     for options in ({}, {"cache_implementation": "static"}):
         model = make(name).double()
         with watch(model, entropy=True) as seen:
             model.generate(**inputs, max_new_tokens=3, do_sample=False, **options)
-        found.append(seen)
-    dynamic, static = found
+        results.append(seen)
+    dynamic, static = results
     for layer in range(2):
         assert static[layer].queries == dynamic[layer].queries == 8 + LENGTH + 2 * 2
         torch.testing.assert_close(static[layer].means["entropy"], dynamic[layer].means["entropy"])
@@ -119,7 +119,7 @@ def test_the_table():
     assert list(table) == ["stack", "layer", "head", "queries", "entropy", "distance"]
     assert len(table["head"]) == 3 * 2 * 4
     assert sorted(set(table["stack"])) == ["cross", "decoder", "encoder"]
-    row = [place for place, stack in enumerate(table["stack"]) if stack == "cross"][-1]
+    row = [index for index, stack in enumerate(table["stack"]) if stack == "cross"][-1]
     assert (table["layer"][row], table["head"][row], table["queries"][row]) == (1, 3, 14)
     assert table["entropy"][row] == pytest.approx(float(seen["cross", 1].means["entropy"][3]))
     assert seen["cross", 1].calls == []
@@ -229,9 +229,9 @@ def test_bad_input():
         watch(model, entropie=True).__enter__()
     with pytest.raises(ValueError, match="nothing to watch"):
         watch(model, entropy=False).__enter__()
-    own = GPTJModel(GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=2, rotary_dim=4))
+    without_interface = GPTJModel(GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=2, rotary_dim=4))
     with pytest.raises(ValueError, match="GPTJModel does not use"):
-        watch(own, entropy=True).__enter__()
+        watch(without_interface, entropy=True).__enter__()
     with torch.no_grad(), watch(model, entropy=True) as seen:
         model(**inputs_for("llama"))
     with pytest.raises(KeyError, match="there are 'decoder' 0 to 1"):
@@ -251,17 +251,17 @@ def test_each_thread_sees_its_own_calls():
     """Two threads watch one model at the same time; layers that share a module are counted in each."""
     for model in (make("llama", "sdpa"), shared_layers()):
         lengths = {0: 5, 1: 9}
-        found, errors = {}, []
+        results, errors = {}, []
         together = threading.Barrier(2)
 
-        def run(thread, model=model, lengths=lengths, found=found, errors=errors, together=together):
+        def run(thread, model=model, lengths=lengths, results=results, errors=errors, together=together):
             try:
                 with torch.no_grad(), watch(model, entropy=True) as seen:
                     for _ in range(8):
                         together.wait()
                         model(input_ids=torch.full((1, lengths[thread]), 7 + thread))
                     together.wait()
-                found[thread] = seen
+                results[thread] = seen
             except BaseException as error:
                 errors.append(error)
                 together.abort()
@@ -273,7 +273,7 @@ def test_each_thread_sees_its_own_calls():
         for thread in threads:
             thread.join()
         assert errors == []
-        for thread, seen in found.items():
+        for thread, seen in results.items():
             assert len(seen) == 2
             assert [[call.entropy.shape[-1] for call in layer.calls] for layer in seen] == [[lengths[thread]] * 8] * 2
         assert model.config._attn_implementation == "sdpa"

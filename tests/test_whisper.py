@@ -38,14 +38,14 @@ def sound():
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_token_timestamps_are_those_of_eager(beams):
-    found = []
+    timestamps = []
     for implementation in ("eager", "clearhead"):
         model = whisper(implementation)
         options = {"max_new_tokens": 9, "num_beams": beams, "do_sample": False, "return_token_timestamps": True}
-        found.append(model.generate(**sound(), **options))
+        timestamps.append(model.generate(**sound(), **options))
         assert model.config._attn_implementation == implementation
         assert model.model.decoder.config._attn_implementation == implementation
-    eager, ours = found
+    eager, ours = timestamps
     assert torch.equal(ours["sequences"], eager["sequences"])
     assert torch.equal(ours["token_timestamps"], eager["token_timestamps"])
     assert ours["token_timestamps"].unique().numel() > 2

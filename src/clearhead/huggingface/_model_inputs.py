@@ -55,7 +55,7 @@ def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str
     if ids.shape[1] > TOKEN_LIMIT.value:
         raise TOKEN_LIMIT.exceeded(f"text has {ids.shape[1]:,} tokens")
     max_tokens = _max_tokens(owner.model)
-    if ids.shape[1] > max_tokens:
+    if max_tokens is not None and ids.shape[1] > max_tokens:
         raise ValueError(f"text has {ids.shape[1]} tokens, but {owner.name} takes at most {max_tokens}")
     source = _tokens(tokenizer, ids[0], _word_indices(joined, words, offsets, encoded), special)
     return _with_target(owner, {**encoded}, source, target)
@@ -93,13 +93,13 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
     return ModelInputs(arguments, axes)
 
 
-def _max_tokens(model: nn.Module) -> float:
-    """Return the number of positions that a model has learned; infinite for rotary and relative positions."""
+def _max_tokens(model: nn.Module) -> int | None:
+    """Return the number of positions that a model has learned; None for rotary and relative positions."""
     config: Any = model.config
     rotary = any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling"))
     positions = getattr(config, "max_position_embeddings", None)
     if rotary or not isinstance(positions, int) or positions <= 0:
-        return float("inf")
+        return None
     for module in model.modules():
         table = getattr(module, "position_embeddings", None)
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
@@ -133,7 +133,7 @@ def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:
 
 
 def _word_indices(
-    text: str, words: list[str] | None, offsets: list[tuple[int, int]] | None, encoded: Any
+    text: str, words: list[str] | None, offsets: list[list[int]] | None, encoded: Any
 ) -> list[int | None]:
     """Return the index of each token's word: of the words given, or of the tokenizer's own; None if unknown."""
     if offsets is None:
