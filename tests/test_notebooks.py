@@ -130,5 +130,5 @@ def test_nothing_was_watched():
     assert pictures(AttentionSummary()._repr_html_()) == []
     unused = AttentionSummary([("decoder", 0)])
     assert "no means" in unused._repr_html_()
-    unused[0].add(AttentionStatistics(None, None, None, None, None), torch.ones(1, 2, dtype=torch.bool), keep=False)
+    unused[0].add(AttentionStatistics(), torch.ones(1, 2, dtype=torch.bool), keep=False)
     assert pictures(unused._repr_html_()) == []

@@ -130,7 +130,8 @@ class HuggingFaceModel:
     def summarize(self, text: str) -> AttentionSummary:
         """Run the model on a text and reduce its attention layer by layer, without keeping a recording."""
         inputs = prepare_inputs(self, text)  # an encoder–decoder generates here, outside of `watch`
-        with torch.no_grad(), watch(self.model, entropy=True, distance=True, top=1, keep_calls=False) as summary:
+        statistics = watch(self.model, entropy=True, distance=True, top=1, keep_calls=False)
+        with evaluating(self.model), torch.no_grad(), statistics as summary:
             self.model(**inputs.arguments, use_cache=False)
         return summary
 

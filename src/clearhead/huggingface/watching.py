@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool
@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.huggingface.modules import AttentionModule, attention_modules, hooked, layer_of, owner_of
+from clearhead.ops.statistics import StatisticsOptions
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.mutation import used_at_once
 
-OBSERVE_ARGUMENTS = ("entropy", "received", "distance", "top", "pool", "reduce")  # of `AttentionWeights.observe`
+STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, does not request a statistic
 
 
 @contextmanager
-def watch(model: nn.Module, *, keep_calls: bool = True, **statistics: Any) -> Iterator[AttentionSummary]:
+def watch(
+    model: nn.Module, *, keep_calls: bool = True, **statistics: Unpack[StatisticsOptions]
+) -> Iterator[AttentionSummary]:
     """Compute statistics of every attention matrix of a model while it runs.
 
         with watch(model, entropy=True, top=8) as seen:
@@ -41,14 +44,14 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **statistics: Any) -> It
         keep_calls: keep each call's tensors, not the means alone; off for long runs over many batches.
         statistics: as `AttentionWeights.observe` takes it: entropy, received, distance, top, pool, reduce.
     """
-    unknown = [name for name in statistics if name not in OBSERVE_ARGUMENTS]
+    unknown = [name for name in statistics if name not in STATISTICS_OPTIONS]
     if unknown:
         raise TypeError(
-            f"watch: {unknown[0]} is not something to watch; expected any of {', '.join(OBSERVE_ARGUMENTS)}"
+            f"watch: {unknown[0]} is not something to watch; expected any of {', '.join(STATISTICS_OPTIONS)}"
         )
-    if not any(statistics.get(name) for name in OBSERVE_ARGUMENTS[:-1]):
+    if not any(statistics.get(name) for name in STATISTICS_OPTIONS[:-1]):
         raise ValueError(
-            f"watch: nothing to watch; give it any of {', '.join(OBSERVE_ARGUMENTS[:-1])}, such as entropy=True"
+            f"watch: nothing to watch; give it any of {', '.join(STATISTICS_OPTIONS[:-1])}, such as entropy=True"
         )
     modules = attention_modules(model)
     summary = AttentionSummary((attention.stack, attention.layer) for attention in modules)
@@ -64,7 +67,7 @@ def watch(model: nn.Module, *, keep_calls: bool = True, **statistics: Any) -> It
 class _Observer:
     """A hook that reduces the weights of one module to statistics."""
 
-    statistics: dict[str, Any]
+    statistics: StatisticsOptions
     summary: AttentionSummary
     attention: AttentionModule
     padding: _Padding
