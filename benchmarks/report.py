@@ -30,8 +30,8 @@ Row = dict[str, object]
 def synthetic(tokens: int) -> Recording:
     query, key = (torch.randn(1, HEADS, tokens, WIDTH) for _ in range(2))
     _, weights = attention(query, key, key, return_weights=True)
-    own = Tokens(tuple(map(str, range(tokens))), (False,) * tokens, tuple(range(tokens)))
-    return Recording("random", {"encoder": Stack((weights.without_values(),) * LAYERS, own, own)})
+    texts = Tokens(tuple(map(str, range(tokens))), (False,) * tokens, tuple(range(tokens)))
+    return Recording("random", {"encoder": Stack((weights.without_values(),) * LAYERS, texts, texts)})
 
 
 def row(what: str, tokens: int, job: Callable[[], str], limits: str, notes: str = "") -> Row:

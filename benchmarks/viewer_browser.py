@@ -29,13 +29,13 @@ WATCH = """
 window.taken = [];
 let turned, shown;
 const canvas = Bokeh.index.find_one_by_id(chart.id).canvas_view.primary;
-const looks = () => canvas.ctx.getImageData(300, 300, 48, 48).data.join();
+const pixels = () => canvas.ctx.getImageData(300, 300, 48, 48).data.join();
 document.querySelector(".map").addEventListener("wheel", () => {
   turned = performance.now();
-  const [own, before] = [turned, looks()];
+  const [start, before] = [turned, pixels()];
   const frame = () => {
-    if (looks() === before && performance.now() - own < 1000) return requestAnimationFrame(frame);
-    shown = performance.now() - own;
+    if (pixels() === before && performance.now() - start < 1000) return requestAnimationFrame(frame);
+    shown = performance.now() - start;
   };
   requestAnimationFrame(frame);
 }, {capture: true});
@@ -91,14 +91,14 @@ def main() -> None:
         for _ in range(arguments.steps):
             page.wheel(middle - 3, middle, direction)
             page.until(lambda known=taken: page.script("return taken.length") > len(known))
-            taken = [tuple(own) for own in page.script("return taken")]
+            taken = [tuple(step) for step in page.script("return taken")]
             row, row_end, _, _ = taken[-1][2]
             direction = 1 if row_end - row >= arguments.tokens else -1 if row_end - row < 64 else direction
         for low, high in ((0, 512), (512, 2048), (2048, 8193), (8193, arguments.tokens + 1)):
-            own = [step for step in taken if low <= step[2][1] - step[2][0] < high]
-            if own:
-                name = f"wheel to a window of {low:,} to {high - 1:,} rows ({len(own)} steps)"
-                shown, arrived = [step[0] for step in own], [step[1] for step in own]
+            steps = [step for step in taken if low <= step[2][1] - step[2][0] < high]
+            if steps:
+                name = f"wheel to a window of {low:,} to {high - 1:,} rows ({len(steps)} steps)"
+                shown, arrived = [step[0] for step in steps], [step[1] for step in steps]
                 add(f"{name}: something", statistics.median(shown), max(shown))
                 add(f"{name}: last picture", statistics.median(arrived), max(arrived))
     title = f"The viewer in Chromium, {arguments.tokens:,} tokens, CPU; milliseconds, medians"

@@ -17,8 +17,15 @@ import torch
 from clearhead import Causal, Recording, attention
 from clearhead.ops.statistics import Reduce
 from clearhead.recording.recording import Stack, Tokens
-from clearhead.viewer._heatmap import EXACT, SCREEN, Overview, Picture, Window, is_exact
-from clearhead.viewer._recording_cache import Gallery
+from clearhead.viewer._heatmap import (
+    MAX_EXACT_CELLS,
+    MAX_PAGE_BINS,
+    HeadOverview,
+    HeatmapWindow,
+    ProgressiveHeatmap,
+    is_exact,
+)
+from clearhead.viewer._recording_cache import RecordingCache
 from measuring import RESULTS, write
 
 RUNS = 5
@@ -29,8 +36,8 @@ def synthetic(tokens: int, heads: int, device: str, dtype: torch.dtype) -> Recor
     """A causal layer of random queries and keys over tokens named by their number."""
     query, key = (torch.randn(1, heads, tokens, 64, device=device, dtype=dtype) for _ in range(2))
     _, weights = attention(query, key, key, mask=Causal(), return_weights=True)
-    own = Tokens(tuple(map(str, range(tokens))), (False,) * tokens, tuple(range(tokens)))
-    return Recording("random", {"decoder": Stack((weights.without_values(),), own, own)})
+    texts = Tokens(tuple(map(str, range(tokens))), (False,) * tokens, tuple(range(tokens)))
+    return Recording("random", {"decoder": Stack((weights.without_values(),), texts, texts)})
 
 
 def seconds(job: Callable[[], object]) -> float:
@@ -47,12 +54,12 @@ def seconds(job: Callable[[], object]) -> float:
     return statistics.median(taken[1:])
 
 
-def filled(picture: Picture | Overview) -> float:
-    """Compute all of it; the longest step."""
+def compute(progressive: ProgressiveHeatmap | HeadOverview) -> float:
+    """Compute all of it and return the time of the longest step."""
     longest = 0.0
-    while not picture.finished:
+    while not progressive.finished:
         start = time.perf_counter()
-        picture.advance()
+        progressive.advance()
         longest = max(longest, time.perf_counter() - start)
     return longest
 
@@ -65,35 +72,34 @@ def measured(recording: Recording) -> Iterator[Row]:
     stack = recording["decoder"]
     tokens, heads = len(stack.keys), stack.layers[0].shape[1]
     weights = recording.weights(("decoder", 0, 0))
-    taken = seconds(lambda: Gallery(recording).thumbnails("decoder", 0))
+    taken = seconds(lambda: RecordingCache(recording).thumbnails("decoder", 0))
     yield row(f"small maps of {heads} heads, from 128 rows each", taken)
-    warm = Overview(weights)
+    warm = HeadOverview(weights)
     for _ in range(2):  # of the maps, of the profiles: on a GPU kernels are compiled
         warm.advance()
-    overview = Overview(weights)
+    overview = HeadOverview(weights)
     start = time.perf_counter()
-    step = filled(overview)
+    step = compute(overview)
     yield row("overview: 2,048² mean and max, entropy, received", time.perf_counter() - start, step)
     sides = [side for side in (65_536, 32_768, 16_384, 8192, 4096, 1024, 512, 128) if side < tokens]
     for side in sides:
-        window = Window(tokens - side, tokens, tokens - side, tokens)  # across the diagonal
-        if side > 8192 and side**2 > EXACT[weights.device.type]:
+        window = HeatmapWindow(tokens - side, tokens, tokens - side, tokens)  # across the diagonal
+        if side > 8192 and side**2 > MAX_EXACT_CELLS[weights.device.type]:
             continue
         for reduce in ("max", "mean"):
             steps: list[float] = []
 
-            def job(window: Window = window, reduce: Reduce = reduce, steps: list[float] = steps) -> None:
-                picture = Picture(weights, window, SCREEN, (reduce,))
-                steps.append(filled(picture))
-                picture.plate(reduce)
+            def job(window: HeatmapWindow = window, reduce: Reduce = reduce, steps: list[float] = steps) -> None:
+                progressive = ProgressiveHeatmap(weights, window, MAX_PAGE_BINS, (reduce,))
+                steps.append(compute(progressive))
+                progressive.heatmap(reduce)
 
             taken = seconds(job)
             yield row(f"window of {side:,}², {reduce}, exact", taken, max(steps[1:]))
-    whole = Window(0, tokens, 0, tokens)
-    if not is_exact(weights, whole):
-        plate = overview.picture.plate("max")
-        half = Window(0, tokens // 2, 0, tokens // 2)
-        taken = seconds(lambda: plate.crop(half).coarser("max", SCREEN))
+    if not is_exact(weights, HeatmapWindow(0, tokens, 0, tokens)):
+        heatmap = overview.heatmaps.heatmap("max")
+        half = HeatmapWindow(0, tokens // 2, 0, tokens // 2)
+        taken = seconds(lambda: heatmap.crop(half).downsampled("max", MAX_PAGE_BINS))
         yield row(f"window of {tokens // 2:,}², from the overview", taken)
 
 
@@ -106,11 +112,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    made = synthetic(arguments.tokens, arguments.heads, arguments.device, getattr(torch, arguments.dtype))
+    recording = synthetic(arguments.tokens, arguments.heads, arguments.device, getattr(torch, arguments.dtype))
     title = (
         f"The viewer's maps, {arguments.tokens:,} tokens, {arguments.device}, {arguments.dtype}, causal, key width 64"
     )
-    rows = list(measured(made))
+    rows = list(measured(recording))
     if arguments.device == "cuda":
         rows.append(row(f"peak memory: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", 0.0))
     write(f"viewer-maps-{arguments.device}-{arguments.tokens}", title, rows, arguments.output)

@@ -39,7 +39,7 @@ def main() -> None:
             keep(browser, "viewer-token.png")
         text = (ROOT / "README.md").read_text()
         with view(sys.argv[1], text, browser=False, wait=False) as served:
-            page.patience = 300
+            page.timeout = 300
             page.open(served.url, "#head=decoder.11.1")
             page.until(lambda: len(page.all(".thumb canvas[width='128']")) == len(page.all(".thumb")), 1.0)
             page.settle()

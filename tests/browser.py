@@ -24,7 +24,7 @@ _ARGUMENTS = (
 
 @contextmanager
 def launched() -> Iterator[Chrome]:
-    """A browser of its own; FileNotFoundError says how to get one."""
+    """Start a browser and quit it at the end; FileNotFoundError says how to install one."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         raise FileNotFoundError("no browser: apt-get install chromium chromium-driver")
@@ -33,19 +33,19 @@ def launched() -> Iterator[Chrome]:
     for argument in _ARGUMENTS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = Chrome(options=options, service=ChromeService(driver))
+    chrome = Chrome(options=options, service=ChromeService(driver))
     try:
-        yield found
+        yield chrome
     finally:
-        found.quit()
+        chrome.quit()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Chrome]:
-    """Skipped where Chromium is missing, except in CI, which has to install it."""
+    """Chromium for one module of tests: skipped if it is missing, except in CI, which has to install it."""
     try:
-        with launched() as found:
-            yield found
+        with launched() as chrome:
+            yield chrome
     except FileNotFoundError as error:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
 
@@ -56,17 +56,17 @@ def resize(browser: Chrome, width: int, height: int = 900) -> None:
 
 
 def emulate(browser: Chrome, *, media: str = "", theme: str = "light") -> None:
-    """Print or screen, light or dark."""
+    """Emulate print or screen, light or dark."""
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
 
 
 def complaints(browser: Chrome) -> list[str]:
-    """What the console has said since it was last asked, but for what is only told."""
+    """Return the warnings and errors in the console since the last call."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] not in ("INFO", "DEBUG")]
 
 
 def requested(browser: Chrome) -> set[str]:
-    """Every address asked for since this was last called."""
+    """Return every address requested since the last call."""
     messages = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
     return {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}

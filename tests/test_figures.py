@@ -8,7 +8,8 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.colors import LogNorm
 
-from clearhead.plot.figures import NOTHING, plot_alignment, plot_head, plot_heads
+from clearhead.plot import plot_alignment, plot_head, plot_heads
+from clearhead.plot.figures import MASKED_COLOR
 from clearhead.translation import Translator
 from recordings import decoder, translation
 
@@ -42,7 +43,7 @@ def test_cells_no_query_may_see_are_told_from_small_ones():
     axes = plot_head(stack.layers[0], 0)
     mapped = axes.images[0].cmap(axes.images[0].norm(axes.images[0].get_array()))
     assert tuple(np.round(255 * mapped[0, 3, :3]).astype(int)) == tuple(
-        int(NOTHING[at : at + 2], 16) for at in (1, 3, 5)
+        int(MASKED_COLOR[start : start + 2], 16) for start in (1, 3, 5)
     )
     assert (mapped[3, 0] != mapped[0, 3]).any()
 

@@ -44,16 +44,16 @@ def shown():
     return [output.data["text/html"] for output in results]
 
 
-def pictures(text):
-    """The inline PNGs, as arrays of colours."""
-    found = re.findall(r'src="data:image/png;base64,([^"]*)"', text)
-    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(own))).convert("RGB")) for own in found]
+def images(text):
+    """Return the inline PNGs as arrays of colors."""
+    encoded = re.findall(r'src="data:image/png;base64,([^"]*)"', text)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")) for image in encoded]
 
 
 def test_a_notebook_shows_pictures_without_scripts(shown):
     weights, _, watched = shown
-    assert len(pictures(weights)) == 3
-    assert len(pictures(watched)) == 3 * 3  # entropy, distance and largest weight of three kinds of attention
+    assert len(images(weights)) == 3
+    assert len(images(watched)) == 3 * 3  # entropy, distance and largest weight of three kinds of attention
     for text in (weights, watched):
         assert not re.search(r"<script|<iframe|javascript:|\son\w+=", text)
     assert "AttentionWeights(2 × 3 heads × 50 queries × 50 keys" in html.unescape(weights)
@@ -81,11 +81,13 @@ def test_a_report_stays_inside_its_frame():
 
 def test_maps_are_those_of_the_weights():
     weights = layer(20, 30, heads=4)
-    found = pictures(weights._repr_html_())
+    drawn = images(weights._repr_html_())
     expected = log_shades(weights.dense()[0].numpy(), 30)
-    for own, shades in zip(found, expected, strict=True):
-        colours = np.array([[int(Viridis256[shade][at : at + 2], 16) for at in (1, 3, 5)] for shade in shades.ravel()])
-        assert np.abs(own.reshape(-1, 3).astype(int) - colours).max() <= 6  # a shade away, at the most
+    for image, shades in zip(drawn, expected, strict=True):
+        colors = np.array(
+            [[int(Viridis256[shade][start : start + 2], 16) for start in (1, 3, 5)] for shade in shades.ravel()]
+        )
+        assert np.abs(image.reshape(-1, 3).astype(int) - colors).max() <= 6  # a shade away, at the most
 
 
 def test_large_matrices_are_sampled(monkeypatch):
@@ -93,42 +95,42 @@ def test_large_matrices_are_sampled(monkeypatch):
     weights = layer(200, 70, heads=2, mask=None)
     text = weights._repr_html_()
     assert "from 14 evenly spaced queries, each of them exact" in text
-    assert [own.shape for own in pictures(text)] == [(14, 70, 3)] * 2
+    assert [image.shape for image in images(text)] == [(14, 70, 3)] * 2
 
 
 def test_many_heads_and_none():
     query = torch.randn(1, 20, 5, 4)
     text = attention(query, query, query, return_weights=True)[1]._repr_html_()
     assert "the first 16 of 20 heads" in text
-    assert len(pictures(text)) == 16
+    assert len(images(text)) == 16
     nothing = attention(query[:, :, :0], query, query, return_weights=True)[1]._repr_html_()
-    assert pictures(nothing) == []
+    assert images(nothing) == []
     assert "20 heads × 0 queries" in nothing
 
 
 def test_gradients_do_not_matter():
     query = torch.randn(1, 2, 5, 4, requires_grad=True)
     weights = attention(query, query, query, mask=Causal(), return_weights=True)[1]
-    assert len(pictures(weights._repr_html_())) == 2
+    assert len(images(weights._repr_html_())) == 2
 
 
 def test_what_was_watched():
     seen = AttentionSummary([("decoder", 0), ("decoder", 1)])
     real = torch.ones(1, 6, dtype=torch.bool)
-    for number, own in enumerate(seen):
-        weights = layer(6, 6, heads=3 - number, kv_heads=1)  # layers need not have the same number of heads
-        own.add(weights.observe(entropy=True, pool=(3, 3)), real, keep=True)
+    for index, layer_summary in enumerate(seen):
+        weights = layer(6, 6, heads=3 - index, kv_heads=1)  # layers need not have the same number of heads
+        layer_summary.add(weights.observe(entropy=True, pool=(3, 3)), real, keep=True)
     text = seen._repr_html_()
     assert repr(seen) == "AttentionSummary(decoder 2 layers, entropy of 6 queries)"
-    assert [own.shape for own in pictures(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
+    assert [image.shape for image in images(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
     mean = seen[1].means["entropy"][1]
     assert f"<td>{float(mean):.3f}</td>" in text
     assert 'alt="decoder entropy by layer and head"' in text
 
 
 def test_nothing_was_watched():
-    assert pictures(AttentionSummary()._repr_html_()) == []
+    assert images(AttentionSummary()._repr_html_()) == []
     unused = AttentionSummary([("decoder", 0)])
     assert "no means" in unused._repr_html_()
     unused[0].add(AttentionStatistics(), torch.ones(1, 2, dtype=torch.bool), keep=False)
-    assert pictures(unused._repr_html_()) == []
+    assert images(unused._repr_html_()) == []

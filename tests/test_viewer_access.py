@@ -21,8 +21,8 @@ from viewer_client import close, connect, cookie, fetch, home, page_token, token
 
 @pytest.fixture(scope="module")
 def viewer():
-    with view(decoder("abcdefghij"), browser=False, wait=False) as found:
-        yield found
+    with view(decoder("abcdefghij"), browser=False, wait=False) as viewer:
+        yield viewer
 
 
 def until(condition):
@@ -50,19 +50,19 @@ def test_the_link_becomes_a_cookie_and_an_address_without_the_code(viewer):
 def test_a_link_is_used_once_and_replaced(viewer):
     url = viewer.url
     assert viewer.url == url
-    own = cookie(viewer)
+    first_cookie = cookie(viewer)
     assert viewer.url != url
     status, headers, text = fetch(url)
     assert status == 403
     assert "Set-Cookie" not in headers
     assert "This link was already used" in text
-    assert fetch(url, Cookie=own)[0] == 200  # opened again where it was used first
+    assert fetch(url, Cookie=first_cookie)[0] == 200  # opened again where it was used first
     assert fetch(viewer.url)[0] == 200
 
 
 def test_a_link_opened_where_there_is_a_cookie_stays_unused(viewer):
-    own, url = cookie(viewer), viewer.url
-    assert fetch(url, Cookie=own)[0] == 200
+    first_cookie, url = cookie(viewer), viewer.url
+    assert fetch(url, Cookie=first_cookie)[0] == 200
     assert viewer.url == url
 
 
@@ -115,14 +115,14 @@ def test_paths_that_the_page_does_not_use_do_not_exist(viewer, path, caplog):
 
 
 def test_the_secret_is_nowhere_in_the_page_and_other_addresses_are_for_nobody(viewer):
-    own = cookie(viewer)
-    _, headers, text = fetch(home(viewer), Cookie=own, X_Private="something")
+    page_cookie = cookie(viewer)
+    _, headers, text = fetch(home(viewer), Cookie=page_cookie, X_Private="something")
     payload = get_token_payload(token_in(text))
     assert payload["cookies"] == payload["headers"] == {}
-    assert own.partition("=")[2] not in text + str(payload)
+    assert page_cookie.partition("=")[2] not in text + str(payload)
     assert headers["X-Frame-Options"] == "DENY"
     for path in ("autoload.js?bokeh-autoload-element=x", "metadata"):
-        assert fetch(home(viewer) + path, Cookie=own, Origin="http://127.0.0.1:1")[0] == 404
+        assert fetch(home(viewer) + path, Cookie=page_cookie, Origin="http://127.0.0.1:1")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,9 @@ def test_a_port_in_use_is_passed_over():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with view(decoder("abc"), port=port, browser=False, wait=False) as found:
-            assert port < found.port <= port + 100
-            assert fetch(found.url)[0] == 200
+        with view(decoder("abc"), port=port, browser=False, wait=False) as viewer:
+            assert port < viewer.port <= port + 100
+            assert fetch(viewer.url)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -275,18 +275,18 @@ def test_a_browser_is_opened_only_where_one_is_wanted(home_folder, opened):
 
 
 def test_the_browser_gets_its_link_by_a_private_file(home_folder, opened):
-    with view(decoder("abc"), wait=False) as found:
+    with view(decoder("abc"), wait=False) as viewer:
         (page,) = home_folder.iterdir()
         assert opened == [page.as_uri()]
         assert "code" not in opened[0]
         assert stat.S_IMODE(page.stat().st_mode) == 0o600
         link = re.search(r"url=([^\"]+)", page.read_text())[1]
-        printed = found.url
+        printed = viewer.url
         assert link != printed
         assert fetch(link)[0] == 200
         assert list(home_folder.iterdir()) == []  # removed when it was used
         assert fetch(link)[0] == 403
-        assert found.url == printed  # for another browser
+        assert viewer.url == printed  # for another browser
 
 
 def test_the_file_is_removed_at_the_end(home_folder, opened):
@@ -306,9 +306,9 @@ def test_the_file_is_removed_when_no_browser_opens_it(home_folder, opened, monke
 
 def test_without_a_browser_there_is_no_file(home_folder, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda address: False)
-    with view(decoder("abc"), wait=False) as found:
+    with view(decoder("abc"), wait=False) as viewer:
         assert list(home_folder.iterdir()) == []
-        assert not found.open()
+        assert not viewer.open()
 
 
 def test_without_a_home_folder_the_file_is_in_the_temporary_folder(tmp_path, opened, monkeypatch):
@@ -322,16 +322,16 @@ def test_without_a_home_folder_the_file_is_in_the_temporary_folder(tmp_path, ope
 def test_without_any_folder_no_browser_is_opened(tmp_path, opened, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "missing"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with view(decoder("abc"), wait=False) as found:
+    with view(decoder("abc"), wait=False) as viewer:
         assert opened == []
-        assert fetch(found.url)[0] == 200
+        assert fetch(viewer.url)[0] == 200
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch):
     monkeypatch.setattr("clearhead.viewer.server.serve.IDLE_TIMEOUT_S", 0.05)
     with (
-        view(decoder("abc"), browser=False, wait=False) as found,
-        socket.create_connection(("127.0.0.1", found.port), timeout=60) as connection,
+        view(decoder("abc"), browser=False, wait=False) as viewer,
+        socket.create_connection(("127.0.0.1", viewer.port), timeout=60) as connection,
     ):
         connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
         assert connection.recv(1) == b""

@@ -68,9 +68,9 @@ def target():
             view(decoder("abcdef"), browser=False, wait=False) as viewer,
             view(decoder("abc"), browser=False, wait=False) as other,
         ):
-            found = Target(viewer, other)
-            yield found
-            status, _, text = fetch(home(viewer), Cookie=found.cookie)
+            target = Target(viewer, other)
+            yield target
+            status, _, text = fetch(home(viewer), Cookie=target.cookie)
             assert status == 200
             assert "data-root-id" in text
 
@@ -200,7 +200,7 @@ HEADERS = [
     "X: \x00",
     "no colon",
     ": no name",
-    "\r\n".join(f"X-{number}: 1" for number in range(3_000)),
+    "\r\n".join(f"X-{index}: 1" for index in range(3_000)),
     "Host: evil.example",
 ]
 FETCHES = [

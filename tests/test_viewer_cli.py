@@ -40,16 +40,16 @@ def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start(recorded, "--port", port)
-        said, opened, forwarded, last = lines_of(process, 4)
-    assert said == f"Port {port} is in use; this is the next free one.\n"
+        notice, opened, forwarded, last = lines_of(process, 4)
+    assert notice == f"Port {port} is in use; this is the next free one.\n"
     url = opened.split()[1]
     assert fetch(url.replace("/enter?", "/static/js/bokeh.min.js?"))[0] == 200
     served = url.split(":")[2].split("/")[0]
     assert f"ssh -L {served}:127.0.0.1:{served} " in forwarded
     assert last == "Ctrl-C stops it.\n"
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=30)
-    assert (process.returncode, rest, errors) == (0, "", "")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "", "")
 
 
 def stop(process):
@@ -61,8 +61,8 @@ def test_a_new_link_is_printed_when_one_was_used(recorded):
     process = start(recorded)
     link = lines_of(process, 3)[0].split()[-1]
     assert fetch(link)[0] == 200
-    said, _, another = process.stdout.readline().rpartition(" ")
-    assert said == "That link was used. For another browser: "
+    notice, _, another = process.stdout.readline().rpartition(" ")
+    assert notice == "That link was used. For another browser: "
     assert another.strip() != link
     assert fetch(link)[0] == 403
     assert fetch(another.strip())[0] == 200
@@ -133,10 +133,10 @@ def test_texts_and_files_are_all_there_to_choose_from(tmp_path, arguments_of_vie
     arguments = arguments_of_view("She plays.", "--file", tmp_path / "one.txt", "--model", "en-ja")
     assert arguments["text"] == ["She plays.", "He reads."]
     texts = Texts("en-ja", arguments["text"])
-    assert texts.first.gallery.recording["encoder"].keys.texts[0] == "she"
+    assert texts.first.cache.recording["encoder"].keys.texts[0] == "she"
     assert texts.cached("He reads.") is None
     recorded = texts.recorded("He reads.")
-    assert recorded.gallery.recording["encoder"].keys.texts[0] == "he"
+    assert recorded.cache.recording["encoder"].keys.texts[0] == "he"
     assert texts.recorded("He reads.") is texts.cached("He reads.") is recorded
 
 

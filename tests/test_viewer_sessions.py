@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from bokeh.application import Application
 from bokeh.server.contexts import ApplicationContext
 
-from clearhead.viewer.server._sessions import Sessions
+from clearhead.viewer.server._session_handler import SessionHandler
 from clearhead.viewer.server._texts import Texts
 from recordings import decoder
 
@@ -33,8 +33,8 @@ def full_collections():
 
 async def discard(texts, beside=None):
     """Open some pages and leave all of them at once; return weak references to their documents."""
-    context = ApplicationContext(Application(Sessions(texts)))
-    sessions = [await context.create_session_if_needed(f"page {number}") for number in range(PAGES)]
+    context = ApplicationContext(Application(SessionHandler(texts)))
+    sessions = [await context.create_session_if_needed(f"page {index}") for index in range(PAGES)]
     documents = [weakref.ref(session.document) for session in sessions]
     for session in sessions:
         session.request_expiration()

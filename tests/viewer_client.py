@@ -7,16 +7,16 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments):
         return None
 
 
 def fetch(url, **headers):
-    """Status, headers and text, without following a redirect."""
+    """Return status, headers and text, without following a redirect."""
     request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        with urllib.request.build_opener(_Stay).open(request) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -42,7 +42,7 @@ def connect(viewer, token, headers):
 
 
 async def close(socket):
-    """And wait for the other side to close it too."""
+    """Close a socket and wait for the other side to close it too."""
     socket.close()
     while await socket.read_message() is not None:
         pass

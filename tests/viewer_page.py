@@ -1,4 +1,4 @@
-"""The viewer's page, or a report, in a real browser, as a reader uses it."""
+"""Helpers and fixtures for the viewer's page, or a report, in a real browser."""
 
 import re
 from contextlib import contextmanager
@@ -13,15 +13,17 @@ from selenium.webdriver.support.ui import WebDriverWait
 from browser import complaints, emulate, requested, resize
 from clearhead import view
 from pretrained import axe
+from recordings import decoder
 
-PATIENCE = 30  # seconds; the machine may be busy
+PLAIN_TOKENS = [f"t{index}" for index in range(12)]
+TIMEOUT = 30  # seconds; the machine may be busy
 
 
 class Page:
-    """What can be read and done on it. Whatever takes a moment is waited for."""
+    """A page, with methods for what a reader does. Each waits until the page has settled."""
 
     def __init__(self, browser: Chrome) -> None:
-        self.browser, self.patience = browser, PATIENCE
+        self.browser, self.timeout = browser, TIMEOUT
 
     def open(self, url: str, fragment: str = "") -> "Page":
         self.browser.get("about:blank")  # an address that differs in its fragment only would not load again
@@ -31,24 +33,24 @@ class Page:
         return self
 
     def until(self, condition, every: float = 0.02):
-        return WebDriverWait(self.browser, self.patience, poll_frequency=every).until(lambda _: condition())
+        return WebDriverWait(self.browser, self.timeout, poll_frequency=every).until(lambda _: condition())
 
     def script(self, code: str, *arguments):
         return self.browser.execute_script(code, *arguments)
 
     def settle(self) -> None:
-        """Until all that was asked for has been drawn and said: nothing changes any more for a while."""
+        """Wait until nothing on the page changes any more."""
         state = """
             const drawn = sources.map((source) => source.data.image[0]?.length);
-            return [location.hash, document.body.innerText, drawn, written !== undefined || wire.status?.busy];
+            return [location.hash, document.body.innerText, drawn, written !== undefined || pageState.status?.busy];
         """
-        seen = []
+        states = []
 
         def still() -> bool:
-            seen.append(self.script(state))
-            return len(seen) >= 4 and all(own == seen[-1] for own in seen[-4:]) and not seen[-1][3]
+            states.append(self.script(state))
+            return len(states) >= 4 and all(earlier == states[-1] for earlier in states[-4:]) and not states[-1][3]
 
-        WebDriverWait(self.browser, self.patience, poll_frequency=0.08).until(lambda _: still())
+        WebDriverWait(self.browser, self.timeout, poll_frequency=0.08).until(lambda _: still())
 
     def find(self, selector: str):
         return self.browser.find_element(By.CSS_SELECTOR, selector)
@@ -74,14 +76,14 @@ class Page:
         self.settle()
 
     @property
-    def place(self) -> dict[str, str]:
-        """What the fragment says."""
-        return {name: own[0] for name, own in parse_qs(urlsplit(self.browser.current_url).fragment).items()}
+    def fragment(self) -> dict[str, str]:
+        """Parameters in the fragment of the page's address."""
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.browser.current_url).fragment).items()}
 
     # -- the map -------------------------------------------------------------------------------------------------
 
-    def at(self, key: float, query: float) -> tuple[int, int]:
-        """Where a place of the map is on the screen."""
+    def screen_position(self, key: float, query: float) -> tuple[int, int]:
+        """Return where a cell of the map is on the screen."""
         self.script("document.getElementById('chart').scrollIntoView({block: 'center'})")
         code = """
             const view = Bokeh.index.find_one_by_id(chart.id);
@@ -89,11 +91,11 @@ class Page:
             const x = view.frame.x_scale.compute(arguments[0]), y = view.frame.y_scale.compute(arguments[1]);
             return [frame.left + x, frame.top + y];
         """
-        return tuple(round(place) for place in self.script(code, key, query))
+        return tuple(round(pixel) for pixel in self.script(code, key, query))
 
     def point(self, key: float, query: float) -> str:
-        """Move the mouse to a place of the map; what is read out then."""
-        x, y = self.at(key, query)
+        """Move the mouse to a cell of the map and return what is read out."""
+        x, y = self.screen_position(key, query)
         actions = ActionChains(self.browser, duration=20)
         actions.w3c_actions.pointer_action.move_to_location(x - 3, y - 3)
         actions.w3c_actions.pointer_action.move_to_location(x, y)
@@ -102,7 +104,7 @@ class Page:
         return self.text("readout")
 
     def press(self, key: float, query: float) -> None:
-        x, y = self.at(key, query)
+        x, y = self.screen_position(key, query)
         actions = ActionChains(self.browser, duration=20)
         actions.w3c_actions.pointer_action.move_to_location(x, y)
         actions.w3c_actions.pointer_action.click()
@@ -110,24 +112,25 @@ class Page:
         self.settle()
 
     def wheel(self, key: float, query: float, steps: int) -> None:
-        """Zoom in at a place; out with fewer than 0."""
+        """Zoom in at a cell; out if `steps` is negative."""
         for _ in range(abs(steps)):
-            x, y = self.at(key, query)
+            x, y = self.screen_position(key, query)
             origin = ScrollOrigin.from_viewport(x, y)
             ActionChains(self.browser).scroll_from_origin(origin, 0, -240 if steps > 0 else 240).perform()
         self.settle()
 
     def keys(self, *pressed: str) -> str:
-        """Press keys with the map in focus; what is said to those who do not see it."""
+        """Press keys with the map in focus and return the text for screen readers."""
         self.find("#chart").send_keys(*pressed)
         self.settle()
         return self.text("live")
 
-    def colour(self, query: int, key: int) -> list[int]:
-        """Of a cell of the whole matrix, as it is drawn."""
+    def color(self, query: int, key: int) -> list[int]:
+        """Return the color of a cell of the overview, as it is drawn."""
         code = """
-            const picture = pictures().find((own) => own.name === "whole" && own.visible);
-            const view = [...Bokeh.index.find_one(chart).renderer_views.values()].find((own) => own.model === picture);
+            const heatmap = heatmaps().find((renderer) => renderer.name === "overview" && renderer.visible);
+            const views = [...Bokeh.index.find_one(chart).renderer_views.values()];
+            const view = views.find((candidate) => candidate.model === heatmap);
             return [...view.glyph.image_data[0].getContext("2d").getImageData(arguments[1], arguments[0], 1, 1).data];
         """
         return self.script(code, query, key)[:3]
@@ -142,15 +145,29 @@ def served(shown, **options):
 
 @contextmanager
 def showing(page, shown, **options):
-    """A viewer that is left before it ends: a page would go on trying to connect."""
-    with served(shown, **options) as found:
-        yield found
+    """Serve a viewer and leave its page before it ends: the page would go on trying to connect."""
+    with served(shown, **options) as viewer:
+        yield viewer
         page.browser.get("about:blank")
+
+
+@pytest.fixture(scope="module")
+def translator():
+    with served("en-ja") as viewer:
+        yield viewer
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small causal model with grouped heads, and its page."""
+    recording = decoder(PLAIN_TOKENS)
+    with served(recording) as viewer:
+        yield recording, viewer.url
 
 
 @pytest.fixture
 def page(browser):
-    """Nothing may have been said in the console when a test is over."""
+    """A page whose console must be empty when the test is over."""
     resize(browser, 1280)
     emulate(browser)
     browser.get("about:blank")
@@ -161,20 +178,20 @@ def page(browser):
 
 
 def violations(browser: Chrome) -> list[tuple]:
-    """What axe-core finds on the page that keeps some people from using it."""
+    """Return the serious accessibility violations that axe-core reports."""
     browser.execute_script(axe())
-    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
-    assert len(found["passes"]) > 20
+    results = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    assert len(results["passes"]) > 20
     return [
         (rule["id"], node["target"], node["failureSummary"])
-        for rule in found["violations"]
+        for rule in results["violations"]
         if rule["impact"] in ("serious", "critical")
         for node in rule["nodes"]
     ]
 
 
-def number(text: str) -> float:
-    """The first number of a text, as the page writes it."""
-    found = re.search(r"−?\d[\d.]*(?:e[−+]\d+)?", text)
-    assert found, text
-    return float(found.group().replace("−", "-"))
+def parse_number(text: str) -> float:
+    """Return the first number of a text, as the page writes it."""
+    match = re.search(r"−?\d[\d.]*(?:e[−+]\d+)?", text)
+    assert match, text
+    return float(match.group().replace("−", "-"))

@@ -1,4 +1,4 @@
-"""What a page is told, as plain dictionaries: of a model, a layer, a window, a cell, a token, a calculation."""
+"""Payloads sent to a page, as plain dictionaries: of a model, a layer, a window, a cell, a token, a calculation."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 from clearhead._utils.color_scales import log_shades
 from clearhead._utils.text import short_token
-from clearhead.recording.recording import Address, Tokens, is_self_attention
-from clearhead.viewer._calculation import calculate
-from clearhead.viewer._heatmap import SCREEN, Window
-from clearhead.viewer._recording_cache import Gallery
-from clearhead.viewer._thumbnails import ROWS, is_sampled
-from clearhead.viewer._top_tokens import Direction, looks
+from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.viewer._heatmap import HeatmapWindow
+from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.viewer._row_calculation import calculate_row
+from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
+from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
 
-FEW = 48  # tokens on a side that lines are drawn between, at most
-LISTED = 400  # heads in a list of where a token looks
-Facts = dict[str, Any]
+MAX_LINE_TOKENS = 48  # tokens on a side between which lines are drawn
+MAX_WINDOW_TOKENS = 512  # tokens on a side of a window whose texts are sent
+MAX_LISTED_HEADS = 400  # heads in a list of top-attended tokens
+Payload = dict[str, Any]
 
 
-def model_facts(gallery: Gallery) -> Facts:
-    """The kinds of attention a model has, and what of them can be hidden."""
+def model_payload(cache: RecordingCache) -> Payload:
+    """Return the stacks of a model, with their sizes and sink keys."""
     stacks = []
-    for name, stack in gallery.recording.stacks.items():
-        hidden = gallery.hidden_keys(name)
+    for name, stack in cache.recording.stacks.items():
+        hidden = cache.hidden_keys(name)
         stacks.append(
             {
                 "name": name,
@@ -32,38 +33,38 @@ def model_facts(gallery: Gallery) -> Facts:
                 "groups": [weights.key_heads for weights in stack.layers],
                 "queries": len(stack.queries),
                 "keys": len(stack.keys),
-                "sampled": ROWS if is_sampled(stack) else 0,
+                "sampled": SAMPLED_QUERIES if is_sampled(stack) else 0,
                 "hides": [short_token(stack.keys.texts[key], 14) for key in hidden[:3]],
-                "hidden": hidden[:SCREEN],
+                "hidden": hidden[:MAX_WINDOW_TOKENS],
             }
         )
-    return {"name": gallery.recording.model, "stacks": stacks, "labelled": gallery.labelled_by_roles}
+    return {"name": cache.recording.model, "stacks": stacks, "labelled": cache.labeled_by_roles}
 
 
-def layer_facts(gallery: Gallery, stack: str, layer: int) -> Facts:
-    """Every head of a layer: its small map as shades, its entropy, its labels."""
-    keys = len(gallery.recording[stack].keys)
+def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
+    """Return every head of a layer: its thumbnail as shades, its entropy, its labels."""
+    kv_len = len(cache.recording[stack].keys)
     heads = []
-    for head, own in enumerate(gallery.thumbnails(stack, layer)):
-        rows, columns = own.values.shape
+    for head, thumbnail in enumerate(cache.thumbnails(stack, layer)):
+        rows, columns = thumbnail.values.shape
         heads.append(
             {
-                "entropy": own.statistics.entropy,
-                "labels": list(gallery.labels((stack, layer, head))),
+                "entropy": thumbnail.statistics.entropy,
+                "labels": list(cache.labels((stack, layer, head))),
                 "rows": rows,
                 "keys": columns,
-                "levels": log_shades(own.values, keys).tobytes(),
+                "levels": log_shades(thumbnail.values, kv_len).tobytes(),
             }
         )
     return {"stack": stack, "layer": layer, "heads": heads}
 
 
-def head_facts(gallery: Gallery, address: Address) -> Facts:
-    """Which head it is, and all tokens of a text that is short enough for lines between them."""
+def head_payload(cache: RecordingCache, address: Address) -> Payload:
+    """Return the address of a head, and all tokens of a text that is short enough for lines between them."""
     name, layer, head = address
-    stack = gallery.recording[name]
-    few = max(len(stack.queries), len(stack.keys)) <= FEW
-    sides = {"queries": stack.queries, "keys": stack.keys} if few else {}
+    stack = cache.recording[name]
+    short = max(len(stack.queries), len(stack.keys)) <= MAX_LINE_TOKENS
+    sides = {"queries": stack.queries, "keys": stack.keys} if short else {}
     return {
         "stack": name,
         "layer": layer,
@@ -72,26 +73,26 @@ def head_facts(gallery: Gallery, address: Address) -> Facts:
     }
 
 
-def window_facts(gallery: Gallery, stack: str, window: Window) -> Facts:
-    """The tokens along both sides of a window: those inside it and no others, and only if they can be read."""
-    own = gallery.recording[stack]
+def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> Payload:
+    """Return the tokens along both sides of a window; none along a side that is too long to be read."""
+    queries, keys = cache.recording[stack].queries, cache.recording[stack].keys
 
     def texts(tokens: Tokens, start: int, end: int) -> list[str]:
-        return [short_token(text) for text in tokens.texts[start:end]] if end - start <= SCREEN else []
+        return [short_token(text) for text in tokens.texts[start:end]] if end - start <= MAX_WINDOW_TOKENS else []
 
     row, row_end, key, key_end = window
     return {
         "window": list(window),
         "row": row,
-        "rows": texts(own.queries, row, row_end),
+        "rows": texts(queries, row, row_end),
         "key": key,
-        "keys": texts(own.keys, key, key_end),
+        "keys": texts(keys, key, key_end),
     }
 
 
-def cell_facts(gallery: Gallery, address: Address, query: int, key: int) -> Facts:
-    """One weight and its score."""
-    weights, stack = gallery.recording.weights(address), gallery.recording[address[0]]
+def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) -> Payload:
+    """Return one weight and its score."""
+    weights, stack = cache.recording.weights(address), cache.recording[address[0]]
     return {
         "query": query,
         "key": key,
@@ -102,42 +103,45 @@ def cell_facts(gallery: Gallery, address: Address, query: int, key: int) -> Fact
     }
 
 
-def row_facts(gallery: Gallery, address: Address, query: int, window: Window) -> Facts:
-    """The weights a query gives to the keys of a window, if those can be read."""
-    if window.key_end - window.key > SCREEN:
+def row_payload(cache: RecordingCache, address: Address, query: int, window: HeatmapWindow) -> Payload:
+    """Return a query's weights for the keys of a window, if those can be read."""
+    if window.key_end - window.key > MAX_WINDOW_TOKENS:
         return {}
-    row = gallery.recording.weights(address)[0, 0, query, window.key : window.key_end]
+    row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
     return {"start": window.key, "row": row.float().cpu().numpy()}
 
 
-def calculation_facts(gallery: Gallery, address: Address, query: int, key: int) -> Facts:
-    """How a query's weights are made, with the tokens that are meant."""
-    stack = gallery.recording[address[0]]
-    found = asdict(calculate(gallery.recording.weights(address), query, key))
-    for term in found["terms"]:
+def calculation_payload(cache: RecordingCache, address: Address, query: int, key: int) -> Payload:
+    """Return the calculation of a query's weights, with the texts of its tokens."""
+    stack = cache.recording[address[0]]
+    calculation = asdict(calculate_row(cache.recording.weights(address), query, key))
+    for term in calculation["terms"]:
         term["token"] = short_token(stack.keys.texts[term["key"]])
-    return {**found, "token": short_token(stack.queries.texts[query])}
+    return {**calculation, "token": short_token(stack.queries.texts[query])}
 
 
-def looks_facts(gallery: Gallery, name: str, query: int, key: int) -> Iterator[Facts | None]:
-    """Where a query looks and who looks at a key, in all heads of a stack: None after each layer, all of it at last."""
-    stack = gallery.recording[name]
-    sides: tuple[tuple[Direction, int, Tokens], ...] = (("from", query, stack.keys), ("to", key, stack.queries))
-    found: Facts = {
+def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -> Iterator[Payload | None]:
+    """Yield None after each layer, then the top-attended keys of a query and the top queries of a key, in all heads."""
+    stack = cache.recording[name]
+    payload: Payload = {
         "query": short_token(stack.queries.texts[query]),
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
     }
-    for direction, token, others in sides:
+    directions: tuple[tuple[AttentionDirection, int, Tokens], ...] = (
+        ("from", query, stack.keys),
+        ("to", key, stack.queries),
+    )
+    for direction, token, others in directions:
 
-        def named(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
-            return [[place, short_token(others.texts[place]), weight] for place, weight in tokens]
+        def with_texts(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
+            return [[index, short_token(others.texts[index]), weight] for index, weight in tokens]
 
-        for seen in looks(stack, direction, token):
-            heads = sorted(seen.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
-            found[direction] = {
-                "everywhere": named(seen.everywhere),
-                "heads": [[layer, head, named(tokens)] for layer, head, tokens in heads[:LISTED]],
+        for top in top_tokens(stack, direction, token):
+            heads = sorted(top.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
+            payload[direction] = {
+                "everywhere": with_texts(top.everywhere),
+                "heads": [[layer, head, with_texts(tokens)] for layer, head, tokens in heads[:MAX_LISTED_HEADS]],
             }
             yield None
-    yield found
+    yield payload

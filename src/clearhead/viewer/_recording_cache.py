@@ -1,4 +1,4 @@
-"""What has been computed of one recording, kept for all pages that show it."""
+"""Cache of what has been computed of one recording, shared by all pages that show it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections import OrderedDict
 
 import torch
 
-from clearhead.analysis.roles import Roles
-from clearhead.analysis.statistics import HeadStatistics
-from clearhead.recording.recording import Address, Recording, is_self_attention
-from clearhead.viewer._heatmap import Overview
-from clearhead.viewer._thumbnails import Thumbnail, thumbnails
+from clearhead.analysis import HeadStatistics, Roles
+from clearhead.recording import Address, Recording, is_self_attention
+from clearhead.viewer._heatmap import HeadOverview
+from clearhead.viewer._thumbnails import Thumbnail, layer_thumbnails
 from clearhead.weights.matrix import AttentionWeights
 
-KEPT = 2**28  # bytes of overviews; those used last stay
-FEW = 2**18  # cells that are looked through for the largest
+OVERVIEW_CACHE_BYTES = 2**28  # the overviews used last are kept
+MAX_SEARCHED_CELLS = 2**18  # cells of a matrix that is searched for its largest weight
 
 
-class Gallery:
-    """A recording with its heads' small maps, labels and overviews. One thread at a time uses it.
+class RecordingCache:
+    """A recording with its heads' thumbnails, labels and overviews. Not thread-safe.
 
-    Labels are those of `roles` where they are given, else those that follow from this text alone.
+    Labels are those of `roles` (default: those that follow from this text alone).
     """
 
     def __init__(self, recording: Recording, roles: Roles | None = None) -> None:
@@ -29,22 +28,21 @@ class Gallery:
         self.recording = recording
         self._roles = roles
         self._thumbnails: dict[tuple[str, int], list[Thumbnail]] = {}
-        self._overviews: OrderedDict[tuple[Address, bool], Overview] = OrderedDict()
+        self._overviews: OrderedDict[tuple[Address, bool], HeadOverview] = OrderedDict()
 
     def thumbnails(self, stack: str, layer: int) -> list[Thumbnail]:
-        """Of each head of a layer; computed when they are first asked for."""
-        place = (stack, layer)
-        if place not in self._thumbnails:
-            self._thumbnails[place] = thumbnails(stack, self.recording[stack], layer)
-        return self._thumbnails[place]
+        """Return a thumbnail for each head of a layer; computed at the first call."""
+        if (stack, layer) not in self._thumbnails:
+            self._thumbnails[stack, layer] = layer_thumbnails(stack, self.recording[stack], layer)
+        return self._thumbnails[stack, layer]
 
     @property
-    def labelled_by_roles(self) -> bool:
-        """Whether labels come from a file, not from this text."""
+    def labeled_by_roles(self) -> bool:
+        """True if labels come from roles, not from this text."""
         return self._roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:
-        """What the head clearly does, strongest first."""
+        """Return the labels of a head, strongest first."""
         roles = self._roles
         if roles is None:
             stack, layer, head = address
@@ -52,48 +50,56 @@ class Gallery:
         return labels_of(roles, address)
 
     def hidden_keys(self, stack: str) -> list[int]:
-        """Where attention goes that has nowhere to go: tokens that are no part of the text, and the first one."""
-        own = self.recording[stack]
-        first = {0} if is_self_attention(stack, own) else set()
-        hidden = sorted(first | {place for place, special in enumerate(own.keys.special) if special})
-        return hidden if len(hidden) < len(own.keys) else []
+        """Return the sink keys: special tokens and, in self-attention, the first token."""
+        tokens = self.recording[stack].keys
+        first = {0} if is_self_attention(stack, self.recording[stack]) else set()
+        hidden = sorted(first | {index for index, special in enumerate(tokens.special) if special})
+        return hidden if len(hidden) < len(tokens) else []
 
     def weights(self, address: Address, *, hide: bool = False) -> AttentionWeights:
-        """One head's matrix; without the keys that are hidden."""
+        """Return one head's matrix; with `hide`, without the sink keys."""
         weights = self.recording.weights(address)
         hidden = self.hidden_keys(address[0]) if hide else []
         return weights.hiding(hidden) if hidden else weights
 
-    def overview(self, address: Address, *, hide: bool = False) -> Overview:
-        """Of one head: begun when it is first asked for, and kept as far as it has come."""
-        place = (address, hide)
-        if place not in self._overviews:
+    def overview(self, address: Address, *, hide: bool = False) -> HeadOverview:
+        """Return the overview of one head, as far as it has been computed."""
+        cache_key = (address, hide)
+        if cache_key not in self._overviews:
             hidden = self.hidden_keys(address[0]) if hide else []
-            self._overviews[place] = Overview(self.recording.weights(address), hidden)
-        self._overviews.move_to_end(place)
-        while len(self._overviews) > 1 and sum(own.bytes for own in self._overviews.values()) > KEPT:
+            self._overviews[cache_key] = HeadOverview(self.recording.weights(address), hidden)
+        self._overviews.move_to_end(cache_key)
+        while len(self._overviews) > 1 and self._overview_bytes > OVERVIEW_CACHE_BYTES:
             self._overviews.popitem(last=False)
-        return self._overviews[place]
+        return self._overviews[cache_key]
 
-    def clearest(self) -> Address:
-        """A head worth looking at first: of the last kind of attention, sharp, and not on tokens that say nothing.
+    @property
+    def _overview_bytes(self) -> int:
+        return sum(overview.bytes for overview in self._overviews.values())
 
-        Of a long text, whose small maps take their time, it is one of the middle layer.
-        """
+    def clearest_head(self) -> Address:
+        """Return the head to show first: the clearest of the last stack; of a long text, of its middle layer only."""
         name, stack = list(self.recording.stacks.items())[-1]
         layers = range(len(stack.layers))
-        if len(stack.queries) * len(stack.keys) > FEW:
+        if len(stack.queries) * len(stack.keys) > MAX_SEARCHED_CELLS:
             layers = layers[len(layers) // 2 :][:1]
 
-        heads = (address for address in self.recording.heads() if address[0] == name and address[1] in layers)
-        return max(heads, key=lambda place: clarity(self.thumbnails(place[0], place[1])[place[2]].statistics))
+        def head_clarity(address: Address) -> float:
+            _, layer, head = address
+            return clarity(self.thumbnails(name, layer)[head].statistics)
 
-    def strongest(self, address: Address) -> tuple[int, int]:
-        """The cell with the largest weight, but for tokens that say nothing; of a long text, of its middle row."""
+        heads = (address for address in self.recording.heads() if address[0] == name and address[1] in layers)
+        return max(heads, key=head_clarity)
+
+    def strongest_cell(self, address: Address) -> tuple[int, int]:
+        """Return the cell with the largest weight, with special and sink tokens scaled down.
+
+        Of a long text, the largest weight of the middle row.
+        """
         stack = self.recording[address[0]]
         weights = self.recording.weights(address)
         _, _, q_len, kv_len = weights.shape
-        if q_len * kv_len > FEW:
+        if q_len * kv_len > MAX_SEARCHED_CELLS:
             return q_len // 2, int(weights[0, 0, q_len // 2].argmax())
         cells = weights.dense()[0, 0].clone()
         cells[torch.tensor(stack.queries.special)] *= 0.01
@@ -103,15 +109,15 @@ class Gallery:
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:
-    """What a head clearly does, as readers are told; nothing where it was not measured."""
+    """Return the labels of a head as shown to readers; none if it was not measured."""
     labels = roles.labels(address) if address in roles.heads else ()
     return tuple("first token" if label == "sink" else label for label in labels)
 
 
-def clarity(own: HeadStatistics) -> float:
-    """How much there is to see of a head: it is sharp, and not on tokens that say nothing."""
-    nowhere = max(own.sink or 0.0, own.delimiter or 0.0)
-    return (1 - (1.0 if own.spread is None else own.spread)) * (1 - nowhere)
+def clarity(statistics: HeadStatistics) -> float:
+    """Return how sharp a head is, from 0 to 1, scaled down by its attention to sink and special tokens."""
+    sink = max(statistics.sink or 0.0, statistics.delimiter or 0.0)
+    return (1 - (1.0 if statistics.spread is None else statistics.spread)) * (1 - sink)
 
 
 def _check_roles(roles: Roles, recording: Recording) -> None:

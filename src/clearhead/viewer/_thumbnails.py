@@ -1,4 +1,4 @@
-"""Small maps of all heads of a layer, with what each head does in numbers; of long texts from some rows only."""
+"""Small heatmaps of all heads of a layer, with each head's statistics; of long texts from sampled queries only."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from clearhead.analysis.statistics import HeadStatistics, measure_layer, measure_queries
-from clearhead.recording.recording import Stack
+from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
+from clearhead.recording import Stack
 from clearhead.weights.indexing import evenly_spaced
 
-SIDE = 128  # bins each way, at most
-EXACT = 4096  # tokens; of longer texts ROWS queries stand for all
-ROWS = 128
+MAX_THUMBNAIL_BINS = 128  # bins each way
+MAX_EXACT_TOKENS = 4096  # longer texts are sampled
+SAMPLED_QUERIES = 128
 
 
 @dataclass(frozen=True, eq=False)
 class Thumbnail:
-    """The largest weight in each bin, and the head's numbers on this text."""
+    """The largest weight in each bin, and the head's statistics on this text."""
 
     values: Float[np.ndarray, "rows keys"]
     statistics: HeadStatistics
@@ -27,25 +27,26 @@ class Thumbnail:
 
 
 def is_sampled(stack: Stack) -> bool:
-    return max(len(stack.queries), len(stack.keys)) > EXACT
+    return max(len(stack.queries), len(stack.keys)) > MAX_EXACT_TOKENS
 
 
 @torch.no_grad()
-def thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
-    """One for each head of a layer."""
+def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
+    """Return a thumbnail for each head of a layer."""
     weights = stack.layers[layer]
     _, heads, q_len, kv_len = weights.shape
     if is_sampled(stack):
-        parts = evenly_spaced(q_len, ROWS)
+        parts = evenly_spaced(q_len, SAMPLED_QUERIES)
         rows = torch.cat([torch.arange(q_len)[part] for part in parts])
-        found = []
+        thumbnails = []
         for head in range(heads):
-            own = weights.part(heads=head)
-            cells = torch.cat([own[0, 0, part] for part in parts])  # [rows, kv_len]
-            pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(SIDE, kv_len))
-            statistics = measure_queries(name, stack, own, rows, cells, torch.special.entr(cells).sum(dim=-1))
-            found.append(Thumbnail(pooled.cpu().numpy(), statistics, True))
-        return found
-    pooled = weights.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0].cpu().numpy()
+            head_weights = weights.part(heads=head)
+            cells = torch.cat([head_weights[0, 0, part] for part in parts])  # [rows, kv_len]
+            pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(MAX_THUMBNAIL_BINS, kv_len))
+            statistics = measure_queries(name, stack, head_weights, rows, cells, torch.special.entr(cells).sum(dim=-1))
+            thumbnails.append(Thumbnail(pooled.cpu().numpy(), statistics, True))
+        return thumbnails
+    down, across = min(MAX_THUMBNAIL_BINS, q_len), min(MAX_THUMBNAIL_BINS, kv_len)
+    pooled = weights.pool(down, across, reduce="max")[0].cpu().numpy()
     statistics = measure_layer(name, stack, layer)
     return [Thumbnail(pooled[head], statistics[head], False) for head in range(heads)]

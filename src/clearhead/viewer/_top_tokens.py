@@ -1,4 +1,4 @@
-"""Where a token looks, and who looks at it, across all heads of a stack."""
+"""The tokens that a token attends to most, or that attend to it most, in all heads of a stack."""
 
 from __future__ import annotations
 
@@ -7,36 +7,42 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.recording.recording import Stack
+from clearhead.recording import Stack
 
-Direction = Literal["from", "to"]
-TOP = 5
+AttentionDirection = Literal["from", "to"]
+MAX_TOP_TOKENS = 5
 
 
 @dataclass
-class Looks:
-    """The tokens with the largest weights, head by head: (token, weight), largest first."""
+class TopTokens:
+    """The tokens with the largest weights, head by head: (token index, weight), largest first."""
 
     heads: list[tuple[int, int, list[tuple[int, float]]]] = field(default_factory=list)  # layer, head, tokens
     everywhere: list[tuple[int, float]] = field(default_factory=list)  # by the mean over all heads
 
 
 @torch.no_grad()
-def looks(stack: Stack, direction: Direction, token: int) -> Iterator[Looks]:
-    """Keys that a query looks at ("from"), or queries that look at a key ("to"): grows layer by layer."""
-    found, total, count = Looks(), None, 0
+def top_tokens(stack: Stack, direction: AttentionDirection, token: int) -> Iterator[TopTokens]:
+    """Yield the keys a query attends to ("from") or the queries that attend to a key ("to"), once per layer.
+
+    Each result includes those of the layers before.
+    """
+    top, total, count = TopTokens(), None, 0
     for layer, weights in enumerate(stack.layers):
         cells = weights[0, :, token] if direction == "from" else weights[0, :, :, token]  # [heads, tokens]
         cells = cells.cpu()
-        found.heads += [(layer, head, _largest(own)) for head, own in enumerate(cells)]
+        top.heads += [(layer, head, _largest(head_cells)) for head, head_cells in enumerate(cells)]
         total = cells.double().sum(dim=0) if total is None else total + cells.double().sum(dim=0)
         count += len(cells)
-        found.everywhere = _largest(total / count)
-        yield found
+        top.everywhere = _largest(total / count)
+        yield top
 
 
-def _largest(values: Tensor) -> list[tuple[int, float]]:
-    top = values.topk(min(TOP, len(values)))
-    return [(place, value) for place, value in zip(top.indices.tolist(), top.values.tolist(), strict=True) if value > 0]
+def _largest(weights: Float[Tensor, " tokens"]) -> list[tuple[int, float]]:
+    top = weights.topk(min(MAX_TOP_TOKENS, len(weights)))
+    return [
+        (index, weight) for index, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight > 0
+    ]

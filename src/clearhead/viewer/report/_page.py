@@ -1,12 +1,12 @@
-"""A report's page: what its template is told."""
+"""Rendering of a report's page."""
 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import zlib
 from dataclasses import dataclass
-from functools import cache
 
 from bokeh.embed import file_html
 from bokeh.resources import INLINE
@@ -14,15 +14,13 @@ from bokeh.resources import INLINE
 from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead._utils.version import __version__
-from clearhead.analysis.relations import RelationScore
-from clearhead.analysis.roles import Roles
-from clearhead.analysis.statistics import HeadStatistics
-from clearhead.recording.recording import Address, Tokens, is_self_attention
-from clearhead.viewer import _payloads
+from clearhead.analysis import HeadStatistics, RelationScore, Roles
+from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
-from clearhead.viewer._pages import PAGES
-from clearhead.viewer._recording_cache import Gallery, clarity, labels_of
-from clearhead.viewer.report._layer_summary import Digest, Outline
+from clearhead.viewer._payloads import Payload, model_payload
+from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
+from clearhead.viewer._templates import TEMPLATES
+from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
 # statistic, its heading, what it means
 _COLUMNS = (
@@ -40,114 +38,121 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
-    """What is kept of every stack and layer, and the layers' arrays as text."""
+class ReportData:
+    """Sampling plans by stack; layers, and their packed and compressed arrays, by stack and layer index."""
 
-    outlines: dict[str, Outline]
-    digests: dict[tuple[str, int], Digest]
-    packed: dict[tuple[str, int], str]
+    plans: dict[str, SamplingPlan]
+    layers: dict[tuple[str, int], ReportLayer]
+    compressed: dict[tuple[str, int], str]
 
 
-def squeezed(data: bytes) -> str:
-    """As text, for a page to unpack."""
+def compress(data: bytes) -> str:
+    """Return bytes as deflated base64, which the page's script decodes."""
     return base64.b64encode(zlib.compress(data)).decode()
 
 
-def page_of(gallery: Gallery, layers: Layers, roles: Roles | None, notes: tuple[str, ...]) -> str:
-    """The whole file."""
-    recording = gallery.recording
-    measured = {
-        (name, layer, head): own
-        for (name, layer), found in layers.digests.items()
-        for head, own in enumerate(found.statistics)
+def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, notes: tuple[str, ...]) -> str:
+    """Return the whole file."""
+    recording = cache.recording
+    statistics = {
+        (name, layer_index, head): head_statistics
+        for (name, layer_index), layer in data.layers.items()
+        for head, head_statistics in enumerate(layer.statistics)
     }
-    by = Roles(recording.model, measured) if roles is None else roles
-    labels = {address: labels_of(by, address) for address in measured}
+    label_source = Roles(recording.model, statistics) if roles is None else roles
+    labels = {address: labels_of(label_source, address) for address in statistics}
     last = list(recording.stacks)[-1]
-    first = max((own for own in measured if own[0] == last), key=lambda own: clarity(measured[own]))
-    tokens, stacks = _stacks(gallery, layers, labels)
-    columns = [own for own in _COLUMNS if any(getattr(head, own[0]) is not None for head in measured.values())]
+    first_head = max((head for head in statistics if head[0] == last), key=lambda head: clarity(statistics[head]))
+    tokens, stacks = _stack_payloads(cache, data, labels)
+    columns = [
+        column for column in _COLUMNS if any(getattr(head, column[0]) is not None for head in statistics.values())
+    ]
     chart = HeadChart()
     return file_html(
         (chart.map, chart.entropy, chart.received),
         INLINE,
         f"clearhead: {recording.model}",
-        template=PAGES.get_template("report.html"),
+        template=TEMPLATES.get_template("report.html"),
         template_variables={
             "model": recording.model,
             "notes": notes,
-            "facts": {**_payloads.model_facts(gallery), "stacks": stacks, "first": _place(first), "chosen": 0},
+            "model_payload": {**model_payload(cache), "stacks": stacks, "first": _head_id(first_head), "chosen": 0},
             "palettes": PALETTES,
             "live": False,
-            "tokens": squeezed(json.dumps([_shown(side) for side in tokens]).encode()),
-            "layers": [{"stack": name, "number": layer, "data": text} for (name, layer), text in layers.packed.items()],
-            "sampled": any(own.sampled for own in layers.outlines.values()),
-            "columns": [own[1:] for own in columns],
-            "statistics": [_row(address, own, labels[address], columns) for address, own in measured.items()],
-            "relations": [] if roles is None else [_relation(score) for score in roles.relations],
+            "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
+            "layers": [
+                {"stack": name, "index": layer_index, "data": text}
+                for (name, layer_index), text in data.compressed.items()
+            ],
+            "sampled": any(plan.sampled for plan in data.plans.values()),
+            "columns": [column[1:] for column in columns],
+            "statistics": [
+                _statistics_row(address, head_statistics, labels[address], columns)
+                for address, head_statistics in statistics.items()
+            ],
+            "relations": [] if roles is None else [_relation_row(score) for score in roles.relations],
             "version": __version__,
         },
     )
 
 
-def _stacks(
-    gallery: Gallery, layers: Layers, labels: dict[Address, tuple[str, ...]]
-) -> tuple[list[Tokens], list[_payloads.Facts]]:
-    """The different lists of tokens; and each stack with what is kept of it."""
-    recording = gallery.recording
+def _stack_payloads(
+    cache: RecordingCache, data: ReportData, labels: dict[Address, tuple[str, ...]]
+) -> tuple[list[Tokens], list[Payload]]:
+    """Return the distinct token lists, and each stack's payload with its sampling plan."""
     tokens: list[Tokens] = []
-    stacks = _payloads.model_facts(gallery)["stacks"]
-    for stack in stacks:
-        name = stack["name"]
-        own, kept = recording[name], layers.outlines[name]
-        for side in (own.queries, own.keys):
+    payloads = model_payload(cache)["stacks"]
+    for payload in payloads:
+        name = payload["name"]
+        stack, plan = cache.recording[name], data.plans[name]
+        for side in (stack.queries, stack.keys):
             if side not in tokens:
                 tokens.append(side)
         heads = [
             [
-                {"entropy": found.entropy, "labels": labels[name, layer, head], "received": float(digest.most[head])}
-                for head, found in enumerate(digest.statistics)
+                {
+                    "entropy": statistics.entropy,
+                    "labels": labels[name, layer_index, head],
+                    "received": float(layer.max_received[head]),
+                }
+                for head, statistics in enumerate(layer.statistics)
             ]
-            for (stack_name, layer), digest in layers.digests.items()
+            for (stack_name, layer_index), layer in data.layers.items()
             if stack_name == name
         ]
-        stack |= {
-            "tokens": [tokens.index(own.queries), tokens.index(own.keys)],
-            "same": is_self_attention(name, own),
+        indices = plan.query_indices
+        payload |= {
+            "tokens": [tokens.index(stack.queries), tokens.index(stack.keys)],
+            "same": is_self_attention(name, stack),
             "layers": heads,
-            "sampled": kept.sampled,
-            "bins": list(kept.bins),
-            "kept": len(kept.places),
-            "places": kept.places.tolist() if len(kept.places) < len(own.queries) else None,
-            "bar": kept.bar,
-            "cells": kept.cells,
-            "top": layers.digests[name, 0].top_keys.shape[2],
-            "floor": weight_floor(len(own.keys)),
+            "sampled": plan.sampled,
+            "bins": list(plan.bin_size),
+            "kept": len(indices),
+            "places": indices.tolist() if len(indices) < len(stack.queries) else None,
+            "bar": plan.keys_per_bar,
+            "cells": plan.single_cells,
+            "top": data.layers[name, 0].top_keys.shape[2],
+            "floor": weight_floor(len(stack.keys)),
         }
-    return tokens, stacks
+    return tokens, payloads
 
 
-def _row(
-    address: Address, own: HeadStatistics, labels: tuple[str, ...], columns: list[tuple[str, str, str]]
-) -> _payloads.Facts:
-    numbers = []
+def _statistics_row(
+    address: Address, statistics: HeadStatistics, labels: tuple[str, ...], columns: list[tuple[str, str, str]]
+) -> Payload:
+    cells = []
     for name, _, _ in columns:
-        value = getattr(own, name)
-        written = "" if value is None else f"{value:+d}" if isinstance(value, int) else f"{value:.3f}"
-        numbers.append("0" if written and not float(written) else written.replace("-", "−"))
-    return {
-        "place": _place(address),
-        "head": _read(address),
-        "labels": ", ".join(labels),
-        "numbers": numbers,
-    }
+        value = getattr(statistics, name)
+        text = "" if value is None else f"{value:+d}" if isinstance(value, int) else f"{value:.3f}"
+        cells.append("0" if text and not float(text) else text.replace("-", "−"))
+    return {"id": _head_id(address), "head": _head_title(address), "labels": ", ".join(labels), "cells": cells}
 
 
-def _relation(score: RelationScore) -> _payloads.Facts:
+def _relation_row(score: RelationScore) -> Payload:
     return {
         "relation": score.relation,
         "direction": score.direction,
-        "head": _read(score.address),
+        "head": _head_title(score.address),
         "right": f"{score.accuracy:.2f}",
         "interval": f"{score.low:.2f}–{score.high:.2f}",
         "fixed": f"{score.baseline:.2f} at {score.offset:+d}",
@@ -155,15 +160,15 @@ def _relation(score: RelationScore) -> _payloads.Facts:
     }
 
 
-def _place(address: Address) -> str:
+def _head_id(address: Address) -> str:
     return ".".join(map(str, address))
 
 
-def _read(address: Address) -> str:
+def _head_title(address: Address) -> str:
     stack, layer, head = address
     return f"{stack} {layer}.{head}"
 
 
-def _shown(tokens: Tokens) -> list[str]:
-    shorten = cache(short_token)  # a long text has few different tokens
+def _short_tokens(tokens: Tokens) -> list[str]:
+    shorten = functools.cache(short_token)  # a long text has few different tokens
     return [shorten(text) for text in tokens.texts]

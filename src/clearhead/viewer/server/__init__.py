@@ -1,1 +1,5 @@
-"""The local web server of the viewer."""
+"""The viewer's local web server."""
+
+from clearhead.viewer.server.serve import Viewer, view
+
+__all__ = ["Viewer", "view"]

@@ -13,25 +13,25 @@ from tornado.httputil import HTTPServerRequest
 from tornado.web import HTTPError, RequestHandler
 from tornado.websocket import WebSocketHandler
 
-from clearhead.viewer.server._gate import port_of
+from clearhead.viewer.server._request_filter import port_of
 
-ENTRANCE = "/enter"
-GOING_AWAY = 1001  # as RFC 6455 numbers the reasons for closing a socket
+LOGIN_PATH = "/enter"
+GOING_AWAY = 1001  # RFC 6455: close code of a server that goes down
 # The cookie is SameSite=Strict, and a browser does not send it along a redirect that another site or a file started.
 # A navigation that this page starts is same-origin. It keeps the fragment, which names the head to show.
-_WELCOME = (
+_WELCOME_PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead</title>"
     '<script>location.replace("/" + location.hash)</script>'
 )
-_REFUSED = (
+_REFUSAL_TEMPLATE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead: {title}</title>"
     "<main><h1>{title}</h1>"
     "<p>A link opens the page once, in one browser. Open the newest link that <code>clearhead view</code> printed in"
     " its terminal: it prints another one after each use. In Python, <code>viewer.url</code> is the newest link."
     "{hint}</p></main>"
 )
-_MISSING = _REFUSED.format(title="This address needs a link", hint="")
-_SPENT = _REFUSED.format(
+_MISSING_PAGE = _REFUSAL_TEMPLATE.format(title="This address needs a link", hint="")
+_SPENT_PAGE = _REFUSAL_TEMPLATE.format(
     title="This link was already used",
     hint=" If it was not you who used it, stop the viewer: somebody else has seen the page.",
 )
@@ -60,10 +60,10 @@ class Access(AuthProvider):
         """Make an unused code worthless."""
         self._codes.pop(code, None)
 
-    def redeem(self, given: str) -> bool:
+    def redeem(self, candidate: str) -> bool:
         """Use up a code; False if there is no such code."""
         for code in list(self._codes):  # a copy: other threads issue codes
-            if hmac.compare_digest(code.encode(), given.encode()):
+            if hmac.compare_digest(code.encode(), candidate.encode()):
                 used = self._codes.pop(code, None)
                 if used is not None:
                     self._spent.add(code)
@@ -77,27 +77,27 @@ class Access(AuthProvider):
 
     @property
     def login_url(self) -> str:
-        return ENTRANCE
+        return LOGIN_PATH
 
     @property
     def login_handler(self) -> type[RequestHandler]:
         access = self
 
-        class Entrance(RequestHandler):
+        class LoginHandler(RequestHandler):
             def get(self) -> None:
                 _check_navigation(self)
-                given = self.get_query_argument("code", "", strip=False)
+                code = self.get_query_argument("code", "", strip=False)
                 if access._has_cookie(self):
-                    self.finish(_WELCOME)  # a link that is opened again where it was used first
-                elif access.redeem(given):
+                    self.finish(_WELCOME_PAGE)  # a link that is opened again where it was used first
+                elif access.redeem(code):
                     # named by port: two viewers on one machine are one site to a browser
                     name = _cookie_name(self.request)
                     self.set_cookie(name, access._secret, path="/", httponly=True, samesite="Strict")
-                    self.finish(_WELCOME)
+                    self.finish(_WELCOME_PAGE)
                 else:
-                    _refuse(self, _SPENT if given in access._spent else _MISSING)
+                    _refuse(self, _SPENT_PAGE if code in access._spent else _MISSING_PAGE)
 
-        return Entrance
+        return LoginHandler
 
     def close_sockets(self) -> None:
         """Tell all pages that it ends."""
@@ -105,8 +105,8 @@ class Access(AuthProvider):
             socket.close(GOING_AWAY)
 
     def _has_cookie(self, handler: RequestHandler) -> bool:
-        given = handler.get_cookie(_cookie_name(handler.request), "") or ""
-        return hmac.compare_digest(given.encode(), self._secret.encode())
+        cookie = handler.get_cookie(_cookie_name(handler.request), "") or ""
+        return hmac.compare_digest(cookie.encode(), self._secret.encode())
 
     async def _user(self, handler: RequestHandler) -> str | None:
         """Called before the page and every WebSocket."""
@@ -120,7 +120,7 @@ class Access(AuthProvider):
         _check_navigation(handler)
         if self._has_cookie(handler):
             return "reader"
-        _refuse(handler, _MISSING)
+        _refuse(handler, _MISSING_PAGE)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Work for one page, in small steps outside of its event loop; a newer request of a kind replaces the older one."""
+"""Tasks of one page, run in small steps outside of its event loop; a newer task of a kind replaces the older one."""
 
 from __future__ import annotations
 
@@ -11,66 +11,68 @@ from bokeh.document import Document
 from bokeh.document.locking import without_document_lock
 
 Update = Callable[[], None]
-Steps = Iterator[Update | None]  # each step computes something, and gives what is to be done with the page, if anything
+Steps = Iterator[Update | None]  # each step computes something and yields an update of the page, or None
 _DONE: Any = object()
 
 
-class Jobs:
-    """Runs generators step by step: `next` in the executor, what it gives with the document's lock held."""
+class PageTasks:
+    """Runs generators step by step: `next` in the executor, the update it yields with the document's lock held."""
 
-    def __init__(self, document: Document, executor: Executor, failed: Callable[[Exception], None]) -> None:
-        self._document, self._executor, self._failed = document, executor, failed
-        self._numbers: dict[str, int] = {}
+    def __init__(self, document: Document, executor: Executor, on_error: Callable[[Exception], None]) -> None:
+        self._document, self._executor, self._on_error = document, executor, on_error
+        self._generations: dict[str, int] = {}  # by kind: how many tasks were started or cancelled
         self._running: set[str] = set()
         self._closed = False
 
-    def start(self, kind: str, steps: Steps, *, behind: bool = False) -> None:
-        """Begin, in place of what is running of that kind. `behind`: give way to everything that is not."""
+    def start(self, kind: str, steps: Steps, *, background: bool = False) -> None:
+        """Start a task in place of any other of its kind. A background task waits for all that are not."""
         self.cancel(kind)
-        number = self._numbers[kind]
+        generation = self._generations[kind]
 
         async def run() -> None:
-            if not behind:
+            if not background:
                 self._running.add(kind)
             try:
-                while self._is_current(kind, number):
-                    if behind and self._running:
+                while self._is_current(kind, generation):
+                    if background and self._running:
                         await asyncio.sleep(0.01)
                         continue
                     loop = asyncio.get_running_loop()
                     update = await loop.run_in_executor(self._executor, next, steps, _DONE)
                     if update is _DONE:
                         return
-                    if update is not None and self._is_current(kind, number):
-                        self._document.add_next_tick_callback(lambda update=update: self._apply(update, kind, number))
+                    if update is not None and self._is_current(kind, generation):
+                        self._document.add_next_tick_callback(
+                            lambda update=update: self._apply(update, kind, generation)
+                        )
             except Exception as error:
                 if not self._closed:
-                    self._document.add_next_tick_callback(lambda error=error: self._failed(error))
+                    self._document.add_next_tick_callback(lambda error=error: self._on_error(error))
             finally:
-                if self._is_current(kind, number):
+                if self._is_current(kind, generation):
                     self._running.discard(kind)
 
         self._document.add_next_tick_callback(without_document_lock(run))  # pyright: ignore[reportArgumentType]
 
     def cancel(self, kind: str) -> None:
-        """Whatever is running of that kind does no further step."""
-        self._numbers[kind] = self._numbers.get(kind, 0) + 1
+        """Stop the running task of that kind after its current step."""
+        self._generations[kind] = self._generations.get(kind, 0) + 1
         self._running.discard(kind)
 
     def cancel_all(self) -> None:
-        for kind in self._numbers:
+        for kind in self._generations:
             self.cancel(kind)
 
     def close(self) -> None:
         self._closed = True
 
-    def _apply(self, update: Update, kind: str, number: int) -> None:
-        """What a step gave, unless something newer was asked for while it waited for its turn."""
-        if self._is_current(kind, number):
+    def _apply(self, update: Update, kind: str, generation: int) -> None:
+        """Apply a step's update, unless its task was replaced or cancelled in the meantime."""
+        if self._is_current(kind, generation):
             try:
                 update()
             except Exception as error:
-                self._failed(error)
+                self._on_error(error)
 
-    def _is_current(self, kind: str, number: int) -> bool:
-        return not self._closed and self._numbers[kind] == number
+    def _is_current(self, kind: str, generation: int) -> bool:
+        return not self._closed and self._generations[kind] == generation

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from clearhead.analysis.roles import Roles
+from clearhead.analysis import Roles
 from clearhead.models import load_source
+from clearhead.recording import Recording
 from clearhead.recording.protocol import RecordableModel
-from clearhead.recording.recording import Recording
-from clearhead.viewer._recording_cache import Gallery
+from clearhead.viewer._recording_cache import RecordingCache
 
 MAX_TYPED_LETTERS = 20_000
 MAX_TYPED_RECORDINGS = 4  # kept, the latest
@@ -26,7 +26,7 @@ _LONGER_TEXTS = "start clearhead view --file for longer ones"
 class Recorded(NamedTuple):
     """The recording of a text, with what is computed from it, and the warnings of the model that ran."""
 
-    gallery: Gallery
+    cache: RecordingCache
     notes: list[str]
 
 
@@ -89,7 +89,7 @@ class Texts:
         if isinstance(source, Recording):
             if text is not None:
                 raise ValueError("text is given, but a recording is of its own text; expected one of them")
-            self._listed[""] = Recorded(Gallery(source, self._roles), [])
+            self._listed[""] = Recorded(RecordingCache(source, self._roles), [])
             return [""]
         self._model = source
         if text is None:
@@ -117,7 +117,7 @@ class Texts:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             recording = self._model.record(text, values=True)
-        return Recorded(Gallery(recording, self._roles), [str(warning.message) for warning in caught])
+        return Recorded(RecordingCache(recording, self._roles), [str(warning.message) for warning in caught])
 
 
 def check_typed(text: str) -> str:

@@ -20,11 +20,11 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
 from clearhead._utils.checks import check_int
-from clearhead.analysis.roles import Roles
-from clearhead.viewer.server._auth import ENTRANCE, Access
-from clearhead.viewer.server._gate import LOCAL, GatedTornado
-from clearhead.viewer.server._handover import write_page
-from clearhead.viewer.server._sessions import Sessions
+from clearhead.analysis import Roles
+from clearhead.viewer.server._auth import LOGIN_PATH, Access
+from clearhead.viewer.server._redirect_file import write_redirect_file
+from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
+from clearhead.viewer.server._session_handler import SessionHandler
 from clearhead.viewer.server._texts import Source, Texts
 
 DEFAULT_PORT = 5006
@@ -67,7 +67,7 @@ class Viewer:
     def open(self) -> bool:
         """Open the page in a browser; False if there is none."""
         code = self._access.issue(lambda: self._withdraw(code))
-        page = write_page(self._link(code))
+        page = write_redirect_file(self._link(code))
         if page is None:
             self._access.revoke(code)
             return False
@@ -112,7 +112,7 @@ class Viewer:
         self.close()
 
     def _link(self, code: str) -> str:
-        return f"http://127.0.0.1:{self.port}{ENTRANCE}?code={code}"
+        return f"http://127.0.0.1:{self.port}{LOGIN_PATH}?code={code}"
 
     def _renew(self) -> None:
         """Replace the link that was just used."""
@@ -132,7 +132,7 @@ class Viewer:
         asyncio.set_event_loop(asyncio.new_event_loop())
         loop = IOLoop.current()
         try:
-            server, http = _server(Application(Sessions(self._texts)), self._access, bound)
+            server, http = _server(Application(SessionHandler(self._texts)), self._access, bound)
             server.start()
         except BaseException as error:
             bound.close()
@@ -193,10 +193,10 @@ def view(
 
 def _server(application: Application, access: Access, bound: socket.socket) -> tuple[BaseServer, HTTPServer]:
     port = bound.getsockname()[1]
-    tornado = GatedTornado(
+    tornado = FilteredTornado(
         {"/": application},
         auth_provider=access,
-        extra_websocket_origins=[f"{host}:{port}" for host in LOCAL],
+        extra_websocket_origins=[f"{host}:{port}" for host in LOCAL_HOSTS],
         use_index=False,
         include_cookies=[],  # which Bokeh would write into the page's own text
         include_headers=[],

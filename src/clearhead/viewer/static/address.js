@@ -8,20 +8,20 @@ function fromAddress() {
 }
 
 function toAddress() {
-  const { stack, layer, head } = wire.head;
+  const { stack, layer, head } = pageState.head;
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
   const parts = new URLSearchParams({ head: `${stack}.${layer}.${head}` });
   if (rowEnd - row < queries) parts.set("rows", `${row}-${rowEnd}`);
   if (keyEnd - key < keys) parts.set("keys", `${key}-${keyEnd}`);
-  if (wire.cell) parts.set("cell", `${wire.cell.query}-${wire.cell.key}`);
+  if (pageState.cell) parts.set("cell", `${pageState.cell.query}-${pageState.cell.key}`);
   for (const [name, value] of Object.entries(textAsked())) parts.set(name, value);
   return `#${parts}`;
 }
 
 // which text is shown, as a request or an address says it; the first that was given goes without saying
 function textAsked() {
-  const { text, chosen } = wire.model;
+  const { text, chosen } = pageState.model;
   return chosen === null ? { text } : chosen ? { given: chosen } : {};
 }
 

@@ -7,23 +7,23 @@ let entropy, received; // figures beside the map
 let shown; // what is kept of the head
 let cell; // the cursor, while a text's stack is shown
 
-const answers = { go, window: zoom, cursor: select, settings: colour, theme: ink };
-const ask = (kind, facts = {}) => answers[kind](facts);
+const answers = { go, window: zoom, cursor: select, settings: setPalette, theme: setTheme };
+const ask = (kind, payload = {}) => answers[kind](payload);
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 let opening = 0;
 async function go({ head, rows, keys, cursor: wanted }) {
-  const place = thumbs.has(head) ? head : wire.head ? `${wire.head.stack}.${wire.head.layer}.${wire.head.head}` : FACTS.first;
+  const place = thumbs.has(head) ? head : pageState.head ? `${pageState.head.stack}.${pageState.head.layer}.${pageState.head.head}` : FACTS.first;
   const { stack: name, layer, head: number } = thumbs.get(place);
   const turn = ++opening;
   const found = (await layerKept(name, layer))[number];
   if (turn !== opening) return; // another head has been chosen meanwhile
   shown = found;
   const stack = stackNamed(name);
-  if (wire.head?.stack !== name) cell = undefined;
+  if (pageState.head?.stack !== name) cell = undefined;
   const few = Math.max(stack.queries, stack.keys) <= LINES;
-  wire.head = { stack: name, layer, head: number, ...(few ? { queries: texts[stack.tokens[0]], keys: texts[stack.tokens[1]] } : {}) };
+  pageState.head = { stack: name, layer, head: number, ...(few ? { queries: texts[stack.tokens[0]], keys: texts[stack.tokens[1]] } : {}) };
   headArrived();
   for (const [range, length] of [[chart.y_range, stack.queries], [chart.x_range, stack.keys]]) range.setv({ bounds: null, min_interval: null }), range.setv({ start: 0, end: length });
   drawMap();
@@ -102,9 +102,9 @@ function panned() {
 function moved([row, rowEnd, key, keyEnd]) {
   const stack = stackShown();
   const inside = (side, start, end) => (end - start <= READ ? texts[stack.tokens[side]].slice(start, end) : []);
-  wire.tokens = { window: [row, rowEnd, key, keyEnd], row, rows: inside(0, row, rowEnd), key, keys: inside(1, key, keyEnd) };
-  nameTicks(chart.left[0], row, rowEnd, wire.tokens.rows, 0);
-  nameTicks(chart.above[0], key, keyEnd, wire.tokens.keys, Math.PI / 2);
+  pageState.tokens = { window: [row, rowEnd, key, keyEnd], row, rows: inside(0, row, rowEnd), key, keys: inside(1, key, keyEnd) };
+  nameTicks(chart.left[0], row, rowEnd, pageState.tokens.rows, 0);
+  nameTicks(chart.above[0], key, keyEnd, pageState.tokens.keys, Math.PI / 2);
   rowOfCell();
   showTokens();
   fillTable();
@@ -129,12 +129,12 @@ function select({ query, key }) {
   const stack = stackShown();
   cell = { query: clamp(query, 0, stack.queries - 1), key: clamp(key, 0, stack.keys - 1) };
   chart.renderers.find((renderer) => renderer.name === "cursor").data_source.data = { x: [cell.key + 0.5], y: [cell.query + 0.5] };
-  wire.cell = { ...cell, query_token: textOf(stack, "query", cell.query), key_token: textOf(stack, "key", cell.key), weight: weightAt(stack) };
+  pageState.cell = { ...cell, query_token: textOf(stack, "query", cell.query), key_token: textOf(stack, "key", cell.key), weight: weightAt(stack) };
   rowOfCell();
   sayCell();
   showTokens();
   writeAddress();
-  showWhereItLooks(stack);
+  showTopTokensOfCell(stack);
 }
 
 // what is known of the cell itself: not only of the bin it is in
@@ -146,45 +146,45 @@ function weightAt(stack) {
 
 // the weights of the cursor's query over the keys of the window
 function rowOfCell() {
-  if (!wire.cell || !stackShown().cells) return;
+  if (!pageState.cell || !stackShown().cells) return;
   const [, , key, keyEnd] = windowShown();
-  wire.cell.start = key;
-  wire.cell.row = Array.from({ length: keyEnd - key }, (_, at) => binAt(key + at + 0.5, wire.cell.query + 0.5).value);
+  pageState.cell.start = key;
+  pageState.cell.row = Array.from({ length: keyEnd - key }, (_, at) => binAt(key + at + 0.5, pageState.cell.query + 0.5).value);
 }
 
-async function showWhereItLooks(stack) {
+async function showTopTokensOfCell(stack) {
   const { query, key } = cell;
   const kept = await Promise.all(stack.heads.map((_, layer) => layerKept(stack.name, layer)));
   if (cell?.query !== query || cell?.key !== key || stack !== stackShown()) return;
   const heads = kept.flatMap((layer, number) => layer.map((own, head) => [number, head, own]));
   const from = heads.map(([layer, head, own]) => [layer, head, largestOf(own, stack, query).tops.slice(0, 5)]);
-  wire.looks = { query: textOf(stack, "query", query), key: textOf(stack, "key", key), same: stack.same, from: { heads: strongestFirst(from) } };
+  pageState.top_tokens = { query: textOf(stack, "query", query), key: textOf(stack, "key", key), same: stack.same, from: { heads: strongestFirst(from) } };
   if (stack.cells) {
     const [size, rows] = [stack.keys, Array.from({ length: stack.queries })];
     const maps = heads.map(([layer, head, own]) => [layer, head, own.values("max")]);
     const column = (values) => rows.map((_, row) => values[row * size + key]);
     const best = (values, side) => [...values].map((weight, place) => [place, textOf(stack, side, place), weight]).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
     const mean = (lines) => lines[0].map((_, at) => lines.reduce((sum, line) => sum + line[at], 0) / lines.length);
-    wire.looks.from.everywhere = best(mean(maps.map(([, , values]) => Array.from(values.subarray(query * size, (query + 1) * size)))), "key");
-    wire.looks.to = {
+    pageState.top_tokens.from.everywhere = best(mean(maps.map(([, , values]) => Array.from(values.subarray(query * size, (query + 1) * size)))), "key");
+    pageState.top_tokens.to = {
       everywhere: best(mean(maps.map(([, , values]) => column(values))), "query"),
       heads: strongestFirst(maps.map(([layer, head, values]) => [layer, head, best(column(values), "query")])),
     };
   }
-  showLooks();
+  showTopTokens();
 }
 
 const strongestFirst = (heads) => heads.sort((one, other) => (other[2][0]?.[2] ?? 0) - (one[2][0]?.[2] ?? 0));
 
 function showTokens() {
-  if (!wire.head || !wire.cell) return;
+  if (!pageState.head || !pageState.cell) return;
   const stack = stackShown();
-  if (wire.head.queries) return showLines();
+  if (pageState.head.queries) return showLines();
   if (stack.cells) return showStrip();
-  const { query, tops } = largestOf(shown, stack, wire.cell.query);
-  const chosen = query === wire.cell.query ? "" : `, the nearest to ${wire.cell.query.toLocaleString("en")} that is kept`;
+  const { query, tops } = largestOf(shown, stack, pageState.cell.query);
+  const chosen = query === pageState.cell.query ? "" : `, the nearest to ${pageState.cell.query.toLocaleString("en")} that is kept`;
   const items = tops.map(([key, text, weight]) => {
-    const button = make("button", { type: "button", className: key === wire.cell.key ? "tok chosen" : "tok", title: `key ${key}` }, literal(text), ` ${number(weight, 3)}`);
+    const button = make("button", { type: "button", className: key === pageState.cell.key ? "tok chosen" : "tok", title: `key ${key}` }, literal(text), ` ${number(weight, 3)}`);
     button.style.setProperty("--share", clamp(weight, 0, 1).toFixed(3));
     button.addEventListener("click", () => pointAt(query, key));
     return make("li", {}, button);
@@ -195,15 +195,15 @@ function showTokens() {
 
 // -- colours -----------------------------------------------------------------------------------------------------------------
 
-const mappers = () => new Set(pictures().map((picture) => picture.glyph.color_mapper));
+const mappers = () => new Set(heatmaps().map((heatmap) => heatmap.glyph.color_mapper));
 
-function colour({ log, palette }) {
+function setPalette({ log, palette }) {
   for (const mapper of mappers()) mapper.palette = PALETTES[palette];
-  for (const picture of pictures()) picture.visible = isLog(picture) === log;
-  if (wire.head) drawMap();
+  for (const heatmap of heatmaps()) heatmap.visible = isLog(heatmap) === log;
+  if (pageState.head) drawMap();
 }
 
-function ink({ text, line, paper, nothing }) {
+function setTheme({ text, line, paper, nothing }) {
   for (const mapper of mappers()) mapper.nan_color = nothing;
   for (const figure of [chart, entropy, received]) {
     figure.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: line });
@@ -217,11 +217,11 @@ function ink({ text, line, paper, nothing }) {
 window.addEventListener("beforeprint", () => {
   element("chart").style.setProperty("--wide", element("chart").offsetWidth);
   element("chart").style.setProperty("--tall", `${document.querySelector(".map").offsetHeight}px`);
-  inkFor("light");
+  useColorScheme("light");
 });
-window.addEventListener("afterprint", () => inkFor(""));
+window.addEventListener("afterprint", () => useColorScheme(""));
 
-function inkFor(scheme) {
+function useColorScheme(scheme) {
   document.documentElement.style.colorScheme = scheme;
   paintTheme();
   for (const figure of [chart, entropy, received]) Bokeh.index.find_one(figure).paint();
@@ -254,13 +254,13 @@ table.tHead.addEventListener("click", ({ target }) => {
 
 whenThere(async (found) => {
   [entropy, received] = ["entropy", "received"].map((name) => found.get_model_by_name(name));
-  wire = { model: FACTS };
+  pageState = { model: FACTS };
   buildGrid();
-  setColours(settings.palette);
+  setColors(settings.palette);
   paintTheme();
-  colour(settings);
+  setPalette(settings);
   listen();
-  chart.on_event("rangesupdate", () => wire.head && panned());
+  chart.on_event("rangesupdate", () => pageState.head && panned());
   texts = JSON.parse(new TextDecoder().decode(await unpacked("tokens")));
   ask("go", fromAddress());
   for (const { name, heads } of FACTS.stacks) {

@@ -1,7 +1,7 @@
 // -- the map of one head: reading it, moving over it -------------------------------------------------------------------
 
 let chart; // the figure
-let sources; // of pictures: the window's first, then the whole matrix
+let sources; // of heatmaps: the window's first, then the whole matrix
 const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
 
 // the bin, or the cell, at a place of the map
@@ -34,7 +34,7 @@ function binAt(x, y) {
 const isCell = (bin) => bin.queryEnd - bin.query === 1 && bin.keyEnd - bin.key === 1;
 const span = (start, end) => (end - start === 1 ? `${start}` : `${start} to ${end - 1}`);
 const tokenAt = (side, place) => {
-  const tokens = wire.tokens;
+  const tokens = pageState.tokens;
   return tokens && (side === "query" ? tokens.rows[place - tokens.row] : tokens.keys[place - tokens.key]);
 };
 
@@ -61,7 +61,7 @@ function readOut(bin) {
 }
 
 function sayCell() {
-  const { query, key, query_token, key_token, weight, score } = wire.cell;
+  const { query, key, query_token, key_token, weight, score } = pageState.cell;
   if (cursor?.query === query && cursor?.key === key) cursor = undefined;
   if (weight === undefined) {
     readOut(binAt(key + 0.5, query + 0.5));
@@ -77,15 +77,15 @@ function settingsChanged() {
   settings.log = document.querySelector("[name=scale]:checked").value === "log";
   settings.hide = element("hide")?.checked ?? false;
   const palette = element("palette").value;
-  if (palette !== settings.palette) setColours((settings.palette = palette));
+  if (palette !== settings.palette) setColors((settings.palette = palette));
   ask("settings", settings);
   showLegend();
 }
 
-// each picture is there in either scale, and that of the settings is shown
-const pictures = () => chart.renderers.filter((renderer) => renderer.tags.includes("picture"));
-const isLog = (picture) => picture.glyph.color_mapper.type === "LogColorMapper";
-const mapperShown = () => pictures().find((picture) => isLog(picture) === settings.log).glyph.color_mapper;
+// each heatmap is there in either scale, and that of the settings is shown
+const heatmaps = () => chart.renderers.filter((renderer) => renderer.tags.includes("heatmap"));
+const isLog = (heatmap) => heatmap.glyph.color_mapper.type === "LogColorMapper";
+const mapperShown = () => heatmaps().find((heatmap) => isLog(heatmap) === settings.log).glyph.color_mapper;
 
 // its ends change with the text and the window
 const followed = new Set();
@@ -104,12 +104,12 @@ function showLegend() {
 
 // -- windows -----------------------------------------------------------------------------------------------------------
 
-const windowShown = () => wire.tokens?.window ?? [0, 1, 0, 1];
+const windowShown = () => pageState.tokens?.window ?? [0, 1, 0, 1];
 
 function scaleWindow(factor) {
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
-  const center = wire.cell ?? { query: (row + rowEnd) / 2, key: (key + keyEnd) / 2 };
+  const center = pageState.cell ?? { query: (row + rowEnd) / 2, key: (key + keyEnd) / 2 };
   const scaled = (start, end, length, middle) => {
     const size = Math.min(length, Math.max(Math.min(4, length), Math.round((end - start) * factor)));
     const inside = middle >= start && middle < end ? middle : (start + end) / 2;
@@ -132,7 +132,7 @@ function pointAt(query, key) {
 function moveCursor(down, across) {
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
-  const from = cursor ?? wire.cell;
+  const from = cursor ?? pageState.cell;
   const query = Math.min(queries - 1, Math.max(0, from.query + down));
   const column = Math.min(keys - 1, Math.max(0, from.key + across));
   const moved = (place, start, end) => (place < start ? [place, place + end - start] : place >= end ? [place + 1 - end + start, place + 1] : [start, end]);
@@ -143,7 +143,7 @@ function moveCursor(down, across) {
 }
 
 function chartKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !wire?.cell) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || !pageState?.cell) return;
   const far = event.shiftKey ? 10 : 1;
   const acts = {
     ArrowUp: () => moveCursor(-far, 0),
@@ -165,7 +165,7 @@ function chartKey(event) {
 const TABLE = 16; // rows and columns, at most
 
 function fillTable() {
-  if (!element("window-table").open || !wire.tokens) return;
+  if (!element("window-table").open || !pageState.tokens) return;
   const [row, rowEnd, key, keyEnd] = windowShown();
   const corner = binAt(key + 0.5, row + 0.5);
   if (!corner || corner.preview) return;

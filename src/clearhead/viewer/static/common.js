@@ -20,6 +20,6 @@ function number(value, digits = 4) {
 }
 const fixed = (value, digits = 2) => value.toFixed(digits).replace(/^-(?=0\.0*$)/, "").replace("-", "−");
 
-let wire; // what is shown; set once the page is connected
+let pageState; // what is shown; set once the page is connected
 
 const nameOf = (stack) => ({ encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" })[stack] ?? stack;

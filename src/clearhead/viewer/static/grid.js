@@ -1,23 +1,23 @@
 // -- all heads: small maps, sorted and filtered ------------------------------------------------------------------------
 
-const thumbs = new Map(); // "stack.layer.head" -> { place, button, canvas, caption, label, facts }
+const thumbs = new Map(); // "stack.layer.head" -> { place, button, canvas, caption, label, payload }
 const ACROSS = 9; // heads beside each other, at most; more of them wrap evenly
-let colours; // of the chosen palette, one number each
+let colors; // of the chosen palette, one number each
 
-function setColours(palette) {
-  const bytes = PALETTES[palette].flatMap((colour) => [...[1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)), 255]);
-  colours = new Uint32Array(new Uint8Array(bytes).buffer);
+function setColors(palette) {
+  const bytes = PALETTES[palette].flatMap((color) => [...[1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)), 255]);
+  colors = new Uint32Array(new Uint8Array(bytes).buffer);
   for (const thumb of thumbs.values()) paint(thumb);
 }
 
-function paint({ canvas, facts }) {
-  if (!facts) return;
-  const levels = new Uint8Array(facts.levels);
-  Object.assign(canvas, { width: facts.keys, height: facts.rows });
+function paint({ canvas, payload }) {
+  if (!payload) return;
+  const levels = new Uint8Array(payload.levels);
+  Object.assign(canvas, { width: payload.keys, height: payload.rows });
   const context = canvas.getContext("2d");
-  const image = context.createImageData(facts.keys, facts.rows);
+  const image = context.createImageData(payload.keys, payload.rows);
   const pixels = new Uint32Array(image.data.buffer);
-  levels.forEach((level, at) => (pixels[at] = colours[level]));
+  levels.forEach((level, at) => (pixels[at] = colors[level]));
   context.putImageData(image, 0, 0);
 }
 
@@ -29,41 +29,41 @@ function makeThumb(stack, layer, head) {
   const button = make("button", { type: "button", className: "thumb" }, canvas, caption, label);
   button.dataset.head = place;
   button.addEventListener("click", () => ask("go", { ...textAsked(), head: place }));
-  const thumb = { place, stack, layer, head, button, canvas, caption, label, facts: undefined };
+  const thumb = { place, stack, layer, head, button, canvas, caption, label, payload: undefined };
   describe(thumb);
   thumbs.set(place, thumb);
 }
 
-function describe({ stack, layer, head, button, caption, label, facts }) {
+function describe({ stack, layer, head, button, caption, label, payload }) {
   const said = `${nameOf(stack)}, layer ${layer}, head ${head}`;
-  const entropy = facts && facts.entropy !== null ? fixed(facts.entropy) : "";
+  const entropy = payload && payload.entropy !== null ? fixed(payload.entropy) : "";
   caption.textContent = element("sort").value === "layer" ? `${head} · ${entropy}` : `${layer}.${head} · ${entropy}`;
-  label.textContent = facts?.labels[0]?.replace(/ token$/, "") ?? "";
-  const labels = facts?.labels.join(", ");
+  label.textContent = payload?.labels[0]?.replace(/ token$/, "") ?? "";
+  const labels = payload?.labels.join(", ");
   button.title = `${said}${entropy && `\nentropy ${entropy} nats`}${labels ? `\n${labels}` : ""}`;
   button.setAttribute("aria-label", `${said}${entropy && `, entropy ${entropy} nats`}${labels ? `, ${labels}` : ""}`);
 }
 
 function buildGrid() {
   thumbs.clear();
-  for (const { name, heads } of wire.model.stacks) {
+  for (const { name, heads } of pageState.model.stacks) {
     heads.forEach((count, layer) => {
       for (let head = 0; head < count; head++) makeThumb(name, layer, head);
     });
   }
-  const sampled = Math.max(...wire.model.stacks.map((stack) => stack.sampled));
+  const sampled = Math.max(...pageState.model.stacks.map((stack) => stack.sampled));
   element("heads-note").textContent =
     "Each small map is one head: queries down, keys across, brighter for more attention. Under it its mean entropy in nats" +
-    ` and what it clearly does ${wire.model.labelled ? "by the roles that were given" : "on this text"}.${sampled ? ` Sampled: from ${sampled} evenly spaced queries, each of them exact.` : ""}`;
+    ` and what it clearly does ${pageState.model.labelled ? "by the roles that were given" : "on this text"}.${sampled ? ` Sampled: from ${sampled} evenly spaced queries, each of them exact.` : ""}`;
   fillFilter();
   arrange();
 }
 
 function fillGrid({ stack, layer, heads }) {
-  heads.forEach((facts, head) => {
+  heads.forEach((payload, head) => {
     const thumb = thumbs.get(`${stack}.${layer}.${head}`);
     if (!thumb) return;
-    thumb.facts = facts;
+    thumb.payload = payload;
     describe(thumb);
     paint(thumb);
   });
@@ -73,8 +73,8 @@ function fillGrid({ stack, layer, heads }) {
 
 function fillFilter() {
   const filter = element("filter");
-  const stacks = wire.model.stacks.map((stack) => [`stack:${stack.name}`, nameOf(stack.name)]);
-  const labels = new Set([...thumbs.values()].flatMap((thumb) => thumb.facts?.labels ?? []));
+  const stacks = pageState.model.stacks.map((stack) => [`stack:${stack.name}`, nameOf(stack.name)]);
+  const labels = new Set([...thumbs.values()].flatMap((thumb) => thumb.payload?.labels ?? []));
   const options = [["", "all"], ...(stacks.length > 1 ? stacks : []), ...[...labels].sort().map((label) => [`label:${label}`, label])];
   if (options.map(([value]) => value).join("\n") === [...filter.options].map((option) => option.value).join("\n")) return;
   const chosen = filter.value;
@@ -85,7 +85,7 @@ function fillFilter() {
 function wanted(thumb) {
   const [kind, name] = [element("filter").value.split(":", 1)[0], element("filter").value.replace(/^\w*:/, "")];
   if (kind === "stack") return thumb.stack === name;
-  return kind !== "label" || (thumb.facts?.labels.includes(name) ?? false);
+  return kind !== "label" || (thumb.payload?.labels.includes(name) ?? false);
 }
 
 function arrange() {
@@ -97,8 +97,8 @@ function arrange() {
 }
 
 function sorted(shown, order) {
-  const entropy = (thumb) => thumb.facts?.entropy ?? Infinity;
-  const label = (thumb) => thumb.facts?.labels[0] ?? "\uffff"; // those without one come last
+  const entropy = (thumb) => thumb.payload?.entropy ?? Infinity;
+  const label = (thumb) => thumb.payload?.labels[0] ?? "\uffff"; // those without one come last
   const compare = {
     sharp: (one, other) => entropy(one) - entropy(other),
     broad: (one, other) => entropy(other) - entropy(one),
@@ -110,7 +110,7 @@ function sorted(shown, order) {
 // heads that share their keys are drawn together
 function byLayer(shown) {
   const parts = [];
-  for (const { name, heads, groups } of wire.model.stacks) {
+  for (const { name, heads, groups } of pageState.model.stacks) {
     const own = shown.filter((thumb) => thumb.stack === name);
     if (!own.length) continue;
     parts.push(make("h3", { textContent: nameOf(name) }));

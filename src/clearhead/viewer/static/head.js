@@ -1,10 +1,10 @@
 // -- the head that is shown: what is said of it, what the pointer does on its map, the colours of the theme ----------------
 
-const stackShown = () => wire.model.stacks.find((stack) => stack.name === wire.head.stack);
+const stackShown = () => pageState.model.stacks.find((stack) => stack.name === pageState.head.stack);
 
 function headArrived() {
   cursor = undefined;
-  const { stack, layer, head } = wire.head;
+  const { stack, layer, head } = pageState.head;
   const { queries, keys, hides } = stackShown();
   element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
   if (element("hide")) {
@@ -18,12 +18,12 @@ function headArrived() {
 }
 
 function describeHead() {
-  const { stack, layer, head } = wire.head;
+  const { stack, layer, head } = pageState.head;
   const { queries, keys, sampled } = stackShown();
   element("head-note").textContent = stack === "cross" ? "Each query is the token read last: its row is what the next token follows from." : "";
-  const facts = thumbs.get(`${stack}.${layer}.${head}`)?.facts;
-  const entropy = facts && facts.entropy !== null ? `entropy ${fixed(facts.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
-  element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(facts?.labels ?? [])].filter(Boolean).join(" · ");
+  const payload = thumbs.get(`${stack}.${layer}.${head}`)?.payload;
+  const entropy = payload && payload.entropy !== null ? `entropy ${fixed(payload.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
+  element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(payload?.labels ?? [])].filter(Boolean).join(" · ");
 }
 
 function drawn() {
@@ -33,8 +33,8 @@ function drawn() {
 }
 
 function listen() {
-  chart.on_event("mousemove", ({ x, y }) => wire.head && readOut(binAt(x, y)));
-  chart.on_event("mouseleave", () => wire.cell && sayCell());
+  chart.on_event("mousemove", ({ x, y }) => pageState.head && readOut(binAt(x, y)));
+  chart.on_event("mouseleave", () => pageState.cell && sayCell());
   chart.on_event("tap", ({ x, y }) => {
     const bin = binAt(x, y);
     if (bin) pointAt(Math.floor(y), Math.floor(x));
@@ -42,16 +42,16 @@ function listen() {
 }
 
 function paintTheme() {
-  const colour = (name) => {
+  const cssColor = (name) => {
     const probe = make("span", { style: `color: var(--${name})` });
     document.body.append(probe);
     const found = getComputedStyle(probe).color;
     probe.remove();
     return found;
   };
-  ask("theme", { text: colour("ink"), line: colour("line"), paper: colour("paper"), nothing: colour("panel") });
+  ask("theme", { text: cssColor("ink"), line: cssColor("line"), paper: cssColor("paper"), nothing: cssColor("panel") });
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => wire && paintTheme());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => pageState && paintTheme());
 
 // Bokeh says nothing to scripts of the page when its document has come
 function whenThere(start) {
@@ -60,7 +60,7 @@ function whenThere(start) {
     chart = found?.get_model_by_name("map");
     if (!chart) return;
     clearInterval(waiting);
-    sources = ["detail", "whole"].map((name) => chart.renderers.find((renderer) => renderer.name === name).data_source);
+    sources = ["detail", "overview"].map((name) => chart.renderers.find((renderer) => renderer.name === name).data_source);
     start(found);
   }, 20);
 }

@@ -23,13 +23,13 @@ function layerKept(name, layer) {
   return layers.get(place);
 }
 
-// in the order in which `Digest.packed` writes them
+// in the order in which `ReportLayer.pack` writes them
 function headsIn(buffer, stack, layer) {
-  const facts = stack.layers[layer];
+  const payload = stack.layers[layer];
   const [rows, keys] = [Math.ceil(stack.queries / stack.bins[0]), Math.ceil(stack.keys / stack.bins[1])];
   let at = 0;
   const take = (kind, size) => {
-    const all = new kind(buffer, at, facts.length * size);
+    const all = new kind(buffer, at, payload.length * size);
     at += all.byteLength;
     return (head) => all.subarray(head * size, (head + 1) * size);
   };
@@ -39,7 +39,7 @@ function headsIn(buffer, stack, layer) {
   const received = take(Uint16Array, Math.ceil(stack.keys / stack.bar));
   const largest = take(stack.cells ? Uint16Array : Uint8Array, rows * keys);
   const mean = stack.cells ? largest : take(Uint8Array, rows * keys);
-  return facts.map((own, head) => ({
+  return payload.map((own, head) => ({
     ...own,
     rows,
     keys,

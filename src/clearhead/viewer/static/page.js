@@ -1,10 +1,10 @@
 // -- the viewer's page: what it asks for, and what arrives ---------------------------------------------------------------
 
 let asked = 0;
-const ask = (kind, facts = {}) => (wire.ask = { kind, asked: ++asked, ...facts });
+const ask = (kind, payload = {}) => (pageState.ask = { kind, asked: ++asked, ...payload });
 
 function modelArrived() {
-  const { name, text, given, chosen, runs, notes } = wire.model;
+  const { name, text, given, chosen, runs, notes } = pageState.model;
   element("model").textContent = name;
   element("text").value = text;
   element("run").querySelector("button").disabled = !runs;
@@ -18,7 +18,7 @@ function modelArrived() {
 }
 
 function statusArrived() {
-  const { text, busy, percent, error } = wire.status;
+  const { text, busy, percent, error } = pageState.status;
   if (element("status").textContent !== text) element("status").textContent = text; // it is read out
   element("progress").textContent = percent === null ? "" : `${percent} %`;
   element("status").className = error ? "error" : busy ? "busy" : "";
@@ -27,34 +27,34 @@ function statusArrived() {
 }
 
 function showTokens() {
-  if (!wire.head) return;
-  if (!wire.head.queries) showStrip();
+  if (!pageState.head) return;
+  if (!pageState.head.queries) showStrip();
   else if (sources[1].data.image.length) showLines();
 }
 
 function start(found) {
-  wire = found.get_model_by_name("wire");
+  pageState = found.get_model_by_name("page_state");
   const arrivals = {
     model: modelArrived,
-    thumbnails: () => wire.thumbnails && (fillGrid(wire.thumbnails), wire.head && describeHead()),
+    thumbnails: () => pageState.thumbnails && (fillGrid(pageState.thumbnails), pageState.head && describeHead()),
     head: headArrived,
     tokens: () => (showTokens(), fillTable(), writeAddress()),
     cell: () => (sayCell(), showTokens(), writeAddress()),
-    looks: showLooks,
+    top_tokens: showTopTokens,
     calculation: showCalculation,
     status: statusArrived,
   };
   for (const [name, arrived] of Object.entries(arrivals)) {
     const early = ["model", "thumbnails", "head", "status"].includes(name);
-    wire.properties[name].change.connect(() => wire[name] !== null && (early || wire.head) && arrived());
+    pageState.properties[name].change.connect(() => pageState[name] !== null && (early || pageState.head) && arrived());
   }
-  for (const source of sources) source.properties.data.change.connect(() => wire.head && drawn());
+  for (const source of sources) source.properties.data.change.connect(() => pageState.head && drawn());
   found.on_event("connection_lost", () => {
     element("progress").textContent = "";
     Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and open its new link" });
   });
   listen();
-  setColours(settings.palette);
+  setColors(settings.palette);
   paintTheme();
   ask("settings", settings);
   ask("go", fromAddress());
@@ -63,8 +63,8 @@ function start(found) {
 element("run").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = element("text").value;
-  if (text.length > wire.model.longest) {
-    const message = `the text has ${text.length.toLocaleString("en")} letters, and ${wire.model.longest.toLocaleString("en")} can be typed here`;
+  if (text.length > pageState.model.longest) {
+    const message = `the text has ${text.length.toLocaleString("en")} letters, and ${pageState.model.longest.toLocaleString("en")} can be typed here`;
     Object.assign(element("status"), { className: "error", textContent: message });
   } else ask("go", { text });
 });

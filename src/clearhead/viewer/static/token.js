@@ -3,8 +3,8 @@
 const STEP = 22; // pixels from one to the next
 
 function choose(side, place) {
-  const { query, key } = wire.cell ?? { query: 0, key: 0 };
-  const same = wire.looks?.same;
+  const { query, key } = pageState.cell ?? { query: 0, key: 0 };
+  const same = pageState.top_tokens?.same;
   pointAt(side === "query" || same ? place : query, side === "key" || same ? place : key);
 }
 
@@ -17,7 +17,7 @@ const draw = (name, attributes, ...children) => {
 
 // text on both sides, a line for each weight
 function showLines() {
-  const { queries: rows, keys } = wire.head;
+  const { queries: rows, keys } = pageState.head;
   const [left, right] = [210, 430];
   const height = STEP * Math.max(rows.length, keys.length) + 10;
   const y = (place) => STEP * place + STEP / 2 + 5;
@@ -26,13 +26,13 @@ function showLines() {
     keys.forEach((_, key) => {
       const weight = binAt(key + 0.5, query + 0.5)?.value ?? 0;
       if (weight < 0.02) return;
-      const chosen = wire.cell?.query === query;
+      const chosen = pageState.cell?.query === query;
       const path = `M${left + 6} ${y(query)} C${left + 90} ${y(query)} ${right - 90} ${y(key)} ${right - 6} ${y(key)}`;
       lines.push(draw("path", { d: path, "stroke-width": (0.5 + 5 * weight).toFixed(2), "stroke-opacity": Math.min(1, chosen ? 0.25 + weight : 0.55 * weight).toFixed(3) }));
     }),
   );
   const word = (side, place, text) => {
-    const chosen = place === (side === "query" ? wire.cell?.query : wire.cell?.key);
+    const chosen = place === (side === "query" ? pageState.cell?.query : pageState.cell?.key);
     const shown = draw(
       "text",
       {
@@ -55,8 +55,8 @@ const clipped = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
 
 // of longer texts the keys of the window, shaded by the weight the chosen query gives them
 function showStrip() {
-  const { row, start } = wire.cell ?? {};
-  const { keys, key } = wire.tokens ?? { keys: [] };
+  const { row, start } = pageState.cell ?? {};
+  const { keys, key } = pageState.tokens ?? { keys: [] };
   if (!keys.length || !row || start !== key) {
     const note = keys.length ? "" : "Zoom in to 512 keys or fewer to read the text here.";
     element("lines").replaceChildren(make("p", { className: "quiet", textContent: note }));
@@ -64,7 +64,7 @@ function showStrip() {
   }
   const most = Math.max(...row, 1e-9);
   const words = keys.map((text, place) => {
-    const word = make("button", { type: "button", className: key + place === wire.cell.key ? "tok chosen" : "tok", title: `key ${key + place}, weight ${number(row[place])}` }, literal(text));
+    const word = make("button", { type: "button", className: key + place === pageState.cell.key ? "tok chosen" : "tok", title: `key ${key + place}, weight ${number(row[place])}` }, literal(text));
     word.style.setProperty("--share", (row[place] / most).toFixed(3));
     word.addEventListener("click", () => choose("key", key + place));
     return word;
@@ -72,9 +72,9 @@ function showStrip() {
   element("lines").replaceChildren(make("div", { className: "strip", role: "group", ariaLabel: "Keys of the window, shaded by weight" }, ...words));
 }
 
-function showLooks() {
-  const { from, to, query, key } = wire.looks;
-  const stack = wire.head.stack;
+function showTopTokens() {
+  const { from, to, query, key } = pageState.top_tokens;
+  const stack = pageState.head.stack;
   const title = (id, before, token, after) => element(id).replaceChildren(before, literal(token), after);
   title("from-heading", "", query, " looks at");
   title("to-heading", "", key, " is looked at by");
@@ -88,7 +88,7 @@ function showLooks() {
     const rows = found.heads.map(([layer, head, tops]) => {
       const button = make("button", { type: "button", className: "place", textContent: `layer ${layer}, head ${head}` });
       button.addEventListener("click", () => ask("go", { ...textAsked(), head: `${stack}.${layer}.${head}` }));
-      const chosen = layer === wire.head.layer && head === wire.head.head;
+      const chosen = layer === pageState.head.layer && head === pageState.head.head;
       return make("tr", { className: chosen ? "chosen" : "" }, make("th", { scope: "row" }, button), tokens(tops, side));
     });
     const all = found.everywhere && make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), tokens(found.everywhere, side));

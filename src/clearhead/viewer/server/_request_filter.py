@@ -9,33 +9,33 @@ from bokeh.server.tornado import BokehTornado
 from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.web import HTTPError, OutputTransform, RequestHandler
 
-LOCAL = frozenset({"127.0.0.1", "localhost"})
+LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost"})
 # Bokeh serves more: metadata, scripts to embed, an icon. The page uses none of it.
-_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js")
-_POLICY = (
+_ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js")
+_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+_SECURITY_HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
 
 
-class GatedTornado(BokehTornado):
-    """Bokeh's web application for requests to this machine's own name, and for the paths of the page only."""
+class FilteredTornado(BokehTornado):
+    """Bokeh's web application, restricted to requests under this machine's names and to the page's paths."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, transforms=[_SecurityHeaders], **options)
+        super().__init__(*arguments, transforms=[_AddSecurityHeaders], **options)
 
     def find_handler(self, request: HTTPServerRequest, **options: Any):
-        if request.host.lower() not in {f"{host}:{port_of(request)}" for host in LOCAL}:
+        if request.host.lower() not in {f"{host}:{port_of(request)}" for host in LOCAL_HOSTS}:
             # the name of another site can be made to point to this machine (DNS rebinding)
             return self._refusal(request, 403, "Host is not this machine")
-        if not _PATHS.fullmatch(request.path):
+        if not _ALLOWED_PATHS.fullmatch(request.path):
             return self._refusal(request, 404, "Not Found")
         return super().find_handler(request, **options)
 
@@ -56,11 +56,11 @@ class _Refusal(RequestHandler):
         raise HTTPError(self._status, reason=self._why)
 
 
-class _SecurityHeaders(OutputTransform):
+class _AddSecurityHeaders(OutputTransform):
     """Headers of every answer, errors and static files included."""
 
     def transform_first_chunk(
         self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
     ) -> tuple[int, HTTPHeaders, bytes]:
-        headers.update(_HEADERS)
+        headers.update(_SECURITY_HEADERS)
         return status_code, headers, chunk

@@ -1,4 +1,4 @@
-"""One query of one head worked out in numbers: q, the k of the keys it attends to most, products, scores, softmax."""
+"""One query of one head worked out in numbers: q, the k of its top keys, products, scores, softmax."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from torch import Tensor
 
 from clearhead.weights.matrix import AttentionWeights
 
-TOP = 5
+MAX_ROW_TERMS = 5  # keys with the largest weights that are listed
 
 
 @dataclass(frozen=True)
-class Term:
-    """One key's part. Vectors and products are None where only scores were kept."""
+class RowTerm:
+    """One key's part of a row. Vectors and products are None if the weights hold scores only."""
 
     key: int
     vector: list[float] | None
     product: float | None  # q · k
     scaled: float | None
-    capped: float | None  # after softcap; as scaled where there is none
-    score: float  # with the bias, −inf where the mask forbids the key
+    capped: float | None  # after softcap; equal to scaled without one
+    score: float  # with the bias; −inf if the mask forbids the key
     weight: float
-    contribution: list[float] | None  # weight · v, where values were kept
+    contribution: list[float] | None  # weight · v; None without values
 
 
 @dataclass(frozen=True)
-class Calculation:
-    """The terms of the keys with the largest weights and of one more, and what holds for the whole row."""
+class RowCalculation:
+    """The terms of the keys with the largest weights and of the selected key, and the row's totals."""
 
     query: list[float] | None
     scale: float
     softcap: float | None
     lse: float
-    terms: list[Term]
-    others: float  # the weight of all keys that are not listed
-    output: list[float] | None  # Σ weight · v over all keys, where values were kept
+    terms: list[RowTerm]
+    others: float  # summed weight of all keys that are not listed
+    output: list[float] | None  # Σ weight · v over all keys; None without values
 
 
 @torch.no_grad()
-def calculate(weights: AttentionWeights, query: int, key: int) -> Calculation:
-    """The calculation of one head's row; `key` is listed whatever its weight."""
+def calculate_row(weights: AttentionWeights, query: int, key: int) -> RowCalculation:
+    """Return the calculation of one head's row. `key` is always listed."""
     row, scores = weights[0, 0, query], weights.scores[0, 0, query]
     value, softcap = weights.value, weights.softcap
     query_vector = None if weights.query is None else weights.query[0, 0, query].to(row.dtype)
-    top = row.topk(min(TOP, len(row)))
+    top = row.topk(min(MAX_ROW_TERMS, len(row)))
     keys = [index for index, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight > 0]
     keys = keys if key in keys else [*keys, key]
 
-    def term(index: int) -> Term:
+    def term(index: int) -> RowTerm:
         key_vector = None if weights.key is None else weights.key[0, 0, index].to(row.dtype)
         product = None if query_vector is None or key_vector is None else query_vector @ key_vector
         scaled = None if product is None else product * weights.scale
@@ -57,7 +57,7 @@ def calculate(weights: AttentionWeights, query: int, key: int) -> Calculation:
         if scaled is not None and softcap is not None:
             capped = softcap * torch.tanh(scaled / softcap)
         contribution = None if value is None else (row[index] * value[0, 0, index].to(row.dtype)).tolist()
-        return Term(
+        return RowTerm(
             key=index,
             vector=None if key_vector is None else key_vector.tolist(),
             product=_as_float(product),
@@ -69,7 +69,7 @@ def calculate(weights: AttentionWeights, query: int, key: int) -> Calculation:
         )
 
     terms = [term(index) for index in keys]
-    return Calculation(
+    return RowCalculation(
         None if query_vector is None else query_vector.tolist(),
         weights.scale,
         softcap,

@@ -1,4 +1,4 @@
-"""Pages and their Bokeh sessions, from the first request to clean-up."""
+"""Bokeh application handler that starts and ends the sessions of pages."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from bokeh.application.application import SessionContext
 from bokeh.application.handlers.handler import Handler
 from bokeh.document import Document
 
-from clearhead.viewer.server._explorer import Explorer
+from clearhead.viewer.server._page_session import PageSession
 from clearhead.viewer.server._texts import Texts
 
 
-class Sessions(Handler):
-    """Bokeh's hooks for the start and end of a session: one explorer for each page."""
+class SessionHandler(Handler):
+    """Bokeh's hooks for the start and end of a session: one `PageSession` for each page."""
 
     def __init__(self, texts: Texts) -> None:
         super().__init__()
         self._texts = texts
-        self._explorers: dict[str, Explorer] = {}
+        self._sessions: dict[str, PageSession] = {}
 
     def modify_document(self, doc: Document) -> None:
         context = doc.session_context
         assert context is not None
         doc.destroy = partial(_destroy, doc)  # Bokeh creates the document itself, so a subclass cannot be used
-        self._explorers[context.id] = Explorer(doc, self._texts)
+        self._sessions[context.id] = PageSession(doc, self._texts)
 
     async def on_session_destroyed(self, session_context: SessionContext) -> None:
-        explorer = self._explorers.pop(session_context.id, None)
-        if explorer is not None:
-            explorer.close()
+        page_session = self._sessions.pop(session_context.id, None)
+        if page_session is not None:
+            page_session.close()
         await asyncio.sleep(0)  # Bokeh discards one session after another; other requests are served in between
 
 

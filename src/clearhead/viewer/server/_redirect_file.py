@@ -14,25 +14,27 @@ from pathlib import Path
 
 from clearhead._utils.temporaries import host_id, is_alive
 
-NAME = "clearhead-view-"
-PAGE = (
+FILE_PREFIX = "clearhead-view-"
+REDIRECT_PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead</title>"
     '<meta http-equiv=refresh content="0;url={url}"><p><a href="{url}">Open clearhead</a></p>\n'
 )
 
 
-def write_page(url: str) -> Path | None:
+def write_redirect_file(url: str) -> Path | None:
     """Write a page that redirects to `url`, with mode 0600; None if no folder can be written to."""
     for folder in (os.path.expanduser("~"), tempfile.gettempdir()):
         _remove_stale(Path(folder))
         try:
-            handle, name = tempfile.mkstemp(prefix=f"{NAME}{host_id()}-{os.getpid()}-", suffix=".html", dir=folder)
+            handle, name = tempfile.mkstemp(
+                prefix=f"{FILE_PREFIX}{host_id()}-{os.getpid()}-", suffix=".html", dir=folder
+            )
         except OSError:
             continue
         path = Path(name)
         try:
             with open(handle, "w", encoding="utf-8") as file:
-                file.write(PAGE.format(url=url))
+                file.write(REDIRECT_PAGE.format(url=url))
         except OSError:  # a full disk
             path.unlink(missing_ok=True)
             continue
@@ -43,7 +45,7 @@ def write_page(url: str) -> Path | None:
 def _remove_stale(folder: Path) -> None:
     """Remove the pages of viewers on this host that were killed before they could."""
     with suppress(OSError):
-        for path in folder.glob(f"{NAME}{host_id()}-*.html"):
-            pid = path.name.removeprefix(f"{NAME}{host_id()}-").partition("-")[0]
+        for path in folder.glob(f"{FILE_PREFIX}{host_id()}-*.html"):
+            pid = path.name.removeprefix(f"{FILE_PREFIX}{host_id()}-").partition("-")[0]
             if pid.isdecimal() and not is_alive(int(pid)):
                 path.unlink(missing_ok=True)

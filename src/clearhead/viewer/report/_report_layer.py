@@ -1,0 +1,184 @@
+"""The data a report stores of a layer: each head's heatmaps by max and mean, its profiles, each query's top keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float16, Int, UInt8
+from torch import Tensor
+
+from clearhead._utils.color_scales import log_shades
+from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
+from clearhead.ops.statistics import Reduce
+from clearhead.recording import Stack
+from clearhead.viewer._heatmap import BinSize, HeatmapWindow, pool_window
+from clearhead.viewer._thumbnails import is_sampled
+from clearhead.weights.indexing import evenly_spaced
+from clearhead.weights.matrix import AttentionWeights
+
+MAX_TOP_KEYS = 8  # largest weights stored of a query
+MAX_STORED_QUERIES = 2048  # queries whose top keys and entropy are stored
+MAX_BARS = 2048  # bars of the attention that keys receive
+MAX_SAMPLED_QUERIES = 512  # queries that stand for all of a long text
+MAX_SAMPLED_CELLS = 2**27  # weights of a head held at a time: 128 queries of 1,048,576 keys
+
+
+class SamplingPlan(NamedTuple):
+    """The queries, bins and bars that a report stores of every head of a stack."""
+
+    bin_size: BinSize
+    query_indices: Int[np.ndarray, " queries"]  # queries whose top keys and entropy are stored
+    keys_per_bar: int
+    sampled: int  # queries, each of them exact, from which everything is computed; 0 if it is computed from all
+
+    @classmethod
+    def from_stack(cls, stack: Stack, max_bins: int, max_bars: int = MAX_BARS) -> SamplingPlan:
+        """Return the plan for a stack, with heatmaps of at most `max_bins` bins each way."""
+        q_len, kv_len = len(stack.queries), len(stack.keys)
+        sampled = min(MAX_SAMPLED_QUERIES, max(1, MAX_SAMPLED_CELLS // kv_len))
+        if is_sampled(stack) and q_len > sampled:
+            indices = np.concatenate([np.arange(q_len)[part] for part in evenly_spaced(q_len, sampled)])
+            bin_size = BinSize(-(-q_len // min(max_bins, sampled)), -(-kv_len // max_bins))
+            # keys between those that sampled queries attend to would seem to receive nothing
+            return cls(bin_size, indices, -(-kv_len // min(max_bars, sampled)), sampled)
+        bin_size = BinSize.from_window(_full_window(stack), max_bins)
+        return cls(bin_size, _even_indices(q_len, MAX_STORED_QUERIES), -(-kv_len // max_bars), 0)
+
+    @property
+    def single_cells(self) -> bool:
+        """True if every bin is a single cell, so that max and mean are the same."""
+        return self.bin_size == (1, 1) and not self.sampled
+
+    def subsampled(self, queries: int) -> SamplingPlan:
+        """Return the plan with at most `queries` of its queries."""
+        return self._replace(query_indices=self.query_indices[_even_indices(len(self.query_indices), queries)])
+
+
+@dataclass(frozen=True, eq=False)
+class ReportLayer:
+    """The stored data of all heads of a layer."""
+
+    statistics: list[HeadStatistics]
+    largest: Float[np.ndarray, "heads rows keys"]  # the largest weight in each bin
+    mean: Float[np.ndarray, "heads rows keys"]
+    entropy: Float16[np.ndarray, "heads queries"]
+    received: Float[np.ndarray, "heads bars"]  # mean over the keys of a bar
+    top_keys: Int[np.ndarray, "heads queries top"]
+    top_weights: Float16[np.ndarray, "heads queries top"]
+
+    def subsampled(self, queries: int) -> ReportLayer:
+        """Return the layer with the queries that `SamplingPlan.subsampled` chooses."""
+        chosen = _even_indices(self.entropy.shape[1], queries)
+        arrays = {name: getattr(self, name)[:, chosen] for name in ("entropy", "top_keys", "top_weights")}
+        return replace(self, **arrays)
+
+    @property
+    def max_received(self) -> Float[np.ndarray, " heads"]:
+        """Largest bar of each head: the unit of `received` in `pack`, since float16 ends at 65,504."""
+        return self.received.max(axis=1, initial=0.0)
+
+    def pack(self, plan: SamplingPlan, kv_len: int) -> bytes:
+        """Return its arrays one after the other, each with all heads.
+
+        top_keys (uint16, or uint32 above 65,535 keys), top_weights, entropy, received as shares of `max_received`
+        (float16), then heatmaps: single cells in float16, else largest, then mean, as shades.
+        """
+        unit = np.where(self.max_received > 0, self.max_received, 1.0)[:, None]
+        top_keys = self.top_keys.astype(np.uint16 if kv_len < 2**16 else np.uint32)
+        heatmaps = (
+            (_as_half(self.largest),)
+            if plan.single_cells
+            else (_as_shades(self.largest, kv_len), _as_shades(self.mean, kv_len))
+        )
+        arrays = (top_keys, self.top_weights, self.entropy, (self.received / unit).astype(np.float16), *heatmaps)
+        return b"".join(array.tobytes() for array in arrays)
+
+
+@torch.no_grad()
+def summarize_layer(name: str, stack: Stack, layer: int, plan: SamplingPlan) -> ReportLayer:
+    """Return the data of one layer, from all its queries or from those that the plan samples."""
+    weights = stack.layers[layer]
+    if plan.sampled:
+        heads = [_sample_head(name, stack, weights.part(heads=head), plan) for head in range(weights.shape[1])]
+        return ReportLayer(
+            [head.statistics[0] for head in heads],
+            *(
+                np.concatenate([getattr(head, array) for head in heads])
+                for array in ("largest", "mean", "entropy", "received", "top_keys", "top_weights")
+            ),
+        )
+    observed = weights.observe(entropy=True, received=True, top=min(MAX_TOP_KEYS, len(stack.keys)))
+    rows = torch.from_numpy(plan.query_indices).to(weights.device)
+    largest = pool_window(weights, _full_window(stack), plan.bin_size, "max")
+    return ReportLayer(
+        measure_layer(name, stack, layer),
+        largest,
+        largest if plan.single_cells else pool_window(weights, _full_window(stack), plan.bin_size, "mean"),
+        _to_float16(observed.entropy[0][:, rows]),
+        _pool_keys(observed.received[0], plan.keys_per_bar, "mean"),
+        observed.top.keys[0][:, rows].cpu().numpy(),
+        _to_float16(observed.top.weights[0][:, rows]),
+    )
+
+
+def _sample_head(name: str, stack: Stack, weights: AttentionWeights, plan: SamplingPlan) -> ReportLayer:
+    """Return the data of one head from the sampled queries."""
+    rows = torch.from_numpy(plan.query_indices)
+    q_len, kv_len = len(stack.queries), len(stack.keys)
+    cells = torch.cat([weights[0, 0, part] for part in evenly_spaced(q_len, len(rows))]).float()
+    top = cells.topk(min(MAX_TOP_KEYS, kv_len))
+    largest, mean = (_pool_keys(cells, plan.bin_size.keys, reduce) for reduce in ("max", "mean"))
+    # every bin contains sampled queries except perhaps the last, which then takes its neighbour's
+    starts = np.searchsorted(plan.query_indices, np.arange(0, q_len, plan.bin_size.rows)).clip(max=len(rows) - 1)
+    counts = np.diff(np.append(starts, len(rows))).clip(min=1)[:, None]
+    received = cells.sum(dim=0, keepdim=True) * (q_len / len(rows))
+    entropy = torch.special.entr(cells).sum(dim=-1)
+    return ReportLayer(
+        [measure_queries(name, stack, weights, rows, cells, entropy)],
+        np.maximum.reduceat(largest, starts, axis=0)[None],
+        (np.add.reduceat(mean, starts, axis=0) / counts)[None],
+        _to_float16(entropy[None]),
+        _pool_keys(received, plan.keys_per_bar, "mean"),
+        top.indices[None].cpu().numpy(),
+        _to_float16(top.values[None]),
+    )
+
+
+def _as_half(weights: Float[np.ndarray, "heads rows keys"]) -> Float16[np.ndarray, "heads rows keys"]:
+    """Round to float16; weights that would underflow become the smallest subnormal, since 0 means masked."""
+    half = weights.astype(np.float16)
+    return np.where((weights > 0) & (half == 0), np.finfo(np.float16).smallest_subnormal, half).astype(np.float16)
+
+
+def _as_shades(weights: Float[np.ndarray, "heads rows keys"], kv_len: int) -> UInt8[np.ndarray, "heads rows keys"]:
+    """Return shades from 1 to 255 on a logarithmic scale; 0 for a weight of 0."""
+    return np.where(weights > 0, np.maximum(log_shades(weights, kv_len), 1), 0).astype(np.uint8)
+
+
+def _full_window(stack: Stack) -> HeatmapWindow:
+    return HeatmapWindow(0, len(stack.queries), 0, len(stack.keys))
+
+
+def _even_indices(length: int, count: int) -> Int[np.ndarray, " indices"]:
+    """Return `count` evenly spaced indices; all of them if there are no more."""
+    return np.arange(length) if length <= count else ((np.arange(count) + 0.5) * length / count).astype(np.int64)
+
+
+def _to_float16(values: Float[Tensor, "*shape"]) -> Float16[np.ndarray, "*shape"]:
+    return values.to(torch.float16).cpu().numpy()
+
+
+def _pool_keys(values: Float[Tensor, "rows keys"], width: int, reduce: Reduce) -> Float[np.ndarray, "rows bins"]:
+    """Pool bins of `width` columns; the last may have fewer."""
+    kv_len = values.shape[1]
+    bins = -(-kv_len // width)
+    missing = bins * width - kv_len
+    grouped = (torch.nn.functional.pad(values, (0, missing)) if missing else values).unflatten(1, (bins, width))
+    if reduce == "max":
+        return grouped.amax(dim=-1).cpu().numpy()  # padding with 0 is safe: weights are 0 or more
+    counts = torch.full((bins,), width, dtype=values.dtype, device=values.device)
+    counts[-1] = kv_len - (bins - 1) * width
+    return (grouped.sum(dim=-1) / counts).cpu().numpy()
