@@ -3,7 +3,6 @@
 import torch
 
 from clearhead import Causal, Recording, attention
-from clearhead.functional import keeping_vectors
 from clearhead.recording.recording import Stack, Tokens
 
 # tokens that a page may take for markup, for a formula, or for nothing
@@ -20,8 +19,7 @@ def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=
         torch.randn(1, count, length, 8, generator=generator)
         for count, length in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
     )
-    with keeping_vectors():
-        return attention(sharpness * query, key, value, mask=mask, return_weights=True)[1]
+    return attention(sharpness * query, key, value, mask=mask, return_weights="keep_qk")[1]
 
 
 def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: B008, masks never change

@@ -13,7 +13,6 @@ from clearhead import Causal, Dense, attention
 from clearhead._utils import color_scales
 from clearhead._utils.text import short_token
 from clearhead.analysis.roles import Roles
-from clearhead.functional import keeping_vectors
 from clearhead.recording.recording import Stack
 from clearhead.viewer import _heatmap, _recording_cache, _thumbnails
 from clearhead.viewer._heatmap import HeadOverview, HeatmapWindow, ProgressiveHeatmap
@@ -287,10 +286,8 @@ class TestRowCalculation:
         query, key = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 11, 8)
         bias, allowed = torch.randn(1, 1, 5, 11), torch.ones(1, 1, 5, 11, dtype=torch.bool)
         allowed[..., 3] = False
-        with keeping_vectors():
-            _, weights = attention(
-                4 * query, key, key, softcap=2.0, bias=bias, mask=Dense(allowed), scale=0.5, return_weights=True
-            )
+        options = {"softcap": 2.0, "bias": bias, "mask": Dense(allowed), "scale": 0.5}
+        _, weights = attention(4 * query, key, key, return_weights="keep_qk", **options)
         calculation = calculate_row(weights, 2, 3)
         (closed,) = [term for term in calculation.terms if term.key == 3]
         assert closed.score == -math.inf

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Literal, Unpack, overload
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead._utils.checks import check_bool
 from clearhead.ops import dispatch, reference
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.arguments import AttentionOptions, build_call
+from clearhead.ops.arguments import AttentionOptions, build_call, check_return_weights
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Mask
 from clearhead.weights.matrix import AttentionWeights
-
-_KEEP_VECTORS = ContextVar("keep_vectors", default=False)
 
 
 @overload
@@ -38,7 +31,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    return_weights: Literal[True],
+    return_weights: Literal[True, "keep_qk"],
     backend: str = "auto",
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, AttentionWeights]: ...
@@ -48,7 +41,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    return_weights: bool,
+    return_weights: bool | Literal["keep_qk"],
     backend: str = "auto",
     **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, AttentionWeights]: ...
@@ -64,7 +57,7 @@ def attention(
     sinks: Float[Tensor, " heads"] | None = None,
     dropout: float = 0.0,
     query_start: int | Int[Tensor, " batch"] | None = None,
-    return_weights: bool = False,
+    return_weights: bool | Literal["keep_qk"] = False,
     backend: str = "auto",
 ) -> Float[Tensor, "batch heads q_len value_dim"] | tuple[Tensor, AttentionWeights]:
     """softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows) · V, for many heads at once.
@@ -82,7 +75,8 @@ def attention(
         dropout: the share of weights set to 0, the others scaled up; the weights returned are those before it.
         query_start: where the first query stands among the keys: an int, or an int tensor `[batch]`. By default
             kv_len − q_len: the last query meets the last key, as in decoding with a cache.
-        return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
+        return_weights: also return the attention matrix, as a lazy `AttentionWeights`. If the scores are fewer numbers
+            than query and key, as in decoding, it holds the scores; "keep_qk" makes it hold query and key even then.
         backend: "auto" for the fastest that can, or one by name ("sdpa", "triton", "streaming", "reference"), which
             raises with its reasons if it cannot. `clearhead doctor` lists them.
 
@@ -109,9 +103,9 @@ def attention(
         query_start=query_start,
     )
     if return_weights is not False and return_weights is not True:
-        return_weights = check_bool("return_weights", return_weights)
+        return_weights = check_return_weights(return_weights)
     if return_weights:
-        return attend_with_weights(call, backend)
+        return attend_with_weights(call, backend, keep_qk=return_weights == "keep_qk")
     return dispatch.choose(call, backend)[1].attend(call, False)[0]
 
 
@@ -126,19 +120,8 @@ def attend_with_weights(
     """
     output, lse = dispatch.choose(call, backend)[1].attend(call, True)
     assert lse is not None
-    keep_qk = keep_qk or (not torch.compiler.is_compiling() and _KEEP_VECTORS.get())
     held = call if keep_qk else _lightest(call)
     return output, AttentionWeights(held, lse, check_mutation=check_mutation)
-
-
-@contextmanager
-def keeping_vectors() -> Iterator[None]:
-    """Within it, weights hold queries and keys even where their scores would be fewer: to show how scores are made."""
-    before = _KEEP_VECTORS.set(True)
-    try:
-        yield
-    finally:
-        _KEEP_VECTORS.reset(before)
 
 
 def _lightest(call: AttentionCall) -> AttentionCall:

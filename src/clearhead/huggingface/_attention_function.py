@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.functional import attention
+from clearhead.functional import attend_with_weights, attention
 from clearhead.huggingface._arguments import refuse_unsupported
 from clearhead.huggingface._hooks import active_hook_sets
 from clearhead.huggingface._transformers_internals import collects_attentions, makes_masks
 from clearhead.huggingface.lazy_mask import LazyMask
+from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Causal, Dense, Mask, Window
 from clearhead.weights.matrix import AttentionWeights
-from clearhead.weights.mutation import used_at_once
 
 # The attribute of a module that says whether its last call returned weights.
 RETURNED_WEIGHTS = "_clearhead_returned_weights"
@@ -62,8 +61,11 @@ def attention_forward(
         key = key.clone()
     options = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
     if return_weights or any(hook.needs_weights for hook in hooks):
-        with nullcontext() if return_weights or any(hook.retains_weights for hook in hooks) else used_at_once():
-            output, weights = attention(query, key, value, mask=mask, query_start=start, return_weights=True, **options)
+        output, weights = attend_with_weights(
+            build_call(query, key, value, mask=mask, query_start=start, **options),
+            keep_qk=any(hook.keep_qk for hook in hooks),
+            check_mutation=return_weights or any(hook.retains_weights for hook in hooks),
+        )
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
     output = output.transpose(1, 2)

@@ -29,6 +29,11 @@ class AttentionHook(Protocol):
     needs_weights: bool  # False for a hook that changes the output
     retains_weights: bool  # after its call
 
+    @property
+    def keep_qk(self) -> bool:
+        """Whether the weights hold query and key also where the scores are fewer numbers."""
+        ...
+
     def __call__(
         self,
         repeat: int | None,

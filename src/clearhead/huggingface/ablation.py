@@ -93,6 +93,7 @@ class _Remover:
     layers_run: set[int] = field(default_factory=set)
     needs_weights = False
     retains_weights = False
+    keep_qk = False
 
     def __call__(
         self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead.analysis.summary import AttentionSummary
-from clearhead.functional import keeping_vectors
 from clearhead.huggingface._model_inputs import ModelInputs, prepare_inputs, prepare_repeated_inputs
 from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.huggingface.watching import watch
@@ -139,8 +138,7 @@ class HuggingFaceModel:
         modules = attention_modules(self.model)
         weights: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
         hooks = {module: _WeightsRecorder(layers, values) for module, layers in weights.items()}
-        keep_vectors = keeping_vectors() if values else nullcontext()
-        with evaluating(self.model), torch.no_grad(), keep_vectors, hooked(self.model, hooks):
+        with evaluating(self.model), torch.no_grad(), hooked(self.model, hooks):
             self.model(**inputs.arguments, use_cache=False)
         stacks: dict[str, list[AttentionWeights]] = {}
         for attention in modules:
@@ -158,6 +156,10 @@ class _WeightsRecorder:
     values: bool
     needs_weights = True
     retains_weights = True
+
+    @property
+    def keep_qk(self) -> bool:
+        return self.values
 
     def __call__(
         self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None

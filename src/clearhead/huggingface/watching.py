@@ -18,7 +18,6 @@ from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.huggingface.modules import AttentionModule, attention_modules, hooked, layer_of, owner_of
 from clearhead.ops.statistics import StatisticsOptions
 from clearhead.weights.matrix import AttentionWeights
-from clearhead.weights.mutation import used_at_once
 
 STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, does not request a statistic
 
@@ -75,13 +74,14 @@ class _Observer:
     lock: threading.Lock  # several threads may run one model
     needs_weights = True
     retains_weights = False
+    keep_qk = False
 
     def __call__(
         self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
     ) -> Tensor:
         assert weights is not None
         address = (self.attention.stack, layer_of(self.attention, repeat))
-        with torch.no_grad(), used_at_once():
+        with torch.no_grad():
             valid = weights.attending()
             padding = self.padding.query_padding(self.attention, valid.shape, attention_mask)
             if padding is not None:

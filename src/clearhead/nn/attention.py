@@ -29,7 +29,7 @@ from clearhead.nn.kv_cache import KVCache, KVCacheView
 from clearhead.nn.parameters import assign_parameters
 from clearhead.nn.rope import Rotary
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.arguments import check_dropout, check_scale, check_softcap
+from clearhead.ops.arguments import check_dropout, check_return_weights, check_scale, check_softcap
 from clearhead.ops.masks import Causal, Dense, Mask, query_positions
 from clearhead.weights.matrix import AttentionWeights
 
@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
         positions: Int[Tensor, "*batch q_len"] | None = None,
         cache: KVCache | None = None,
         ablate: int | Iterable[int] | Tensor | None = None,
-        return_weights: bool = False,
+        return_weights: bool | Literal["keep_qk"] = False,
     ) -> Float[Tensor, "batch q_len output_dim"] | tuple[Tensor, AttentionWeights]:
         """Attend from `x` to itself, or to `memory`.
 
@@ -200,13 +200,13 @@ class MultiHeadAttention(nn.Module):
             cache: keys and values of earlier calls are attended to as well, and those of this one are added. With
                 `memory` it is memory's keys that are added: give memory once, and `memory[:, :0]` after that.
             ablate: heads whose contribution to the output is left out.
-            return_weights: also return the attention matrix, as a lazy `AttentionWeights`.
+            return_weights: also return the attention matrix, a lazy `AttentionWeights`; "keep_qk" as in `attention()`.
         """
         has_rope = self.rope is not None
         check_inputs(x, memory, d_model=self.d_model, kv_input_dim=self.kv_input_dim, has_rope=has_rope)
         check_cache(cache, x, memory)
         check_positions(positions, x, has_rope=has_rope)
-        return_weights = check_bool("return_weights", return_weights)
+        return_weights = check_return_weights(return_weights)
         name, source = ("x", x) if memory is None else ("memory", memory)
         # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
         query = split_heads(project(self.query, "x", x), self.key_dim)
@@ -224,7 +224,7 @@ class MultiHeadAttention(nn.Module):
         view = None
         if cache is not None:
             requires_grad = torch.is_grad_enabled() and query.requires_grad
-            view = cache.update(key, value, immutable=return_weights or requires_grad)
+            view = cache.update(key, value, immutable=bool(return_weights) or requires_grad)
             check_cached(view, mask, bias)
             key, value = view.key, view.value
             if memory is None and query_start is None:

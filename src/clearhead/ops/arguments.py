@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import check_float
+from clearhead._utils.checks import check_bool, check_float
 from clearhead._utils.tensor_checks import (
     FLOAT_DTYPES,
     check_dense_tensor,
@@ -195,6 +195,12 @@ def check_dropout(dropout: float) -> float:
     if not 0.0 <= number < 1.0:
         raise ValueError(f"dropout is {dropout}; expected a number in [0, 1)")
     return number
+
+
+def check_return_weights(return_weights: object) -> bool | Literal["keep_qk"]:
+    if isinstance(return_weights, str) and return_weights == "keep_qk":
+        return "keep_qk"
+    return check_bool("return_weights", return_weights)
 
 
 def _query_start(query_start: object, batch: int, default: int, device: torch.device) -> int | Tensor:

@@ -19,7 +19,7 @@ from clearhead._utils.torch_internals import (
 from clearhead.ops._mask_cache import cached, is_cacheable
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.alibi import ALiBi
-from clearhead.ops.call import AttentionCall
+from clearhead.ops.call import OPTIONS, AttentionCall
 from clearhead.ops.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, query_positions
 from clearhead.ops.tiled import backend as tiled
 
@@ -41,10 +41,7 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
     value_dim, key_dim = call.value.shape[3], call.query.shape[3]
     if value_dim != key_dim:
         reasons.append(f"value_dim {value_dim} is not key_dim {key_dim}")
-    if call.softcap is not None:
-        reasons.append("softcap is not supported")
-    if call.sinks is not None:
-        reasons.append("sinks are not supported")
+    reasons += [f"{option} is not supported" for option in OPTIONS if getattr(call, option) is not None]
     if call.dropout:
         reasons.append("dropout is not available in its CPU kernel, nor reproducible in the others")
     if isinstance(call.bias, ALiBi):

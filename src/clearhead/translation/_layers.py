@@ -25,11 +25,13 @@ class AttentionRunner:
         attentions: the dictionary that the matrices are added to; None: they are not computed.
         ablate: heads of the whole model that are left out.
         layer_index: the index of the layer in its stack.
+        keep_qk: matrices hold query and key also where the scores are fewer numbers.
     """
 
     attentions: Attentions | None
     ablate: Collection[Address]
     layer_index: int
+    keep_qk: bool = False
 
     def run(
         self, stack: str, attention: MultiHeadAttention, x: Tensor, memory: Tensor | None = None, **options: object
@@ -40,7 +42,7 @@ class AttentionRunner:
             options["ablate"] = ablated_heads
         if self.attentions is None:
             return attention(x, memory, **options)
-        output, weights = attention(x, memory, return_weights=True, **options)
+        output, weights = attention(x, memory, return_weights="keep_qk" if self.keep_qk else True, **options)
         self.attentions.setdefault(stack, []).append(weights)
         return output
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead._utils.checks import check_bool, check_int, describe
+from clearhead._utils.checks import check_int, describe
 from clearhead._utils.tensor_checks import check_dense_tensor, reject_inference_tensor
 from clearhead.nn import KVCache, sinusoidal
+from clearhead.ops.arguments import check_return_weights
 from clearhead.ops.masks import Mask, Padding
 from clearhead.recording.recording import Address
 from clearhead.translation._layers import AttentionRunner, Attentions, DecoderLayer, EncoderLayer
@@ -86,7 +88,7 @@ class Transformer(nn.Module):
         lengths: Int[Tensor, " batch"] | None = None,
         *,
         ablate: Collection[Address] = (),
-        return_weights: bool = False,
+        return_weights: bool | Literal["keep_qk"] = False,
     ) -> Float[Tensor, "batch target vocabulary"] | tuple[Tensor, Attentions]:
         """Logits of the token that follows each token of the target.
 
@@ -95,13 +97,15 @@ class Transformer(nn.Module):
             ablate: heads (stack, layer, head) whose contribution is left out.
             return_weights: also return the attention matrices, layer by layer, of "encoder", "decoder" and "cross".
         """
-        attentions: Attentions | None = {} if check_bool("return_weights", return_weights) else None
+        return_weights = check_return_weights(return_weights)
+        attentions: Attentions | None = {} if return_weights else None
+        keep_qk = return_weights == "keep_qk"
         _check_tokens("source", source)
         _check_tokens("target", target)
         if source.shape[0] != target.shape[0]:
             raise ValueError(f"target has batch {target.shape[0]}, but source has {source.shape[0]}; expected the same")
-        memory = self.encode(source, lengths, ablate=ablate, attentions=attentions)
-        logits = self.decode(target, memory, ablate=ablate, attentions=attentions)
+        memory = self.encode(source, lengths, ablate=ablate, attentions=attentions, keep_qk=keep_qk)
+        logits = self.decode(target, memory, ablate=ablate, attentions=attentions, keep_qk=keep_qk)
         return logits if attentions is None else (logits, attentions)
 
     def encode(
@@ -111,13 +115,14 @@ class Transformer(nn.Module):
         *,
         ablate: Collection[Address] = (),
         attentions: Attentions | None = None,
+        keep_qk: bool = False,
     ) -> Memory:
         """Read the source. `attentions` is a dictionary that is filled with the layers' matrices."""
         self._check_ablate(ablate)
         mask = None if lengths is None else Padding(lengths)
         x = self._embed(source, 0, "source")
         for layer_index, layer in enumerate(self.encoder):
-            x = layer(x, mask, AttentionRunner(attentions, ablate, layer_index))
+            x = layer(x, mask, AttentionRunner(attentions, ablate, layer_index, keep_qk))
         return Memory(self.encoder_norm(x), mask)
 
     def decode(
@@ -128,6 +133,7 @@ class Transformer(nn.Module):
         caches: DecoderCaches | None = None,
         ablate: Collection[Address] = (),
         attentions: Attentions | None = None,
+        keep_qk: bool = False,
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Logits after each token of the target. With caches, `target` is what follows the tokens they have read."""
         self._check_ablate(ablate)
@@ -135,7 +141,7 @@ class Transformer(nn.Module):
         for layer_index, layer in enumerate(self.decoder):
             self_cache = None if caches is None else caches.self_attention[layer_index]
             cross_cache = None if caches is None else caches.cross_attention[layer_index]
-            runner = AttentionRunner(attentions, ablate, layer_index)
+            runner = AttentionRunner(attentions, ablate, layer_index, keep_qk)
             x = layer(x, memory.states, memory.mask, self_cache, cross_cache, runner)
         return self.decoder_norm(x) @ self.embedding.weight.T
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import overload
@@ -15,7 +14,6 @@ from torch import nn
 
 from clearhead._utils.bounded_reads import BEAM_LIMIT, SENTENCE_LIMIT
 from clearhead._utils.checks import check_int
-from clearhead.functional import keeping_vectors
 from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation._decoding import decode_all
@@ -137,11 +135,11 @@ class Translator:
             translation = self.vocabulary.encode(self.config.text.target(target))[:-1]
         device = self.model.embedding.weight.device
         decoder_input = [START, *translation]
-        with torch.no_grad(), keeping_vectors() if values else nullcontext():
+        with torch.no_grad():
             _, attentions = self.model(
                 torch.tensor([source], device=device),
                 torch.tensor([decoder_input], device=device),
-                return_weights=True,
+                return_weights="keep_qk" if values else True,
             )
         axes = {
             "source": self._tokens(source, words),

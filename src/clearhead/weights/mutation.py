@@ -1,9 +1,5 @@
 """Detection of in-place changes to the tensors that a lazy matrix holds."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -11,32 +7,16 @@ from torch import Tensor
 from clearhead._utils.torch_internals import version_of
 from clearhead.ops.call import AttentionCall
 
-_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
-
-
-@contextmanager
-def used_at_once() -> Iterator[None]:
-    """For what is read where it is made, before anything can change it: no fingerprints are taken.
-
-    In inference mode they are hashes, and comparing them would make a GPU wait in every layer of a model.
-    """
-    token = _trusting.set(True)
-    try:
-        yield
-    finally:
-        _trusting.reset(token)
-
 
 class Fingerprints:
     """The state of the inputs of a call, to notice in-place changes."""
 
     def __init__(self, call: AttentionCall) -> None:
-        trusting = not torch.compiler.is_compiling() and _trusting.get()
-        self._states = None if trusting else [_fingerprint(tensor) for _, tensor in inputs_of(call)]
+        self._states = [_fingerprint(tensor) for _, tensor in inputs_of(call)]
 
     def check(self, call: AttentionCall) -> None:
         """Raise if an input of the call was changed since."""
-        for (name, tensor), state in zip(inputs_of(call), self._states or (), strict=self._states is not None):
+        for (name, tensor), state in zip(inputs_of(call), self._states, strict=True):
             if not _is_unchanged(tensor, state):
                 raise RuntimeError(
                     f"{name} was changed in place after attention() made these weights, so they can no longer be"
