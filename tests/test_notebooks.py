@@ -91,7 +91,7 @@ def test_maps_are_those_of_the_weights():
 
 
 def test_large_matrices_are_sampled(monkeypatch):
-    monkeypatch.setattr(notebook, "CELLS", 1000)
+    monkeypatch.setattr(notebook, "MAX_EXACT_CELLS", 1000)
     weights = layer(200, 70, heads=2, mask=None)
     text = weights._repr_html_()
     assert "from 14 evenly spaced queries, each of them exact" in text

@@ -22,7 +22,7 @@ from clearhead._utils.tensor_checks import (
     check_float_tensor,
     reject_inference_tensor,
 )
-from clearhead._utils.torch_internals import in_functorch_transform
+from clearhead._utils.torch_internals import in_functorch_transform, is_jit_tracing
 from clearhead.functional import attention
 from clearhead.nn.head import join_heads, split_heads
 from clearhead.ops.arguments import check_dropout
@@ -341,4 +341,4 @@ def _is_causal(mask: Tensor) -> bool:
 
 def _is_traced() -> bool:
     """Return whether tensors have no readable values: while compiling, tracing, or under vmap and other transforms."""
-    return torch.compiler.is_compiling() or in_functorch_transform() or torch._C._get_tracing_state() is not None
+    return torch.compiler.is_compiling() or in_functorch_transform() or is_jit_tracing()

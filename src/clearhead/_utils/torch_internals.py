@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map as tree_map
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # other classes, such as FakeTensor, stand for tensors in a trace
 
+no_torch_function: Any = torch._C._disabled_torch_function_impl  # as __torch_function__: operators see the subclass
 flash_attention_cpu: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cuda: Any = torch.ops.aten._scaled_dot_product_flash_attention
 cudnn_attention: Any = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -34,6 +35,16 @@ def is_fake(tensor: Tensor) -> bool:
 def in_functorch_transform() -> bool:
     """Return whether code runs under vmap, grad or another functorch transform."""
     return peek_interpreter_stack() is not None
+
+
+def is_jit_tracing() -> bool:
+    """Return whether torch.jit.trace records this call."""
+    return torch._C._get_tracing_state() is not None
+
+
+def in_backward_pass() -> bool:
+    """Return whether autograd runs this code, as when a checkpoint computes a layer again."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def version_of(tensor: Tensor) -> int:

@@ -95,7 +95,7 @@ class AttentionSummary:
             means[stack][index] = {name: values.tolist() for name, values in layer.means.items()}
         last = {address: layer.calls[-1] for address, layer in self.layers.items() if layer.calls}
         maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
-        return notebook.of_means(repr(self), means) + notebook.of_maps(maps)
+        return notebook.means_html(repr(self), means) + notebook.heatmaps_html(maps)
 
     def to_sums(self, model: str = "") -> HeadSums:
         """Return the sums, to be added to those of other texts."""

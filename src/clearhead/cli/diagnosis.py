@@ -49,13 +49,19 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         {"python": platform.python_version(), **{name: _version(name) for name in REPORTED_PACKAGES}},
         _devices(),
-        [_examine(name, call) for device in _device_names() for name, call in _example_calls(device).items()],
+        [case for device in _device_names() for case in _examine(device)],
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
 
 
-def _examine(name: str, call: AttentionCall) -> BackendCase:
-    answers = dispatch.explain_choice(call)
+def _examine(device: str) -> list[BackendCase]:
+    calls = _example_calls(device)
+    cases = [_case(name, call) for name, call in calls.items()]
+    return [*cases, _case("statistics and pooling", calls["plain"], "statistics")]
+
+
+def _case(name: str, call: AttentionCall, task: dispatch.Task = "output") -> BackendCase:
+    answers = dispatch.explain_choice(call, task)
     return BackendCase(
         name,
         str(call.query.device.type),

@@ -28,7 +28,7 @@ def doctor(as_json: JsonOption = False) -> None:
     for name, extra in diagnosis.extras.items():
         missing = f"missing {', '.join(extra.missing)}: pip install 'clearhead[{name}]'"
         console.print(Text(f"extra {name}: {'installed' if extra.installed else missing}"))
-    table = Table("problem", "device", "backends, fastest first", "refused, and why", title="What runs where")
+    table = Table("call", "device", "backends, fastest first", "refused, and why", title="What runs where")
     for case in diagnosis.cases:
         reasons = "\n".join(f"{backend}: {'; '.join(why)}" for backend, why in case.refusals.items())
         table.add_row(case.name, case.device, ", ".join(case.able), reasons)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._utils.torch_internals import in_backward_pass
 from clearhead.functional import attend_with_weights, attention
 from clearhead.huggingface._arguments import refuse_unsupported
 from clearhead.huggingface._hooks import active_hook_sets
@@ -109,7 +110,7 @@ def _mask(
 
 def _is_recomputing() -> bool:
     """Return whether this is a checkpoint's second forward pass, inside a backward pass."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and in_backward_pass()
 
 
 def _is_cached(query: Tensor, key: Tensor) -> bool:

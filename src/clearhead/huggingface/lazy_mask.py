@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from transformers import masking_utils
 
+from clearhead._utils.torch_internals import no_torch_function, tree_map
 from clearhead.huggingface._mask_translation import (
     MaskExtent,
     MaskFunction,
@@ -87,7 +87,7 @@ class LazyMask(Tensor):
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return f"LazyMask({self.mask}, {list(self.shape)}, query_start={self.query_start})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -80,6 +80,7 @@ class Mask:
     def picture(self, q_len: int, kv_len: int | None = None, query_start: int | Tensor | None = None) -> str:
         """Queries down, keys across, `x` where a query may attend; of the first sequence and head.
 
+        >>> from clearhead import Window
         >>> print(Window(before=1).picture(4))
         x . . .
         x x . .

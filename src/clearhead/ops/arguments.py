@@ -173,10 +173,10 @@ def check_softcap(softcap: object) -> float | None:
     if softcap is None:
         return None
     expected = "a finite number above 0, or None for no cap"
-    number = check_float("softcap", softcap, expected)
-    if number <= 0:
+    value = check_float("softcap", softcap, expected)
+    if value <= 0:
         raise ValueError(f"softcap is {softcap}; expected {expected}")
-    return number
+    return value
 
 
 def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
@@ -191,10 +191,10 @@ def _sinks(sinks: object, heads: int, device: torch.device) -> Tensor:
 def check_dropout(dropout: float) -> float:
     if type(dropout) is float and 0.0 <= dropout < 1.0:
         return dropout
-    number = check_float("dropout", dropout, "a number in [0, 1)")
-    if not 0.0 <= number < 1.0:
+    value = check_float("dropout", dropout, "a number in [0, 1)")
+    if not 0.0 <= value < 1.0:
         raise ValueError(f"dropout is {dropout}; expected a number in [0, 1)")
-    return number
+    return value
 
 
 def check_return_weights(return_weights: object) -> bool | Literal["keep_qk"]:

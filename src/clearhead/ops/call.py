@@ -53,10 +53,10 @@ PARTS = {
     "dropout": Part("float"),
 }
 TENSORS = tuple(name for name, part in PARTS.items() if part.is_tensor)
-# those that a backend may not support, absent by default
+# options that a backend may not support; absent by default
 OPTIONS = tuple(
     name
-    for name, part in PARTS.items()
+    for name, part in reversed(PARTS.items())
     if part.schema.endswith("?") and name not in ("ranges", "dense", "tensor_bias", "slopes", "seed")
 )
 DIFFERENTIABLE = tuple(name for name, part in PARTS.items() if part.differentiable)

@@ -90,11 +90,13 @@ def scores(
 def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> Float[Tensor, "batch heads q_len"]:
     """The score of each query and the key `offset` positions from it; −inf where there is none, or none allowed."""
     batch, heads, q_len, kv_len = call.shape
-    places = (call.positions() + offset).expand(batch, -1)  # [batch, q_len]
-    allowed = (places >= 0) & (places < kv_len)
-    places = places.clamp(0, max(kv_len - 1, 0))
+    key_positions = (call.positions() + offset).expand(batch, -1)  # [batch, q_len]
+    allowed = (key_positions >= 0) & (key_positions < kv_len)
+    key_positions = key_positions.clamp(0, max(kv_len - 1, 0))
     if lowered.ranges is not None:
-        allowed = allowed & ((places >= lowered.ranges[:, 0]) & (places < lowered.ranges[:, 1])).any(dim=0)
+        allowed = allowed & ((key_positions >= lowered.ranges[:, 0]) & (key_positions < lowered.ranges[:, 1])).any(
+            dim=0
+        )
     allowed = allowed[:, None]
     if kv_len == 0:
         return call.query.new_full((batch, heads, q_len), -torch.inf, dtype=call.compute_dtype)
@@ -105,11 +107,11 @@ def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> F
             return tensor.squeeze(-1)
         tensor = tensor.expand(batch, -1, -1, -1)
         if tensor.shape[2] == 1:
-            return tensor.squeeze(2).gather(-1, places[:, None].expand(-1, tensor.shape[1], -1))
-        return tensor.gather(-1, places[:, None, :, None].expand(-1, tensor.shape[1], -1, -1)).squeeze(-1)
+            return tensor.squeeze(2).gather(-1, key_positions[:, None].expand(-1, tensor.shape[1], -1))
+        return tensor.gather(-1, key_positions[:, None, :, None].expand(-1, tensor.shape[1], -1, -1)).squeeze(-1)
 
     query = call.query.to(call.compute_dtype).unflatten(1, (-1, call.group))
-    index = places[:, None, :, None].expand(-1, call.key.shape[1], -1, call.key.shape[3])
+    index = key_positions[:, None, :, None].expand(-1, call.key.shape[1], -1, call.key.shape[3])
     key = call.key.gather(2, index).to(query.dtype)  # [batch, kv_heads, q_len, key_dim]
     logits = (query * key[:, :, None]).sum(dim=-1).flatten(1, 2) * call.scale
     if call.softcap is not None:

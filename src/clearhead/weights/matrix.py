@@ -171,7 +171,7 @@ class AttentionWeights(TensorLike):
         )
 
     def _repr_html_(self) -> str | None:
-        return notebook.of_weights(self)
+        return notebook.weights_html(self)
 
     # -- exact weights -------------------------------------------------------------------------------------------
 

@@ -17,48 +17,50 @@ from clearhead._utils.color_scales import log_shades
 from clearhead._utils.extras import missing_packages
 from clearhead.weights.indexing import evenly_spaced
 
-SIDE = 96  # bins of a map each way, at most
-SHOWN = 16  # heads, or layers, at most
-CELLS = 2**26  # of all maps together; of larger matrices ROWS queries are looked at
-ROWS = 64
-WIDTH = 96  # pixels of a map
-CELL = 14  # pixels of a head in a table of means
+MAX_BINS = 96  # bins of a map each way, at most
+MAX_HEADS = 16  # heads, or layers, at most
+MAX_EXACT_CELLS = 2**26  # of all maps together; of larger matrices ROWS queries are looked at
+SAMPLED_QUERIES = 64
+HEATMAP_PIXELS = 96  # pixels of a map
+TABLE_CELL_PIXELS = 14  # pixels of a head in a table of means
 
 
-class Matrix(Protocol):
+class LazyMatrix(Protocol):
     """What is read of an `AttentionWeights`."""
 
     @property
     def shape(self) -> torch.Size: ...
     def __getitem__(self, index: object) -> Tensor: ...
-    def part(self, *, batch: Any = ..., heads: Any = ...) -> Matrix: ...
+    def part(self, *, batch: Any = ..., heads: Any = ...) -> LazyMatrix: ...
     def pool(self, rows: int, cols: int, *, reduce: Any = ...) -> Tensor: ...
     def entropy(self) -> Tensor: ...
 
 
 @torch.no_grad()
-def of_weights(weights: Matrix) -> str | None:
+def weights_html(weights: LazyMatrix) -> str | None:
     """A small map of each head of the first sequence, with its mean entropy; None without the extra `view`."""
     if missing_packages("view"):
         return None
     batch, heads, q_len, kv_len = weights.shape
-    said = html.escape(repr(weights))
+    label = html.escape(repr(weights))
     if 0 in weights.shape:
-        return f"<p>{said}</p>"
-    count = min(SHOWN, heads)
-    sampled = count * q_len * kv_len > CELLS
-    rows = min(ROWS, max(1, CELLS // kv_len))
+        return f"<p>{label}</p>"
+    count = min(MAX_HEADS, heads)
+    sampled = count * q_len * kv_len > MAX_EXACT_CELLS
+    rows = min(SAMPLED_QUERIES, max(1, MAX_EXACT_CELLS // kv_len))
     figures = []
     for head in range(count):
-        own = weights.part(batch=0, heads=head)
+        head_weights = weights.part(batch=0, heads=head)
         if sampled:
-            cells = torch.cat([own[0, 0, part] for part in evenly_spaced(q_len, rows)]).float()  # [rows, kv_len]
-            size = (min(SIDE, len(cells)), min(SIDE, kv_len))
+            cells = torch.cat(
+                [head_weights[0, 0, part] for part in evenly_spaced(q_len, rows)]
+            ).float()  # [rows, kv_len]
+            size = (min(MAX_BINS, len(cells)), min(MAX_BINS, kv_len))
             pooled = torch.nn.functional.adaptive_max_pool2d(cells[None], size)[0]
             entropy = torch.special.entr(cells).sum(dim=-1)
         else:
-            pooled = own.pool(min(SIDE, q_len), min(SIDE, kv_len), reduce="max")[0, 0].float()
-            entropy = own.entropy()
+            pooled = head_weights.pool(min(MAX_BINS, q_len), min(MAX_BINS, kv_len), reduce="max")[0, 0].float()
+            entropy = head_weights.entropy()
         shades = log_shades(pooled.cpu().numpy(), kv_len)
         figures.append(_map(shades, f"head {head} · {float(entropy.mean()):.2f} nats"))
     notes = [
@@ -67,26 +69,29 @@ def of_weights(weights: Matrix) -> str | None:
         f"from {min(rows, q_len)} evenly spaced queries, each of them exact" if sampled else "",
     ]
     note = "; ".join(filter(None, notes))
-    return f"<p>{said}{f'<br>{note}' if note else ''}</p>{_row(figures)}"
+    return f"<p>{label}{f'<br>{note}' if note else ''}</p>{_row(figures)}"
 
 
-def of_means(said: str, means: Mapping[str, Mapping[int, Mapping[str, list[float]]]]) -> str:
+def means_html(label: str, means: Mapping[str, Mapping[int, Mapping[str, list[float]]]]) -> str:
     """Means by stack, layer and name, one for each head: each name in shades, a row a layer."""
-    parts = [f"<p>{html.escape(said)}<br>means over queries: layers down, heads across</p>"]
+    parts = [f"<p>{html.escape(label)}<br>means over queries: layers down, heads across</p>"]
     for stack, layers in means.items():
-        names = dict.fromkeys(name for own in layers.values() for name in own)
-        rows = {name: {number: own[name] for number, own in layers.items() if name in own} for name in names}
-        parts.append(_row(_shades(own, f"{stack} {name}") for name, own in rows.items()))
+        names = dict.fromkeys(name for statistics in layers.values() for name in statistics)
+        rows = {
+            name: {layer: statistics[name] for layer, statistics in layers.items() if name in statistics}
+            for name in names
+        }
+        parts.append(_row(_shades(statistics, f"{stack} {name}") for name, statistics in rows.items()))
     return "".join(parts)
 
 
-def of_maps(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]) -> str:
+def heatmaps_html(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]) -> str:
     """Maps by stack and layer, each head's in shades of its own largest weight."""
     parts = []
-    for (stack, number), own in list(maps.items())[:SHOWN]:
-        most = own.max(axis=(1, 2), keepdims=True, initial=0.0)
-        shades = log_shades(own / np.where(most > 0, most, 1.0), own.shape[2])[:SHOWN]
-        parts.append(_row(_map(one, f"{stack} {number}.{head}") for head, one in enumerate(shades)))
+    for (stack, layer), maps_of_heads in list(maps.items())[:MAX_HEADS]:
+        largest = maps_of_heads.max(axis=(1, 2), keepdims=True, initial=0.0)
+        shades = log_shades(maps_of_heads / np.where(largest > 0, largest, 1.0), maps_of_heads.shape[2])[:MAX_HEADS]
+        parts.append(_row(_map(one, f"{stack} {layer}.{head}") for head, one in enumerate(shades)))
     return "".join(parts)
 
 
@@ -96,18 +101,22 @@ def _shades(rows: dict[int, list[float]], title: str) -> str:
     values = np.array([[*row, *[np.nan] * (across - len(row))] for row in rows.values()])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     shares = (np.nan_to_num(values, nan=low) - low) / ((high - low) or 1.0)
-    said = f"{title} by layer and head"
-    picture = _image((255 * shares).round().astype(np.uint8), across * CELL, len(rows) * CELL, said)
-    head = "".join(f"<th>{number}</th>" for number in range(across))
-    body = "".join(
-        f"<tr><th>{number}</th>{''.join(f'<td>{value:.3f}</td>' for value in row)}</tr>" for number, row in rows.items()
+    label = f"{title} by layer and head"
+    picture = _image(
+        (255 * shares).round().astype(np.uint8), across * TABLE_CELL_PIXELS, len(rows) * TABLE_CELL_PIXELS, label
     )
-    numbers = f"<details><summary>in numbers</summary><table><tr><th></th>{head}</tr>{body}</table></details>"
-    return _figure(picture, f"{title}: {low:.3g} to {high:.3g}", numbers)
+    head = "".join(f"<th>{index}</th>" for index in range(across))
+    body = "".join(
+        f"<tr><th>{index}</th>{''.join(f'<td>{value:.3f}</td>' for value in row)}</tr>" for index, row in rows.items()
+    )
+    table = f"<details><summary>in numbers</summary><table><tr><th></th>{head}</tr>{body}</table></details>"
+    return _figure(picture, f"{title}: {low:.3g} to {high:.3g}", table)
 
 
 def _map(shades: UInt8[np.ndarray, "rows keys"], caption: str) -> str:
-    return _figure(_image(shades, WIDTH, WIDTH, f"attention map, {caption}: queries down, keys across"), caption)
+    return _figure(
+        _image(shades, HEATMAP_PIXELS, HEATMAP_PIXELS, f"attention map, {caption}: queries down, keys across"), caption
+    )
 
 
 def _figure(picture: str, caption: str, more: str = "") -> str:
@@ -119,7 +128,7 @@ def _row(figures: Iterable[str]) -> str:
     return f"<div>{''.join(figures)}</div>"
 
 
-def _image(shades: UInt8[np.ndarray, "rows keys"], width: int, height: int, said: str) -> str:
+def _image(shades: UInt8[np.ndarray, "rows keys"], width: int, height: int, label: str) -> str:
     from bokeh.palettes import Viridis256
     from PIL import Image
 
@@ -129,4 +138,4 @@ def _image(shades: UInt8[np.ndarray, "rows keys"], width: int, height: int, said
     picture.save(written, "png", optimize=True)
     data = base64.b64encode(written.getvalue()).decode()
     size = f'width="{width}" height="{height}" style="image-rendering: pixelated; display: block"'
-    return f'<img src="data:image/png;base64,{data}" {size} alt="{html.escape(said)}">'
+    return f'<img src="data:image/png;base64,{data}" {size} alt="{html.escape(label)}">'

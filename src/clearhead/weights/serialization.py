@@ -188,14 +188,14 @@ def read(
         raise ValueError(f"{path}: damaged (its contents do not match its checksum)")
     if not isinstance(facts, dict) or facts.get("format") != expected:
         raise ValueError(f"{path}: a safetensors file, but not saved by {expected.removeprefix('clearhead.')}.save")
-    found = facts.get("version")
-    if type(found) is not int or not 0 < found <= version:  # True would count as 1
-        raise ValueError(f"{path}: format version {found!r}, but this clearhead reads 1 to {version}")
+    stored_version = facts.get("version")
+    if type(stored_version) is not int or not 0 < stored_version <= version:  # True would count as 1
+        raise ValueError(f"{path}: format version {stored_version!r}, but this clearhead reads 1 to {version}")
     if not has_checksum:
-        said = f"{path}: carries no checksum"
+        message = f"{path}: carries no checksum"
         if need_checksum:
-            raise ValueError(said)
-        warnings.warn(f"{said} (an earlier clearhead wrote it), so damage to it goes unnoticed", stacklevel=3)
+            raise ValueError(message)
+        warnings.warn(f"{message} (an earlier clearhead wrote it), so damage to it goes unnoticed", stacklevel=3)
     with _opened(path, device) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return tensors, checksums.without_checksum(facts)
