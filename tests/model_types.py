@@ -17,7 +17,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -254,15 +254,19 @@ def compare(model_type: str) -> Outcome:
     except NotRunError as error:
         return Outcome(model_type, "not run", str(error))
     calls = 0
-    original = forward.attention
+    originals = {name: getattr(forward, name) for name in ("attention", "attend_with_weights")}
 
-    def counted(*args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return original(*args, **options)
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return function(*args, **options)
+
+        return counted
 
     worst = Outcome(model_type, "equal")
-    forward.attention = counted
+    for name, original in originals.items():
+        setattr(forward, name, counting(original))
     try:
         ours = make(copy.deepcopy(eager.config), "clearhead")
         ours.load_state_dict(eager.state_dict())
@@ -270,7 +274,8 @@ def compare(model_type: str) -> Outcome:
     except Exception as error:
         return Outcome(model_type, "refused", short(error))
     finally:
-        forward.attention = original
+        for name, original in originals.items():
+            setattr(forward, name, original)
     peer = [run(eager, given) for given in inputs]
     if all(torch.equal(got, naive) for got, naive in zip(chain(*results), chain(*peer), strict=True)):
         return Outcome(model_type, "equal", "bit for bit", calls)

@@ -96,7 +96,7 @@ def test_some_docstring_examples_are_found():
     finder = doctest.DocTestFinder(exclude_empty=True)
     modules = (
         importlib.import_module(f"clearhead.{name}")
-        for name in ("ops.masks", "functional", "nn.rope", "nn.attention", "explain.tracing")
+        for name in ("ops._mask_algebra", "functional", "nn.rope", "nn.attention", "explain.tracing")
     )
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 

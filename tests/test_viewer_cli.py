@@ -29,7 +29,15 @@ def start(*arguments, browser=None):
     chosen = ["--no-browser"] if browser is None else []
     command = [sys.executable, "-m", "clearhead", "view", *chosen, *map(str, arguments)]
     environment = {**os.environ, **(browser or {})}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # a shell without job control starts background processes, and so the tests, with SIGINT ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
 
 
 def lines_of(process, count):

@@ -144,14 +144,15 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
                 None if gradient is None else _OnceDifferentiable.apply(gradient, *anchors) for gradient in gradients
             )
 
+    compute_directly = without_autocast(forward)
+
     def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
-        arguments = flatten(call)
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        if torch.compiler.is_compiling() or any(map(is_traced, tensors)):
-            return forward_op(*arguments)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return Differentiable.apply(*arguments)  # pyright: ignore[reportReturnType]
-        return compute(*arguments)
+        call = call.with_lowered_mask()
+        if torch.compiler.is_compiling() or any(map(is_traced, call.tensors())):
+            return forward_op(*flatten(call))
+        if call.requires_grad():
+            return Differentiable.apply(*flatten(call))  # pyright: ignore[reportReturnType]
+        return compute_directly(call)
 
     return run
 

@@ -131,6 +131,18 @@ class AttentionCall:
         key = (self.query.shape[2], kv_len, start, device, stream)
         return cached(mask, "lowered", key, lambda: mask.lower(self.positions(), kv_len))
 
+    def with_lowered_mask(self) -> AttentionCall:
+        """Return the call with its mask lowered once for everything that reads it."""
+        if self.mask is None or isinstance(self.mask, PrecomputedMask):
+            return self
+        return replace(self, mask=PrecomputedMask(self.lower(), self.mask))
+
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor of the call but the seed."""
+        lowered = self.lower()
+        parts = [getattr(self, name) for name in (*DIFFERENTIABLE, "query_start")]
+        return [part for part in (*parts, lowered.ranges, lowered.dense) if isinstance(part, Tensor)]
+
     def requires_grad(self) -> bool:
         """Return whether a gradient may flow into any part."""
         return _require_grad(getattr(self, name) for name in DIFFERENTIABLE)
