@@ -7,9 +7,10 @@ another device, saving to a file and passing through a custom op are derived fro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +61,9 @@ OPTIONS = tuple(
     if part.schema.endswith("?") and name not in ("ranges", "dense", "tensor_bias", "slopes", "seed")
 )
 DIFFERENTIABLE = tuple(name for name, part in PARTS.items() if part.differentiable)
+_get_parts = attrgetter(*PARTS)
+_get_tensors = attrgetter(*(name for name in TENSORS if name != "seed"))
+_get_differentiable = attrgetter(*DIFFERENTIABLE)
 
 
 @dataclass(eq=False, slots=True)
@@ -139,22 +143,25 @@ class AttentionCall:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor of the call but the seed."""
-        lowered = self.lower()
-        parts = [getattr(self, name) for name in (*DIFFERENTIABLE, "query_start")]
-        return [part for part in (*parts, lowered.ranges, lowered.dense) if isinstance(part, Tensor)]
+        return [part for part in _get_tensors(self) if isinstance(part, Tensor)]
 
     def requires_grad(self) -> bool:
         """Return whether a gradient may flow into any part."""
-        return _require_grad(getattr(self, name) for name in DIFFERENTIABLE)
+        return torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in _get_differentiable(self)
+        )
 
     def scores_require_grad(self) -> bool:
         """Return whether a gradient may flow into the scores, that is, into any part but the values."""
-        return _require_grad(getattr(self, name) for name in DIFFERENTIABLE if name != "value")
+        return torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad
+            for name, tensor in zip(DIFFERENTIABLE, _get_differentiable(self), strict=True)
+            if name != "value"
+        )
 
     def parts(self) -> dict[str, Any]:
         """Return everything the call consists of, by the names in `PARTS`."""
-        lowered = self.lower()
-        return {name: getattr(lowered, name) if name in ("ranges", "dense") else getattr(self, name) for name in PARTS}
+        return dict(zip(PARTS, _get_parts(self.with_lowered_mask()), strict=True))
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any], original: Mask | str | None = "precomputed mask") -> AttentionCall:
@@ -163,11 +170,11 @@ class AttentionCall:
         Args:
             original: the mask that `ranges` and `dense` come from, for its text; None if there is none.
         """
-        fields = {name: parts[name] for name in PARTS if name not in ("ranges", "dense", "tensor_bias", "slopes")}
-        slopes, mask = parts["slopes"], None
-        if original is not None:
-            mask = PrecomputedMask(LoweredMask(parts["ranges"], parts["dense"]), original)
-        return cls(**fields, mask=mask, bias=parts["tensor_bias"] if slopes is None else ALiBi(slopes))
+        fields = dict(parts)
+        lowered = LoweredMask(fields.pop("ranges"), fields.pop("dense"))
+        bias, slopes = fields.pop("tensor_bias"), fields.pop("slopes")
+        mask = None if original is None else PrecomputedMask(lowered, original)
+        return cls(**fields, mask=mask, bias=bias if slopes is None else ALiBi(slopes))
 
     def _map_parts(self, function: Callable[[Part, Tensor], Tensor]) -> AttentionCall:
         """Return the call with a function applied to every tensor but the seed, which stays where it is."""
@@ -212,10 +219,6 @@ class AttentionCall:
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
         mask = None if self.mask is None else PrecomputedMask(LoweredMask(), self.mask)  # the scores include it
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
-
-
-def _require_grad(tensors: Iterable[Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _take(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
