@@ -18,7 +18,12 @@ THREADS := 1 2
 NUMERICS := attention weights layer layer_as_module cache torch_compat huggingface watching transformer_model corpora
 MEMORY_KIB := 9000000
 
-.PHONY: demo test test-all test-cpus lint bench clean
+# Tests that run with jaxtyping's import hook, which checks shape annotations at run time; compiled graphs cannot contain
+# such checks, and wrong input meets them before our own.
+SHAPES := masks weights layer cache positions recording roles syntax trace check probing decoding batching \
+  transformer_model context_parallel torch_weights watching translate viewer_maps
+
+.PHONY: demo test test-all test-shapes test-cpus lint bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -29,9 +34,14 @@ test: lint
 
 # `make test`, and what takes longer: attacks with damaged files and hostile input, and the wheel in a new
 # virtual environment.
-test-all: test
+test-all: test test-shapes
 	$(BIN)/python -m pytest -n 2 -q -m attack
 	$(BIN)/python -m pytest -q -m wheel -rs
+
+test-shapes: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m pytest -n 2 -q $(SHAPES:%=tests/test_%.py) -k "not bad_input and not compiled" \
+	  --jaxtyping-packages=clearhead,typechecking.check \
+	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
 test-cpus: $(READY)
 	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -61,9 +60,6 @@ OPTIONS = tuple(
     if part.schema.endswith("?") and name not in ("ranges", "dense", "tensor_bias", "slopes", "seed")
 )
 DIFFERENTIABLE = tuple(name for name, part in PARTS.items() if part.differentiable)
-_get_parts = attrgetter(*PARTS)
-_get_tensors = attrgetter(*(name for name in TENSORS if name != "seed"))
-_get_differentiable = attrgetter(*DIFFERENTIABLE)
 
 
 @dataclass(eq=False, slots=True)
@@ -143,25 +139,21 @@ class AttentionCall:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor of the call but the seed."""
-        return [part for part in _get_tensors(self) if isinstance(part, Tensor)]
+        parts = [getattr(self, name) for name in TENSORS if name != "seed"]
+        return [part for part in parts if isinstance(part, Tensor)]
 
     def requires_grad(self) -> bool:
         """Return whether a gradient may flow into any part."""
-        return torch.is_grad_enabled() and any(
-            tensor is not None and tensor.requires_grad for tensor in _get_differentiable(self)
-        )
+        return _require_grad([getattr(self, name) for name in DIFFERENTIABLE])
 
     def scores_require_grad(self) -> bool:
         """Return whether a gradient may flow into the scores, that is, into any part but the values."""
-        return torch.is_grad_enabled() and any(
-            tensor is not None and tensor.requires_grad
-            for name, tensor in zip(DIFFERENTIABLE, _get_differentiable(self), strict=True)
-            if name != "value"
-        )
+        return _require_grad([getattr(self, name) for name in DIFFERENTIABLE if name != "value"])
 
     def parts(self) -> dict[str, Any]:
         """Return everything the call consists of, by the names in `PARTS`."""
-        return dict(zip(PARTS, _get_parts(self.with_lowered_mask()), strict=True))
+        call = self.with_lowered_mask()
+        return {name: getattr(call, name) for name in PARTS}
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any], original: Mask | str | None = "precomputed mask") -> AttentionCall:
@@ -219,6 +211,10 @@ class AttentionCall:
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
         mask = None if self.mask is None else PrecomputedMask(LoweredMask(), self.mask)  # the scores include it
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
+
+
+def _require_grad(tensors: Sequence[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _take(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
