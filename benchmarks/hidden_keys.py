@@ -1,6 +1,6 @@
 """Padded batches on a GPU, both passes: torch's memory-efficient kernel with a bias against ours, which skip them.
 
-What `HIDING` in clearhead/kernels/sdpa.py follows from.
+What `MAX_HIDDEN_KEY_LENGTH` in clearhead/ops/sdpa.py follows from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Heads wider than 128 on a GPU: cuDNN, flash attention and our own kernels, in the same run.
 
-The widths that `_suits_cudnn` in clearhead/kernels/sdpa.py allows follow from this table, and so does the time of the
+The widths that `_suits_cudnn` in clearhead/ops/sdpa.py allows follow from this table, and so does the time of the
 backward pass with an expanded gradient, as `output.sum().backward()` gives it.
 """
 
