@@ -49,7 +49,7 @@ def recording(size=5):
 def checkpoint(run):
     model = Transformer(CONFIG.model, len(DATA.vocabulary))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    return run.restore(model, optimizer, pytest.fail)
+    return run.load_checkpoint(model, optimizer, pytest.fail)
 
 
 def refusal(action):
