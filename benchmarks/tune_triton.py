@@ -1,4 +1,4 @@
-"""Time the Triton kernels with many tile sizes on this GPU and print the best for each width, for `ops/triton/config.py`.
+"""Time the Triton kernels with many tile sizes on this GPU and print the best per width, for `ops/triton/config.py`.
 
 Kernels are compiled in parallel first; then one process times them all, causal, on random data.
 """
