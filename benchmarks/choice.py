@@ -1,4 +1,4 @@
-"""Where `reference` stops being faster than `streaming`: the measurements behind the table in `ops/dispatch.py`."""
+"""Measure where `reference` stops being faster than `streaming`, for the table in `ops/dispatch.py`."""
 
 from __future__ import annotations
 

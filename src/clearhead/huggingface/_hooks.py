@@ -31,7 +31,7 @@ class AttentionHook(Protocol):
 
     @property
     def keep_qk(self) -> bool:
-        """Whether the weights hold query and key also where the scores are fewer numbers."""
+        """True if the weights hold query and key also where the scores are fewer numbers."""
         ...
 
     def __call__(

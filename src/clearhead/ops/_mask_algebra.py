@@ -19,7 +19,7 @@ _MAX_PICTURE_SIDE = 64
 def query_positions(
     q_len: int, kv_len: int, query_start: int | Tensor | None = None, device: torch.device | str | None = None
 ) -> Int[Tensor, "batch q_len"]:
-    """Where each query stands among the keys: `[1, q_len]`, or `[batch, q_len]` for one start per sequence."""
+    """Return positions of queries among the keys: `[1, q_len]`, or `[batch, q_len]` for one start per sequence."""
     if isinstance(query_start, Tensor):
         return query_start.to(device).long()[:, None] + torch.arange(q_len, device=device)
     start = kv_len - q_len if query_start is None else query_start
@@ -27,7 +27,7 @@ def query_positions(
 
 
 class Mask:
-    """What all masks share: `&`, `|`, `ranges`, `dense` and `picture`."""
+    """Base of all masks, with `&`, `|`, `ranges`, `dense` and `picture`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -41,12 +41,12 @@ class Mask:
 
     @property
     def relative(self) -> bool:
-        """Whether it looks at the distance between query and key only, wherever keys are counted from."""
+        """True if the mask depends only on the distance between query and key."""
         return False
 
     @property
     def device(self) -> torch.device | None:
-        """Where a `Dense` part lives; None without one: lengths follow the queries to wherever they are."""
+        """Device of a `Dense` part; None without one, because lengths are moved to the device of the queries."""
         return self.tensors[0].device if self.tensors else None
 
     def __and__(self, other: Mask) -> Mask:
@@ -60,7 +60,7 @@ class Mask:
         raise NotImplementedError
 
     def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
-        """Why this mask cannot serve a problem of this shape; None if it can."""
+        """Return why this mask does not fit a matrix of this shape; None if it does."""
         return None
 
     def ranges(self, q_len: int, kv_len: int, query_start: int | Tensor | None = None) -> KeyRanges:
@@ -117,7 +117,7 @@ class LoweredMask:
     dense: Bool[Tensor, "#batch #heads #q_len #kv_len"] | None = None
 
     def allowed(self, q_len: int, keys: Int[Tensor, " keys"]) -> Bool[Tensor, "#batch #heads q_len keys"]:
-        """Which of `keys` each query may attend to."""
+        """Return which of `keys` each query may attend to."""
         allowed = keys.new_ones((1, 1, q_len, keys.shape[0]), dtype=torch.bool)
         if self.ranges is not None:
             allowed = allowed & key_ranges.contains(self.ranges, keys)[:, None]

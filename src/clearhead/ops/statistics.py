@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from jaxtyping import Float, Int
@@ -77,11 +77,6 @@ class StatisticsRequest:
             check_int("top", top, least=0, most=None),
             None if pool is None else PoolSpec.checked(*_pair(pool), reduce),
         )
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the results."""
-        names = {"pool": "pooled"}
-        return (names.get(field.name, field.name) for field in fields(self) if getattr(self, field.name))
 
 
 class AttentionStatistics:

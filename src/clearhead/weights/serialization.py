@@ -38,7 +38,7 @@ def save(path: str | os.PathLike[str], call: AttentionCall, lse: Tensor) -> None
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[AttentionCall, Tensor]:
-    """What `save` wrote: the problem and lse. Anything else is refused in one line."""
+    """Return the call and lse that `save` wrote. Any other file is refused in one line."""
     tensors, facts = read(path, FORMAT, VERSION, device)
     try:
         return unpack(tensors, facts)

@@ -14,10 +14,10 @@ from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
 
 @without_autocast
 def pool(
-    folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], picture: PoolSpec
+    folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], spec: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
     """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
-    rows, cols, reduce = picture
+    rows, cols, reduce = spec
     batch, kv_heads, group, q_len, kv_len = folded.shape
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
     may_underflow = folded.underflow_bound()
