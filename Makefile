@@ -15,13 +15,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # CPU capabilities and thread counts that the tests of numerics have to pass with; "native" is whatever the CPU has.
 CAPABILITIES := native avx2 default
 THREADS := 1 2
-NUMERICS := attention weights layer layer_as_module cache torch_compat huggingface watching transformer_model corpora
+NUMERICS := ops/test_attention weights nn test_torch_compat huggingface/test_attention_function huggingface/test_watching \
+  translation/test_model analysis/test_corpus
 MEMORY_KIB := 9000000
 
 # Tests that run with jaxtyping's import hook, which checks shape annotations at run time; compiled graphs cannot contain
 # such checks, and wrong input meets them before our own.
-SHAPES := masks weights layer cache positions recording roles syntax trace check probing decoding batching \
-  transformer_model context_parallel torch_weights watching translate viewer_maps
+SHAPES := ops/test_masks weights nn/test_attention nn/test_kv_cache nn/test_positions nn/test_torch_weights recording \
+  analysis/test_roles analysis/test_relations explain/test_tracing explain/test_checking translation/heads \
+  translation/test_decoding translation/data/test_batching translation/test_model translation/test_translator \
+  distributed/test_context_parallel huggingface/test_watching viewer/test_heatmaps
+
+# Paths of test files and folders of them
+paths = $(foreach name,$(1),tests/$(name)$(if $(findstring test_,$(name)),.py))
 
 .PHONY: demo test test-all test-shapes test-cpus lint bench clean
 .DEFAULT_GOAL := demo
@@ -39,8 +45,8 @@ test-all: test test-shapes
 	$(BIN)/python -m pytest -q -m wheel -rs
 
 test-shapes: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m pytest -n 2 -q $(SHAPES:%=tests/test_%.py) -k "not bad_input and not compiled" \
-	  --jaxtyping-packages=clearhead,typechecking.check \
+	PYTHONPATH=tests $(BIN)/python -m pytest -n 2 -q $(call paths,$(SHAPES)) -k "not bad_input and not compiled" \
+	  --jaxtyping-packages=clearhead,support.typechecking.check \
 	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
 test-cpus: $(READY)
@@ -49,7 +55,7 @@ test-cpus: $(READY)
 	  ( ulimit -v $(MEMORY_KIB); unset ATEN_CPU_CAPABILITY; \
 	    export OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive; \
 	    [ $$capability = native ] || export ATEN_CPU_CAPABILITY=$$capability; \
-	    $(BIN)/python -m pytest -q $(NUMERICS:%=tests/test_%.py) ) || exit 1; \
+	    $(BIN)/python -m pytest -q $(call paths,$(NUMERICS)) ) || exit 1; \
 	done; done
 
 lint: $(READY)
@@ -67,7 +73,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/viewer_sessions.py
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/pretrained.py smollm2)
+	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 
 $(READY): pyproject.toml constraints.txt Makefile
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }

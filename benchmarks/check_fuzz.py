@@ -1,6 +1,7 @@
 """`check` on thousands of random texts with planted errors: how many it finds, and how often it is wrong.
 
-`python benchmarks/check_fuzz.py --texts 2000`. The texts and the comparison are those of tests/test_check_fuzz.py.
+`python benchmarks/check_fuzz.py --texts 2000`. The texts and the comparison are those of
+tests/explain/test_random_texts.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from measuring import RESULTS, write
-from random_texts import FAILURES, outcome, random_text  # pyright: ignore[reportMissingImports]
+from support.random_worked_texts import FAILURES, outcome, random_text  # pyright: ignore[reportMissingImports]
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ TESTS = [
     "pytest",
     "-m",
     "gpu",
-    "tests/test_on_gpu.py",
+    "tests/ops/test_on_gpu.py",
     "-q",
     "-p",
     "no:cacheprovider",

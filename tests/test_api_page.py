@@ -1,9 +1,10 @@
 """docs/api.md is what docs/api.py writes."""
 
 import runpy
-from pathlib import Path
 
-SCRIPT = Path(__file__).parent.parent / "docs" / "api.py"
+from support.paths import ROOT
+
+SCRIPT = ROOT / "docs" / "api.py"
 
 
 def test_the_page_is_up_to_date():

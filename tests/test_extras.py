@@ -8,14 +8,12 @@ import subprocess
 import sys
 import tomllib
 import venv
-from pathlib import Path
 
 import pytest
 
 from clearhead._utils.extras import EXTRAS, missing_packages, needs_extra
-from recordings import decoder
-
-ROOT = Path(__file__).parent.parent
+from support.paths import ROOT
+from support.recordings import decoder
 
 # Runs in a process in which no package of an extra can be imported; prints JSON.
 WITHOUT_EXTRAS = """

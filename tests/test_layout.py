@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from support.paths import ROOT
+
 SOURCE = ROOT / "src" / "clearhead"
 FILES = sorted(SOURCE.rglob("*.py"))
 PUBLIC_PACKAGES = sorted(

@@ -13,16 +13,13 @@ import torch
 from bokeh.palettes import Viridis256
 from PIL import Image
 
-from browser import browser
 from clearhead import Causal, attention, report
 from clearhead._utils.color_scales import log_shades
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.ops.tiled.statistics import AttentionStatistics
 from clearhead.weights import notebook
-from recordings import decoder, layer
-from viewer_page import page
+from support.recordings import decoder, layer
 
-__all__ = ["browser", "page"]
 CELLS = [
     "import torch\nfrom clearhead import Causal, attention, record, report",
     "from clearhead.analysis.corpus import corpus_statistics",

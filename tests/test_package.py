@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import clearhead
 from clearhead.cli import app
-from pretrained import minilm
+from support.paths import ROOT
+from support.pretrained import minilm
 
-ROOT = Path(__file__).parent.parent
 MODULES = sorted(info.name for info in pkgutil.walk_packages(clearhead.__path__, "clearhead."))
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from clearhead.torch_compat import MultiheadAttention, replace_attention
-from pairs import BATCH, HEADS, KEYS
-from peers import assert_agrees
+from support.peers import assert_agrees
+from support.torch_layers import BATCH, HEADS, KEYS
 
 
 class TestReplaceAttention:

@@ -10,9 +10,9 @@ from torch import nn
 
 from clearhead import Causal, torch_compat
 from clearhead.torch_compat import MultiheadAttention
-from harness import assert_matches
-from pairs import BATCH, HEADS, KEYS, QUERIES, every_option, pair
-from peers import assert_agrees, truth_of
+from support.numerics import assert_matches
+from support.peers import assert_agrees, truth_of
+from support.torch_layers import BATCH, HEADS, KEYS, QUERIES, every_option, pair
 
 
 def tensors(module: nn.MultiheadAttention, batched: bool = True) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import ALiBi, Causal, Documents, MultiHeadAttention, Padding, Window, attention
-from public_calls import (
+from support.public_calls import (
     attention_calls,
     cache_calls,
     layer_calls,
@@ -21,7 +21,7 @@ from public_calls import (
     transformer_calls,
     weights_calls,
 )
-from wrong_calls import Call, fault, wrong_calls
+from support.wrong_calls import Call, fault, wrong_calls
 
 GROUPS = {
     "attention": attention_calls,

@@ -1,0 +1,175 @@
+"""Many texts over many processes: one result, the same as of one process, whatever dies on the way."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.corpus import corpus_statistics
+from clearhead.analysis.resumable import Job, discard_results, run_jobs
+from clearhead.analysis.statistics import measure_heads, statistics_from_sums, sum_statistics
+from clearhead.analysis.summary import AttentionSummary
+from clearhead.cli import app
+from clearhead.distributed.process_group import ProcessGroup
+from clearhead.translation import Translator
+from support.paths import ROOT
+from support.ranks import started
+from support.recordings import decoder, translation
+
+CRASHING_RANK = ROOT / "tests" / "support" / "crashing_rank.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+SENTENCES = ["I read a book.", "She plays the piano.", "The old dog barked.", "Why?", "He went home yesterday."]
+
+
+def recordings(count):
+    return [decoder([f"{text}.{position}" for position in range(7 + text)], special=(0,)) for text in range(count)]
+
+
+def torchrun(count, *arguments):
+    return subprocess.run([*TORCHRUN, str(count), *map(str, arguments)], capture_output=True, text=True, timeout=200)
+
+
+def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
+    texts = recordings(4)
+    total = HeadSums.empty()
+    for index, recording in enumerate(texts):
+        sum_statistics(recording).save(tmp_path / f"{index}.safetensors")
+        total += HeadSums.load(tmp_path / f"{index}.safetensors")
+    assert statistics_from_sums(total) == measure_heads(texts)[1]
+    assert total.model == "a model"
+
+
+def test_what_was_watched_adds_up():
+    summaries = [corpus_statistics(recording) for recording in recordings(3)]
+    total = summaries[0].to_sums("m") + summaries[1].to_sums("m") + summaries[2].to_sums("m")
+    result = AttentionSummary.from_sums(total)
+    layers = [summary[1] for summary in summaries]
+    queries = sum(layer.queries for layer in layers)
+    expected = sum(layer.sums["entropy"] for layer in layers) / queries
+    assert result[1].queries == queries
+    torch.testing.assert_close(result[1].means["entropy"], expected)
+
+
+def jobs_of(count):
+    return [
+        Job(f"text {index}", lambda recording=recording: sum_statistics(recording))
+        for index, recording in enumerate(recordings(count))
+    ]
+
+
+def added_over(mesh, count):
+    process_group = ProcessGroup(mesh.get_local_rank(), mesh.size())
+    total = run_jobs(jobs_of(count), process_group=process_group)
+    return total.model, statistics_from_sums(total)
+
+
+@pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # of four ranks two have nothing to read
+def test_every_number_of_processes_gives_the_same(count, texts):
+    expected = measure_heads(recordings(texts))
+    with started(count) as ranks:
+        for model, result in ranks.run(count, added_over, texts):
+            assert model == expected[0]
+            assert result.keys() == expected[1].keys()
+            for address, statistics in result.items():
+                for name, value in vars(expected[1][address]).items():
+                    same = value if value is None else pytest.approx(value, rel=1e-12)
+                    assert getattr(statistics, name) == same, name
+
+
+def test_different_kinds_of_attention_are_kept_apart():
+    recording = translation(["a", "b", "c"], ["d", "e"])
+    assert statistics_from_sums(sum_statistics(recording)) == measure_heads([recording])[1]
+
+
+def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
+    done = []
+
+    def job(index):
+        def count():
+            done.append(index)
+            if index == 2 and done.count(2) == 1:
+                raise KeyboardInterrupt
+            return HeadSums("m", {"encoder": [1]}, {"x": torch.tensor([1.0 * index]).double()})
+
+        return Job(f"job {index}", count)
+
+    keep = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([job(index) for index in range(4)], results_folder=keep)
+    total = run_jobs([job(index) for index in range(4)], results_folder=keep)
+    assert done == [0, 1, 2, 2, 3]
+    assert total.sums["x"].item() == 6
+    discard_results(keep)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_model_gave_is_not_taken(tmp_path):
+    translator = Translator.load()
+    first = corpus_statistics(translator, SENTENCES[:1], results_folder=tmp_path / "parts")
+    with torch.no_grad():
+        translator.model.encoder[0].attention.query.weight.mul_(3)
+    second = corpus_statistics(translator, SENTENCES[:1], results_folder=tmp_path / "parts")
+    assert len(list((tmp_path / "parts").iterdir())) == 2
+    assert not torch.equal(first["encoder", 0].means["entropy"], second["encoder", 0].means["entropy"])
+
+
+def test_a_damaged_part_is_made_again(tmp_path):
+    keep = tmp_path / "parts"
+    first = run_jobs(jobs_of(2), results_folder=keep)
+    for path in keep.iterdir():
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="not a whole safetensors file .*; it is made again"):
+        assert statistics_from_sums(run_jobs(jobs_of(2), results_folder=keep)) == statistics_from_sums(first)
+
+
+@pytest.mark.parametrize("name", ["missing/deep/x.json", "."])
+def test_where_a_result_cannot_be_written_is_said_first(tmp_path, name, monkeypatch):
+    monkeypatch.setattr("clearhead.cli.heads.load_source", lambda *given: pytest.fail("it was loaded"))
+    for command in ("stats", "roles"):
+        done = CliRunner().invoke(app, [command, "--model", "en-ja", "Why?", "--output", str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert str(tmp_path) in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):
+    first = torchrun(2, CRASHING_RANK, tmp_path)
+    assert first.returncode != 0
+    assert "rank      : 1 (local_rank: 1)" in first.stderr
+    assert "SIGKILL" in first.stderr
+    assert not (tmp_path / "result").exists()
+    kept = len(list((tmp_path / "parts").glob("*.safetensors")))
+    assert kept == 4  # three of the one that lives, one of the other
+    before = {path.name for path in tmp_path.glob("done-*")}
+    second = torchrun(2, CRASHING_RANK, tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert (tmp_path / "result").read_text() == "15.0"
+    again = {path.name.split("-")[1] for path in tmp_path.glob("done-*")} - {name.split("-")[1] for name in before}
+    assert again == {"3", "5"}
+    assert len(list(tmp_path.glob("done-*"))) == 6
+    assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.parametrize("command", ["stats", "roles"])
+def test_commands_under_torchrun(tmp_path, command):
+    files = []
+    for index, sentence in enumerate(SENTENCES):
+        (tmp_path / f"{index}.txt").write_text(sentence)
+        files += ["--file", str(tmp_path / f"{index}.txt")]
+    given = [command, "--model", "en-ja", *files, "--output"]
+    assert CliRunner().invoke(app, [*given, str(tmp_path / "alone.json")]).exit_code == 0
+    done = torchrun(3, "-m", "clearhead", *given, tmp_path / "together.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("wrote") == 1
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".txt"} == {"alone.json", "together.json"}
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text())["heads"] for name in ("alone", "together"))
+    if command == "stats":  # columns, not rows
+        one, other = [one], [other]
+    for row, same in zip(one, other, strict=True):
+        for name, value in row.items():
+            exact = value is None or name in ("stack", "labels")
+            assert same[name] == (value if exact else pytest.approx(value, rel=1e-9, abs=1e-12)), name

@@ -1,0 +1,92 @@
+"""`clearhead stats` and `clearhead roles`."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from clearhead.analysis.roles import Roles
+from clearhead.cli import app
+from support.paths import DATA
+from support.tiny_models import make
+from support.tiny_tokenizer import tokenizer
+
+TREEBANK = DATA / "tiny.conllu"
+TEXT = "the dogs running . " * 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    make("bert").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def run(*arguments, status=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_statistics_of_a_text(folder):
+    table = run("stats", "--model", folder, TEXT).stdout
+    assert "tiny: means over queries" in table
+    assert len([line for line in table.splitlines() if "encoder" in line]) == 8
+    facts = json.loads(run("stats", "--model", folder, TEXT, "--json", "--layers", "1").stdout)
+    assert facts["model"] == "tiny"
+    assert facts["heads"]["layer"] == [1] * 4
+    assert facts["heads"]["head"] == [0, 1, 2, 3]
+    assert facts["heads"]["queries"] == [6 * 6 + 2] * 4
+
+
+def test_statistics_of_files(folder, tmp_path):
+    for index in range(2):
+        (tmp_path / f"{index}.txt").write_text(TEXT)
+    files = [part for index in range(2) for part in ("--file", tmp_path / f"{index}.txt")]
+    both = json.loads(run("stats", "--model", folder, *files, "--json").stdout)
+    one = json.loads(run("stats", "--model", folder, TEXT, "--json").stdout)
+    assert both["heads"]["queries"][0] == 2 * one["heads"]["queries"][0]
+    assert both["heads"]["entropy"] == pytest.approx(one["heads"]["entropy"])
+
+
+def test_roles(folder, tmp_path):
+    shown = run("roles", "--model", folder, TEXT).stdout
+    for title in ("heads with a clear role", "have no clear role", "Best heads"):
+        assert title in shown
+    target = tmp_path / "roles.json"
+    result = run("roles", "--model", folder, TEXT, "--treebank", TREEBANK, "--output", target)
+    assert f"wrote {target}" in result.stderr
+    roles = Roles.from_json(target.read_text())
+    assert roles.model == "tiny"
+    assert len(roles.heads) == 8
+    run("roles", "--model", folder, TEXT, "--layers", "1", "--output", target)
+    assert {layer for _, layer, _ in Roles.from_json(target.read_text()).heads} == {1}
+
+
+def test_without_transformers(folder, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("clearhead.huggingface")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = run("stats", "--model", folder, TEXT, status=2)
+    assert "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'" in result.stderr
+
+
+def test_what_is_wrong_is_said_in_one_line(folder, tmp_path):
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "bad.conllu").write_text("1\tonly\ttwo\n")
+    for arguments, message in (
+        (("stats", "--model", "nobody/nothing"), "nobody/nothing: there is no such folder or file"),
+        (("stats", "--model", folder, TEXT, "--layers", "7"), "--layers is '7', but the layers are 0 to 1"),
+        (("stats", "--model", folder, TEXT, "--layers", "x"), "--layers is 'x'; expected numbers and ranges"),
+        (("stats", "--model", folder, "--file", tmp_path / "none.txt"), "none.txt"),
+        (("stats", "--model", folder, "--file", tmp_path / "bytes.txt"), "not a text in UTF-8"),
+        (("stats", "--model", folder, " "), "TEXT is empty"),
+        (("stats", "--model", folder, TEXT, "--device", "nowhere"), "--device is 'nowhere', which cannot be used"),
+        (("stats", "--model", folder, TEXT * 100), "takes at most 512"),
+        (("roles", "--model", folder, "--treebank", tmp_path / "bad.conllu"), "line 1: has 3 columns"),
+    ):
+        result = run(*arguments, status=2)
+        assert message in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,64 @@
+"""Every option and argument of every command with odd values: an answer or an error, never a traceback."""
+
+import pytest
+
+from support.hostile_input import ARGUMENTS, controls, typed
+from support.recordings import decoder
+
+# "?" stands for the odd value. Every line is cheap, or ends before a model is trained or a page is served.
+COMMANDS = {
+    "top level": ("?", "? --help", "--version ?", "--? explain"),
+    "explain": ("explain ?", "explain song --digits ?", "explain song --step ?", "explain song --head ?",
+                "explain song --format ?", "explain song --output ?"),
+    "check": ("check ?", "check song --digits ?", "check song ?"),
+    "stats": ("stats ?", "stats R --layers ?", "stats R --device ?", "stats R --dtype ?", "stats R --output ?",
+              "stats --file ? --model en-ja", "stats hello --model ?"),
+    "roles": ("roles ?", "roles R --layers ?", "roles R --treebank ?", "roles R --output ?"),
+    "record": ("record R --output ?", "record --file ? --output o.safetensors",
+               "record hello --model ? --output x.html"),
+    "view": ("view R --output ?", "view R --roles ? --output o.html", "view R --port ? --output o.safetensors"),
+    "translate": ("translate hello --model ?", "translate hello --beams ? --device nowhere", "translate --file ?",
+                  "translate --show ?"),
+    "train": ("train --data ? --output R", "train --valid ? --output R", "train --config ? --output R",
+              "train --steps ? --output R", "train --seed ? --output R", "train --resume --output ?"),
+    "doctor": ("doctor ?",),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory, and low limits, so that refusing is quick."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLEARHEAD_MAX_TEXT_MIB", "1")
+    monkeypatch.setenv("CLEARHEAD_MAX_LINE_KIB", "1")
+    monkeypatch.setenv("CLEARHEAD_MAX_SENTENCE_TOKENS", "64")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def fill(folder):
+    """A recording R, a file where a run's folder is expected, and nested files; commands may have replaced them."""
+    decoder("abcdefghi").save(folder / "R.safetensors")
+    (folder / "R").write_text("not a folder")
+    (folder / "nested.toml").write_text("x = " + "[" * 5000)
+    (folder / "nested.json").write_text("[" * 100_000)
+    (folder / "é.toml").write_text("x = [[1]]\ntitle = 3")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("command", COMMANDS)
+def test_odd_arguments(folder, command):
+    failures = []
+    for line in COMMANDS[command]:
+        fill(folder)
+        for odd in ARGUMENTS:
+            recorded = [
+                "R.safetensors" if part == "R" and line.split()[0] != "train" else part for part in line.split()
+            ]
+            arguments = [part.replace("?", odd) for part in recorded]
+            found = typed(*arguments)
+            if found.traceback or found.code not in (0, 1, 2) or controls(found.stdout + found.stderr):
+                failures.append(f"{line} with {odd[:40]!r}: {found.code}, {found.traceback or found.stderr[:300]}")
+            if found.code == 1 and command != "check":
+                failures.append(f"{line} with {odd[:40]!r}: exit code 1")
+    assert not failures, "\n".join(failures)

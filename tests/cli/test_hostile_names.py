@@ -1,0 +1,138 @@
+"""Hostile names of models, stacks, tokens, titles, files and translations, in every output of every command."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from clearhead import Recording
+from clearhead._utils.text import visible_text
+from clearhead.recording.recording import Stack
+from clearhead.translation import Translator
+from support.hostile_input import NAMES, controls, typed
+from support.recordings import layer, tokens
+
+pytestmark = [pytest.mark.attack, pytest.mark.parametrize("name", NAMES)]
+
+
+def recording(name, path):
+    """A recording with the name wherever one can stand."""
+    stack = visible_text(name)  # a stack's name has to be printable
+    queries, keys = tokens([name, "a", name]), tokens(["b", name])
+    made = Recording(name, {stack: Stack((layer(3, 2),), queries, keys)})
+    made.save(path)
+    return stack
+
+
+@pytest.mark.parametrize("command", ["stats", "roles"])
+def test_tables_and_json_of_a_recording(tmp_path, name, command):
+    stack = recording(name, tmp_path / "r.safetensors")
+    found = typed(command, tmp_path / "r.safetensors")
+    assert (found.code, found.traceback) == (0, "")
+    assert not controls(found.stdout + found.stderr)
+    assert "".join(f"{visible_text(name)}:".split()) in "".join(found.stdout.split())  # a long title is wrapped
+    found = typed(command, tmp_path / "r.safetensors", "--json")
+    assert not controls(found.stdout)
+    facts = json.loads(found.stdout)
+    assert facts["model"] == name
+    heads = facts["heads"]
+    assert (heads["stack"] if command == "stats" else [row["stack"] for row in heads]) == [stack] * 4
+
+
+def test_a_report(tmp_path, name):
+    pages = []
+    for own in ("harmless", name):
+        recording(own, tmp_path / "r.safetensors")
+        found = typed("view", tmp_path / "r.safetensors", "--output", tmp_path / "r.html")
+        assert (found.code, found.traceback) == (0, "")
+        assert not controls(found.stdout)
+        pages.append(Skeleton.of((tmp_path / "r.html").read_text(encoding="utf-8")))
+    assert pages[0] == pages[1]
+
+
+class Skeleton(HTMLParser):
+    """The elements of a page and the names of their attributes, which no name in it may change."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, [key for key, _ in attributes]))
+
+    @classmethod
+    def of(cls, page):
+        parser = cls()
+        parser.feed(page)
+        return parser.found
+
+
+TOML = """title = {name}
+tokens = [{name}, {name}]
+x = [[1, 0], [0, 1]]
+[[claims]]
+step = "scores"
+values = [[9, 9], [9, 9]]
+"""
+
+
+@pytest.fixture
+def example(tmp_path, name):
+    path = tmp_path / "example.toml"
+    text = re.sub(r"\x7f", r"\\u007f", json.dumps(name, ensure_ascii=False))
+    path.write_text(TOML.format(name=text))
+    return path
+
+
+@pytest.mark.parametrize("style", ["text", "html", "markdown", "latex", "json"])
+def test_worked_examples(example, style):
+    found = typed("explain", example, "--format", style)
+    assert (found.code, found.traceback, found.stderr) == (0, "", "")
+    assert not controls(found.stdout)
+
+
+def test_audits(example, name):
+    for options in ((), ("--json",)):
+        found = typed("check", example, *options)
+        assert (found.code, found.traceback) == (1, "")
+        assert not controls(found.stdout)
+    assert json.loads(found.stdout)["title"] == name
+
+
+def test_translations(name, monkeypatch):
+    monkeypatch.setattr(Translator, "stream", lambda self, texts, beams: iter([name] * len(texts)))
+    found = typed("translate", "Thank you.")
+    assert (found.code, found.traceback) == (0, "")
+    assert not controls(found.stdout.replace("\t", ""))
+    shown = typed("translate", "Thank you.", "--show")
+    assert (shown.code, shown.traceback) == (0, "")
+    assert not controls(shown.stdout.replace("\t", ""))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "{}"),
+        ("check", "{}"),
+        ("stats", "{}", "--model", "{}"),
+        ("stats", "--file", "{}", "--model", "en-ja"),
+        ("roles", "{}.safetensors"),
+        ("roles", "--model", "en-ja", "--treebank", "{}"),
+        ("record", "hello", "--output", "{}"),
+        ("view", "--roles", "{}", "--output", "x.html"),
+        ("translate", "--file", "{}"),
+        ("translate", "hello", "--model", "{}"),
+        ("train", "--data", "{}"),
+        ("train", "--config", "{}"),
+        ("doctor", "{}"),
+        ("{}",),
+        ("explain", "song", "--format", "{}"),
+        ("stats", "--{}"),
+    ],
+)
+def test_names_of_files_in_messages(tmp_path, monkeypatch, name, command):
+    monkeypatch.chdir(tmp_path)
+    found = typed(*(part.replace("{}", name) for part in command))
+    assert (found.code, found.traceback) == (2, "")
+    assert not controls(found.stdout + found.stderr)

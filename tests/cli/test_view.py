@@ -1,0 +1,216 @@
+"""`clearhead view`: what it is given, what it says, how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from clearhead.analysis.roles import Roles
+from clearhead.analysis.statistics import HeadStatistics
+from clearhead.cli import app
+from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+from clearhead.viewer.server._texts import Texts, check_typed
+from support.recordings import decoder
+from support.viewer_client import fetch
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    decoder("abcde").save(tmp_path / "kept.safetensors")
+    return tmp_path / "kept.safetensors"
+
+
+def start(*arguments, browser=None):
+    chosen = ["--no-browser"] if browser is None else []
+    command = [sys.executable, "-m", "clearhead", "view", *chosen, *map(str, arguments)]
+    environment = {**os.environ, **(browser or {})}
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # a shell without job control starts background processes, and so the tests, with SIGINT ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def lines_of(process, count):
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(recorded, "--port", port)
+        notice, opened, forwarded, last = lines_of(process, 4)
+    assert notice == f"Port {port} is in use; this is the next free one.\n"
+    url = opened.split()[1]
+    assert fetch(url.replace("/enter?", "/static/js/bokeh.min.js?"))[0] == 200
+    served = url.split(":")[2].split("/")[0]
+    assert f"ssh -L {served}:127.0.0.1:{served} " in forwarded
+    assert last == "Ctrl-C stops it.\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "", "")
+
+
+def stop(process):
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+
+def test_a_new_link_is_printed_when_one_was_used(recorded):
+    process = start(recorded)
+    link = lines_of(process, 3)[0].split()[-1]
+    assert fetch(link)[0] == 200
+    notice, _, another = process.stdout.readline().rpartition(" ")
+    assert notice == "That link was used. For another browser: "
+    assert another.strip() != link
+    assert fetch(link)[0] == 403
+    assert fetch(another.strip())[0] == 200
+    stop(process)
+
+
+def test_a_browser_is_started_without_the_link_on_its_command_line(recorded, tmp_path):
+    command, started = tmp_path / "browser", tmp_path / "arguments"
+    command.write_text(f'#!/bin/sh\necho "$*" > {started}.new && mv {started}.new {started}\n')
+    command.chmod(0o755)
+    process = start(recorded, browser={"BROWSER": str(command), "HOME": str(tmp_path)})
+    lines_of(process, 3)
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (page,) = tmp_path.glob("*.html")
+    assert started.read_text() == f"{page.as_uri()}\n"
+    link = page.read_text().partition("url=")[2].partition('"')[0]
+    assert fetch(link)[0] == 200
+    assert not page.exists()
+    stop(process)
+
+
+def test_a_viewer_that_is_ended_leaves_no_page_behind(recorded, tmp_path):
+    """Nor does one that was killed, once the next one hands a page over."""
+    command = tmp_path / "browser"
+    command.write_text("#!/bin/sh\nexit 0\n")
+    command.chmod(0o755)
+    for signal_sent, left in ((signal.SIGKILL, 1), (signal.SIGTERM, 0)):
+        process = start(recorded, browser={"BROWSER": str(command), "HOME": str(tmp_path)})
+        lines_of(process, 3)
+        while not list(tmp_path.glob(f"clearhead-view-*-{process.pid}-*.html")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal_sent)
+        process.communicate()
+        assert len(list(tmp_path.glob("clearhead-view-*.html"))) == left
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def arguments_of_view(monkeypatch):
+    """What the command line passes to `view`, which is not run."""
+
+    def call(*arguments):
+        calls = []
+
+        def view(model, text, **options):
+            calls.append({"model": model, "text": text, **options})
+            raise ValueError("not served")
+
+        monkeypatch.setattr("clearhead.viewer.server.serve.view", view)
+        CliRunner().invoke(app, ["view", *map(str, arguments)])
+        return calls[0]
+
+    return call
+
+
+def test_without_anything_it_shows_the_bundled_translator(arguments_of_view):
+    arguments = arguments_of_view("--device", "cpu")
+    assert arguments["model"] == "en-ja"
+    assert arguments["text"] is None
+    assert Texts("en-ja").choices == [EXAMPLE_SENTENCE]
+
+
+def test_texts_and_files_are_all_there_to_choose_from(tmp_path, arguments_of_view):
+    (tmp_path / "one.txt").write_text("He reads.")
+    arguments = arguments_of_view("She plays.", "--file", tmp_path / "one.txt", "--model", "en-ja")
+    assert arguments["text"] == ["She plays.", "He reads."]
+    texts = Texts("en-ja", arguments["text"])
+    assert texts.first.cache.recording["encoder"].keys.texts[0] == "she"
+    assert texts.cached("He reads.") is None
+    recorded = texts.recorded("He reads.")
+    assert recorded.cache.recording["encoder"].keys.texts[0] == "he"
+    assert texts.recorded("He reads.") is texts.cached("He reads.") is recorded
+
+
+def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
+    monkeypatch.setattr("clearhead.viewer.server._texts.MAX_TYPED_RECORDINGS", 2)
+    texts = Texts("en-ja", "She plays.")
+    first = texts.recorded("one")
+    texts.recorded("two")
+    assert texts.recorded("one") is first
+    texts.recorded("three")
+    assert texts.cached("one") is first
+    assert texts.cached("two") is None
+    assert texts.cached("She plays.") is texts.first
+
+
+def test_what_cannot_be_typed_or_run():
+    with pytest.raises(ValueError, match="the text is empty"):
+        Texts("en-ja").recorded("  ")
+    with pytest.raises(
+        ValueError, match="the text has 20,001 letters, and 20,000 can be typed here; start clearhead view"
+    ):
+        check_typed("x" * 20_001)
+    assert check_typed("x" * 20_000)
+    with pytest.raises(ValueError, match="the text has 401 tokens, and 256 can be typed here; start clearhead view"):
+        Texts("en-ja").recorded("a " * 400)
+    with pytest.raises(ValueError, match="this is a recording: there is no model to run on another text"):
+        Texts(decoder("abc")).recorded("abc")
+    with pytest.raises(ValueError, match="text is an empty list; expected at least one text"):
+        Texts("en-ja", [])
+
+
+def test_roles_have_to_be_of_the_same_model():
+    roles = Roles("another", {("decoder", 0, 0): HeadStatistics(9)})
+    with pytest.raises(ValueError, match="roles is of 'another' with 1 heads, but what is shown is 'a model' with 8"):
+        Texts(decoder("abc"), roles=roles)
+    with pytest.raises(ValueError, match="expected roles of the same model"):
+        Texts("en-ja", roles=Roles("en-ja", {("decoder", 0, 99): HeadStatistics(9)}))
+
+
+def test_what_a_model_never_met_is_said():
+    assert Texts("en-ja").recorded("I ate a 🍉.").notes == ["text: never seen in training: '🍉'"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["{recorded}", "--model", "en-ja"],
+            "kept.safetensors is a recording, which --file and --model do not go with",
+        ),
+        (["--model", "{recorded}"], "which is the name of a recording; expected it in place of TEXT"),
+        (["missing.safetensors"], "missing.safetensors: there is no such file"),
+        (["{folder}/broken.safetensors"], "broken.safetensors: not a whole safetensors file"),
+        (["  "], "TEXT is empty; expected a text to read"),
+        (["--model", "nothing-of-that-name"], "nothing-of-that-name: there is no such folder or file"),
+        (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text was not written by Roles"),
+        (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
+        (["--file", "{folder}/none.txt"], "none.txt: no such file or directory"),
+        (["{folder}/broken.txt"], "broken.txt', which is a file; expected --file"),
+    ],
+)
+def test_bad_input_is_one_line(recorded, arguments, message):
+    for name in ("broken.safetensors", "broken.txt"):
+        (recorded.parent / name).write_text("nothing")
+    filled = [argument.format(recorded=recorded, folder=recorded.parent) for argument in arguments]
+    result = CliRunner().invoke(app, ["view", "--no-browser", *filled])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1

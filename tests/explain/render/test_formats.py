@@ -1,0 +1,227 @@
+"""A worked example in its formats: what stands in each, and that no token can break one."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+
+from clearhead import MultiHeadAttention, trace
+from clearhead._utils.text import visible_text
+from clearhead.explain import BUILT_IN, load, parse
+from clearhead.explain.render import render
+from clearhead.explain.render.wording import format_matrix, format_number
+from support.layers import every_option, make
+
+AWKWARD = ["</script>", "a|b", "$x_1$", "%#&{}~^\\", "日本語", "שלום", "🙂", "\n", "", "<b>", "*a*", "x" * 10_000]
+
+
+def awkward():
+    return trace(MultiHeadAttention(4, 2, bias=False), torch.randn(len(AWKWARD), 4), tokens=AWKWARD)
+
+
+class TestJson:
+    def test_shape_of_the_document(self):
+        example = load("song-causal")
+        document = json.loads(render(example.trace(), "json", title=example.title))
+        assert set(document) == {"title", "steps"}
+        assert document["title"] == example.title
+        for step, plain in zip(example.trace(), document["steps"], strict=True):
+            assert set(plain) == {"name", "head", "formula", "shapes", "shape", "values"}
+            assert (plain["name"], plain["head"], tuple(plain["shape"])) == (step.name, step.head, step.shape)
+            cells = [[-torch.inf if cell is None else cell for cell in row] for row in plain["values"]]
+            assert torch.equal(torch.tensor(cells, dtype=torch.float64), step.values)  # full precision
+        assert document["steps"][6]["values"][0][1:] == [None] * 5
+        assert [step["head"] for step in json.loads(render(load("two-heads").trace(), "json"))["steps"]][2] == 0
+
+    def test_digits(self):
+        document = json.loads(render(load("song").trace(), "json", digits=1))
+        assert document["steps"][-1]["values"][0] == [
+            round(cell, 1) for cell in load("song").trace().output[0].tolist()
+        ]
+
+
+class TestText:
+    def test_every_matrix_is_there_and_no_number_is_cut(self):
+        example = parse(f"x = {torch.linspace(-1e3, 1e3, 40 * 30).reshape(40, 30).tolist()}\nheads = 2")
+        lines = render(example.trace(), "text", digits=6).splitlines()
+        assert not any("…" in line for line in lines)
+        for step in example.trace():
+            rows = format_matrix(step.values, 6)
+            assert any(line.split()[-len(rows[-1]) :] == rows[-1] for line in lines), step.name
+
+    def test_learned_matrices_stand_where_they_are_first_read(self):
+        text = render(load("two-heads").trace(), "text")
+        assert re.search(r"W_Q₁ +1 +2\n1 +2\.7 +-2\.2\n2 +2\.2 +2\.7\n", text)
+        assert "3. Queries, head 1: Q₁ = X₁ W_Q₁\n" in text
+        assert "(8, 2) × (2, 2) = (8, 2); 32 multiply-adds, 4 weights\n" in text
+
+    def test_tokens_that_could_break_it(self):
+        text = render(awkward(), "text")
+        assert "\\n " in text
+        assert "x" * 17 not in text
+
+
+class TestMarkdown:
+    def test_it_is_tables_and_formulas(self):
+        example = load("song")
+        text = render(example.trace(), "markdown", title=example.title)
+        page = MarkdownIt().enable("table").render(text)
+        assert page.count("<table>") == len(list(example.trace())) + 3  # W_Q, W_V and W_O
+        assert page.count("<h2>") == len(list(example.trace()))
+        assert "$$\nQ = X W^{Q}\n$$" in text
+        assert "| new | -0.50 | -0.87 | 7.31 | -0.91 |" in text
+
+    def test_tokens_that_could_break_it(self):
+        rows = [line for line in render(awkward(), "markdown").splitlines() if line.startswith("| ")]
+        page = MarkdownIt().enable("table").render(render(awkward(), "markdown"))
+        assert "<script" not in page
+        assert "<b>" not in page
+        assert "<em>" not in page
+        tables = ElementTree.fromstring(f"<p>{''.join(re.findall(r'<table>.*?</table>', page, re.S))}</p>")
+        for table in tables:
+            widths = {len(row) for row in table.iter("tr")}
+            assert len(widths) == 1
+        assert len(rows) > len(AWKWARD)
+
+
+class TestLatex:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_it_compiles(self, name, tmp_path):
+        example = load(name)
+        compiled(render(example.trace(), "latex", title=example.title), tmp_path, "pdflatex")
+
+    @pytest.mark.slow
+    def test_it_compiles_with_every_awkward_latin_token(self, tmp_path):
+        tokens = [token for token in AWKWARD[:-1] if token.isascii()]
+        traced = trace(MultiHeadAttention(4, 2), torch.randn(len(tokens), 4), tokens=tokens)
+        compiled(render(traced, "latex", title="100 % & more_"), tmp_path, "pdflatex")
+
+    @pytest.mark.slow
+    def test_it_compiles_with_any_token_in_lualatex(self, tmp_path):
+        compiled(render(awkward(), "latex"), tmp_path, "lualatex")
+
+    @pytest.mark.slow
+    @every_option
+    def test_it_compiles_for_every_layer(self, options, tmp_path):
+        layer = make(options)
+        memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
+        compiled(render(trace(layer, torch.randn(5, 30), memory), "latex"), tmp_path, "pdflatex")
+
+    def test_what_it_says(self):
+        text = render(load("song").trace(), "latex", title="100 % & more_")
+        assert text.startswith("\\documentclass{article}")
+        assert "\\title{100 \\% \\& more\\_}" in text
+        assert "(6, 4) $\\times$ (4, 6) / $\\sqrt{4}$ = (6, 6)." in text
+        assert "new & $-0.50$ & $-0.87$ & $7.31$ & $-0.91$" in text
+        masked = render(load("song-causal").trace(), "latex")
+        assert "List & $0$ & $-\\infty$" in masked
+        braces = re.sub(r"\\[{}]", "", text)
+        assert braces.count("{") == braces.count("}")
+
+
+def compiled(text: str, folder: Path, engine: str) -> None:
+    if shutil.which(engine) is None:
+        pytest.skip(f"{engine} is not installed: apt-get install texlive-latex-recommended texlive-luatex")
+    (folder / "it.tex").write_text(text)
+    command = [engine, "-interaction=nonstopmode", "-halt-on-error", "it.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (folder / "it.pdf").stat().st_size > 10_000
+
+
+class _Checked(HTMLParser):
+    """Every tag closed in order, and what could reach the network."""
+
+    VOID = ("meta", "link", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag, attrs):
+        self.scripts += tag == "script"
+        self.links += [value for name, value in attrs if name in ("src", "href") and not value.startswith("data:")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+class TestHtml:
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_it_is_whole_and_needs_no_network(self, name):
+        page = _Checked()
+        text = render(load(name).trace(), "html")
+        page.feed(text)
+        assert (page.open, page.links, page.scripts) == ([], [], 1)
+        assert not re.search(r"url\(|@import|fetch\(|https?://(?!www\.w3\.org/1998/Math/MathML)", text)
+
+    @every_option
+    def test_it_renders_every_layer(self, options):
+        layer = make(options)
+        memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
+        traced = trace(layer, torch.randn(5, 30), memory)
+        page = _Checked()
+        text = render(traced, "html")
+        page.feed(text)
+        ids = re.findall(r'<section id="([^"]+)"', text)
+        assert len(ids) == len(set(ids)) == len(traced)
+
+    def test_tokens_that_could_break_it(self):
+        page = _Checked()
+        text = render(awkward(), "html", title="</title><script>alert(1)</script>")
+        page.feed(text)
+        assert (page.open, page.scripts) == ([], 1)
+        assert "<b>" not in text
+
+
+@pytest.mark.parametrize("style", ["text", "html", "markdown", "latex"])
+def test_digits(style):
+    example = load("song")
+    assert "7.3" in render(example.trace(), style, digits=1)
+    assert "7.31" not in render(example.trace(), style, digits=1)
+
+
+def test_unknown_style():
+    with pytest.raises(ValueError, match="style is 'pdf'; expected one of text, html, markdown, latex, json"):
+        render(load("song").trace(), "pdf")
+
+
+@pytest.mark.parametrize(
+    ("values", "digits", "expected"),
+    [
+        ([[0.5, 0.25]], 3, [["0.50", "0.25"]]),
+        ([[1.0, -2.0]], 3, [["1", "-2"]]),
+        ([[1 / 3, -1e-9]], 2, [["0.33", "0.00"]]),
+        ([[1e-8, 0.0]], 3, [["1.000e-08", "0.000e+00"]]),
+        ([[1e9, 1.0]], 1, [["1.0e+09", "1.0e+00"]]),
+        ([[-torch.inf, 0.1]], 3, [["-∞", "0.1"]]),
+        ([[0.0, 0.0]], 3, [["0", "0"]]),
+        ([[0.6]], 0, [["1"]]),
+    ],
+)
+def test_numbers_have_the_digits_they_need(values, digits, expected):
+    assert format_matrix(torch.tensor(values, dtype=torch.float64), digits) == expected
+
+
+def test_words():
+    assert format_number(-0.0004, 3) == "0.000"
+    assert [visible_text(token) for token in ("a b", "\n", "", " ", "a\tb", "\u202e")] == [
+        "a b",
+        "\\n",
+        '""',
+        '" "',
+        "a\\tb",
+        "\\u202e",
+    ]

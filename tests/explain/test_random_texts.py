@@ -1,0 +1,54 @@
+"""`check` on random texts: every planted error is found at its cell, carried numbers are marked, right ones agree."""
+
+import json
+import random
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from clearhead import check
+from clearhead.explain import parse
+from clearhead.explain.render import print_audit
+from support.random_worked_texts import FAILURES, outcome, random_text
+
+SEEDS, CHUNK = 80, 10
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+def test_random_texts(start):
+    for seed in range(start, start + CHUNK):
+        counts = outcome(random_text(seed))
+        failed = {name: counts[name] for name in FAILURES if counts[name]}
+        assert not failed, f"random_text({seed})"
+        assert counts["errors found"] == counts["errors"]
+        assert counts["carried marked"] == counts["carried"]
+
+
+def test_the_sample_has_texts_of_every_kind():
+    texts = [random_text(seed) for seed in range(SEEDS)]
+    assert sum(not text.errors for text in texts) >= 5
+    assert max(len(text.errors) for text in texts) == 4
+    assert sum(bool(text.carried) for text in texts) >= 20
+    steps = {cell[0] for text in texts for cell in text.errors}
+    assert steps == {
+        "input", "mask", "slice", "query_weight", "key_weight", "value_weight", "query", "key", "value", "scores",
+        "scaled", "masked", "weights", "head_output", "concat", "output_weight", "output",
+    }  # fmt: skip
+    heads = {cell[1] for text in texts for cell in text.errors}
+    assert heads == {None, 0, 1, 2}
+
+
+EXTREME = ("-inf", "1e308", "-1e308", "1e-320", "0", "-0.0", "1e16", "-10000.0", '"_"')
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_extreme_numbers_in_claims_are_reported_and_never_raise(seed):
+    draw = random.Random(seed)
+    head, *claims = random_text(seed).source.split("[[claims]]")
+    claims = [re.sub(r"-?\d+\.\d+", lambda n: draw.choice((*EXTREME, *[n[0]] * 60)), claim) for claim in claims]
+    audit = check(parse("[[claims]]".join([head, *claims])))
+    assert len([finding for finding in audit.findings if finding.claim]) == len(claims)
+    json.loads(audit.to_json())
+    print_audit(Console(file=StringIO(), width=80), audit)

@@ -1,0 +1,66 @@
+"""Real pretrained models: the same numbers as eager attention, and the heads they are known for."""
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from clearhead.analysis.corpus import corpus_roles
+from clearhead.analysis.roles import head_roles
+from clearhead.models import load
+from clearhead.recording.example_texts import EXAMPLE_PASSAGES
+from support.peers import assert_agrees
+from support.pretrained import minilm, smollm2
+
+TEXTS = [EXAMPLE_PASSAGES[0], "A short one."]
+
+
+def assert_as_exact_as_eager(model, inputs):
+    """Compare the outputs and the attentions at real queries."""
+    real = inputs["attention_mask"].bool()
+
+    def outputs_of(model):
+        with torch.no_grad():
+            outputs = model(**inputs, output_attentions=True)
+        states = outputs.last_hidden_state[real]
+        return [states, *(weights[...].transpose(1, 2)[real] for weights in outputs.attentions)], outputs
+
+    model.set_attn_implementation("clearhead")
+    got, outputs = outputs_of(model)
+    # a weight is exp(score - lse), so an error in the last place of lse is a relative error of it
+    sizes = [float(w.lse[w.lse > -torch.inf].abs().max()) for w in outputs.attentions]
+    model.set_attn_implementation("eager")
+    assert_agrees(got, lambda model: outputs_of(model)[0], model, scale=[0.0, *sizes])
+    model.set_attn_implementation("clearhead")
+
+
+def test_minilm():
+    folder = minilm()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=torch.float32)
+    assert_as_exact_as_eager(model.eval(), tokenizer(TEXTS, padding=True, return_tensors="pt"))
+    roles = corpus_roles(load(folder), EXAMPLE_PASSAGES)
+    assert len(roles.heads) == 6 * 12
+    (best, score), *_ = roles.top("previous")
+    assert best == ("encoder", 0, 2)
+    assert score > 0.95
+    assert roles.labels(best)[0] == "positional −1"
+
+
+@pytest.mark.slow
+def test_smollm2():
+    """Loading it takes half a minute: transformers reads GGUF files in Python."""
+    loaded = load(smollm2())
+    loaded.tokenizer.padding_side = "left"
+    inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")
+    assert_as_exact_as_eager(loaded.model, inputs)
+    roles = corpus_roles(loaded, EXAMPLE_PASSAGES)
+    assert len(roles.heads) == 30 * 9
+    assert roles.top("induction")[0][1] > 0.5
+    assert roles.top("previous")[0][1] > 0.5
+
+
+def test_recordings_are_what_roles_are_found_in(tmp_path):
+    from clearhead import Recording, record
+
+    record(minilm(), EXAMPLE_PASSAGES[1]).save(tmp_path / "kept.safetensors")
+    roles = head_roles([Recording.load(tmp_path / "kept.safetensors")])
+    assert roles.top("previous")[0][0] == ("encoder", 0, 2)

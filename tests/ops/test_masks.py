@@ -1,0 +1,216 @@
+"""Masks: what they say, cell by cell; how they lower; how they read."""
+
+import pickle
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from clearhead import Causal, Dense, Documents, Padding, Prefix, Window, attention
+from clearhead.ops.arguments import build_call
+from clearhead.ops.masks import query_positions
+from support.numerics import brute_force
+from support.peers import assert_agrees
+from support.strategies import masks
+
+SHAPE = (2, 3, 7, 11)
+
+
+@given(mask=masks(*SHAPE), start=st.one_of(st.none(), st.integers(-9, 13)))
+@settings(max_examples=300)
+def test_every_mask_says_what_its_definition_says(mask, start):
+    batch, _, q_len, kv_len = SHAPE
+    expected = brute_force(mask, SHAPE, [kv_len - q_len if start is None else start] * batch)
+    assert torch.equal(mask.dense(q_len, kv_len, start).expand(SHAPE), expected)
+
+
+@given(mask=masks(*SHAPE), starts=st.lists(st.integers(-9, 13), min_size=2, max_size=2))
+def test_query_start_per_sequence(mask, starts):
+    _, _, q_len, kv_len = SHAPE
+    expected = brute_force(mask, SHAPE, starts)
+    assert torch.equal(mask.dense(q_len, kv_len, torch.tensor(starts)).expand(SHAPE), expected)
+
+
+@given(mask=masks(*SHAPE))
+@settings(max_examples=200)
+def test_ranges_are_sorted_disjoint_and_within_the_keys(mask):
+    lowered = mask.lower(query_positions(7, 11), 11)
+    if lowered.ranges is None:
+        assert lowered.dense is not None
+        return
+    first, last = lowered.ranges.unbind(dim=1)
+    assert lowered.ranges.dtype == torch.int32
+    assert lowered.ranges.shape[2:] in ((1, 7), (2, 7))
+    assert (first >= 0).all()
+    assert (first <= last).all()
+    assert (last <= 11).all()
+    assert (last[:-1] <= first[1:]).all()
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [Causal(), Window(2), Padding([3, 5]), Padding.left([3, 5]), Documents([3, 4]), Prefix(2)],
+    ids=repr,
+)
+def test_one_range_unless_a_union_makes_more(mask):
+    assert mask.ranges(7, 11).shape[:2] == (1, 2)
+    assert (mask & Causal() & Prefix(9)).ranges(7, 11).shape[0] == 1
+    assert (mask | Prefix(1)).ranges(7, 11).shape[0] == 2
+
+
+def test_dense_only_where_a_dense_takes_part():
+    dense = Dense(torch.ones(7, 11, dtype=torch.bool))
+    both = (dense & Causal()).lower(query_positions(7, 11), 11)
+    assert both.ranges is not None
+    assert both.dense is dense.allowed
+    with pytest.raises(ValueError, match="Dense"):
+        (dense | Causal()).ranges(7, 11)
+
+
+def test_a_mask_costs_memory_in_proportion_to_n():
+    mask = Window(before=4095) | (Causal() & Prefix(4) & Documents([2**19] * 2))
+    assert mask.ranges(2**20, 2**20).numel() == 2 * 2 * 2**20
+
+
+def test_more_queries_than_keys_leave_rows_empty():
+    assert Causal().picture(4, 2) == ". .\n. .\nx .\nx x"
+
+
+def test_pictures():
+    assert Causal().picture(3) == "x . .\nx x .\nx x x"
+    assert Causal().picture(2, 4) == "x x x .\nx x x x"
+    assert Causal().picture(2, 4, query_start=0) == "x . . .\nx x . ."
+    assert Window(before=1, after=1).picture(4) == "x x . .\nx x x .\n. x x x\n. . x x"
+    assert Documents([1, 2]).picture(4) == "x . . .\n. x x .\n. x x .\n. . . ."
+    assert Padding.left([2]).picture(2, 3) == ". x x\n. x x"
+    with pytest.raises(ValueError, match="q_len is 100 and kv_len 100; expected at most 64"):
+        Causal().picture(100)
+
+
+def test_counts_of_any_size():
+    assert Window(sys.maxsize, after=sys.maxsize).dense(3, 3).all()
+    assert Prefix(2**70).dense(3, 3).all()
+    assert Documents([2**62, 2**62, 5]).dense(3, 3).all()
+
+
+def test_a_window_counts_its_own_position():
+    """Window(before=W − 1) is what Hugging Face and Keras call a sliding window of W."""
+    assert Window(before=2).dense(9, 9)[0, 0].sum(dim=-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Causal()",
+        "Window(before=255)",
+        "Window(before=3, after=2)",
+        "Padding([3, 5])",
+        "Padding.left([3, 5])",
+        "Documents([3, 5])",
+        "Documents([[3, 5], [8, 0]])",
+        "Prefix(4)",
+        "Window(before=255) | (Causal() & Prefix(4))",
+        "Causal() & Prefix(4) & Window(before=1)",
+        "(Causal() | Prefix(4)) & Window(before=1)",
+    ],
+)
+def test_repr_reads_like_the_code(text):
+    assert repr(eval(text)) == text
+
+
+def test_repr_of_what_is_long_or_dense():
+    assert repr(Padding(range(20))) == "Padding([0, 1, 2, 3, 4, 5, 6, 7, … 20 in all])"
+    assert repr(Dense(torch.ones(3, 1, dtype=torch.bool))) == "Dense(<bool [1, 1, 3, 1]>)"
+
+
+def test_a_mask_used_again_is_not_lowered_again():
+    mask, x = Causal() & Documents([3, 4]), torch.randn(1, 2, 7, 4)
+    with torch.inference_mode():
+        first = build_call(x, x, x, mask=mask).lower()
+    assert build_call(x, x, x, mask=mask).lower() is first
+    assert build_call(x, x, x, mask=mask, query_start=1).lower() is not first
+    assert build_call(x[:, :, :5], x, x, mask=mask).lower().ranges.shape[-1] == 5
+    again = build_call(x, x, x, mask=mask).lower()
+    assert torch.equal(again.ranges, first.ranges)
+    # what was kept in inference mode serves a call with gradients
+    leaf = x.clone().requires_grad_()
+    attention(leaf, x, x, mask=mask, backend="streaming").sum().backward()
+    assert leaf.grad is not None
+    copied = pickle.loads(pickle.dumps(mask))
+    assert torch.equal(build_call(x, x, x, mask=copied).lower().ranges, first.ranges)
+
+
+def test_hidden_keys_are_made_once_for_the_fused_kernel(monkeypatch):
+    mask, x = Padding([5, 3]), torch.randn(2, 1, 7, 4)
+    lowered, lower = [], Padding.lower
+    monkeypatch.setattr(Padding, "lower", lambda self, *where: lowered.append(where) or lower(self, *where))
+    with torch.inference_mode():
+        first = attention(x, x, x, mask=mask, backend="sdpa")
+    leaf = x.clone().requires_grad_()
+    again = attention(leaf, x, x, mask=mask, backend="sdpa")
+    again.sum().backward()
+    assert len(lowered) == 1
+    assert torch.equal(again, first)
+    assert attention(x.double(), x.double(), x.double(), mask=mask, backend="sdpa").dtype == torch.float64
+    mask.lengths.fill_(2)
+    changed = attention(x, x, x, mask=mask, backend="sdpa")
+    assert_agrees(changed, lambda x: attention(x, x, x, mask=Padding([2, 2]), backend="reference"), x)
+
+
+def test_what_is_kept_of_a_mask_is_not_taken_for_another():
+    x, causal, mask = torch.randn(1, 1, 7, 4), Causal(), Padding([5])
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        build_call(fake, fake, fake, mask=causal).lower()
+    assert build_call(x, x, x, mask=causal).lower().ranges[0, 1].tolist() == [[*range(1, 8)]]
+    assert build_call(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[5] * 7]
+    mask.lengths.fill_(3)
+    assert build_call(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[3] * 7]
+
+
+def test_a_dense_mask_is_read_anew_each_time():
+    allowed, x = torch.ones(3, 3, dtype=torch.bool), torch.randn(1, 1, 3, 4)
+    mask = Dense(allowed) & Causal()
+    before = attention(x, x, x, mask=mask)
+    allowed[2, :2] = False
+    assert not torch.equal(attention(x, x, x, mask=mask), before)
+
+
+def test_masks_do_not_change_when_their_lengths_do():
+    lengths = torch.tensor([3, 5])
+    mask = Padding(lengths)
+    lengths += 1
+    assert mask.lengths.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: Padding([3, -1]), ValueError, "Padding: lengths has -1 in it; expected 0 or more"),
+        (lambda: Padding([1.5]), TypeError, "Padding: lengths has dtype torch.float32; expected whole numbers"),
+        (
+            lambda: Padding([[1], [2]]),
+            ValueError,
+            "Padding: lengths has shape (2, 1); expected one length per sequence",
+        ),
+        (lambda: Padding("ab"), TypeError, "Padding: lengths is 'ab'; expected whole numbers"),
+        (lambda: Padding([1], side="up"), ValueError, "Padding: side is 'up'; expected 'left' or 'right'"),
+        (lambda: Documents([3, -2]), ValueError, "Documents: lengths has -2 in it"),
+        (lambda: Documents([]), ValueError, "Documents: lengths has shape (0,)"),
+        (lambda: Window(-1), ValueError, "Window: before is -1; expected a whole number of at least 0"),
+        (lambda: Window(1, after=-2), ValueError, "Window: after is -2; expected a whole number of at least 0"),
+        (lambda: Window(2.0), TypeError, "Window: before is 2.0; expected a whole number"),
+        (lambda: Prefix(-1), ValueError, "Prefix: length is -1; expected a whole number of at least 0"),
+        (lambda: Dense(torch.ones(3, 3)), TypeError, "Dense: allowed has dtype torch.float32; expected torch.bool"),
+        (lambda: Dense([[True]]), TypeError, "Dense: allowed is a list; expected a bool tensor"),
+        (lambda: Dense(torch.ones(1, 1, 1, 1, 1, dtype=torch.bool)), ValueError, "Dense: allowed has 5 axes"),
+        (lambda: Causal() & 3, TypeError, "the other side of & is 3; expected a mask"),
+    ],
+)
+def test_bad_values_are_refused_when_the_mask_is_built(build, error, says):
+    with pytest.raises(error) as caught:
+        build()
+    assert says in str(caught.value)

@@ -1,0 +1,42 @@
+"""Comparisons of any backend with the equation in extended precision."""
+
+import math
+
+import torch
+
+from clearhead import attention
+from support.numerics import Case, assert_lse_matches, assert_matches, poisoned
+
+
+def check_forward(case: Case, backend: str) -> None:
+    with poisoned():
+        output, weights = attention(**case.arguments, return_weights=True, backend=backend)
+    exact, naive = case.exact(), case.statistics()
+    values = float(case.value.abs().amax()) if case.value.numel() else 0.0
+    assert_matches(output, exact["output"], case.plain()["output"], scale=values * max(1.0, case.terms))
+    assert_lse_matches(weights.lse, exact["lse"], naive["lse"], scale=case.terms + math.log(case.shape[3]))
+    empty = ~case.allowed.any(dim=-1)
+    assert (output[empty] == 0).all()
+
+
+def check_gradients(case: Case, backend: str) -> None:
+    leaves = case.requiring_grad()
+    output = attention(**leaves.arguments, backend=backend)
+    cotangent = torch.randn(output.shape, dtype=torch.float64)
+
+    def gradients(of: Case, output: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = torch.autograd.grad(output, list(of.leaves.values()), cotangent.to(output.dtype), allow_unused=True)
+        return dict(zip(of.leaves, found, strict=True))
+
+    naive, exact = leaves.to(case.query.dtype), leaves.to(torch.float64)
+    got, plain, truth = (
+        gradients(leaves, output),
+        gradients(naive, naive.plain()["output"]),
+        gradients(exact, exact.plain()["output"]),
+    )
+    terms = exact.gradient_terms(cotangent)
+    for name, gradient in got.items():
+        if gradient is None:
+            assert truth[name] is None or not truth[name].abs().max(), f"no gradient of {name}"
+        else:
+            assert_matches(gradient, truth[name], plain[name], scale=terms[name])

@@ -1,0 +1,83 @@
+"""Worked examples in TOML that are refused, with the messages."""
+
+X = "x = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
+REFUSED = {
+    "x = [[1, 2], [3]]": "x: row 2 has 1 cells, but row 1 has 2",
+    "x = [1, 2]": "x: row 1 is 1; expected a list of cells",
+    "x = []": "x is []; expected a list of rows",
+    "x = [[]]": "x: row 1 is []; expected a list of cells",
+    "x = [[nan]]": "x: row 1, column 1 is NaN; expected a finite number",
+    "x = [[1e-9999999, 1]]": "a number in it has too large an exponent",
+    "x = [[0e1000001, 1]]": "a number in it has too large an exponent",
+    "title = 1e99999999999999999999": "a number in it has too large an exponent",
+    "x = [[1e200], [1]]\n[weights]\nquery = [[1e200]]": "step 'query' has numbers that are too large to be computed",
+    "x = [[1e300, 1e300], [1e300, 1e300]]": "has numbers that are too large to be computed",
+    "x = [[1e999]]": "x: row 1, column 1 is 1E+999; expected a finite number",
+    "x = [[-inf]]": "x: row 1, column 1 is -Infinity; expected a finite number",
+    "x = [[true]]": "x: row 1, column 1 is True; expected a number",
+    "x = [['_']]": "x: row 1, column 1 is '_'; expected a number",
+    "x = [[1999-12-31]]": "x: row 1, column 1 is datetime.date(1999, 12, 31); expected a number",
+    "x = 3": "x is 3; expected a list of rows",
+    "title = 'a'": "x is missing; expected the input, a list of rows, one for each token",
+    X + "tokens = []": "tokens is []; expected a list of 3 texts, one for each row of x",
+    X + "tokens = ['a']": "tokens has 1 entries, but x has 3 rows",
+    X + "tokens = ['a', 'b', 3]": "tokens: entry 3 is 3; expected text in quotes",
+    X + "toknes = ['a']": "the file has an unknown key 'toknes'; did you mean 'tokens'?",
+    X + "zzz = 1": "the file has an unknown key 'zzz'; expected one of title, tokens, x, heads",
+    X + "title = 3": "title is 3; expected text in quotes",
+    X + "heads = 0": "heads is 0; expected a whole number, 1 or more",
+    X + "heads = 2.0": "heads is 2.0; expected a whole number, 1 or more",
+    X + "heads = 3": "x has 2 columns, which 3 heads do not divide; state weights.query",
+    X + "heads = 3\nsplit = 'slice'": 'x has 2 columns, which 3 heads cannot slice equally (split = "slice")',
+    X + "split = 'sliced'": "split is 'sliced'; expected \"project\" or \"slice\"",
+    X + "seed = -1": "seed is -1; expected a whole number, 0 or more",
+    X + "mask = 'casual'": "mask is 'casual'; did you mean 'causal'?",
+    X + "mask = [[true]]": "mask is (1, 1); expected (3, 3), a row and a column for each token",
+    X + "mask = [[1, 0, 0]]": "mask: row 1, column 1 is 1; expected all true and false, or all 0 and -inf",
+    X + "mask = [[0, false, 0]]": "mask: row 1, column 2 is False; expected all true and false, or all 0 and -inf",
+    X + "weights = 3": "weights is 3; expected a table, [weights]",
+    X + "[weights]\nquerry = [[1]]": "weights has an unknown key 'querry'; did you mean 'query'?",
+    X + "[weights]\nquery = [[1, 2], [3, 4], [5, 6]]":
+        "weights.query is (3, 2): X (3, 2) × (3, 2) cannot be multiplied; expected (2, 2)",
+    X + "[weights]\nquery = [[1, 2], [3, 4]]\nkey = [[1], [2]]":
+        "weights.key is (2, 1), but Q and K must have equal columns; expected (2, 2)",
+    X + "[weights]\noutput = [[1, 2, 3]]":
+        "weights.output is (1, 3): the heads' outputs side by side (3, 2) × (1, 3) cannot be multiplied; expected (2, ",
+    X + "heads = 2\nsplit = 'slice'\n[weights]\nquery = [[[1], [2]], [[1], [2]]]":
+        "weights.query is (2, 1): a slice of X (3, 1) × (2, 1) cannot be multiplied; expected (1, 1)",
+    X + "heads = 2\n[weights]\nquery = [[1], [2]]": "weights.query: head 1: row 1 is 1; expected a list of cells",
+    X + "heads = 2\n[weights]\nquery = [[[1], [2]]]":
+        "weights.query has 1 entries; expected 2 matrices, one for each head",
+    X + "heads = 2\n[weights]\nquery = [[[1], [2]], [[1, 2], [3, 4]]]":
+        "weights.query: head 2 is (2, 2), but head 1 is (2, 1)",
+    X + "[given]\nkeys = [[1]]": "given has an unknown key 'keys'; did you mean 'key'?",
+    X + "[given]\nscores = [[1, 2], [3, 4]]": "given.scores is (2, 2); expected (3, 3), rows by columns",
+    X + "[given]\nmasked = [[1, 2, 3], [3, 4, 5], [6, 7, 8]]": "given.masked: this calculation has no such step",
+    X + "claims = 3": "claims is 3; expected tables, [[claims]]",
+    X + "claims = [3]": "claim 1 is 3; expected a table, [[claims]]",
+    X + "[[claims]]\nsum = 'rows'": "claim 1: step is None; expected one of input, slice",
+    X + "[[claims]]\nstep = 'wieghts'\nsum = 'rows'": "claim 1: step is 'wieghts'; did you mean 'weights'?",
+    X + "[[claims]]\nstep = 'weights'": "claim 1 (weights): expected one of values, shape, sum, count, found none",
+    X + "[[claims]]\nstep = 'weights'\nsum = 'rows'\ncount = 1":
+        "claim 1 (weights): expected one of values, shape, sum, count, found sum, count",
+    X + "[[claims]]\nstep = 'weights'\nsum = 'all'":
+        "claim 1 (weights): sum is 'all'; expected \"rows\" or \"columns\"",
+    X + "[[claims]]\nstep = 'weights'\ncount = 1.5":
+        "claim 1 (weights): count is 1.5; expected a whole number, 0 or more",
+    X + "[[claims]]\nstep = 'weights'\nshape = [3]": "claim 1 (weights): shape is [3]; expected two whole numbers",
+    X + "[[claims]]\nstep = 'weights'\nvalues = [[1], [1, 2]]":
+        "claim 1 (weights): values: row 2 has 2 cells, but row 1 has 1",
+    X + "[[claims]]\nstep = 'weights'\nvalues = [['x']]":
+        "claim 1 (weights): values: row 1, column 1 is 'x'; expected a number, or \"_\" for a blank",
+    X + "[[claims]]\nstep = 'weights'\nvalues = [[inf]]":
+        "claim 1 (weights): values: row 1, column 1 is Infinity; expected a finite number or -inf",
+    X + "[[claims]]\nstep = 'weights'\nhead = 2\nsum = 'rows'":
+        "claim 1 (weights): head is 2; expected a whole number from 1 to 1",
+    X + "[[claims]]\nstep = 'concat'\nhead = 1\nshape = [1, 1]":
+        "claim 1 (concat): head is 1, but there is one concat for all heads; leave head out",
+    X + "heads = 2\n[[claims]]\nstep = 'query'\nvalues = [[1]]":
+        "claim 1 (query): each of the 2 heads has one; give head, from 1 to 2",
+    X + "[[claims]]\nstep = 'query'\nvalues = [[1]]\ntolerance = -1":
+        "claim 1 (query): tolerance is -1; expected a number, 0 or more",
+    X + "[[claims]]\nstep = 'query'\nvalue = [[1]]": "claim 1 has an unknown key 'value'; did you mean 'values'?",
+}  # fmt: skip

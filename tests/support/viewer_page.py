@@ -1,0 +1,168 @@
+"""Helpers for the viewer's page, or a report, in a real browser."""
+
+import re
+from contextlib import contextmanager
+from urllib.parse import parse_qs, urlsplit
+
+from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from clearhead import view
+from support.pretrained import axe
+
+PLAIN_TOKENS = [f"t{index}" for index in range(12)]
+TIMEOUT = 30  # seconds; the machine may be busy
+
+
+class Page:
+    """A page, with methods for what a reader does. Each waits until the page has settled."""
+
+    def __init__(self, browser: Chrome) -> None:
+        self.browser, self.timeout = browser, TIMEOUT
+
+    def open(self, url: str, fragment: str = "") -> "Page":
+        self.browser.get("about:blank")  # an address that differs in its fragment only would not load again
+        self.browser.get(url + fragment)
+        self.until(lambda: self.text("readout"))
+        self.settle()
+        return self
+
+    def until(self, condition, every: float = 0.02):
+        return WebDriverWait(self.browser, self.timeout, poll_frequency=every).until(lambda _: condition())
+
+    def script(self, code: str, *arguments):
+        return self.browser.execute_script(code, *arguments)
+
+    def settle(self) -> None:
+        """Wait until nothing on the page changes any more."""
+        state = """
+            const drawn = sources.map((source) => source.data.image[0]?.length);
+            return [location.hash, document.body.innerText, drawn, written !== undefined || pageState.status?.busy];
+        """
+        states = []
+
+        def still() -> bool:
+            states.append(self.script(state))
+            return len(states) >= 4 and all(earlier == states[-1] for earlier in states[-4:]) and not states[-1][3]
+
+        WebDriverWait(self.browser, self.timeout, poll_frequency=0.08).until(lambda _: still())
+
+    def find(self, selector: str):
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def text(self, name: str) -> str:
+        return self.script("return document.getElementById(arguments[0]).textContent", name)
+
+    def click(self, selector: str) -> None:
+        self.script("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
+        self.find(selector).click()
+        self.settle()
+
+    def choose(self, name: str, value: str) -> None:
+        self.script(
+            "const input = document.getElementById(arguments[0]); input.value = arguments[1];"
+            " input.dispatchEvent(new Event('change'))",
+            name,
+            value,
+        )
+        self.settle()
+
+    @property
+    def fragment(self) -> dict[str, str]:
+        """Parameters in the fragment of the page's address."""
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.browser.current_url).fragment).items()}
+
+    # -- the map -------------------------------------------------------------------------------------------------
+
+    def screen_position(self, key: float, query: float) -> tuple[int, int]:
+        """Return where a cell of the map is on the screen."""
+        self.script("document.getElementById('chart').scrollIntoView({block: 'center'})")
+        code = """
+            const view = Bokeh.index.find_one_by_id(chart.id);
+            const frame = view.canvas_view.el.getBoundingClientRect();
+            const x = view.frame.x_scale.compute(arguments[0]), y = view.frame.y_scale.compute(arguments[1]);
+            return [frame.left + x, frame.top + y];
+        """
+        return tuple(round(pixel) for pixel in self.script(code, key, query))
+
+    def point(self, key: float, query: float) -> str:
+        """Move the mouse to a cell of the map and return what is read out."""
+        x, y = self.screen_position(key, query)
+        actions = ActionChains(self.browser, duration=20)
+        actions.w3c_actions.pointer_action.move_to_location(x - 3, y - 3)
+        actions.w3c_actions.pointer_action.move_to_location(x, y)
+        actions.perform()
+        self.settle()
+        return self.text("readout")
+
+    def press(self, key: float, query: float) -> None:
+        x, y = self.screen_position(key, query)
+        actions = ActionChains(self.browser, duration=20)
+        actions.w3c_actions.pointer_action.move_to_location(x, y)
+        actions.w3c_actions.pointer_action.click()
+        actions.perform()
+        self.settle()
+
+    def wheel(self, key: float, query: float, steps: int) -> None:
+        """Zoom in at a cell; out if `steps` is negative."""
+        for _ in range(abs(steps)):
+            x, y = self.screen_position(key, query)
+            origin = ScrollOrigin.from_viewport(x, y)
+            ActionChains(self.browser).scroll_from_origin(origin, 0, -240 if steps > 0 else 240).perform()
+        self.settle()
+
+    def keys(self, *pressed: str) -> str:
+        """Press keys with the map in focus and return the text for screen readers."""
+        self.find("#chart").send_keys(*pressed)
+        self.settle()
+        return self.text("live")
+
+    def color(self, query: int, key: int) -> list[int]:
+        """Return the color of a cell of the overview, as it is drawn."""
+        code = """
+            const heatmap = heatmaps().find((renderer) => renderer.name === "overview" && renderer.visible);
+            const views = [...Bokeh.index.find_one(chart).renderer_views.values()];
+            const view = views.find((candidate) => candidate.model === heatmap);
+            return [...view.glyph.image_data[0].getContext("2d").getImageData(arguments[1], arguments[0], 1, 1).data];
+        """
+        return self.script(code, query, key)[:3]
+
+    def window(self) -> list[int]:
+        return self.script("return windowShown()")
+
+
+def served(shown, **options):
+    return view(shown, browser=False, wait=False, **options)
+
+
+@contextmanager
+def showing(page, shown, **options):
+    """Serve a viewer and leave its page before it ends: the page would go on trying to connect."""
+    with served(shown, **options) as viewer:
+        yield viewer
+        page.browser.get("about:blank")
+
+
+def violations(browser: Chrome) -> list[tuple]:
+    """Return the serious accessibility violations that axe-core reports."""
+    browser.execute_script(axe())
+    results = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
+    assert len(results["passes"]) > 20
+    return [
+        (rule["id"], node["target"], node["failureSummary"])
+        for rule in results["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+def parse_number(text: str) -> float:
+    """Return the first number of a text, as the page writes it."""
+    match = re.search(r"−?\d[\d.]*(?:e[−+]\d+)?", text)
+    assert match, text
+    return float(match.group().replace("−", "-"))

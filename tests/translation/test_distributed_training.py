@@ -1,0 +1,116 @@
+"""Training over processes, as torchrun starts them: the same run as of one, and none is lost with a process."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.translation.config import Config
+from clearhead.translation.data._batching import batch_indices
+from clearhead.translation.data.dataset import from_files
+from clearhead.translation.run_directory import RunDirectory
+from clearhead.translation.training import train
+from support.toy_training import TOML, WORDS, weights, written_columns
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead", "train"]
+
+
+def begun(arguments):
+    return subprocess.Popen(
+        [*TORCHRUN, *map(str, arguments), "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def toy_run(tmp_path):
+    """Sentences to learn from, one of them so long that a batch has it alone, and a configuration without dropout."""
+    columns = tmp_path / "copies.tsv"
+    written_columns(columns)
+    long = " ".join(WORDS * 3)
+    columns.write_text(f"{columns.read_text()}{long}\t{long.upper()}\n")
+    valid = written_columns(tmp_path / "valid.tsv", 7)
+    config = tmp_path / "tiny.toml"
+    config.write_text(TOML.replace("[training]", "dropout = 0.0\n\n[training]").replace("steps = 12", "steps = 40"))
+    data = from_files([str(columns)], [valid], Config.from_file(config))
+    sizes = list(map(len, batch_indices(data.epoch(0), Config.from_file(config).training.batch_tokens, (0, 0))))
+    assert 1 in sizes
+    assert len(sizes) <= 40
+    one = RunDirectory(tmp_path / "one")
+    train(data, Config.from_file(config), one)
+    return one, ["--data", columns, "--valid", valid], config
+
+
+def assert_alike(two, one):
+    for alone, shared in zip(one.metrics(), two.metrics(), strict=True):
+        assert shared["step"] == alone["step"]
+        assert shared.get("loss") == pytest.approx(alone.get("loss"), abs=3e-4)
+        assert shared["validation"] == pytest.approx(alone["validation"], abs=3e-4)
+    alone = weights(one.folder)["best"]
+    for name, tensor in weights(two.folder)["best"].items():
+        if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which AdamW makes a step of
+            torch.testing.assert_close(
+                tensor, alone[name], rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+def test_two_processes_are_one(toy_run, tmp_path):
+    one, files, config = toy_run
+    two = RunDirectory(tmp_path / "two")
+    process = begun([*files, "--config", config, "--output", two.folder])
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    assert output.count("heads with a clear role") == 1  # one speaks for both
+    assert_alike(two, one)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_process_may_be_killed(toy_run, tmp_path, rank):
+    one, files, config = toy_run
+    two = RunDirectory(tmp_path / "two")
+    process = begun([*files, "--config", config, "--output", two.folder])
+    while process.poll() is None and (not two.metrics() or two.metrics()[-1]["step"] < 8):
+        time.sleep(0.002)
+    os.kill(worker(process.pid, rank), signal.SIGKILL)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode != 0
+    assert f"rank      : {rank} (local_rank: {rank})" in errors
+    reached = two.metrics()[-1]["step"]
+    assert 8 <= reached < 40
+    again = begun([*files, "--resume", "--output", two.folder])
+    _, errors = again.communicate(timeout=200)
+    assert again.returncode == 0, errors
+    resumed = int(re.search(r"resumed at step (\d+)", errors)[1])
+    assert resumed in (reached, reached - 4)  # at most what was done since the last checkpoint, one validation ago
+    assert_alike(two, one)
+
+
+def worker(parent, rank):
+    """The process that torchrun has started as this rank."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            about = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(about[1]) == parent and f"RANK={rank}".encode() in environment:
+            return int(process.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_all_ranks_are_told_that_the_folder_is_in_use(toy_run):
+    one, files, _ = toy_run
+    with one.locked(resume=True):
+        process = begun([*files, "--resume", "--output", one.folder])
+        _, errors = process.communicate(timeout=200)
+    assert process.returncode != 0
+    for rank in range(2):
+        assert f"clearhead (rank {rank}): {one.folder}: in use by process {os.getpid()} on " in errors

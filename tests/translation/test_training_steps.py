@@ -1,0 +1,204 @@
+"""Training steps: loss, learning rate, the best weights, and what is learned."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from typer.testing import CliRunner
+
+from clearhead.cli import app
+from clearhead.translation import (
+    Config,
+    RunDirectory,
+    TrainingCallbacks,
+    Transformer,
+    _trainer,
+    from_grammar,
+    train,
+)
+from clearhead.translation._evaluation import ValidationMetrics
+from clearhead.translation._loss import cross_entropy
+from clearhead.translation._trainer import learning_rate_factor
+from clearhead.translation.data._batching import batch_indices, collate
+from clearhead.translation.data.grammar import TARGET_RELATIONS
+from clearhead.translation.heads import probe_results
+from clearhead.translation.tokenizer import PAD
+from support.toy_training import (
+    TINY,
+    assert_same,
+    changed,
+    copying,
+    weights,
+)
+
+
+@pytest.fixture(scope="module")
+def complete_run(tmp_path_factory):
+    """A run that nobody interrupted."""
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
+    train(copying(), TINY, run)
+    return run
+
+
+class TestSteps:
+    def test_the_rate_rises_and_falls(self):
+        rates = [learning_rate_factor(step, TINY.training) for step in range(1, 13)]
+        assert rates[:4] == [1 / 3, 2 / 3, 1.0, 1.0]
+        assert rates[3:] == sorted(set(rates[3:]), reverse=True)
+        assert rates[-1] == pytest.approx(1 / 9)
+
+    def test_the_rate_and_the_gradients_of_every_step(self, tmp_path):
+        """Seen as the optimizer sees them."""
+        rates, norms = [], {}
+
+        def look(optimizer, arguments, options):
+            group = optimizer.param_groups[0]
+            rates.append(group["lr"])
+            norms[clip].append(float(torch.cat([p.grad.flatten() for p in group["params"]]).norm()))
+
+        hook = register_optimizer_step_pre_hook(look)
+        try:
+            for clip in (0.25, 1e6):
+                norms[clip] = []
+                train(copying(), changed(clip=clip, steps=5), RunDirectory(tmp_path / str(clip)))
+        finally:
+            hook.remove()
+        assert rates[:5] == rates[5:]
+        assert rates[:5] == [0.01 * learning_rate_factor(step, changed(steps=5).training) for step in range(1, 6)]
+        assert norms[0.25] == pytest.approx([0.25] * 5, rel=1e-3)
+        assert min(norms[1e6]) > 0.3
+
+    def test_label_smoothing(self):
+        logits = torch.randn(2, 3, 7)
+        expected = torch.tensor([[5, 6, 2], [4, PAD, PAD]])
+        logs = logits.log_softmax(dim=-1)
+        real = [(0, 0, 5), (0, 1, 6), (0, 2, 2), (1, 0, 4)]
+        by_hand = sum(
+            -0.7 * logs[row, position, token] - 0.3 * logs[row, position].mean() for row, position, token in real
+        )
+        assert float(cross_entropy(logits, expected, 0.3)) == pytest.approx(float(by_hand), rel=1e-5)
+
+    def test_the_loss_of_a_step(self, tmp_path):
+        """The mean over the tokens of the batch, with label smoothing."""
+        config = replace(changed(steps=1, label_smoothing=0.3), model=replace(TINY.model, dropout=0.0))
+        data, run = copying(), RunDirectory(tmp_path / "run")
+        train(data, config, run)
+        torch.manual_seed(0)
+        model = Transformer(config.model, len(data.vocabulary))
+        first = batch_indices(data.epoch(0), 128, (0, 0))[0]
+        batch = collate([data.epoch(0)[index] for index in first])
+        with torch.no_grad():
+            loss = cross_entropy(model(batch.source, batch.target, batch.lengths), batch.expected, 0.3)
+        assert run.metrics()[-1]["loss"] == pytest.approx(float(loss) / int((batch.expected != PAD).sum()), abs=2e-5)
+
+    def test_other_seeds_other_weights(self, complete_run, tmp_path):
+        run = RunDirectory(tmp_path / "run")
+        train(copying(), changed(seed=1), run)
+        with pytest.raises(AssertionError):
+            assert_same(run, complete_run)
+
+    def test_bfloat16(self, tmp_path):
+        run = RunDirectory(tmp_path / "run")
+        train(copying(), TINY, run, dtype=torch.bfloat16)
+        assert {tensor.dtype for tensor in weights(run.folder)["best"].values()} == {torch.float32}
+        first, last = run.metrics()[0], run.metrics()[-1]
+        assert last["validation"]["loss"] < first["validation"]["loss"]
+
+    def test_a_toy_is_learned(self, tmp_path):
+        """Seven sentences again and again; chance is ln 15 = 2.7 nats."""
+        data = copying(7, 7)
+        data = replace(data, epoch=lambda index: data.valid)
+        config = changed(steps=80, validate_every=80, warmup=8, label_smoothing=0.0)
+        run = RunDirectory(tmp_path / "run")
+        model = train(data, replace(config, model=replace(TINY.model, d_model=32, dropout=0.0)), run)
+        first, last = (line["validation"] for line in run.metrics())
+        assert first["loss"] > 2
+        assert last["loss"] < 0.3
+        assert last["exact"] == 1
+        assert not model.training
+
+    def test_a_model_of_ones_own(self, tmp_path):
+        config = replace(TINY, model=replace(TINY.model, d_model=8))
+        model = Transformer(config.model, len(copying().vocabulary))
+        assert train(copying(), config, RunDirectory(tmp_path / "run"), model=model) is model
+
+
+class TestBest:
+    @pytest.fixture
+    def scripted(self, monkeypatch):
+        """Scripted validation scores; the weights at each validation."""
+
+        def prepare(*scores):
+            script, met = iter(scores), []
+
+            def validate(model, *arguments):
+                met.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+                bleu, loss = next(script)
+                return ValidationMetrics(loss, 0.0, bleu)
+
+            monkeypatch.setattr(_trainer, "validate", validate)
+            return met
+
+        return prepare
+
+    def test_best_is_by_bleu_and_then_by_loss(self, scripted, tmp_path):
+        run = RunDirectory(tmp_path / "run")
+        met = scripted((1, 9), (30, 5), (30, 4), (30, 4.5), (20, 1))
+        model = train(copying(), changed(steps=4, validate_every=1), run)
+        best = weights(run.folder)["best"]
+        assert all(torch.equal(best[name], tensor) for name, tensor in met[2].items())
+        assert all(torch.equal(tensor, best[name]) for name, tensor in model.state_dict().items())
+        assert not torch.equal(best["embedding.weight"], met[3]["embedding.weight"])
+
+    def test_patience(self, scripted, tmp_path):
+        messages, run = [], RunDirectory(tmp_path / "run")
+        config = changed(steps=8, validate_every=1, patience=2)
+        scripted((1, 9), (3, 9), (2, 9), (4, 9), (4, 9), (3, 9))
+        train(copying(), config, run, callbacks=TrainingCallbacks(on_message=messages.append))
+        assert messages == ["ended at step 5: no better BLEU in 2 validations"]
+        assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4, 5]
+        before = weights(run.folder)
+        train(copying(), config, run, resume=True)  # no validation is left in the script
+        assert torch.equal(
+            weights(run.folder)["last"]["model.embedding.weight"], before["last"]["model.embedding.weight"]
+        )
+
+    def test_no_patience_is_no_end(self, scripted, tmp_path):
+        run = RunDirectory(tmp_path / "run")
+        scripted((9, 9), *[(1, 9)] * 6)
+        train(copying(), changed(steps=6, validate_every=1, patience=0), run)
+        assert run.metrics()[-1]["step"] == 6
+
+
+class TestDiverging:
+    def test_a_loss_that_is_no_number_ends_the_run_and_says_so(self, tmp_path):
+        run = RunDirectory(tmp_path / "run")
+        with pytest.raises(
+            ValueError, match=r"step \d+: the loss is nan; a training.learning_rate below 1e\+30 may help"
+        ):
+            train(copying(), changed(learning_rate=1e30, warmup=1), run)
+        assert all("NaN" not in line for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+
+    def test_another_dtype_does_not_go_on_with_a_run(self, complete_run):
+        with pytest.raises(ValueError, match="the run began with dtype float32, not bfloat16; give it the same"):
+            train(copying(), TINY, complete_run, dtype=torch.bfloat16, resume=True)
+
+
+@pytest.mark.slow
+def test_heads_specialize_in_a_full_run(tmp_path):
+    """`clearhead train` as it comes: it learns the grammar, and heads come to find what no fixed offset finds."""
+    run = RunDirectory(tmp_path / "run")
+    result = CliRunner().invoke(app, ["train", "--output", str(run.folder)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    last = run.metrics()[-1]
+    assert last["step"] == Config().training.steps
+    assert last["validation"]["exact"] >= 0.95
+    results = [
+        result
+        for result in probe_results(last["heads"], from_grammar(Config()).probe)
+        if result.relation in TARGET_RELATIONS and result.accuracy >= 0.75 and result.baseline <= 0.45
+    ]
+    assert len(results) >= 4, results
+    assert len({result.address for result in results}) >= 2, results
+    assert (run.folder / "heads.svg").exists()

@@ -1,0 +1,237 @@
+"""Reports: what they store, how large they are, and the command that writes them."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from clearhead import Causal, Recording, report
+from clearhead.analysis.roles import Roles, head_roles
+from clearhead.cli import app
+from clearhead.recording.recording import Stack
+from clearhead.viewer import _thumbnails
+from clearhead.viewer.report import _report_layer, export
+from clearhead.viewer.report._report_layer import SamplingPlan, summarize_layer
+from support.recordings import decoder, translation
+from support.viewer_page import PLAIN_TOKENS
+
+
+def summarize(recording, name="decoder", layer=0, max_bins=128):
+    """Return the sampling plan of a stack, and what it keeps of a layer."""
+    stack = recording[name]
+    plan = SamplingPlan.from_stack(stack, max_bins)
+    return plan, summarize_layer(name, stack, layer, plan)
+
+
+def model_payload(written):
+    return json.loads(re.search(r"const FACTS = (.*);", written.html)[1])
+
+
+def array_bytes(written):
+    """Return the size of the arrays in a report's page."""
+    return sum(map(len, re.findall(r'id="layer-[^>]*>([^<]*)<', written.html)))
+
+
+class TestContents:
+    def test_single_cells_of_a_short_text(self):
+        recording = decoder(PLAIN_TOKENS)
+        plan, layer = summarize(recording)
+        weights = recording["decoder"].layers[0]
+        assert plan.single_cells
+        assert plan.query_indices.tolist() == list(range(12))
+        np.testing.assert_allclose(layer.largest, weights.dense()[0], atol=1e-6)
+        np.testing.assert_allclose(layer.entropy, weights.entropy()[0], atol=1e-3)
+        np.testing.assert_allclose(layer.received, weights.received()[0], atol=1e-5)
+        top = weights.topk(8)
+        np.testing.assert_array_equal(layer.top_keys, top.keys[0])
+        np.testing.assert_allclose(layer.top_weights, top.weights[0], atol=1e-3)
+
+    def test_bins_of_whole_cells(self):
+        recording = decoder([str(index) for index in range(37)])
+        plan, layer = summarize(recording, max_bins=8)
+        assert plan.bin_size == (5, 5)  # 8 bins, the last of two tokens
+        dense = recording["decoder"].layers[0].dense()[0].numpy()
+        for reduce, values in (("max", layer.largest), ("mean", layer.mean)):
+            expected = np.stack(
+                [
+                    [
+                        [getattr(head[row : row + 5, key : key + 5], reduce)() for key in range(0, 37, 5)]
+                        for row in range(0, 37, 5)
+                    ]
+                    for head in dense
+                ]
+            )
+            np.testing.assert_allclose(values, expected, atol=1e-6)
+
+    def test_long_texts_store_exact_rows(self, monkeypatch):
+        monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 100)
+        monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 40)
+        recording = decoder([str(index) for index in range(210)], mask=Causal())
+        plan, layer = summarize(recording, max_bins=16)
+        dense = recording["decoder"].layers[0].dense()[0]
+        rows = dense[:, plan.query_indices]
+        assert plan.sampled
+        assert len(plan.query_indices) == 40
+        assert plan.keys_per_bar == 6
+        np.testing.assert_allclose(layer.entropy, torch.special.entr(rows).sum(-1), atol=3e-3)
+        np.testing.assert_allclose(layer.top_weights, rows.topk(8).values, atol=1e-3)
+        received = rows.sum(1) * 210 / 40
+        np.testing.assert_allclose(layer.received, received.view(4, 35, 6).mean(-1), rtol=1e-4)
+        bins = plan.query_indices // plan.bin_size.rows
+        for row in range(15):
+            inside = rows[:, bins == row]
+            for key in range(15):
+                part = inside[:, :, 14 * key : 14 * key + 14]
+                np.testing.assert_allclose(layer.largest[:, row, key], part.amax((1, 2)), atol=1e-6)
+                np.testing.assert_allclose(layer.mean[:, row, key], part.mean((1, 2)), atol=1e-6)
+        assert layer.statistics[0].queries == 40
+
+    @pytest.mark.parametrize("max_bins", [128, 8])
+    def test_packed_arrays_are_those_in_the_page(self, max_bins, monkeypatch):
+        monkeypatch.setattr(export, "MAX_HEATMAP_BINS", max_bins)
+        recording = decoder([str(index) for index in range(37)])
+        _, layer = summarize(recording, max_bins=max_bins)
+        written = report(recording)
+        text = re.search(r'id="layer-decoder-0">([^<]*)<', written.html)[1]
+        raw = zlib.decompress(base64.b64decode(text))
+        heads, queries, top = layer.top_keys.shape
+        keys = np.frombuffer(raw, np.uint16, heads * queries * top)
+        stored = layer.top_weights > 0  # a query that sees fewer keys has fewer
+        np.testing.assert_array_equal(keys.reshape(layer.top_keys.shape)[stored], layer.top_keys[stored])
+        if max_bins == 128:
+            maps = np.frombuffer(raw, np.float16, heads * 37 * 37, len(raw) - heads * 37 * 37 * 2)
+            np.testing.assert_allclose(maps.reshape(heads, 37, 37), layer.largest, atol=1e-3)
+            return
+        levels = np.frombuffer(raw, np.uint8, 2 * heads * 64, len(raw) - 2 * heads * 64).reshape(2, heads, 8, 8)
+        floor = 0.1 / 37
+        for shades, values in zip(levels, (layer.largest, layer.mean), strict=True):
+            assert ((shades == 0) == (values == 0)).all()
+            visible = shades > 1
+            # half a shade either way
+            np.testing.assert_allclose(
+                floor ** (1 - shades[visible] / 255), values[visible], rtol=-np.log(floor) / 255 / 2 + 1e-4
+            )
+
+    def test_queries_are_left_out_if_the_file_would_be_too_large(self, monkeypatch):
+        monkeypatch.setattr(_report_layer, "MAX_STORED_QUERIES", 200)
+        recording = decoder([str(index) for index in range(300)])
+        limit = array_bytes(report(recording)) - 1
+        monkeypatch.setattr(export, "MAX_ARRAY_BYTES", limit)
+        written = report(recording)
+        stack = model_payload(written)["stacks"][0]
+        assert stack["kept"] == len(stack["places"]) == 100
+        assert written.notes == (
+            "decoder: thinned, largest weights and entropy are those of 100 evenly spaced queries of 300",
+        )
+        assert array_bytes(written) <= limit
+
+    def test_many_heads_get_smaller_maps(self, monkeypatch):
+        monkeypatch.setattr(export, "MAX_FULL_SIZE_HEADS", 2)
+        stack = model_payload(report(decoder([str(index) for index in range(200)])))["stacks"][0]
+        assert stack["bins"] == [4, 4]  # of 8 heads, with 64 bins each way
+        assert stack["bar"] == 1
+
+    def test_however_many_heads_there_are_the_file_stays_small(self):
+        recording = decoder([str(index) for index in range(300)], layers=1, heads=16, mask=None)
+        [weights], tokens = recording["decoder"].layers, recording["decoder"].queries
+        many = Recording("many", {"decoder": Stack((weights,) * 40, tokens, tokens)})
+        written = report(many)
+        assert len(written.html) < 20e6
+        stack = model_payload(written)["stacks"][0]
+        assert stack["bins"] == [4, 4]  # at most 85 bins each way
+        assert stack["kept"] == 300
+
+    def test_few_queries_on_many_keys_are_not_sampled(self, monkeypatch):
+        monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 100)
+        monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 50)
+        written = report(translation([str(index) for index in range(150)], ["a", "b", "c"]))
+        cross = model_payload(written)["stacks"][2]
+        assert cross["sampled"] == 0
+        assert cross["bar"] == 1
+        assert [note.split(":")[0] for note in written.notes] == ["encoder"]
+
+    def test_notes_distinguish_sampled_from_thinned(self, monkeypatch):
+        monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 100)
+        monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 64)
+        recording = decoder([str(index) for index in range(300)])
+        monkeypatch.setattr(export, "MAX_ARRAY_BYTES", array_bytes(report(recording)) - 1)
+        written = report(recording)
+        assert written.notes == (
+            "decoder: sampled, all that is shown is from 64 evenly spaced queries of 300, each of them exact",
+            "decoder: thinned, largest weights and entropy are those of 32 evenly spaced queries of 300",
+        )
+        assert model_payload(written)["stacks"][0]["sampled"] == 64
+
+    def test_a_tiny_weight_is_not_stored_as_0(self):
+        tiny = _report_layer._as_half(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
+        assert tiny[0, 0, 0] == 0
+        assert 0 < tiny[0, 0, 1] < 1e-7
+        assert tiny[0, 0, 2] == 0.5
+
+    def test_labels_are_those_of_this_text_or_of_roles(self):
+        recording = decoder(PLAIN_TOKENS)
+        assert "previous token" not in report(recording).html
+        roles = head_roles([recording])
+        heads = {**roles.heads}
+        statistics = heads["decoder", 1, 2]
+        heads["decoder", 1, 2] = type(statistics)(**{**vars(statistics), "previous": 0.9, "keys": 20.0})
+        written = report(recording, roles=Roles(roles.model, heads))
+        assert "previous token" in model_payload(written)["stacks"][0]["layers"][1][2]["labels"]
+        assert model_payload(written)["labelled"]
+
+    def test_wrong_arguments_are_named(self, tmp_path):
+        with pytest.raises(TypeError, match="recording is str; expected a Recording"):
+            report("en-ja")
+        with pytest.raises(FileNotFoundError, match="there is no folder"):
+            report(decoder(PLAIN_TOKENS), tmp_path / "missing" / "report.html")
+        with pytest.raises(ValueError, match="roles is of 'another'"):
+            report(decoder(PLAIN_TOKENS), roles=Roles("another", {}))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_stays_as_it_was_when_something_goes_wrong(self, tmp_path):
+        path = tmp_path / "report.html"
+        path.write_text("mine")
+
+        def stop(done, total):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            report(decoder(PLAIN_TOKENS), path, progress=stop)
+        assert path.read_text() == "mine"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+class TestCommand:
+    def test_writes_a_report_and_says_so(self, tmp_path):
+        path = tmp_path / "report.html"
+        done = CliRunner().invoke(app, ["view", "I read a book.", "--output", str(path)])
+        assert done.exit_code == 0, done.output
+        assert done.output.startswith(f"wrote {path}: Recording('en-ja': encoder 4 × 8 heads, 6 × 6 tokens")
+        assert path.read_text().startswith("<!doctype html>")
+
+    def test_takes_a_recording(self, tmp_path):
+        decoder(PLAIN_TOKENS).save(tmp_path / "recording.safetensors")
+        done = CliRunner().invoke(
+            app, ["view", str(tmp_path / "recording.safetensors"), "--output", str(tmp_path / "r.html")]
+        )
+        assert done.exit_code == 0, done.output
+        assert "clearhead: a model" in (tmp_path / "r.html").read_text()
+
+    @pytest.mark.parametrize("name", ["missing/r.html", "recording.safetensors", "."])
+    def test_where_it_cannot_be_written_is_said_before_the_model_runs(self, tmp_path, name, monkeypatch):
+        monkeypatch.setattr("clearhead.models.load_source", lambda *a, **k: pytest.fail("it was loaded"))
+        done = CliRunner().invoke(app, ["view", "One.", "--output", str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert str(tmp_path) in done.output
+
+    def test_takes_one_text(self, tmp_path):
+        (tmp_path / "a.txt").write_text("One.")
+        arguments = ["view", "Two.", "--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "r.html")]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 2
+        assert "2 texts are given; a report is of one" in done.output

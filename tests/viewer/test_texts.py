@@ -1,0 +1,203 @@
+"""The viewer in a real browser: texts and tokens, the calculation of a row, errors."""
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+from clearhead.viewer.server._texts import Texts
+from support.browser import complaints
+from support.recordings import AWKWARD, decoder, translation
+from support.viewer_page import PLAIN_TOKENS, parse_number, served, showing
+
+
+def test_another_text_is_run(page, translator, browser):
+    page.open(translator.url)
+    first = page.fragment
+    box = page.find("#text")
+    box.clear()
+    box.send_keys("She plays the piano.", Keys.ENTER)
+    page.until(lambda: "6 tokens" in page.text("head-facts"))
+    page.settle()
+    assert page.fragment["text"] == "She plays the piano."
+    assert "piano" in page.find("#lines").text
+    bookmark = browser.current_url.partition("#")[2]
+    browser.back()
+    page.until(lambda: "17 tokens" in page.text("head-facts"))
+    page.settle()
+    assert page.fragment == first
+    assert page.find("#text").get_attribute("value") == EXAMPLE_SENTENCE
+    page.open(translator.url, f"#{bookmark}")
+    assert page.find("#text").get_attribute("value") == "She plays the piano."
+
+
+def test_a_text_that_cannot_be_run_is_said_and_nothing_is_lost(page, translator):
+    page.open(translator.url)
+    before = page.text("head-facts")
+    box = page.find("#text")
+    box.clear()
+    box.send_keys("  ", Keys.ENTER)
+    page.until(lambda: page.text("status") == "the text is empty")
+    assert page.text("head-facts") == before
+    box.clear()
+    box.send_keys("I like ☃.", Keys.ENTER)
+    page.until(lambda: page.text("notes") == "text: never seen in training: '☃'")
+
+
+def test_several_texts_can_be_chosen_from(page):
+    with showing(page, "en-ja", text=["She plays.", "He reads a long book."]) as viewer:
+        page.open(viewer.url)
+        assert page.find("#given").is_displayed()
+        assert [option.text for option in page.all("#given option")] == ["1: She plays.", "2: He reads a long book."]
+        facts = page.text("head-facts")
+        page.choose("given", "1")
+        page.until(lambda: page.text("head-facts") != facts)
+        assert page.fragment["given"] == "1"
+
+
+def test_where_a_token_looks_and_who_looks_at_it(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.0&cell=6-2")
+    assert len(page.all("#lines text")) == 24
+    page.script("document.querySelectorAll('#lines text')[9].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    page.settle()
+    assert page.fragment["cell"] == "9-9"  # the same token on both sides
+    assert page.text("from-heading") == "t9 looks at"
+    assert page.text("to-heading") == "t9 is looked at by"
+    rows = page.all("#from tr")
+    assert len(rows) == 1 + 8
+    tops = {}
+    for row in rows[1:]:
+        layer, head = (int(part.split()[1]) for part in row.find_element(By.CSS_SELECTOR, "th").text.split(", "))
+        tops[layer, head] = row.find_element(By.CSS_SELECTOR, ".key").text
+    for (layer, head), top in tops.items():
+        weight, key = recording.weights(("decoder", layer, head))[0, 0, 9].max(dim=0)
+        token, shown = top.split()
+        assert token == f"t{int(key)}"
+        assert float(shown) == pytest.approx(float(weight), abs=0.006)
+    page.click("#to tr:nth-child(3) button")
+    assert page.fragment["head"] in {f"decoder.{layer}.{head}" for layer in range(2) for head in range(4)}
+    assert page.fragment["cell"] == "9-9"
+
+
+def test_the_lines_stay_whole_while_one_zooms(page, small):
+    page.open(small[1], "#head=decoder.1.0&rows=2-8&keys=2-8&cell=3-2")
+    assert len(page.all("#lines text")) == 24
+    page.keys(Keys.ARROW_DOWN)
+    assert [word.text for word in page.all("#lines text.chosen")] == ["t4", "t2"]
+
+
+def test_in_cross_attention_the_two_sides_are_different_tokens(page):
+    with showing(page, translation("abcde", "xyz")) as viewer:
+        page.open(viewer.url, "#head=cross.0.1&cell=1-3")
+        assert page.text("from-heading") == "y looks at"
+        assert page.text("to-heading") == "d is looked at by"
+        page.script("document.querySelector('#lines text').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+        page.settle()
+        assert page.fragment["cell"] == "0-3"
+
+
+def test_the_calculation_is_worked_out(page, small):
+    recording, url = small
+    page.open(url, "#head=decoder.1.0&cell=9-4")
+    weights = recording.weights(("decoder", 1, 0))
+    rows = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")] for row in page.all("#terms tr")]
+    assert rows[0][:2] == ["key", "q · k"]
+    top = weights[0, 0, 9].topk(5)
+    for row, key, weight in zip(rows[1:6], top.indices.tolist(), top.values.tolist(), strict=True):
+        assert row[0] == f"{key} t{key}"
+        score = float(weights.scores[0, 0, 9, key])
+        assert parse_number(row[1]) == pytest.approx(score * 8**0.5, rel=1e-3)
+        assert parse_number(row[2]) == pytest.approx(score, rel=1e-3)
+        assert parse_number(row[3]) == pytest.approx(weight, rel=1e-3)
+        contribution = weight * weights.value[0, 0, key].norm()
+        assert parse_number(row[4]) == pytest.approx(float(contribution), rel=1e-3)
+    assert any(row[0] == "4 t4" for row in rows)
+    vectors = [row.text for row in page.all("#vectors tr")]
+    assert vectors[0].startswith("q t9 ")
+    assert any(line.startswith("q × k t4") and "sum" in line for line in vectors)
+    assert vectors[-1].startswith("Σ weight · v")
+
+
+def test_tokens_are_shown_as_they_are(page, browser):
+    with showing(page, decoder(AWKWARD)) as viewer:
+        page.open(viewer.url, "#head=decoder.0.0")
+        expected = ["\\n" if token == "\n" else token for token in AWKWARD]
+        expected[7] = "x" * 79 + "…"
+        assert page.script("return pageState.tokens.keys") == expected
+        lines = [word.text for word in page.all("#lines text")]
+        assert lines[:7] == expected[:7]
+        page.click("#window-table summary")
+        assert [heading.text for heading in page.all("#window-table thead th")] == expected
+        assert page.script("return document.querySelectorAll('script').length") == page.script(
+            "return document.querySelectorAll('head script, body > script').length"
+        )
+        assert page.all("main b") == []
+        labels = page.script(
+            "return [...chart.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
+        )
+        assert {kind for kind, _ in labels} == {"PlainText"}
+        assert labels[2][1] == "\u2068$$x$$\u2069"
+        for key, text in enumerate(expected):
+            assert text[:20] in page.point(key + 0.5, 11.5)
+        assert page.script("return document.documentElement.scrollWidth") <= 1280
+        assert browser.title == "clearhead: a model"
+
+
+def test_whoever_goes_elsewhere_is_not_taken_back(page, translator, browser):
+    """A head is clicked and another text run at once, over and over: nothing of the one is applied to the other."""
+    page.open(translator.url)
+    for layer in range(4):
+        page.script("document.querySelector(arguments[0]).click()", f"[data-head='encoder.{layer}.3']")
+        page.script("ask('go', {text: arguments[0]})", f"She has {layer} books.")
+        page.script("document.querySelector(arguments[0]).click()", f"[data-head='decoder.{layer}.1']")
+    page.settle()
+    assert page.text("head-heading") == "Decoder, layer 3, head 1"
+    assert page.script("return pageState.model.text") == page.find("#text").get_attribute("value")
+    assert page.text("status") == ""
+
+
+def test_a_text_that_is_too_long_is_refused_by_the_page(page, translator):
+    page.open(translator.url)
+    page.script("document.getElementById('text').value = 'x'.repeat(2000000)")
+    page.click("#run button")
+    assert page.text("status") == "the text has 2,000,000 letters, and 20,000 can be typed here"
+
+
+def test_a_recording_has_no_text_to_type(page, small):
+    page.open(small[1])
+    assert not page.find("#text").is_enabled()
+    assert not page.find("#run button").is_enabled()
+
+
+def test_japanese_is_drawn_as_japanese(page, small):
+    page.open(small[1])
+    drawn = page.script(
+        """
+        return ["私", "本", "\uffff"].map((letter) => {
+          const canvas = Object.assign(document.createElement("canvas"), {width: 40, height: 40});
+          const context = canvas.getContext("2d");
+          context.font = "30px " + getComputedStyle(document.body).fontFamily;
+          context.fillText(letter, 2, 32);
+          return canvas.toDataURL();
+        })
+        """
+    )
+    assert len(set(drawn)) == 3
+
+
+def test_a_server_that_has_stopped_is_said(page, browser):
+    with served(decoder(PLAIN_TOKENS)) as viewer:
+        page.open(viewer.url)
+    page.until(lambda: page.text("status") == "clearhead view has stopped: start it again and open its new link")
+    browser.get("about:blank")
+    complaints(browser)  # it said that it could not connect, too
+
+
+def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
+    texts = Texts(decoder(PLAIN_TOKENS))
+    monkeypatch.setattr(texts.first.cache, "overview", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("clearhead.viewer.server.serve.Texts", lambda *a, **k: texts)
+    with showing(page, decoder(PLAIN_TOKENS)) as viewer:
+        page.open(viewer.url)
+        page.until(lambda: page.text("status") == "division by zero")
