@@ -12,51 +12,66 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# CPU capabilities and thread counts that the tests of numerics have to pass with; "native" is whatever the CPU has.
-CAPABILITIES := native avx2 default
-THREADS := 1 2
-NUMERICS := ops/test_attention weights nn test_torch_compat huggingface/test_attention_function huggingface/test_watching \
-  translation/test_model analysis/test_corpus
-MEMORY_KIB := 9000000
+# Tests run in this many processes, with one thread each.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
+PYTEST := $(BIN)/python -m pytest -q
 
-# Tests that run with jaxtyping's import hook, which checks shape annotations at run time; compiled graphs cannot contain
-# such checks, and wrong input meets them before our own.
-SHAPES := ops/test_masks weights nn/test_attention nn/test_kv_cache nn/test_positions nn/test_torch_weights recording \
-  analysis/test_roles analysis/test_relations explain/test_tracing explain/test_checking translation/heads \
-  translation/test_decoding translation/data/test_batching translation/test_model translation/test_translator \
-  distributed/test_context_parallel huggingface/test_watching viewer/test_heatmaps
+# Debian packages that only the tests of pages need
+BROWSER_PACKAGES := chromium chromium-driver fonts-ipafont-gothic
 
-# Paths of test files and folders of them
-paths = $(foreach name,$(1),tests/$(name)$(if $(findstring test_,$(name)),.py))
+# Tests of numerics, which `make test` runs with one thread and every capability of the CPU. `make test-cpus` repeats them
+# as on older CPUs, and with two threads.
+NUMERICS := ops/test_attention.py weights nn test_torch_compat.py huggingface/test_attention_function.py \
+  huggingface/test_watching.py translation/test_model.py analysis/test_corpus.py
+CPU_SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2
 
-.PHONY: demo test test-all test-shapes test-cpus lint bench clean
-.DEFAULT_GOAL := demo
+# Tests that run with jaxtyping's import hook, which checks shape annotations at run time. Compiled graphs cannot contain
+# such checks, and wrong arguments would meet them before our own.
+SHAPES := ops/test_masks.py weights nn/test_attention.py nn/test_kv_cache.py nn/test_positions.py \
+  nn/test_torch_weights.py recording analysis/test_roles.py analysis/test_relations.py explain/test_tracing.py \
+  explain/test_checking.py translation/heads translation/test_decoding.py translation/data/test_batching.py \
+  translation/test_model.py translation/test_translator.py distributed/test_context_parallel.py \
+  huggingface/test_watching.py viewer/test_heatmaps.py
+
+.PHONY: help demo test test-all test-slow test-shapes test-cpus test-wheel chromium lint docs bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      set up .venv and write examples of everything to demo/"
+	@echo "make test      lint, check types, run the core tests"
+	@echo "make test-all  make test, and slow tests, browsers, real models, the wheel, other CPUs"
+	@echo "make docs      build the documentation into site/"
+	@echo "make bench     run the CPU benchmarks"
+	@echo "make clean     delete .venv and everything that was built"
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -q
+	$(PYTEST) -n $(JOBS)
 
-# `make test`, and what takes longer: attacks with damaged files and hostile input, and the wheel in a new
-# virtual environment.
-test-all: test test-shapes
-	$(BIN)/python -m pytest -n 2 -q -m attack
-	$(BIN)/python -m pytest -q -m wheel -rs
+test-all: chromium test test-slow test-shapes test-cpus test-wheel
+
+test-slow: chromium $(READY)
+	$(PYTEST) -n $(JOBS) -rs -m "slow or browser or pretrained or attack"
 
 test-shapes: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m pytest -n 2 -q $(call paths,$(SHAPES)) -k "not bad_input and not compiled" \
+	PYTHONPATH=tests $(PYTEST) -n $(JOBS) $(SHAPES:%=tests/%) -k "not bad_input and not reject and not refuse and not compiled" \
 	  --jaxtyping-packages=clearhead,support.typechecking.check \
 	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
 test-cpus: $(READY)
-	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \
-	  echo "ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=$$threads"; \
-	  ( ulimit -v $(MEMORY_KIB); unset ATEN_CPU_CAPABILITY; \
-	    export OMP_NUM_THREADS=$$threads OMP_WAIT_POLICY=passive; \
-	    [ $$capability = native ] || export ATEN_CPU_CAPABILITY=$$capability; \
-	    $(BIN)/python -m pytest -q $(call paths,$(NUMERICS)) ) || exit 1; \
-	done; done
+	@for setting in $(CPU_SETTINGS); do \
+	  echo "numerics with $$setting"; \
+	  env $$setting OMP_WAIT_POLICY=passive $(PYTEST) -n $(JOBS) $(NUMERICS:%=tests/%) || exit 1; \
+	done
+
+test-wheel: $(READY)
+	$(PYTEST) -m wheel -rs
+
+chromium:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && fc-list :lang=ja | grep -q . \
+	  || { echo "the tests of pages need a browser and a Japanese font: apt-get install $(BROWSER_PACKAGES)" >&2; exit 1; }
 
 lint: $(READY)
 	$(BIN)/ruff check .
