@@ -54,7 +54,7 @@ def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
     assert fetch(url.replace("/enter?", "/static/js/bokeh.min.js?"))[0] == 200
     served = url.split(":")[2].split("/")[0]
     assert f"ssh -L {served}:127.0.0.1:{served} " in forwarded
-    assert last == "Ctrl-C stops it.\n"
+    assert last == "Press Ctrl-C to stop.\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output, errors) == (0, "", "")
@@ -70,7 +70,7 @@ def test_a_new_link_is_printed_when_one_was_used(recorded):
     link = lines_of(process, 3)[0].split()[-1]
     assert fetch(link)[0] == 200
     notice, _, another = process.stdout.readline().rpartition(" ")
-    assert notice == "That link was used. For another browser: "
+    assert notice == "The link was used. For another browser: "
     assert another.strip() != link
     assert fetch(link)[0] == 403
     assert fetch(another.strip())[0] == 200
@@ -164,13 +164,15 @@ def test_what_cannot_be_typed_or_run():
     with pytest.raises(ValueError, match="the text is empty"):
         Texts("en-ja").recorded("  ")
     with pytest.raises(
-        ValueError, match="the text has 20,001 letters, and 20,000 can be typed here; start clearhead view"
+        ValueError, match="the text has 20,001 characters; expected at most 20,000; for longer texts use clearhead view"
     ):
         check_typed("x" * 20_001)
     assert check_typed("x" * 20_000)
-    with pytest.raises(ValueError, match="the text has 401 tokens, and 256 can be typed here; start clearhead view"):
+    with pytest.raises(
+        ValueError, match="the text has 401 tokens; expected at most 256; for longer texts use clearhead view"
+    ):
         Texts("en-ja").recorded("a " * 400)
-    with pytest.raises(ValueError, match="this is a recording: there is no model to run on another text"):
+    with pytest.raises(ValueError, match="this is a recording; expected a model to run on another text"):
         Texts(decoder("abc")).recorded("abc")
     with pytest.raises(ValueError, match="text is an empty list; expected at least one text"):
         Texts("en-ja", [])
@@ -178,7 +180,7 @@ def test_what_cannot_be_typed_or_run():
 
 def test_roles_have_to_be_of_the_same_model():
     roles = Roles("another", {("decoder", 0, 0): HeadStatistics(9)})
-    with pytest.raises(ValueError, match="roles is of 'another' with 1 heads, but what is shown is 'a model' with 8"):
+    with pytest.raises(ValueError, match="roles is of 'another' with 1 heads, but recording is of 'a model' with 8"):
         Texts(decoder("abc"), roles=roles)
     with pytest.raises(ValueError, match="expected roles of the same model"):
         Texts("en-ja", roles=Roles("en-ja", {("decoder", 0, 99): HeadStatistics(9)}))

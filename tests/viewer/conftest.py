@@ -1,4 +1,4 @@
-"""Viewers that several tests share."""
+"""Viewers shared by several tests."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def translator():
 
 @pytest.fixture(scope="module")
 def small():
-    """A small causal model with grouped heads, and its page."""
+    """Yield the recording of a small causal model with grouped heads, and the URL of its page."""
     recording = decoder(PLAIN_TOKENS)
     with served(recording) as viewer:
         yield recording, viewer.url

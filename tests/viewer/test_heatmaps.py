@@ -1,4 +1,4 @@
-"""What the viewer computes: heatmaps of windows, overviews, thumbnails, top tokens, the calculation of a row."""
+"""Tests of the viewer's data: heatmaps, overviews, thumbnails, caching, top tokens, row calculations."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ REDUCE = {"max": np.max, "mean": np.mean}
 
 
 def compute(progressive):
-    """Compute all bands and return how many there were."""
+    """Compute all bands and return their number."""
     count = 0
     while not progressive.finished:
         progressive.advance()
@@ -41,13 +41,13 @@ def check(heatmap, dense, reduce):
     for i, start in enumerate(range(row, row_end, down)):
         for j, first in enumerate(range(key, key_end, across)):
             cells = dense[start : min(start + down, row_end), first : min(first + across, key_end)]
-            # in float32 the error of exp(score) grows with the size of the score
+            # in float32 the error of exp(score) grows with |score|
             assert heatmap.values[i, j] == pytest.approx(REDUCE[reduce](cells), abs=1e-5)
     assert heatmap.values.shape == (math.ceil((row_end - row) / down), math.ceil((key_end - key) / across))
 
 
 @given(data=st.data())
-def test_a_heatmap_is_the_matrix_in_bins(data):
+def test_heatmap_pools_the_matrix_in_bins(data):
     q_len, kv_len = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
     reduce, max_bins = data.draw(st.sampled_from(["mean", "max"])), data.draw(st.integers(1, 16))
     row, key = data.draw(st.integers(0, q_len - 1)), data.draw(st.integers(0, kv_len - 1))
@@ -63,12 +63,12 @@ def test_a_heatmap_is_the_matrix_in_bins(data):
     assert heatmap.window.row_end >= window.row_end
     assert heatmap.window.key <= window.key
     assert heatmap.window.key_end >= window.key_end
-    assert max(heatmap.values.shape) <= max_bins + 1  # the lattice may add one
+    assert max(heatmap.values.shape) <= max_bins + 1  # aligned bin edges may add one
     assert heatmap.window.row % heatmap.bin_size.rows == heatmap.window.key % heatmap.bin_size.keys == 0
 
 
 @given(data=st.data())
-def test_downsampled_and_cropped(data):
+def test_downsampled_and_cropped_heatmaps_match_the_matrix(data):
     reduce, max_bins = data.draw(st.sampled_from(["mean", "max"])), data.draw(st.integers(1, 30))
     weights = layer(37, 29, heads=1, kv_heads=1)
     dense = weights.dense()[0, 0].numpy()
@@ -85,7 +85,7 @@ def test_downsampled_and_cropped(data):
     assert cropped.window.key_end >= window.key_end
 
 
-def test_single_cells_are_the_numbers_that_indexing_gives():
+def test_single_cells_equal_indexing():
     weights = layer(23, 31, heads=1, kv_heads=1, mask=Causal())
     progressive = ProgressiveHeatmap(weights, HeatmapWindow(4, 20, 3, 9), 512, ("max",))
     compute(progressive)
@@ -94,13 +94,13 @@ def test_single_cells_are_the_numbers_that_indexing_gives():
     assert ProgressiveHeatmap(weights, HeatmapWindow(0, 23, 0, 31), 16, ("max",)).heatmap("max").scores is None
 
 
-def test_heatmaps_come_in_bands(monkeypatch):
+def test_heatmaps_are_computed_in_bands(monkeypatch):
     monkeypatch.setitem(_heatmap.BAND_CELLS, "cpu", 2**10)
     weights = layer(128, 128, heads=1, kv_heads=1)
     assert compute(ProgressiveHeatmap(weights, HeatmapWindow(0, 128, 0, 128), 64, ("max",))) == 128 * 128 / 2**10
 
 
-def test_an_overview_has_both_heatmaps_and_both_profiles(monkeypatch):
+def test_overview_has_both_heatmaps_and_both_profiles(monkeypatch):
     monkeypatch.setattr(_heatmap, "MAX_OVERVIEW_BINS", 16)
     monkeypatch.setitem(_heatmap.BAND_CELLS, "cpu", 500)
     weights = layer(61, 53, heads=1, kv_heads=1, mask=Causal())
@@ -118,7 +118,7 @@ def test_an_overview_has_both_heatmaps_and_both_profiles(monkeypatch):
     np.testing.assert_allclose(overview.received, weights.received()[0, 0], atol=1e-5)
 
 
-def test_hidden_keys_are_left_out_of_heatmaps_but_not_of_profiles():
+def test_hidden_keys_are_excluded_from_heatmaps_but_not_from_profiles():
     weights = layer(12, 12, heads=1, kv_heads=1)
     overview = HeadOverview(weights, hidden_keys=[0, 5])
     compute(overview)
@@ -167,7 +167,7 @@ class TestThumbnails:
             assert thumbnail.statistics.keys == pytest.approx(float((rows + 1).float().mean()))
 
     @given(length=st.integers(1, 20_000), count=st.integers(1, 200))
-    def test_rows_are_spread_evenly_to_the_end(self, length, count):
+    def test_sampled_rows_are_evenly_spaced(self, length, count):
         rows = [row for part in evenly_spaced(length, count) for row in range(length)[part]]
         assert len(rows) == min(length, count)
         assert rows == sorted(set(rows))
@@ -177,8 +177,8 @@ class TestThumbnails:
         assert edges[1] - edges[0] <= length / count + 1
         assert edges[-1] - edges[-2] <= length / count + 1.5
 
-    def test_a_clear_role_is_labeled_exact_and_sampled(self, monkeypatch):
-        """Queries that are the key before them: previous-token heads."""
+    def test_previous_token_heads_are_labeled_exact_and_sampled(self, monkeypatch):
+        """Each query equals the previous key."""
         key = torch.nn.functional.normalize(torch.randn(1, 1, 300, 32), dim=-1)
         query = 60 * key.roll(1, dims=2)
         _, weights = attention(query, key, key, mask=Causal(), return_weights=True)
@@ -198,35 +198,35 @@ class TestThumbnails:
         assert levels.tolist() == [[255, 0, 0], [128, levels[1, 1], 0]]
         assert 200 < levels[1, 1] < 255
 
-    def test_text_that_repeats_itself_still_has_its_entropy(self):
+    def test_repetitive_text_has_an_entropy(self):
         stack = decoder("abcdefghabcdefgh")["decoder"]
         assert _thumbnails.layer_thumbnails("decoder", stack, 0)[0].statistics.entropy is not None
 
 
 class TestRecordingCache:
-    def test_hidden_keys(self):
+    def test_hidden_keys_are_special_and_first_tokens(self):
         cache = RecordingCache(translation("abcde", "xyz"))
         assert cache.hidden_keys("encoder") == [0]
         assert cache.hidden_keys("cross") == []
         assert RecordingCache(decoder("abcde", special=(0, 4))).hidden_keys("decoder") == [0, 4]
-        assert RecordingCache(decoder("ab", special=(0, 1))).hidden_keys("decoder") == []  # nothing would be left
+        assert RecordingCache(decoder("ab", special=(0, 1))).hidden_keys("decoder") == []  # would hide every key
         assert cache.weights(("encoder", 0, 1), hide=True).dense()[..., 0].sum() == 0
         assert cache.weights(("encoder", 0, 1)).dense()[..., 0].sum() > 0
 
-    def test_overviews_are_kept_until_there_are_too_many(self, monkeypatch):
+    def test_least_recently_used_overviews_are_evicted(self, monkeypatch):
         cache = RecordingCache(decoder("abcdefghij"))
         first = cache.overview(("decoder", 0, 0))
         assert cache.overview(("decoder", 0, 0)) is first
         assert cache.overview(("decoder", 0, 0), hide=True) is not first
         monkeypatch.setattr(_recording_cache, "OVERVIEW_CACHE_BYTES", 2 * first.bytes)
-        cache.overview(("decoder", 0, 0))  # used last, stays
+        cache.overview(("decoder", 0, 0))  # most recently used
         cache.overview(("decoder", 0, 1))
         assert cache.overview(("decoder", 0, 0)) is first
         cache.overview(("decoder", 0, 2))
         cache.overview(("decoder", 0, 3))
         assert cache.overview(("decoder", 0, 0)) is not first
 
-    def test_labels_are_those_of_the_file_where_there_is_one(self):
+    def test_labels_come_from_roles_if_given(self):
         recording = decoder("abcdefghijklmnopqrstuvwxyz")
         statistics = _thumbnails.layer_thumbnails("decoder", recording["decoder"], 0)[0].statistics
         roles = Roles("a model", {("decoder", 0, 0): type(statistics)(4, induction=0.9, sink=0.5, keys=50.0)})
@@ -235,7 +235,7 @@ class TestRecordingCache:
         assert cache.labels(("decoder", 1, 3)) == ()
         assert "induction" not in RecordingCache(recording).labels(("decoder", 0, 0))
 
-    def test_the_first_head_and_cell_to_look_at_say_something(self):
+    def test_first_head_is_the_sharpest_and_its_cell_the_strongest(self):
         cache = RecordingCache(translation("abcdefgh", "uvwxyz"))
         stack, _, head = cache.clearest_head()
         assert stack == "cross"
@@ -247,7 +247,7 @@ class TestRecordingCache:
 
 
 @pytest.mark.parametrize("direction", ["from", "to"])
-def test_top_tokens(direction):
+def test_top_tokens_have_the_largest_weights(direction):
     stack = decoder("abcdefghijk")["decoder"]
     *_, top = top_tokens(stack, direction, 6)
     assert [row[:2] for row in top.heads] == [(layer_index, head) for layer_index in range(2) for head in range(4)]
@@ -263,7 +263,7 @@ def test_top_tokens(direction):
 
 
 class TestRowCalculation:
-    def test_every_number_follows_from_the_one_before(self):
+    def test_each_step_follows_from_the_previous_one(self):
         weights = layer(9, 13, heads=1, kv_heads=1)
         calculation = calculate_row(weights, 4, 7)
         row = weights[0, 0, 4]
@@ -282,22 +282,22 @@ class TestRowCalculation:
         assert calculation.others == pytest.approx(1 - sum(term.weight for term in calculation.terms), abs=1e-5)
         np.testing.assert_allclose(calculation.output, (row @ weights.value[0, 0]).numpy(), atol=1e-5)
 
-    def test_with_a_softcap_a_bias_and_a_mask(self):
+    def test_includes_softcap_bias_and_mask(self):
         query, key = torch.randn(1, 1, 5, 8), torch.randn(1, 1, 11, 8)
         bias, allowed = torch.randn(1, 1, 5, 11), torch.ones(1, 1, 5, 11, dtype=torch.bool)
         allowed[..., 3] = False
         options = {"softcap": 2.0, "bias": bias, "mask": Dense(allowed), "scale": 0.5}
         _, weights = attention(4 * query, key, key, return_weights="keep_qk", **options)
         calculation = calculate_row(weights, 2, 3)
-        (closed,) = [term for term in calculation.terms if term.key == 3]
-        assert closed.score == -math.inf
-        assert closed.weight == 0
+        (masked,) = [term for term in calculation.terms if term.key == 3]
+        assert masked.score == -math.inf
+        assert masked.weight == 0
         for term in calculation.terms:
             if term.key != 3:
                 assert term.capped == pytest.approx(2 * math.tanh(term.scaled / 2), rel=1e-4)
                 assert term.score == pytest.approx(term.capped + float(bias[0, 0, 2, term.key]), rel=1e-3, abs=1e-4)
 
-    def test_where_only_scores_are_held(self):
+    def test_vectors_are_none_if_only_scores_are_stored(self):
         query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 11, 8)
         _, weights = attention(query, key, key, return_weights=True)
         calculation = calculate_row(weights.without_values(), 0, 3)
@@ -319,5 +319,5 @@ class TestRowCalculation:
         ("\u202eabc", 14, "\\u202eabc"),
     ],
 )
-def test_tokens_can_be_seen_and_fit(token, columns, expected):
+def test_short_token_escapes_and_truncates(token, columns, expected):
     assert short_token(token, columns) == expected

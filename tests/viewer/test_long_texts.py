@@ -1,4 +1,4 @@
-"""The viewer on long texts in a real browser: overviews, windows, and what is computed when."""
+"""Tests of the viewer on long texts in a real browser: overviews, windows and token texts."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from support.viewer_page import parse_number, showing
 
 @pytest.fixture
 def long(page, monkeypatch):
-    """Limits so low that a few hundred tokens are many."""
+    """Yield the recording and URL of a viewer with limits so low that 512 tokens are a long text."""
     monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 200)
     monkeypatch.setattr(_thumbnails, "MAX_THUMBNAIL_BINS", 32)
     monkeypatch.setattr(_heatmap, "MAX_OVERVIEW_BINS", 64)
@@ -25,7 +25,7 @@ def long(page, monkeypatch):
 
 
 def sent_heatmap(page, source):
-    """Return what the page was sent: the detail (0) or the overview (1)."""
+    """Return the heatmap that was sent to the page: the detail (0) or the overview (1)."""
     code = """
         const { image, x, y, keys, rows } = sources[arguments[0]].data;
         const values = [...image[0]].map((value) => (Number.isNaN(value) ? 0 : value));
@@ -35,13 +35,13 @@ def sent_heatmap(page, source):
     return torch.tensor(values).view(*shape), key, row, across, down
 
 
-def test_whole_window_and_cells(page, long):
+def test_overview_window_and_cells_match_the_matrix(page, long):
     recording, url = long
     page.open(url, "#head=decoder.1.0")
     dense = recording.weights(("decoder", 1, 0)).dense()[0, 0]
-    assert "Sampled: from 128 evenly spaced queries" in page.text("heads-note")
+    assert "Sampled: computed from 128 evenly spaced queries" in page.text("heads-note")
     assert "(sampled)" in page.text("head-facts")
-    for source in (0, 1):  # the window is too large to be exact: both are from the overview
+    for source in (0, 1):  # the window is too large to be exact, so both come from the overview
         values, key, row, across, down = sent_heatmap(page, source)
         assert (tuple(values.shape), key, row) == ((32, 32), 0, 0)
         pooled = torch.nn.functional.max_pool2d(dense[None, None], (down, across))[0, 0]
@@ -63,7 +63,7 @@ def test_whole_window_and_cells(page, long):
     assert page.script("return pageState.tokens.rows") == [f"t{index}" for index in range(300, 330)]
 
 
-def test_the_table_holds_nothing_from_beyond_its_ranges(page, long):
+def test_table_ranges_do_not_overlap(page, long):
     recording, url = long
     page.open(url, "#head=decoder.1.0&rows=5-505&keys=3-509")
     page.click("#window-table summary")
@@ -84,7 +84,7 @@ def test_the_table_holds_nothing_from_beyond_its_ranges(page, long):
         assert [parse_number(cell) for cell in cells] == pytest.approx(expected, rel=1e-2, abs=1e-6)
 
 
-def test_linear_colours_are_those_of_the_window(page, long):
+def test_linear_color_scale_ends_at_the_largest_weight_of_the_window(page, long):
     recording, url = long
     page.open(url, "#head=decoder.1.0&rows=300-330&keys=200-225")
     page.click("[name=scale][value=linear]")
@@ -92,7 +92,7 @@ def test_linear_colours_are_those_of_the_window(page, long):
     assert parse_number(page.text("high")) == pytest.approx(largest, rel=0.05)
 
 
-def test_only_what_is_looked_at_goes_to_the_page(page, long):
+def test_page_receives_only_tokens_of_the_window(page, long):
     page.open(long[1], "#head=decoder.1.0&rows=300-330&keys=200-225")
     texts = page.script(
         """
@@ -104,7 +104,7 @@ def test_only_what_is_looked_at_goes_to_the_page(page, long):
     assert indices <= {*range(300, 330), *range(200, 225)}
 
 
-def test_mean_and_profiles(page, long):
+def test_mean_heatmap_and_profiles_match_the_matrix(page, long):
     recording, url = long
     page.open(url, "#head=decoder.0.2")
     largest, *_ = sent_heatmap(page, 1)
@@ -125,7 +125,7 @@ def test_mean_and_profiles(page, long):
     assert bars[1] == pytest.approx(weights.received()[0, 0].tolist(), abs=1e-4)
 
 
-def test_the_text_is_read_where_it_is_looked_at(page, long):
+def test_strip_shows_the_keys_of_the_window(page, long):
     recording, url = long
     page.open(url, "#head=decoder.0.2&rows=300-330&keys=290-320&cell=310-300")
     words = page.all("#lines .tok")

@@ -1,4 +1,4 @@
-"""The viewer in a real browser: all heads, the heatmap of one head, addresses, settings."""
+"""Tests of the viewer in a real browser: thumbnails, the heatmap of one head, addresses, settings."""
 
 import math
 
@@ -16,7 +16,7 @@ from support.recordings import decoder
 from support.viewer_page import PLAIN_TOKENS, parse_number, showing, violations
 
 
-def test_the_first_page_explains_itself_without_a_network(page, translator, browser):
+def test_first_page_loads_without_a_network(page, translator, browser):
     page.open(translator.url)
     assert browser.title == "clearhead: en-ja"
     assert "code" not in browser.current_url
@@ -31,7 +31,7 @@ def test_the_first_page_explains_itself_without_a_network(page, translator, brow
     assert all(address.startswith((f"http://127.0.0.1:{translator.port}/", "data:", "blob:")) for address in addresses)
 
 
-def test_the_file_handed_to_a_browser_opens_the_page_for_all_tabs_and_reloads(page, browser, tmp_path, monkeypatch):
+def test_redirect_file_opens_the_page_for_all_tabs_and_reloads(page, browser, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
@@ -48,14 +48,14 @@ def test_the_file_handed_to_a_browser_opens_the_page_for_all_tabs_and_reloads(pa
         browser.get("about:blank")
         browser.close()
         browser.switch_to.window(first)
-        browser.delete_all_cookies()  # as another browser
+        browser.delete_all_cookies()  # like another browser
         browser.get("about:blank")
         browser.get(address)
         assert "This address needs a link" in page.find("main").text
-        complaints(browser)  # that the page was refused
+        complaints(browser)  # discards the logged 403
 
 
-def test_small_maps_are_drawn(page, small):
+def test_thumbnails_are_drawn(page, small):
     recording, url = small
     page.open(url)
     pixels = page.script(
@@ -71,7 +71,7 @@ def test_small_maps_are_drawn(page, small):
     assert page.all(".thumb")[5].get_attribute("aria-label") == f"Decoder, layer 1, head 1, entropy {entropy:.2f} nats"
 
 
-def test_grouped_heads_are_drawn_together(page, small):
+def test_grouped_heads_share_a_box(page, small):
     page.open(small[1])
     groups = page.all(".group.shared")
     assert [len(group.find_elements(By.CSS_SELECTOR, ".thumb")) for group in groups] == [2] * 4
@@ -79,7 +79,7 @@ def test_grouped_heads_are_drawn_together(page, small):
 
 
 @pytest.mark.parametrize("width", [1280, 800])
-def test_nothing_is_wider_than_the_window(page, translator, browser, width):
+def test_page_fits_the_window_width(page, translator, browser, width):
     resize(browser, width)
     page.open(translator.url)
     assert page.script("return document.documentElement.scrollWidth") <= width
@@ -103,14 +103,14 @@ def test_pointing_at_a_cell_reads_its_weight_and_score(page, small):
         assert ("−∞" in score) if expected == -torch.inf else parse_number(score) == pytest.approx(expected, rel=1e-3)
 
 
-def test_what_is_pointed_at_is_the_very_number(page, small):
+def test_sent_weights_are_bit_exact(page, small):
     recording, url = small
     page.open(url, "#head=decoder.0.3")
     sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
     assert torch.equal(torch.tensor(sent).view(12, 12), recording.weights(("decoder", 0, 3)).dense()[0, 0])
 
 
-def test_the_wheel_zooms_where_it_points(page, small):
+def test_wheel_zooms_at_the_pointer(page, small):
     page.open(small[1], "#head=decoder.0.0")
     assert page.window() == [0, 12, 0, 12]
     page.wheel(3.5, 8.5, 3)
@@ -125,11 +125,11 @@ def test_the_wheel_zooms_where_it_points(page, small):
     )
     page.click("#all")
     assert page.window() == [0, 12, 0, 12]
-    page.wheel(3.5, 8.5, -3)  # there is nothing beyond
+    page.wheel(3.5, 8.5, -3)  # already at the whole matrix
     assert page.window() == [0, 12, 0, 12]
 
 
-def test_heads_are_chosen_and_back_reload_and_bookmarks_work(page, small, browser):
+def test_back_reload_and_bookmarks_restore_head_and_window(page, small, browser):
     page.open(small[1], "#head=decoder.1.3")
     page.click("#closer")
     zoomed = page.fragment
@@ -142,7 +142,7 @@ def test_heads_are_chosen_and_back_reload_and_bookmarks_work(page, small, browse
     page.until(lambda: page.text("head-heading") == "Decoder, layer 1, head 3")
     page.settle()
     assert page.fragment == zoomed
-    browser.back()  # from the window to all of it
+    browser.back()  # from the window to the whole matrix
     page.until(lambda: "rows" not in page.fragment)
     page.settle()
     assert page.window() == [0, 12, 0, 12]
@@ -167,13 +167,13 @@ def test_heads_are_chosen_and_back_reload_and_bookmarks_work(page, small, browse
         "#head=decoder.0.0&rows=x",
     ],
 )
-def test_an_address_that_makes_no_sense_still_shows_something(page, small, fragment):
+def test_invalid_addresses_show_a_default(page, small, fragment):
     page.open(small[1], fragment)
     assert page.text("head-heading").startswith("Decoder, layer ")
     assert "weight" in page.text("readout")
 
 
-def test_arrows_move_a_cursor_that_is_read_out(page, small):
+def test_arrow_keys_move_the_cursor_and_announce_it(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&cell=6-2")
     weights = recording.weights(("decoder", 1, 0))
@@ -196,14 +196,14 @@ def test_arrows_move_a_cursor_that_is_read_out(page, small):
     page.keys("+")
     row, row_end, key, key_end = page.window()
     assert row_end - row == key_end - key == 6
-    page.keys(*[Keys.ARROW_UP] * 9)  # takes the window along
+    page.keys(*[Keys.ARROW_UP] * 9)  # the window follows
     assert page.fragment["cell"] == "2-2"
     assert page.window()[0] <= 2
     page.keys("0")
     assert page.window() == [0, 12, 0, 12]
 
 
-def test_the_window_as_a_table(page, small):
+def test_table_shows_the_window(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&rows=4-8&keys=2-5")
     page.click("#window-table summary")
@@ -217,7 +217,7 @@ def test_the_window_as_a_table(page, small):
         assert [parse_number(cell) for cell in row[1:]] == pytest.approx(expected, rel=1e-2, abs=1e-9)
 
 
-def test_bins_palettes_and_colours(page, small):
+def test_colors_follow_the_scale_and_the_palette(page, small):
     recording, url = small
     page.open(url, "#head=decoder.0.1")
     query, key = 7, 3
@@ -234,15 +234,15 @@ def test_bins_palettes_and_colours(page, small):
 
 
 def near(palette, share):
-    """Return the color of a share, or of its neighbour: the page draws in float32."""
+    """Return the color of a share, with a tolerance of one shade because the page draws in float32."""
     color = palette[min(255, int(256 * share))]
     return pytest.approx([int(color[start : start + 2], 16) for start in (1, 3, 5)], abs=4)
 
 
-def test_the_sink_can_be_hidden(page, small):
+def test_sinks_can_be_hidden(page, small):
     recording, url = small
     page.open(url, "#head=decoder.0.1")
-    assert page.text("hide-label") == "hide the sink t0"
+    assert page.text("hide-label") == "hide sinks t0"
     page.click("#hide")
     sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
     expected = recording.weights(("decoder", 0, 1)).dense()[0, 0].clone()
@@ -275,7 +275,7 @@ def test_heads_are_sorted_and_filtered(page, translator):
     assert all("self" in label for label in labels)
 
 
-def test_labels_of_a_file_are_shown(page):
+def test_labels_from_roles_are_shown(page):
     roles = Roles("a model", {("decoder", 1, 3): HeadStatistics(9, induction=0.8)})
     with showing(page, decoder(PLAIN_TOKENS), roles=roles) as viewer:
         page.open(viewer.url)
@@ -284,7 +284,7 @@ def test_labels_of_a_file_are_shown(page):
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (800, "dark")])
-def test_everyone_can_use_it(page, translator, browser, theme, width):
+def test_page_has_no_accessibility_violations(page, translator, browser, theme, width):
     resize(browser, width)
     emulate(browser, theme=theme)
     page.open(translator.url)
@@ -292,7 +292,7 @@ def test_everyone_can_use_it(page, translator, browser, theme, width):
     assert violations(browser) == []
 
 
-def test_a_dark_page_has_light_letters_on_its_charts(page, small, browser):
+def test_dark_page_has_light_axis_labels(page, small, browser):
     emulate(browser, theme="dark")
     page.open(small[1])
     assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"

@@ -1,4 +1,4 @@
-"""The viewer in a real browser: texts and tokens, the calculation of a row, errors."""
+"""Tests of the viewer in a real browser: texts, tokens, the calculation of a row, errors."""
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -11,7 +11,7 @@ from support.recordings import AWKWARD, decoder, translation
 from support.viewer_page import PLAIN_TOKENS, parse_number, served, showing
 
 
-def test_another_text_is_run(page, translator, browser):
+def test_typed_text_is_run(page, translator, browser):
     page.open(translator.url)
     first = page.fragment
     box = page.find("#text")
@@ -31,7 +31,7 @@ def test_another_text_is_run(page, translator, browser):
     assert page.find("#text").get_attribute("value") == "She plays the piano."
 
 
-def test_a_text_that_cannot_be_run_is_said_and_nothing_is_lost(page, translator):
+def test_rejected_text_shows_an_error_and_keeps_the_page(page, translator):
     page.open(translator.url)
     before = page.text("head-facts")
     box = page.find("#text")
@@ -44,7 +44,7 @@ def test_a_text_that_cannot_be_run_is_said_and_nothing_is_lost(page, translator)
     page.until(lambda: page.text("notes") == "text: never seen in training: '☃'")
 
 
-def test_several_texts_can_be_chosen_from(page):
+def test_listed_texts_can_be_selected(page):
     with showing(page, "en-ja", text=["She plays.", "He reads a long book."]) as viewer:
         page.open(viewer.url)
         assert page.find("#given").is_displayed()
@@ -55,15 +55,15 @@ def test_several_texts_can_be_chosen_from(page):
         assert page.fragment["given"] == "1"
 
 
-def test_where_a_token_looks_and_who_looks_at_it(page, small):
+def test_token_shows_its_top_keys_and_top_queries(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&cell=6-2")
     assert len(page.all("#lines text")) == 24
     page.script("document.querySelectorAll('#lines text')[9].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
     page.settle()
     assert page.fragment["cell"] == "9-9"  # the same token on both sides
-    assert page.text("from-heading") == "t9 looks at"
-    assert page.text("to-heading") == "t9 is looked at by"
+    assert page.text("from-heading") == "t9 attends to"
+    assert page.text("to-heading") == "t9 receives attention from"
     rows = page.all("#from tr")
     assert len(rows) == 1 + 8
     tops = {}
@@ -80,24 +80,24 @@ def test_where_a_token_looks_and_who_looks_at_it(page, small):
     assert page.fragment["cell"] == "9-9"
 
 
-def test_the_lines_stay_whole_while_one_zooms(page, small):
+def test_lines_show_all_tokens_after_zooming(page, small):
     page.open(small[1], "#head=decoder.1.0&rows=2-8&keys=2-8&cell=3-2")
     assert len(page.all("#lines text")) == 24
     page.keys(Keys.ARROW_DOWN)
     assert [word.text for word in page.all("#lines text.chosen")] == ["t4", "t2"]
 
 
-def test_in_cross_attention_the_two_sides_are_different_tokens(page):
+def test_cross_attention_selects_query_and_key_separately(page):
     with showing(page, translation("abcde", "xyz")) as viewer:
         page.open(viewer.url, "#head=cross.0.1&cell=1-3")
-        assert page.text("from-heading") == "y looks at"
-        assert page.text("to-heading") == "d is looked at by"
+        assert page.text("from-heading") == "y attends to"
+        assert page.text("to-heading") == "d receives attention from"
         page.script("document.querySelector('#lines text').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
         page.settle()
         assert page.fragment["cell"] == "0-3"
 
 
-def test_the_calculation_is_worked_out(page, small):
+def test_calculation_shows_every_step(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&cell=9-4")
     weights = recording.weights(("decoder", 1, 0))
@@ -119,7 +119,7 @@ def test_the_calculation_is_worked_out(page, small):
     assert vectors[-1].startswith("Σ weight · v")
 
 
-def test_tokens_are_shown_as_they_are(page, browser):
+def test_awkward_tokens_are_shown_verbatim(page, browser):
     with showing(page, decoder(AWKWARD)) as viewer:
         page.open(viewer.url, "#head=decoder.0.0")
         expected = ["\\n" if token == "\n" else token for token in AWKWARD]
@@ -144,8 +144,8 @@ def test_tokens_are_shown_as_they_are(page, browser):
         assert browser.title == "clearhead: a model"
 
 
-def test_whoever_goes_elsewhere_is_not_taken_back(page, translator, browser):
-    """A head is clicked and another text run at once, over and over: nothing of the one is applied to the other."""
+def test_later_requests_replace_earlier_ones(page, translator, browser):
+    """Repeatedly click a head and run another text at once; results of replaced requests are dropped."""
     page.open(translator.url)
     for layer in range(4):
         page.script("document.querySelector(arguments[0]).click()", f"[data-head='encoder.{layer}.3']")
@@ -157,20 +157,20 @@ def test_whoever_goes_elsewhere_is_not_taken_back(page, translator, browser):
     assert page.text("status") == ""
 
 
-def test_a_text_that_is_too_long_is_refused_by_the_page(page, translator):
+def test_page_rejects_too_long_text(page, translator):
     page.open(translator.url)
     page.script("document.getElementById('text').value = 'x'.repeat(2000000)")
     page.click("#run button")
-    assert page.text("status") == "the text has 2,000,000 letters, and 20,000 can be typed here"
+    assert page.text("status") == "the text has 2,000,000 characters; expected at most 20,000"
 
 
-def test_a_recording_has_no_text_to_type(page, small):
+def test_recording_disables_the_text_box(page, small):
     page.open(small[1])
     assert not page.find("#text").is_enabled()
     assert not page.find("#run button").is_enabled()
 
 
-def test_japanese_is_drawn_as_japanese(page, small):
+def test_japanese_glyphs_are_available(page, small):
     page.open(small[1])
     drawn = page.script(
         """
@@ -186,15 +186,15 @@ def test_japanese_is_drawn_as_japanese(page, small):
     assert len(set(drawn)) == 3
 
 
-def test_a_server_that_has_stopped_is_said(page, browser):
+def test_page_reports_a_stopped_server(page, browser):
     with served(decoder(PLAIN_TOKENS)) as viewer:
         page.open(viewer.url)
-    page.until(lambda: page.text("status") == "clearhead view has stopped: start it again and open its new link")
+    page.until(lambda: page.text("status") == "clearhead view has stopped; start it again and open its new link")
     browser.get("about:blank")
-    complaints(browser)  # it said that it could not connect, too
+    complaints(browser)  # discards the logged connection errors
 
 
-def test_what_goes_wrong_while_computing_is_said(page, monkeypatch):
+def test_page_shows_errors_of_computations(page, monkeypatch):
     texts = Texts(decoder(PLAIN_TOKENS))
     monkeypatch.setattr(texts.first.cache, "overview", lambda *a, **k: 1 / 0)
     monkeypatch.setattr("clearhead.viewer.server.serve.Texts", lambda *a, **k: texts)

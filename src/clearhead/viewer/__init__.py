@@ -1,4 +1,4 @@
-"""A local page that shows every head of a model, from the whole matrix to one cell, and its export as a report."""
+"""Interactive viewer of every attention head of a model: a local web page, and reports as HTML files."""
 
 from clearhead._utils.extras import needs_extra
 

@@ -1,4 +1,4 @@
-"""Bokeh figures of one head that share their ranges: its heatmap, and bar charts along its sides."""
+"""Bokeh figures of one head with shared ranges: the heatmap, and bar charts along its sides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clearhead.ops.statistics import Reduce
 from clearhead.recording import Tokens
 from clearhead.viewer._heatmap import Heatmap, HeatmapWindow
 
-# safe for colour-blind readers and in grey; the first colour stands for no attention
+# readable with color blindness and in gray; the first color means no attention
 PALETTES: dict[str, tuple[str, ...]] = {
     "viridis": palettes.Viridis256,
     "cividis": palettes.Cividis256,
@@ -35,16 +35,16 @@ PALETTES: dict[str, tuple[str, ...]] = {
     "blues": tuple(reversed(palettes.Blues256)),
     "greys": tuple(reversed(palettes.Greys256)),
 }
-MAX_AXIS_TOKENS = 40  # a longer axis is labeled with numbers
-MAX_TOKEN_COLUMNS = 14  # width of a token on an axis, in character cells
-MAX_PROFILE_BARS = 512  # bars along a side
-_BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # the same wherever frames have to line up
+MAX_AXIS_TOKENS = 40  # longer axes are labeled with numbers
+MAX_TOKEN_COLUMNS = 14  # width of an axis label, in character cells
+MAX_PROFILE_BARS = 512  # bars in a profile
+_BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # equal borders keep the frames aligned
 _BAR_COLOR = "#2f6fb0"
 _CURSOR_COLOR = "#e6007e"
 
 
 class HeadChart:
-    """Three figures: `map` with the heatmaps, `entropy` along its queries, `received` along its keys."""
+    """Three linked figures: `map` with the heatmaps, `entropy` along the queries, `received` along the keys."""
 
     def __init__(self) -> None:
         self.queries, self.keys = Range1d(start=1, end=0), Range1d(start=0, end=1)  # the first query is on top
@@ -54,16 +54,16 @@ class HeadChart:
         self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0)
         self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0)
         self._shape, self.window = (1, 1), HeatmapWindow(0, 1, 0, 1)
-        self._max_weights: dict[str, float] = {}  # the largest weight that is drawn: "overview", "detail"
+        self._max_weights: dict[str, float] = {}  # the largest drawn weight of "overview" and "detail"
         self.map = self._build_map()
         self.entropy, self.received = self._build_entropy(), self._build_received()
 
     def open(self, q_len: int, kv_len: int, floor: float) -> None:
-        """Prepare for another matrix and clear the figures. Weights up to `floor` get the color of 0."""
+        """Clear the figures for a matrix of a new shape. The log scale starts at the weight `floor`."""
         self._shape, self._max_weights = (q_len, kv_len), {}
         self._log.update(low=floor, high=1.0)
         for axis in (self.queries, self.keys):
-            axis.update(bounds=None, min_interval=None)  # a page would hold the new window within the old bounds
+            axis.update(bounds=None, min_interval=None)  # the old bounds would clamp the new window
         self.show(HeatmapWindow(0, q_len, 0, kv_len))
         for axis, length in ((self.queries, q_len), (self.keys, kv_len)):
             axis.update(bounds=(0, length), min_interval=min(4, length))
@@ -80,7 +80,7 @@ class HeadChart:
         self.keys.update(start=window.key, end=window.key_end)
 
     def set_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
-        """Set the window to the cells in these ranges, after the reader has panned or zoomed."""
+        """Set the window to the cells in these ranges, after the user has panned or zoomed."""
         edges = []
         for ends, length in ((y, self._shape[0]), (x, self._shape[1])):
             low, high = min(ends), max(ends)
@@ -93,7 +93,7 @@ class HeadChart:
         self._draw("overview", self.overview, heatmap, exact)
 
     def draw_detail(self, heatmap: Heatmap | None) -> None:
-        """Draw a heatmap of the window over the overview; None removes it."""
+        """Draw a heatmap of the window over the overview. None removes the current one."""
         self._draw("detail", self.detail, heatmap, exact=True)
 
     def _draw(self, name: str, source: ColumnDataSource, heatmap: Heatmap | None, exact: bool) -> None:
@@ -111,7 +111,7 @@ class HeadChart:
     def draw_profiles(
         self, entropy: Float[np.ndarray, " q_len"], received: Float[np.ndarray, " kv_len"], reduce: Reduce
     ) -> None:
-        """Draw the entropy of each query and the attention each key receives, in bars that fit the window."""
+        """Draw bars over the window: the entropy of each query and the attention each key receives."""
         window = self.window
         self._bars["entropy"].data = bars = _bars(entropy, window.row, window.row_end, reduce)
         self.entropy.x_range.update(start=0, end=max(1e-6, 1.05 * float(np.max(bars["value"]))))
@@ -125,17 +125,18 @@ class HeadChart:
         _label_axis(self.map.xaxis[0], keys, window.key, window.key_end, across=True)
 
     def set_palette(self, palette: str, logarithmic: bool) -> None:
+        """Set the colors of the heatmaps and their scale, logarithmic or linear."""
         for mapper in (self._linear, self._log):
             mapper.palette = list(PALETTES[palette])
         for renderer in self.map.select({"type": GlyphRenderer, "tags": "heatmap"}):
             renderer.visible = (renderer.glyph.color_mapper is self._log) == logarithmic
 
     def set_theme(self, text: str, line: str, paper: str, nothing: str) -> None:
-        """Set the colors of a light or a dark page; `nothing` is the color of cells with a weight of 0."""
+        """Set the colors of a light or dark page. `nothing` is the color of cells with a weight of 0."""
         for mapper in (self._linear, self._log):
             mapper.nan_color = nothing
         for chart in (self.map, self.entropy, self.received):
-            # a fill that is clear would keep what was drawn there before
+            # with a transparent fill Bokeh would not clear the previous frame
             chart.update(background_fill_color=paper, border_fill_color=paper, outline_line_color=line)
             for axis in (*chart.xaxis, *chart.yaxis):
                 axis.update(
@@ -150,8 +151,8 @@ class HeadChart:
         wheel = WheelZoomTool(zoom_on_axis=True)
         chart.add_tools(wheel, PanTool())
         chart.toolbar.active_scroll = wheel
-        chart.lod_timeout = 60  # milliseconds after the last turn of the wheel that its window is asked for
-        # each once in either scale: where a glyph gets another mapper, Bokeh still draws some with the one it had first
+        chart.lod_timeout = 60  # milliseconds from the last wheel event until the new window is requested
+        # one renderer per color scale: Bokeh keeps using the first mapper of a glyph after it is replaced
         for name, source in (("overview", self.overview), ("detail", self.detail)):
             for mapper in (self._log, self._linear):
                 drawn = chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=mapper, name=name)
@@ -183,12 +184,12 @@ _NO_BARS: dict[str, Any] = {"start": [], "end": [], "value": []}
 
 
 def _image(heatmap: Heatmap, exact: bool) -> dict[str, Any]:
-    """Return a heatmap as the data of Bokeh's image glyph, anchored at its first query and key."""
+    """Return the data of Bokeh's image glyph for a heatmap, anchored at its first query and key."""
     row, row_end, key, key_end = heatmap.window
     down, across = heatmap.values.shape
-    # the last bins may hold fewer cells, but all are drawn equally large: the image extends beyond the window
+    # the last bins may have fewer cells but are drawn at full size, so the image may extend beyond the window
     rows, keys = heatmap.bin_size
-    if not exact:  # sampled rows stand for all
+    if not exact:  # the sampled rows are spread over the whole window
         rows, keys = (row_end - row) / down, (key_end - key) / across
     values = np.where(heatmap.values > 0, heatmap.values, np.nan).astype(np.float32)
     return {
@@ -222,7 +223,7 @@ def _label_axis(axis: Any, tokens: Tokens, start: int, end: int, *, across: bool
         axis.update(ticker=BasicTicker(), major_label_overrides={}, formatter=formatter, major_label_orientation=0.0)
         return
     ticks = [index + 0.5 for index in range(start, end)]
-    # PlainText, because Bokeh renders strings such as $$x$$ as TeX; isolated, so that right-to-left tokens stay apart
+    # PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
     labels = {
         tick: PlainText(text=f"\u2068{short_token(tokens.texts[int(tick)], MAX_TOKEN_COLUMNS)}\u2069") for tick in ticks
     }
@@ -240,7 +241,7 @@ def _figure(name: str, *, x_range: Range1d, y_range: Range1d, **sides: Any) -> A
         tools="",
         toolbar_location=None,
         sizing_mode="stretch_both",
-        background_fill_color=None,  # until the page has said which colours it has; white would shine through at edges
+        background_fill_color=None,  # until the page sends its theme; white would show at the edges
         border_fill_color=None,
         **{f"min_border_{side}": size for side, size in borders.items()},
         **sides,

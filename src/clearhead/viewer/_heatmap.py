@@ -1,4 +1,4 @@
-"""Heatmaps of windows of one head's matrix, in bins of whole cells; long ones are computed a band of rows at a time."""
+"""Heatmaps of windows of one head's matrix, in bins of whole cells, computed one band of rows at a time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxtyping import Float, Int
 from clearhead.ops.statistics import Reduce
 from clearhead.weights.matrix import AttentionWeights
 
-MAX_PAGE_BINS = 512  # bins each way of a heatmap that is sent to a page
-MAX_OVERVIEW_BINS = 2048  # bins each way of the heatmaps of a whole matrix
-MAX_EXACT_CELLS = {"cpu": 8192**2, "cuda": 65_536**2}  # cells of a window that is computed on request
-BAND_CELLS = {"cpu": 2**22, "cuda": 2**36}  # cells computed at a time: 20 ms on a CPU, enough to fill a GPU
+MAX_PAGE_BINS = 512  # bins per axis of a heatmap sent to a page
+MAX_OVERVIEW_BINS = 2048  # bins per axis of a heatmap of a whole matrix
+MAX_EXACT_CELLS = {"cpu": 8192**2, "cuda": 65_536**2}  # largest window computed on request
+BAND_CELLS = {"cpu": 2**22, "cuda": 2**36}  # cells per step: 20 ms on a CPU, enough to fill a GPU
 
 
 class HeatmapWindow(NamedTuple):
-    """Queries `row` up to `row_end`, keys `key` up to `key_end`."""
+    """Window of a matrix: queries `[row, row_end)` and keys `[key, key_end)`."""
 
     row: int
     row_end: int
@@ -32,20 +32,20 @@ class HeatmapWindow(NamedTuple):
 
 
 class BinSize(NamedTuple):
-    """Queries and keys in each bin; the last bin of an axis may have fewer."""
+    """Number of queries and keys in each bin. The last bin of an axis may have fewer."""
 
     rows: int
     keys: int
 
     @classmethod
     def from_window(cls, window: HeatmapWindow, max_bins: int) -> BinSize:
-        """Return the smallest bins of which at most `max_bins` cover the window each way."""
+        """Return the smallest bin size that covers the window with at most `max_bins` bins per axis."""
         return cls(-(-(window.row_end - window.row) // max_bins), -(-(window.key_end - window.key) // max_bins))
 
 
 @dataclass(frozen=True, eq=False)
 class Heatmap:
-    """The largest or mean weight in each bin of a window; with single cells, their scores as well."""
+    """Largest or mean weight in each bin of a window. `scores` is set if every bin is a single cell."""
 
     window: HeatmapWindow
     bin_size: BinSize
@@ -53,7 +53,7 @@ class Heatmap:
     scores: Float[np.ndarray, "rows keys"] | None = None
 
     def downsampled(self, reduce: Reduce, max_bins: int) -> Heatmap:
-        """Return the heatmap in at most `max_bins` bins each way."""
+        """Return the heatmap with at most `max_bins` bins per axis."""
         ratio = BinSize(*(-(-count // max_bins) for count in self.values.shape))
         if ratio == (1, 1):
             return self
@@ -81,10 +81,10 @@ class Heatmap:
 
 
 class ProgressiveHeatmap:
-    """Heatmaps of a window of one head's matrix, filled from the top: each `advance` computes more rows.
+    """Heatmaps of a window of one head's matrix, filled from the top: each `advance()` computes more rows.
 
-    Bin edges are multiples of the bin size, counted from cell 0, so that bins stay the same while a window moves. The
-    window is extended to whole bins.
+    Bin edges are multiples of the bin size, counted from cell 0, so panning does not change the bins. The window is
+    extended to whole bins.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class ProgressiveHeatmap:
         self.rows_done = end
 
     def heatmap(self, reduce: Reduce) -> Heatmap:
-        """Return the bins computed so far; the others are 0."""
+        """Return the heatmap computed so far. Missing bins are 0."""
         return Heatmap(self.window, self.bin_size, self._values[reduce], self._scores)
 
 
 class HeadOverview:
-    """One head's whole matrix: heatmaps of at most 2,048² bins by mean and by max, entropy and received attention.
+    """Overview of one head's whole matrix: mean and max heatmaps, entropy, and received attention.
 
-    Hidden keys are left out of the heatmaps. Entropy and received attention are those of all keys.
+    The heatmaps have at most 2,048 × 2,048 bins and exclude hidden keys. Entropy and received attention include them.
     """
 
     def __init__(self, weights: AttentionWeights, hidden_keys: Sequence[int] = ()) -> None:
@@ -160,7 +160,7 @@ class HeadOverview:
         return self.heatmaps.bytes + self.entropy.nbytes + self.received.nbytes
 
     def advance(self) -> None:
-        """Compute one more band of rows, of the heatmaps or of the statistics."""
+        """Compute one more band of rows of the heatmaps or of the statistics."""
         rows = slice(self._rows_observed, self.heatmaps.rows_done)
         if rows.start == rows.stop:
             self.heatmaps.advance()
@@ -172,24 +172,25 @@ class HeadOverview:
 
 
 def is_exact(weights: AttentionWeights, window: HeatmapWindow) -> bool:
-    """Return True if a window is small enough to be computed on request."""
+    """Return whether a window is small enough to be computed on request."""
     return window.cells <= MAX_EXACT_CELLS.get(weights.device.type, MAX_EXACT_CELLS["cpu"])
 
 
 def band_cells(weights: AttentionWeights) -> int:
-    """Return the number of cells to compute at a time on the weights' device."""
+    """Return the number of cells to compute per step on the weights' device."""
     return BAND_CELLS.get(weights.device.type, BAND_CELLS["cpu"])
 
 
 def pool_window(
     weights: AttentionWeights, window: HeatmapWindow, bin_size: BinSize, reduce: Reduce
 ) -> Float[np.ndarray, "heads rows keys"]:
-    """Return the bins of a window.
+    """Return the pooled weights in each bin of a window, for all heads.
 
-    `pool` makes bins of equal size only where they divide its window, so the last, smaller bins are pooled separately.
+    `AttentionWeights.pool` makes bins of equal size only if they divide the window. The last, smaller bins are
+    therefore pooled separately.
     """
     row, row_end, key, key_end = window
-    if bin_size == (1, 1):  # bit for bit the weights that indexing gives
+    if bin_size == (1, 1):  # indexing returns the exact weights, bit for bit
         return weights[0, :, row:row_end, key:key_end].float().cpu().numpy()
 
     def spans(start: int, end: int, step: int) -> list[tuple[int, int]]:
@@ -209,7 +210,7 @@ def pool_window(
 def _bin_edges(
     window: HeatmapWindow, bin_size: BinSize
 ) -> tuple[Int[np.ndarray, " row_edges"], Int[np.ndarray, " key_edges"]]:
-    """Return the start of every bin and the end of the last one, of rows and of keys."""
+    """Return the start of every bin and the end of the last bin, for rows and for keys."""
     row, row_end, key, key_end = window
     rows, keys = np.arange(row, row_end, bin_size.rows), np.arange(key, key_end, bin_size.keys)
     return np.append(rows, row_end), np.append(keys, key_end)

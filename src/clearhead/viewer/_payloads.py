@@ -1,4 +1,4 @@
-"""Payloads sent to a page, as plain dictionaries: of a model, a layer, a window, a cell, a token, a calculation."""
+"""Payloads sent to a page, as plain dictionaries: model, layer, head, window, cell, calculation, top tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clearhead.viewer._row_calculation import calculate_row
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
 
-MAX_LINE_TOKENS = 48  # tokens on a side between which lines are drawn
-MAX_WINDOW_TOKENS = 512  # tokens on a side of a window whose texts are sent
-MAX_LISTED_HEADS = 400  # heads in a list of top-attended tokens
+MAX_LINE_TOKENS = 48  # longest side for which lines between tokens are drawn
+MAX_WINDOW_TOKENS = 512  # longest side of a window whose token texts are sent
+MAX_LISTED_HEADS = 400  # heads listed with their top-attended tokens
 Payload = dict[str, Any]
 
 
@@ -42,7 +42,7 @@ def model_payload(cache: RecordingCache) -> Payload:
 
 
 def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
-    """Return every head of a layer: its thumbnail as shades, its entropy, its labels."""
+    """Return the thumbnail (as shades), entropy and labels of every head of a layer."""
     kv_len = len(cache.recording[stack].keys)
     heads = []
     for head, thumbnail in enumerate(cache.thumbnails(stack, layer)):
@@ -60,7 +60,7 @@ def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
 
 
 def head_payload(cache: RecordingCache, address: Address) -> Payload:
-    """Return the address of a head, and all tokens of a text that is short enough for lines between them."""
+    """Return the address of a head. Includes all tokens if the text is short enough to draw lines between them."""
     name, layer, head = address
     stack = cache.recording[name]
     short = max(len(stack.queries), len(stack.keys)) <= MAX_LINE_TOKENS
@@ -74,7 +74,7 @@ def head_payload(cache: RecordingCache, address: Address) -> Payload:
 
 
 def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> Payload:
-    """Return the tokens along both sides of a window; none along a side that is too long to be read."""
+    """Return the tokens along both sides of a window. The list is empty for a side that is too long to read."""
     queries, keys = cache.recording[stack].queries, cache.recording[stack].keys
 
     def texts(tokens: Tokens, start: int, end: int) -> list[str]:
@@ -104,7 +104,7 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
 
 
 def row_payload(cache: RecordingCache, address: Address, query: int, window: HeatmapWindow) -> Payload:
-    """Return a query's weights for the keys of a window, if those can be read."""
+    """Return a query's weights for the keys of a window; empty if the window is too wide to read."""
     if window.key_end - window.key > MAX_WINDOW_TOKENS:
         return {}
     row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
@@ -121,7 +121,10 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
 
 
 def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -> Iterator[Payload | None]:
-    """Yield None after each layer, then the top-attended keys of a query and the top queries of a key, in all heads."""
+    """Yield None after each layer, then the payload.
+
+    The payload lists, for every head, the keys that `query` attends to most and the queries that attend most to `key`.
+    """
     stack = cache.recording[name]
     payload: Payload = {
         "query": short_token(stack.queries.texts[query]),

@@ -1,4 +1,4 @@
-"""Cache of what has been computed of one recording, shared by all pages that show it."""
+"""Cache of the results computed from one recording, shared by all pages that show it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from clearhead.viewer._heatmap import HeadOverview
 from clearhead.viewer._thumbnails import Thumbnail, layer_thumbnails
 from clearhead.weights.matrix import AttentionWeights
 
-OVERVIEW_CACHE_BYTES = 2**28  # the overviews used last are kept
-MAX_SEARCHED_CELLS = 2**18  # cells of a matrix that is searched for its largest weight
+OVERVIEW_CACHE_BYTES = 2**28  # the least recently used overviews are evicted
+MAX_SEARCHED_CELLS = 2**18  # largest matrix that is searched for its largest weight
 
 
 class RecordingCache:
-    """A recording with its heads' thumbnails, labels and overviews. Not thread-safe.
+    """Recording with the thumbnails, labels and overviews of its heads. Not thread-safe.
 
-    Labels are those of `roles` (default: those that follow from this text alone).
+    Labels come from `roles` (default: computed from this text alone).
     """
 
     def __init__(self, recording: Recording, roles: Roles | None = None) -> None:
@@ -31,14 +31,14 @@ class RecordingCache:
         self._overviews: OrderedDict[tuple[Address, bool], HeadOverview] = OrderedDict()
 
     def thumbnails(self, stack: str, layer: int) -> list[Thumbnail]:
-        """Return a thumbnail for each head of a layer; computed at the first call."""
+        """Return the thumbnail of each head of a layer. The first call computes it."""
         if (stack, layer) not in self._thumbnails:
             self._thumbnails[stack, layer] = layer_thumbnails(stack, self.recording[stack], layer)
         return self._thumbnails[stack, layer]
 
     @property
     def labeled_by_roles(self) -> bool:
-        """True if labels come from roles, not from this text."""
+        """Whether labels come from roles instead of this text."""
         return self._roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:
@@ -57,13 +57,13 @@ class RecordingCache:
         return hidden if len(hidden) < len(tokens) else []
 
     def weights(self, address: Address, *, hide: bool = False) -> AttentionWeights:
-        """Return one head's matrix; with `hide`, without the sink keys."""
+        """Return one head's matrix. `hide` masks the sink keys."""
         weights = self.recording.weights(address)
         hidden = self.hidden_keys(address[0]) if hide else []
         return weights.hiding(hidden) if hidden else weights
 
     def overview(self, address: Address, *, hide: bool = False) -> HeadOverview:
-        """Return the overview of one head, as far as it has been computed."""
+        """Return the overview of one head, which may still be incomplete."""
         cache_key = (address, hide)
         if cache_key not in self._overviews:
             hidden = self.hidden_keys(address[0]) if hide else []
@@ -78,7 +78,7 @@ class RecordingCache:
         return sum(overview.bytes for overview in self._overviews.values())
 
     def clearest_head(self) -> Address:
-        """Return the head to show first: the clearest of the last stack; of a long text, of its middle layer only."""
+        """Return the clearest head of the last stack, to show first. Long texts search its middle layer only."""
         name, stack = list(self.recording.stacks.items())[-1]
         layers = range(len(stack.layers))
         if len(stack.queries) * len(stack.keys) > MAX_SEARCHED_CELLS:
@@ -94,7 +94,7 @@ class RecordingCache:
     def strongest_cell(self, address: Address) -> tuple[int, int]:
         """Return the cell with the largest weight, with special and sink tokens scaled down.
 
-        Of a long text, the largest weight of the middle row.
+        Long texts search the middle row only.
         """
         stack = self.recording[address[0]]
         weights = self.recording.weights(address)
@@ -109,7 +109,7 @@ class RecordingCache:
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:
-    """Return the labels of a head as shown to readers; none if it was not measured."""
+    """Return the displayed labels of a head; empty if the head was not measured."""
     labels = roles.labels(address) if address in roles.heads else ()
     return tuple("first token" if label == "sink" else label for label in labels)
 
@@ -123,6 +123,6 @@ def clarity(statistics: HeadStatistics) -> float:
 def _check_roles(roles: Roles, recording: Recording) -> None:
     if roles.model != recording.model or not set(roles.heads) <= set(recording.heads()):
         raise ValueError(
-            f"roles is of {roles.model!r} with {len(roles.heads)} heads, but what is shown is {recording.model!r} with"
+            f"roles is of {roles.model!r} with {len(roles.heads)} heads, but recording is of {recording.model!r} with"
             f" {len(list(recording.heads()))}; expected roles of the same model"
         )

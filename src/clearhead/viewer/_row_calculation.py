@@ -1,4 +1,4 @@
-"""One query of one head worked out in numbers: q, the k of its top keys, products, scores, softmax."""
+"""Step-by-step calculation of one row: q, the top keys, products, scores, softmax and contributions."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from torch import Tensor
 
 from clearhead.weights.matrix import AttentionWeights
 
-MAX_ROW_TERMS = 5  # keys with the largest weights that are listed
+MAX_ROW_TERMS = 5  # listed keys, by weight
 
 
 @dataclass(frozen=True)
 class RowTerm:
-    """One key's part of a row. Vectors and products are None if the weights hold scores only."""
+    """Terms of one key in a row. Vectors and products are None if only scores were recorded."""
 
     key: int
     vector: list[float] | None
     product: float | None  # q · k
     scaled: float | None
-    capped: float | None  # after softcap; equal to scaled without one
-    score: float  # with the bias; −inf if the mask forbids the key
+    capped: float | None  # after softcap; equal to `scaled` without softcap
+    score: float  # after bias and mask; −inf if masked
     weight: float
     contribution: list[float] | None  # weight · v; None without values
 
 
 @dataclass(frozen=True)
 class RowCalculation:
-    """The terms of the keys with the largest weights and of the selected key, and the row's totals."""
+    """Terms of the keys with the largest weights and of the selected key, and the totals of the row."""
 
     query: list[float] | None
     scale: float
     softcap: float | None
     lse: float
     terms: list[RowTerm]
-    others: float  # summed weight of all keys that are not listed
+    others: float  # total weight of the keys that are not listed
     output: list[float] | None  # Σ weight · v over all keys; None without values
 
 
 @torch.no_grad()
 def calculate_row(weights: AttentionWeights, query: int, key: int) -> RowCalculation:
-    """Return the calculation of one head's row. `key` is always listed."""
+    """Return the calculation of the row `query` of one head. `key` is always listed."""
     row, scores = weights[0, 0, query], weights.scores[0, 0, query]
     value, softcap = weights.value, weights.softcap
     query_vector = None if weights.query is None else weights.query[0, 0, query].to(row.dtype)

@@ -1,4 +1,4 @@
-"""The Jinja environment of the viewer's page and of reports."""
+"""Jinja environment of the viewer's page and of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small heatmaps of all heads of a layer, with each head's statistics; of long texts from sampled queries only."""
+"""Thumbnail heatmaps and statistics of all heads of a layer. Long texts use sampled queries."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
 from clearhead.recording import Stack
 from clearhead.weights.indexing import evenly_spaced
 
-MAX_THUMBNAIL_BINS = 128  # bins each way
+MAX_THUMBNAIL_BINS = 128  # bins per axis
 MAX_EXACT_TOKENS = 4096  # longer texts are sampled
 SAMPLED_QUERIES = 128
 
 
 @dataclass(frozen=True, eq=False)
 class Thumbnail:
-    """The largest weight in each bin, and the head's statistics on this text."""
+    """Largest weight in each bin, and the head's statistics on this text."""
 
     values: Float[np.ndarray, "rows keys"]
     statistics: HeadStatistics
-    sampled: bool  # from evenly spaced queries, each of them exact
+    sampled: bool  # computed from evenly spaced queries; each row is exact
 
 
 def is_sampled(stack: Stack) -> bool:
+    """Return whether the stack's text is so long that only some of its queries are used."""
     return max(len(stack.queries), len(stack.keys)) > MAX_EXACT_TOKENS
 
 
 @torch.no_grad()
 def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
-    """Return a thumbnail for each head of a layer."""
+    """Return the thumbnail of each head of a layer."""
     weights = stack.layers[layer]
     _, heads, q_len, kv_len = weights.shape
     if is_sampled(stack):

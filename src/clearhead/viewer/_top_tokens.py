@@ -1,4 +1,4 @@
-"""The tokens that a token attends to most, or that attend to it most, in all heads of a stack."""
+"""Tokens that a token attends to most, or that attend most to it, in all heads of a stack."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAX_TOP_TOKENS = 5
 
 @dataclass
 class TopTokens:
-    """The tokens with the largest weights, head by head: (token index, weight), largest first."""
+    """Tokens with the largest weights, for each head and on average: (token index, weight), largest first."""
 
     heads: list[tuple[int, int, list[tuple[int, float]]]] = field(default_factory=list)  # layer, head, tokens
-    everywhere: list[tuple[int, float]] = field(default_factory=list)  # by the mean over all heads
+    everywhere: list[tuple[int, float]] = field(default_factory=list)  # mean over all heads
 
 
 @torch.no_grad()
 def top_tokens(stack: Stack, direction: AttentionDirection, token: int) -> Iterator[TopTokens]:
-    """Yield the keys a query attends to ("from") or the queries that attend to a key ("to"), once per layer.
+    """Yield the top keys of a query ("from") or the top queries of a key ("to"), once per layer.
 
-    Each result includes those of the layers before.
+    Each result includes the previous layers.
     """
     top, total, count = TopTokens(), None, 0
     for layer, weights in enumerate(stack.layers):

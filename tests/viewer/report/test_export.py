@@ -1,4 +1,4 @@
-"""Reports: what they store, how large they are, and the command that writes them."""
+"""Tests of reports: their data, their size, and the command that writes them."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from support.viewer_page import PLAIN_TOKENS
 
 
 def summarize(recording, name="decoder", layer=0, max_bins=128):
-    """Return the sampling plan of a stack, and what it keeps of a layer."""
+    """Return the sampling plan of a stack, and the stored data of a layer."""
     stack = recording[name]
     plan = SamplingPlan.from_stack(stack, max_bins)
     return plan, summarize_layer(name, stack, layer, plan)
@@ -38,7 +38,7 @@ def array_bytes(written):
 
 
 class TestContents:
-    def test_single_cells_of_a_short_text(self):
+    def test_short_texts_store_single_cells(self):
         recording = decoder(PLAIN_TOKENS)
         plan, layer = summarize(recording)
         weights = recording["decoder"].layers[0]
@@ -51,10 +51,10 @@ class TestContents:
         np.testing.assert_array_equal(layer.top_keys, top.keys[0])
         np.testing.assert_allclose(layer.top_weights, top.weights[0], atol=1e-3)
 
-    def test_bins_of_whole_cells(self):
+    def test_bins_contain_whole_cells(self):
         recording = decoder([str(index) for index in range(37)])
         plan, layer = summarize(recording, max_bins=8)
-        assert plan.bin_size == (5, 5)  # 8 bins, the last of two tokens
+        assert plan.bin_size == (5, 5)  # 8 bins, the last with two tokens
         dense = recording["decoder"].layers[0].dense()[0].numpy()
         for reduce, values in (("max", layer.largest), ("mean", layer.mean)):
             expected = np.stack(
@@ -92,7 +92,7 @@ class TestContents:
         assert layer.statistics[0].queries == 40
 
     @pytest.mark.parametrize("max_bins", [128, 8])
-    def test_packed_arrays_are_those_in_the_page(self, max_bins, monkeypatch):
+    def test_page_contains_the_packed_arrays(self, max_bins, monkeypatch):
         monkeypatch.setattr(export, "MAX_HEATMAP_BINS", max_bins)
         recording = decoder([str(index) for index in range(37)])
         _, layer = summarize(recording, max_bins=max_bins)
@@ -101,7 +101,7 @@ class TestContents:
         raw = zlib.decompress(base64.b64decode(text))
         heads, queries, top = layer.top_keys.shape
         keys = np.frombuffer(raw, np.uint16, heads * queries * top)
-        stored = layer.top_weights > 0  # a query that sees fewer keys has fewer
+        stored = layer.top_weights > 0  # a query with fewer than 8 visible keys has fewer
         np.testing.assert_array_equal(keys.reshape(layer.top_keys.shape)[stored], layer.top_keys[stored])
         if max_bins == 128:
             maps = np.frombuffer(raw, np.float16, heads * 37 * 37, len(raw) - heads * 37 * 37 * 2)
@@ -112,12 +112,12 @@ class TestContents:
         for shades, values in zip(levels, (layer.largest, layer.mean), strict=True):
             assert ((shades == 0) == (values == 0)).all()
             visible = shades > 1
-            # half a shade either way
+            # rounding error: half a shade
             np.testing.assert_allclose(
                 floor ** (1 - shades[visible] / 255), values[visible], rtol=-np.log(floor) / 255 / 2 + 1e-4
             )
 
-    def test_queries_are_left_out_if_the_file_would_be_too_large(self, monkeypatch):
+    def test_large_files_store_fewer_queries(self, monkeypatch):
         monkeypatch.setattr(_report_layer, "MAX_STORED_QUERIES", 200)
         recording = decoder([str(index) for index in range(300)])
         limit = array_bytes(report(recording)) - 1
@@ -126,24 +126,24 @@ class TestContents:
         stack = model_payload(written)["stacks"][0]
         assert stack["kept"] == len(stack["places"]) == 100
         assert written.notes == (
-            "decoder: thinned, largest weights and entropy are those of 100 evenly spaced queries of 300",
+            "decoder: subsampled, top keys and entropy are stored for 100 evenly spaced queries of 300",
         )
         assert array_bytes(written) <= limit
 
-    def test_many_heads_get_smaller_maps(self, monkeypatch):
+    def test_many_heads_get_smaller_heatmaps(self, monkeypatch):
         monkeypatch.setattr(export, "MAX_FULL_SIZE_HEADS", 2)
         stack = model_payload(report(decoder([str(index) for index in range(200)])))["stacks"][0]
-        assert stack["bins"] == [4, 4]  # of 8 heads, with 64 bins each way
+        assert stack["bins"] == [4, 4]  # 8 heads with at most 64 bins per axis
         assert stack["bar"] == 1
 
-    def test_however_many_heads_there_are_the_file_stays_small(self):
+    def test_many_heads_keep_the_file_small(self):
         recording = decoder([str(index) for index in range(300)], layers=1, heads=16, mask=None)
         [weights], tokens = recording["decoder"].layers, recording["decoder"].queries
         many = Recording("many", {"decoder": Stack((weights,) * 40, tokens, tokens)})
         written = report(many)
         assert len(written.html) < 20e6
         stack = model_payload(written)["stacks"][0]
-        assert stack["bins"] == [4, 4]  # at most 85 bins each way
+        assert stack["bins"] == [4, 4]  # at most 85 bins per axis
         assert stack["kept"] == 300
 
     def test_few_queries_on_many_keys_are_not_sampled(self, monkeypatch):
@@ -155,25 +155,25 @@ class TestContents:
         assert cross["bar"] == 1
         assert [note.split(":")[0] for note in written.notes] == ["encoder"]
 
-    def test_notes_distinguish_sampled_from_thinned(self, monkeypatch):
+    def test_notes_distinguish_sampled_from_subsampled(self, monkeypatch):
         monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 100)
         monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 64)
         recording = decoder([str(index) for index in range(300)])
         monkeypatch.setattr(export, "MAX_ARRAY_BYTES", array_bytes(report(recording)) - 1)
         written = report(recording)
         assert written.notes == (
-            "decoder: sampled, all that is shown is from 64 evenly spaced queries of 300, each of them exact",
-            "decoder: thinned, largest weights and entropy are those of 32 evenly spaced queries of 300",
+            "decoder: sampled, everything is computed from 64 evenly spaced queries of 300 (exact rows)",
+            "decoder: subsampled, top keys and entropy are stored for 32 evenly spaced queries of 300",
         )
         assert model_payload(written)["stacks"][0]["sampled"] == 64
 
-    def test_a_tiny_weight_is_not_stored_as_0(self):
+    def test_tiny_weights_are_not_stored_as_0(self):
         tiny = _report_layer._as_half(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
         assert tiny[0, 0, 0] == 0
         assert 0 < tiny[0, 0, 1] < 1e-7
         assert tiny[0, 0, 2] == 0.5
 
-    def test_labels_are_those_of_this_text_or_of_roles(self):
+    def test_labels_come_from_the_text_or_from_roles(self):
         recording = decoder(PLAIN_TOKENS)
         assert "previous token" not in report(recording).html
         roles = head_roles([recording])
@@ -184,7 +184,7 @@ class TestContents:
         assert "previous token" in model_payload(written)["stacks"][0]["layers"][1][2]["labels"]
         assert model_payload(written)["labelled"]
 
-    def test_wrong_arguments_are_named(self, tmp_path):
+    def test_rejects_wrong_arguments(self, tmp_path):
         with pytest.raises(TypeError, match="recording is str; expected a Recording"):
             report("en-ja")
         with pytest.raises(FileNotFoundError, match="there is no folder"):
@@ -193,7 +193,7 @@ class TestContents:
             report(decoder(PLAIN_TOKENS), roles=Roles("another", {}))
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_file_stays_as_it_was_when_something_goes_wrong(self, tmp_path):
+    def test_interrupted_report_keeps_the_old_file(self, tmp_path):
         path = tmp_path / "report.html"
         path.write_text("mine")
 
@@ -207,14 +207,14 @@ class TestContents:
 
 
 class TestCommand:
-    def test_writes_a_report_and_says_so(self, tmp_path):
+    def test_writes_a_report_and_prints_its_path(self, tmp_path):
         path = tmp_path / "report.html"
         done = CliRunner().invoke(app, ["view", "I read a book.", "--output", str(path)])
         assert done.exit_code == 0, done.output
         assert done.output.startswith(f"wrote {path}: Recording('en-ja': encoder 4 × 8 heads, 6 × 6 tokens")
         assert path.read_text().startswith("<!doctype html>")
 
-    def test_takes_a_recording(self, tmp_path):
+    def test_accepts_a_recording(self, tmp_path):
         decoder(PLAIN_TOKENS).save(tmp_path / "recording.safetensors")
         done = CliRunner().invoke(
             app, ["view", str(tmp_path / "recording.safetensors"), "--output", str(tmp_path / "r.html")]
@@ -223,13 +223,13 @@ class TestCommand:
         assert "clearhead: a model" in (tmp_path / "r.html").read_text()
 
     @pytest.mark.parametrize("name", ["missing/r.html", "recording.safetensors", "."])
-    def test_where_it_cannot_be_written_is_said_before_the_model_runs(self, tmp_path, name, monkeypatch):
-        monkeypatch.setattr("clearhead.models.load_source", lambda *a, **k: pytest.fail("it was loaded"))
+    def test_rejects_unwritable_output_before_the_model_runs(self, tmp_path, name, monkeypatch):
+        monkeypatch.setattr("clearhead.models.load_source", lambda *a, **k: pytest.fail("the model was loaded"))
         done = CliRunner().invoke(app, ["view", "One.", "--output", str(tmp_path / name)])
         assert done.exit_code == 2
         assert str(tmp_path) in done.output
 
-    def test_takes_one_text(self, tmp_path):
+    def test_rejects_two_texts(self, tmp_path):
         (tmp_path / "a.txt").write_text("One.")
         arguments = ["view", "Two.", "--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "r.html")]
         done = CliRunner().invoke(app, arguments)

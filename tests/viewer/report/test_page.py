@@ -1,4 +1,4 @@
-"""A report's page in a real browser."""
+"""Tests of a report's page in a real browser."""
 
 import base64
 import itertools
@@ -17,7 +17,7 @@ from support.viewer_page import PLAIN_TOKENS, parse_number, violations
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Reports of a short text, of one with awkward tokens, of one in bins, of one in samples."""
+    """Return the recordings and URLs of four reports: short, awkward tokens, encoder–decoder, binned."""
     folder = tmp_path_factory.mktemp("reports")
     recordings = {
         "short": decoder(PLAIN_TOKENS),
@@ -30,7 +30,7 @@ def written(tmp_path_factory):
     return {name: (recording, (folder / f"{name}.html").as_uri()) for name, recording in recordings.items()}
 
 
-def test_opens_alone_and_asks_nobody(page, written, browser):
+def test_opens_without_network_requests(page, written, browser):
     recording, url = written["two"]
     page.open(url)
     assert browser.title == "clearhead: a translator"
@@ -43,7 +43,7 @@ def test_opens_alone_and_asks_nobody(page, written, browser):
     assert page.script("return [...document.querySelectorAll('.thumb canvas')].every((canvas) => canvas.width > 1)")
 
 
-def test_every_cell_of_a_short_text_can_be_read(page, written):
+def test_short_texts_show_every_cell(page, written):
     recording, url = written["short"]
     page.open(url, "#head=decoder.1.2")
     weights = recording.weights(("decoder", 1, 2))[0, 0]
@@ -60,7 +60,7 @@ def test_every_cell_of_a_short_text_can_be_read(page, written):
     assert len(lines) == int((weights >= 0.02).sum())
 
 
-def test_a_bin_says_its_range_and_its_weight(page, written):
+def test_readout_shows_the_range_and_weight_of_a_bin(page, written):
     recording, url = written["binned"]
     page.open(url, "#head=decoder.0.3")
     weights = recording.weights(("decoder", 0, 3))[0, 0]
@@ -70,13 +70,13 @@ def test_a_bin_says_its_range_and_its_weight(page, written):
         assert readout.startswith(f"queries 120 to 122 → keys 30 to 32: {word} weight ")
         expected = float(getattr(weights[120:123, 30:33], reduce)())
         least = 0.1 / 300
-        if expected > least:  # two digits, and half a shade
+        if expected > least:  # rounding to two digits and half a shade
             assert parse_number(readout.split("weight")[1]) == pytest.approx(expected, rel=0.06)
         else:
             assert "less than" in readout
 
 
-def test_a_query_says_where_it_looks(page, written):
+def test_query_lists_its_top_keys(page, written):
     recording, url = written["binned"]
     page.open(url, "#head=decoder.1.0&cell=200-13")
     top = recording.weights(("decoder", 1, 0)).topk(8)
@@ -96,7 +96,7 @@ def test_a_query_says_where_it_looks(page, written):
     assert "weight" in page.text("live")
 
 
-def test_layer_and_head_stand_in_the_address(page, written, browser):
+def test_address_selects_head_and_window(page, written, browser):
     _, url = written["short"]
     page.open(url, "#head=decoder.1.3&rows=2-8&keys=0-6")
     assert page.text("head-heading") == "Decoder, layer 1, head 3"
@@ -109,7 +109,7 @@ def test_layer_and_head_stand_in_the_address(page, written, browser):
     assert page.text("head-heading").startswith("Decoder, layer")
 
 
-def test_the_keyboard_does_everything(page, written):
+def test_keyboard_moves_the_cursor_and_zooms(page, written):
     recording, url = written["short"]
     page.open(url, "#head=decoder.0.0&cell=5-2")
     readout = page.keys("\ue015", "\ue014")  # down, right
@@ -123,7 +123,7 @@ def test_the_keyboard_does_everything(page, written):
     assert page.window() == [0, 12, 0, 12]
 
 
-def test_the_wheel_zooms_and_names_tokens(page, written):
+def test_wheel_zooms_and_axes_show_tokens(page, written):
     _, url = written["binned"]
     page.open(url, "#head=decoder.0.0")
     assert page.script("return chart.left[0].major_label_overrides.size") == 0
@@ -138,7 +138,7 @@ def test_the_wheel_zooms_and_names_tokens(page, written):
     )
 
 
-def test_tokens_are_never_markup(page, written):
+def test_tokens_are_escaped(page, written):
     _, url = written["awkward"]
     page.open(url)
     shown = page.script("return [...document.querySelectorAll('#lines text')].map((word) => word.textContent)")
@@ -150,7 +150,7 @@ def test_tokens_are_never_markup(page, written):
     assert "</script>" in page.text("readout")
 
 
-def test_the_table_sorts_and_opens(page, written):
+def test_table_sorts_and_opens_heads(page, written):
     recording, url = written["short"]
     page.open(url)
     page.click("#statistics thead th:nth-child(3) button")
@@ -170,11 +170,11 @@ def test_the_table_sorts_and_opens(page, written):
     assert min(values) == pytest.approx(entropy, abs=1e-3)
 
 
-def test_entropies_stand_where_their_queries_do(page, tmp_path, monkeypatch):
+def test_entropy_bars_align_with_stored_queries(page, tmp_path, monkeypatch):
     monkeypatch.setattr(_report_layer, "MAX_STORED_QUERIES", 200)
     recording = decoder([f"w{index}" for index in range(300)])
-    report(recording, tmp_path / "thinned.html")
-    page.open((tmp_path / "thinned.html").as_uri(), "#head=decoder.0.1")
+    report(recording, tmp_path / "subsampled.html")
+    page.open((tmp_path / "subsampled.html").as_uri(), "#head=decoder.0.1")
     code = "const { start, end, value } = entropy.renderers[0].data_source.data; return [start, end, [...value]]"
     starts, ends, values = page.script(code)
     assert starts[0] == 0
@@ -187,7 +187,7 @@ def test_entropies_stand_where_their_queries_do(page, tmp_path, monkeypatch):
     assert values == pytest.approx(entropies[queries].tolist(), abs=3e-3)
 
 
-def test_those_who_do_not_see_hear_of_the_cell(page, written):
+def test_screen_readers_announce_the_cell_and_its_bin(page, written):
     _, url = written["binned"]
     page.open(url, "#head=decoder.0.3&cell=121-31")
     readout = page.keys("\ue015")  # down
@@ -195,25 +195,25 @@ def test_those_who_do_not_see_hear_of_the_cell(page, written):
     assert page.keys("\ue015") != readout
 
 
-def test_says_what_was_left_out(page, tmp_path, monkeypatch):
+def test_page_marks_sampled_data(page, tmp_path, monkeypatch):
     monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 100)
     monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 50)
     recording = decoder([f"w{index}" for index in range(210)])
     report(recording, tmp_path / "long.html")
     page.open((tmp_path / "long.html").as_uri(), "#head=decoder.0.2&cell=100-3")
     assert "50 evenly spaced queries of 210" in page.text("notes")
-    assert "Sampled: from 50 evenly spaced queries" in page.text("heads-note")
+    assert "Sampled: computed from 50 evenly spaced queries" in page.text("heads-note")
     assert "(sampled)" in page.text("head-facts")
     assert "(sampled)" in page.point(3.5, 100.5)
     note = page.find("#lines p").text
-    nearest = int(re.match(r"Query (\d+) w\1, the nearest to 100 that is kept", note)[1])
+    nearest = int(re.match(r"Query (\d+) w\1, the stored query nearest to 100", note)[1])
     assert abs(nearest - 100) <= 3
     top = recording.weights(("decoder", 0, 2)).topk(1).keys[0, 0, nearest, 0]
     assert page.find(".kept button").text.startswith(f"w{top} ")
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (800, "dark")])
-def test_everyone_can_use_it(page, written, browser, theme, width):
+def test_page_has_no_accessibility_violations(page, written, browser, theme, width):
     resize(browser, width)
     emulate(browser, theme=theme)
     page.open(written["short" if theme == "light" else "binned"][1])
@@ -221,17 +221,17 @@ def test_everyone_can_use_it(page, written, browser, theme, width):
     assert violations(browser) == []
 
 
-def test_colours_follow_the_theme_and_the_palette(page, written, browser):
+def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1], "#head=decoder.0.0")
     assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"
-    assert page.color(0, 5) == [27, 30, 36]  # nothing to see there: the panel's colour
+    assert page.color(0, 5) == [27, 30, 36]  # a weight of 0 has the panel's color
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
     assert page.color(0, 0) == [0, 0, 0]
 
 
-def test_paper_is_light(page, written, browser):
+def test_prints_with_light_colors(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1])
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
@@ -240,4 +240,4 @@ def test_paper_is_light(page, written, browser):
     assert page.script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.find(".controls .zoom").is_displayed()
     emulate(browser, theme="dark")
-    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"  # and dark again
+    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"  # dark again

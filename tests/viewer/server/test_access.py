@@ -1,4 +1,4 @@
-"""Who may open the page, what is served where, and many clients at once."""
+"""Tests of access to the page: links, cookies, hosts, origins, ports, redirect files, concurrent clients."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ def viewer():
 
 
 def until(condition):
-    """Wait for something that happens in the server's thread."""
+    """Wait until a condition holds, which the server's thread changes."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_the_link_becomes_a_cookie_and_an_address_without_the_code(viewer):
+def test_link_sets_a_cookie_and_redirects_without_the_code(viewer):
     url = viewer.url
     status, headers, text = fetch(url)
     assert status == 200
@@ -47,7 +47,7 @@ def test_the_link_becomes_a_cookie_and_an_address_without_the_code(viewer):
     assert "<main>" in text
 
 
-def test_a_link_is_used_once_and_replaced(viewer):
+def test_link_works_once_and_is_replaced(viewer):
     url = viewer.url
     assert viewer.url == url
     first_cookie = cookie(viewer)
@@ -56,18 +56,18 @@ def test_a_link_is_used_once_and_replaced(viewer):
     assert status == 403
     assert "Set-Cookie" not in headers
     assert "This link was already used" in text
-    assert fetch(url, Cookie=first_cookie)[0] == 200  # opened again where it was used first
+    assert fetch(url, Cookie=first_cookie)[0] == 200  # same browser
     assert fetch(viewer.url)[0] == 200
 
 
-def test_a_link_opened_where_there_is_a_cookie_stays_unused(viewer):
+def test_opening_a_link_with_a_cookie_does_not_use_it_up(viewer):
     first_cookie, url = cookie(viewer), viewer.url
     assert fetch(url, Cookie=first_cookie)[0] == 200
     assert viewer.url == url
 
 
 @pytest.mark.parametrize("path", ["", "enter", "enter?code=", "enter?code=wrong", "?code=wrong", "enter?token=wrong"])
-def test_others_are_refused_and_told_what_to_do(viewer, path):
+def test_refuses_requests_without_a_valid_code_and_explains(viewer, path):
     status, headers, text = fetch(home(viewer) + path)
     assert status == 403
     assert "Set-Cookie" not in headers
@@ -76,7 +76,7 @@ def test_others_are_refused_and_told_what_to_do(viewer, path):
 
 
 @pytest.mark.parametrize("added", ["%00", "%20", "x"])
-def test_a_code_with_something_added_is_not_that_code(viewer, added):
+def test_refuses_a_code_with_a_suffix(viewer, added):
     assert fetch(viewer.url + added)[0] == 403
 
 
@@ -92,7 +92,7 @@ HARDENED = {
     ("path", "status"),
     [("", 200), ("enter?code=wrong", 403), ("static/js/bokeh.min.js", 200), ("static/js/none.js", 404), ("none", 404)],
 )
-def test_every_answer_has_security_headers(viewer, path, status):
+def test_every_response_has_security_headers(viewer, path, status):
     got, headers, _ = fetch(home(viewer) + path, Cookie=cookie(viewer) if not path else "")
     assert got == status
     assert {name: headers.get_all(name) for name in HARDENED} == {name: [value] for name, value in HARDENED.items()}
@@ -101,7 +101,7 @@ def test_every_answer_has_security_headers(viewer, path, status):
         assert directive in policy
 
 
-def test_answers_before_the_page_have_security_headers_too(viewer):
+def test_login_and_refusals_have_security_headers(viewer):
     for headers in (fetch(viewer.url)[1], fetch(home(viewer), Host="evil.example")[1]):
         assert {name: headers[name] for name in HARDENED} == HARDENED
 
@@ -109,12 +109,12 @@ def test_answers_before_the_page_have_security_headers_too(viewer):
 @pytest.mark.parametrize(
     "path", ["static/js/%00", "static/js/bokeh.min.js%00", "static/", "static/js/", "favicon.ico", "static/../enter"]
 )
-def test_paths_that_the_page_does_not_use_do_not_exist(viewer, path, caplog):
+def test_unused_paths_are_not_found(viewer, path, caplog):
     assert fetch(home(viewer) + path)[0] == 404
     assert caplog.records == []
 
 
-def test_the_secret_is_nowhere_in_the_page_and_other_addresses_are_for_nobody(viewer):
+def test_page_omits_the_secret_and_other_endpoints_are_not_found(viewer):
     page_cookie = cookie(viewer)
     _, headers, text = fetch(home(viewer), Cookie=page_cookie, X_Private="something")
     payload = get_token_payload(token_in(text))
@@ -129,17 +129,17 @@ def test_the_secret_is_nowhere_in_the_page_and_other_addresses_are_for_nobody(vi
     ("mode", "destination", "status"),
     [("navigate", "document", 200), ("cors", "empty", 403), ("no-cors", "script", 403), ("navigate", "iframe", 403)],
 )
-def test_other_pages_of_this_machine_cannot_read_or_frame_it(viewer, mode, destination, status):
+def test_refuses_scripts_and_frames_of_other_local_pages(viewer, mode, destination, status):
     headers = {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": destination}
     assert fetch(home(viewer), Cookie=cookie(viewer), **headers)[0] == status
 
 
-def test_a_cookie_of_another_viewer_is_of_no_use(viewer):
+def test_refuses_the_cookie_of_another_viewer(viewer):
     with view(decoder("abc"), browser=False, wait=False) as other:
         assert other.port != viewer.port
         value = cookie(other).split("=")[1]
         assert fetch(home(viewer), Cookie=f"clearhead-{viewer.port}={value}")[0] == 403
-        # a browser sends both
+        # browsers send the cookies of both viewers
         assert fetch(home(viewer), Cookie=f"{cookie(other)}; {cookie(viewer)}")[0] == 200
 
 
@@ -147,18 +147,18 @@ def test_a_cookie_of_another_viewer_is_of_no_use(viewer):
     "host", ["evil.example", "127.0.0.1.evil.example:{port}", "localhost:1", "127.0.0.1", "[::1]:{port}"]
 )
 @pytest.mark.parametrize("path", ["", "enter"])
-def test_a_name_that_was_made_to_point_here_is_refused(viewer, host, path):
+def test_refuses_other_host_names(viewer, host, path):
     url = viewer.url if path else home(viewer)
     status, headers, _ = fetch(url, Host=host.format(port=viewer.port), Cookie=cookie(viewer))
     assert status == 403
     assert "Set-Cookie" not in headers
 
 
-def test_by_the_name_of_localhost_too(viewer):
+def test_accepts_localhost_as_host(viewer):
     assert fetch(home(viewer), Host=f"localhost:{viewer.port}", Cookie=cookie(viewer))[0] == 200
 
 
-def test_it_listens_at_one_address_of_this_machine_only(viewer):
+def test_listens_on_127_0_0_1_only(viewer):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", viewer.port), timeout=5)
 
@@ -172,12 +172,12 @@ def test_it_listens_at_one_address_of_this_machine_only(viewer):
         ("http://127.0.0.1:1", True, False),
         ("https://127.0.0.1:{port}", True, False),
         ("http://127.0.0.1:{port}/..@evil.example", True, False),
-        ("http://localhost:{port}", True, False),  # not where this page came from
+        ("http://localhost:{port}", True, False),  # another origin than the page's
         ("null", True, False),
         (None, True, False),
     ],
 )
-def test_sockets_are_for_the_page_itself(viewer, origin, with_cookie, opens):
+def test_websockets_require_the_origin_and_the_cookie(viewer, origin, with_cookie, opens):
     headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     headers |= {"Sec-WebSocket-Key": "x" * 22 + "==", "Sec-WebSocket-Protocol": f"bokeh, {page_token(viewer)}"}
     headers |= {} if origin is None else {"Origin": origin.format(port=viewer.port)}
@@ -187,7 +187,7 @@ def test_sockets_are_for_the_page_itself(viewer, origin, with_cookie, opens):
         assert connection.getresponse().status == (101 if opens else 403)
 
 
-def test_fifty_at_once(viewer):
+def test_serves_fifty_clients_at_once(viewer):
     tokens = [page_token(viewer) for _ in range(50)]
     headers = {"Origin": f"http://127.0.0.1:{viewer.port}", "Cookie": cookie(viewer)}
 
@@ -201,16 +201,16 @@ def test_fifty_at_once(viewer):
         await close(socket)
         return first, pulled
 
-    async def all_of_them():
+    async def run_all():
         return await asyncio.gather(*(one(token) for token in tokens))
 
-    for first, pulled in asyncio.run(all_of_them()):
+    for first, pulled in asyncio.run(run_all()):
         assert "ACK" in first
         assert any(part and "PULL-DOC-REPLY" in part for part in pulled)
     assert fetch(home(viewer), Cookie=cookie(viewer))[0] == 200
 
 
-def test_a_message_that_is_too_long_ends_only_its_own_socket(viewer):
+def test_too_long_message_closes_only_its_socket(viewer):
     token, headers = page_token(viewer), {"Origin": f"http://127.0.0.1:{viewer.port}", "Cookie": cookie(viewer)}
 
     async def attempt():
@@ -224,7 +224,7 @@ def test_a_message_that_is_too_long_ends_only_its_own_socket(viewer):
     assert fetch(home(viewer), Cookie=cookie(viewer))[0] == 200
 
 
-def test_a_port_in_use_is_passed_over():
+def test_port_in_use_is_skipped():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -240,15 +240,15 @@ def test_a_port_in_use_is_passed_over():
         ({"port": 0}, ValueError, "port is 0; expected a whole number of at least 1"),
         ({"port": 70_000}, ValueError, "port is 70000; expected at most 65535"),
         ({"port": "http"}, TypeError, "port is 'http'; expected a whole number"),
-        ({"text": "x"}, ValueError, "text is given, but a recording is of its own text"),
+        ({"text": "x"}, ValueError, "text is given, but a recording already contains its text"),
     ],
 )
-def test_bad_arguments(arguments, error, message):
+def test_rejects_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         view(decoder("abc"), browser=False, wait=False, **arguments)
 
 
-def test_the_default_port_and_how_to_reach_it_from_elsewhere(viewer):
+def test_default_port_and_ssh_forwarding_command(viewer):
     assert viewer.port >= DEFAULT_PORT
     assert viewer.forwarding.startswith(f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} ")
 
@@ -261,20 +261,20 @@ def home_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Addresses that a browser was asked to open."""
+    """Addresses passed to `webbrowser.open`."""
     addresses = []
     monkeypatch.setattr("webbrowser.open", lambda address: addresses.append(address) or True)
     return addresses
 
 
-def test_a_browser_is_opened_only_where_one_is_wanted(home_folder, opened):
+def test_browser_opens_only_if_requested(home_folder, opened):
     with view(decoder("abc"), browser=False, wait=False):
         assert opened == []
     with view(decoder("abc"), wait=False):
         assert len(opened) == 1
 
 
-def test_the_browser_gets_its_link_by_a_private_file(home_folder, opened):
+def test_browser_gets_its_link_from_a_private_file(home_folder, opened):
     with view(decoder("abc"), wait=False) as viewer:
         (page,) = home_folder.iterdir()
         assert opened == [page.as_uri()]
@@ -284,18 +284,18 @@ def test_the_browser_gets_its_link_by_a_private_file(home_folder, opened):
         printed = viewer.url
         assert link != printed
         assert fetch(link)[0] == 200
-        assert list(home_folder.iterdir()) == []  # removed when it was used
+        assert list(home_folder.iterdir()) == []  # removed after use
         assert fetch(link)[0] == 403
-        assert viewer.url == printed  # for another browser
+        assert viewer.url == printed
 
 
-def test_the_file_is_removed_at_the_end(home_folder, opened):
+def test_redirect_file_is_removed_on_close(home_folder, opened):
     with view(decoder("abc"), wait=False):
         assert len(list(home_folder.iterdir())) == 1
     assert list(home_folder.iterdir()) == []
 
 
-def test_the_file_is_removed_when_no_browser_opens_it(home_folder, opened, monkeypatch):
+def test_redirect_file_is_removed_after_its_lifetime(home_folder, opened, monkeypatch):
     monkeypatch.setattr("clearhead.viewer.server.serve.LINK_LIFETIME_S", 0.01)
     with view(decoder("abc"), wait=False):
         (page,) = home_folder.iterdir()
@@ -304,14 +304,14 @@ def test_the_file_is_removed_when_no_browser_opens_it(home_folder, opened, monke
         assert fetch(link)[0] == 403
 
 
-def test_without_a_browser_there_is_no_file(home_folder, monkeypatch):
+def test_redirect_file_is_removed_without_a_browser(home_folder, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     with view(decoder("abc"), wait=False) as viewer:
         assert list(home_folder.iterdir()) == []
         assert not viewer.open()
 
 
-def test_without_a_home_folder_the_file_is_in_the_temporary_folder(tmp_path, opened, monkeypatch):
+def test_redirect_file_falls_back_to_the_temporary_folder(tmp_path, opened, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "missing"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with view(decoder("abc"), wait=False):
@@ -319,7 +319,7 @@ def test_without_a_home_folder_the_file_is_in_the_temporary_folder(tmp_path, ope
         assert opened == [page.as_uri()]
 
 
-def test_without_any_folder_no_browser_is_opened(tmp_path, opened, monkeypatch):
+def test_browser_is_not_opened_without_a_writable_folder(tmp_path, opened, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "missing"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with view(decoder("abc"), wait=False) as viewer:
@@ -327,7 +327,7 @@ def test_without_any_folder_no_browser_is_opened(tmp_path, opened, monkeypatch):
         assert fetch(viewer.url)[0] == 200
 
 
-def test_a_connection_without_a_request_is_closed(monkeypatch):
+def test_idle_connections_are_closed(monkeypatch):
     monkeypatch.setattr("clearhead.viewer.server.serve.IDLE_TIMEOUT_S", 0.05)
     with (
         view(decoder("abc"), browser=False, wait=False) as viewer,

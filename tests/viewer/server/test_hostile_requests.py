@@ -1,6 +1,6 @@
-"""Hostile HTTP requests and WebSockets against the viewer: nobody gets in, nothing is logged, the page is still served.
+"""Hostile HTTP requests and WebSockets against the viewer: refused without a traceback, and the server survives.
 
-Only 127.0.0.1. Requests are sent as raw bytes, because clients refuse to send most of them.
+Only 127.0.0.1 is contacted. Requests are sent as raw bytes, because HTTP clients refuse to send most of them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ LONG = "x" * 70_000
 
 
 class Target:
-    """A viewer with what an attacker could have got hold of."""
+    """Viewer under attack, with the secrets that an attacker could have obtained."""
 
     def __init__(self, viewer, other):
         self.viewer, self.port = viewer, viewer.port
@@ -40,18 +40,18 @@ class Target:
         }
 
     def fill(self, text):
-        """Put in what is known; `code` is a code that would open the page."""
+        """Fill in the known values. `code` is a valid, unused code."""
         return text.format(**self.values, code=self.viewer.url.rpartition("=")[2])
 
     def send(self, data):
-        """Send bytes as they are; return all that comes back."""
+        """Send raw bytes and return the whole response."""
         answer = b""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             try:
                 connection.sendall(data)
                 while chunk := connection.recv(65_536):
                     answer += chunk
-            except (BrokenPipeError, ConnectionResetError):  # refused before all of it was sent
+            except (BrokenPipeError, ConnectionResetError):  # refused before the request was complete
                 pass
         return answer
 
@@ -75,7 +75,7 @@ def target():
             assert "data-root-id" in text
 
 
-def assert_kept_out(target, answer, caplog):
+def assert_refused(target, answer, caplog):
     head = answer.partition(b"\r\n\r\n")[0].lower()
     assert b"data-root-id" not in answer
     assert b"set-cookie" not in head
@@ -221,61 +221,61 @@ MALFORMED = [
     b"GET  /  HTTP/1.1\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS client
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: ",  # and nothing more
+    b"GET / HTTP/1.1\r\nHost: ",  # incomplete
     b"A" * 200_000,
 ]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ["/", "/enter?code={code}"])
-def test_methods(target, caplog, method, path):
-    """With a cookie and a code that would do for GET; the code is not used up."""
+def test_refuses_other_methods(target, caplog, method, path):
+    """The cookie and code are valid for GET; the code is not used up."""
     url = target.viewer.url
-    assert_kept_out(target, target.request(f"{method} {path} HTTP/1.1", HOST, COOKIE), caplog)
+    assert_refused(target, target.request(f"{method} {path} HTTP/1.1", HOST, COOKIE), caplog)
     assert target.viewer.url == url
 
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("path", ["/", "/enter?code={code}"])
-def test_hosts(target, caplog, host, path):
+def test_refuses_other_hosts(target, caplog, host, path):
     url = target.viewer.url
-    assert_kept_out(target, target.request(f"GET {path} HTTP/1.1", f"Host: {host}", COOKIE), caplog)
+    assert_refused(target, target.request(f"GET {path} HTTP/1.1", f"Host: {host}", COOKIE), caplog)
     assert target.viewer.url == url
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_codes(target, caplog, code):
-    assert_kept_out(target, target.request(f"GET /enter?code={code} HTTP/1.1", HOST), caplog)
+def test_refuses_wrong_codes(target, caplog, code):
+    assert_refused(target, target.request(f"GET /enter?code={code} HTTP/1.1", HOST), caplog)
 
 
 @pytest.mark.parametrize("value", COOKIES)
-def test_cookies(target, caplog, value):
-    assert_kept_out(target, target.request("GET / HTTP/1.1", HOST, f"Cookie: {value}"), caplog)
+def test_refuses_wrong_cookies(target, caplog, value):
+    assert_refused(target, target.request("GET / HTTP/1.1", HOST, f"Cookie: {value}"), caplog)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_paths(target, caplog, path):
+def test_refuses_hostile_paths(target, caplog, path):
     answer = target.request(f"GET {path} HTTP/1.1", HOST)
-    assert_kept_out(target, answer, caplog)
+    assert_refused(target, answer, caplog)
     assert b"root:" not in answer
     assert b"Location:" not in answer
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_headers(target, caplog, header):
-    assert_kept_out(target, target.request("GET / HTTP/1.1", HOST, header), caplog)
+def test_refuses_hostile_headers(target, caplog, header):
+    assert_refused(target, target.request("GET / HTTP/1.1", HOST, header), caplog)
 
 
 @pytest.mark.parametrize(("mode", "destination"), FETCHES)
 @pytest.mark.parametrize("path", ["/", "/enter?code={code}"])
-def test_fetches_of_other_pages(target, caplog, mode, destination, path):
+def test_refuses_fetches_of_other_pages(target, caplog, mode, destination, path):
     headers = [f"Sec-Fetch-Mode: {mode}", f"Sec-Fetch-Dest: {destination}", "Sec-Fetch-Site: same-site"]
-    assert_kept_out(target, target.request(f"GET {path} HTTP/1.1", HOST, COOKIE, *headers), caplog)
+    assert_refused(target, target.request(f"GET {path} HTTP/1.1", HOST, COOKIE, *headers), caplog)
 
 
 @pytest.mark.parametrize("data", MALFORMED)
-def test_malformed_requests(target, caplog, data):
-    assert_kept_out(target, target.send(data), caplog)
+def test_refuses_malformed_requests(target, caplog, data):
+    assert_refused(target, target.send(data), caplog)
 
 
 # -- WebSockets ----------------------------------------------------------------------------------------------------
@@ -328,20 +328,20 @@ PATCHES = [
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_sockets_of_other_origins(target, caplog, origin):
+def test_refuses_websockets_of_other_origins(target, caplog, origin):
     headers = [HOST, COOKIE, *UPGRADE, "Sec-WebSocket-Protocol: bokeh, {token}"]
     headers += [] if origin is None else [f"Origin: {origin}"]
-    assert_kept_out(target, target.request("GET /ws HTTP/1.1", *headers), caplog)
+    assert_refused(target, target.request("GET /ws HTTP/1.1", *headers), caplog)
 
 
 @pytest.mark.parametrize("value", COOKIES)
-def test_sockets_without_the_cookie(target, caplog, value):
+def test_refuses_websockets_without_the_cookie(target, caplog, value):
     headers = [HOST, "Origin: http://{host}", f"Cookie: {value}", *UPGRADE, "Sec-WebSocket-Protocol: bokeh, x"]
-    assert_kept_out(target, target.request("GET /ws HTTP/1.1", *headers), caplog)
+    assert_refused(target, target.request("GET /ws HTTP/1.1", *headers), caplog)
 
 
 def attempt(target, *messages):
-    """Send messages as the page itself could, and close the socket; the page is still served."""
+    """Send messages over an authenticated socket, close it, and check that the page is still served."""
     token = page_token(target.viewer)
 
     async def talk():
@@ -360,10 +360,10 @@ def attempt(target, *messages):
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_malformed_messages_end_only_their_socket(target, name):
+def test_malformed_messages_close_only_their_socket(target, name):
     attempt(target, MESSAGES[name])
 
 
 @pytest.mark.parametrize("content", PATCHES)
-def test_malformed_patches_end_only_their_socket(target, content):
+def test_malformed_patches_close_only_their_socket(target, content):
     attempt(target, json.dumps({"msgid": "1", "msgtype": "PATCH-DOC"}), "{}", json.dumps(content))

@@ -1,4 +1,4 @@
-"""Reports: the viewer's page as one HTML file that works offline."""
+"""Export of a recording as a report: one self-contained HTML file that works offline."""
 
 from clearhead.viewer.report.export import Report, report
 

@@ -1,4 +1,4 @@
-"""Rendering of a report's page."""
+"""HTML page of a report."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._templates import TEMPLATES
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
-# statistic, its heading, what it means
+# statistic, heading, tooltip
 _COLUMNS = (
-    ("entropy", "entropy", "of a query's weights, in nats"),
-    ("spread", "spread", "entropy as a share of the largest there could be: 0 one key, 1 all alike"),
-    ("distance", "distance", "between a query and what it attends to, in tokens"),
+    ("entropy", "entropy", "entropy of a query's weights, in nats"),
+    ("spread", "spread", "entropy divided by its maximum: 0 for a single key, 1 for uniform attention"),
+    ("distance", "distance", "distance between a query and the keys it attends to, in tokens"),
     ("self", "self", "weight on the query's own position"),
     ("previous", "previous", "weight on the position before"),
     ("next", "next", "weight on the position after"),
     ("sink", "first token", "weight on the first key"),
-    ("offset", "offset", "where the most attended key lies most often: key − query"),
-    ("positional", "positional", "how often it lies there"),
-    ("delimiter", "delimiter", "weight on special tokens, of queries that are none"),
+    ("offset", "offset", "most frequent offset of the most attended key: key − query"),
+    ("positional", "positional", "share of queries whose most attended key is at that offset"),
+    ("delimiter", "delimiter", "weight on special tokens, over queries that are not special tokens"),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """Sampling plans by stack; layers, and their packed and compressed arrays, by stack and layer index."""
+    """Data of a report: sampling plans by stack, layers and their compressed arrays by stack and layer index."""
 
     plans: dict[str, SamplingPlan]
     layers: dict[tuple[str, int], ReportLayer]
@@ -47,12 +47,12 @@ class ReportData:
 
 
 def compress(data: bytes) -> str:
-    """Return bytes as deflated base64, which the page's script decodes."""
+    """Return deflated bytes in base64, as the page's script expects them."""
     return base64.b64encode(zlib.compress(data)).decode()
 
 
 def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, notes: tuple[str, ...]) -> str:
-    """Return the whole file."""
+    """Return the report as one HTML document."""
     recording = cache.recording
     statistics = {
         (name, layer_index, head): head_statistics
@@ -99,7 +99,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
 def _stack_payloads(
     cache: RecordingCache, data: ReportData, labels: dict[Address, tuple[str, ...]]
 ) -> tuple[list[Tokens], list[Payload]]:
-    """Return the distinct token lists, and each stack's payload with its sampling plan."""
+    """Return the distinct token lists, and the payload of each stack with its sampling plan."""
     tokens: list[Tokens] = []
     payloads = model_payload(cache)["stacks"]
     for payload in payloads:
@@ -170,5 +170,5 @@ def _head_title(address: Address) -> str:
 
 
 def _short_tokens(tokens: Tokens) -> list[str]:
-    shorten = functools.cache(short_token)  # a long text has few different tokens
+    shorten = functools.cache(short_token)  # long texts repeat most of their tokens
     return [shorten(text) for text in tokens.texts]

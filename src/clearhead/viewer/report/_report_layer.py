@@ -1,4 +1,4 @@
-"""The data a report stores of a layer: each head's heatmaps by max and mean, its profiles, each query's top keys."""
+"""Data that a report stores for a layer: max and mean heatmaps, profiles, and the top keys of each query."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from clearhead.viewer._thumbnails import is_sampled
 from clearhead.weights.indexing import evenly_spaced
 from clearhead.weights.matrix import AttentionWeights
 
-MAX_TOP_KEYS = 8  # largest weights stored of a query
+MAX_TOP_KEYS = 8  # stored per query
 MAX_STORED_QUERIES = 2048  # queries whose top keys and entropy are stored
-MAX_BARS = 2048  # bars of the attention that keys receive
-MAX_SAMPLED_QUERIES = 512  # queries that stand for all of a long text
-MAX_SAMPLED_CELLS = 2**27  # weights of a head held at a time: 128 queries of 1,048,576 keys
+MAX_BARS = 2048  # bars of received attention
+MAX_SAMPLED_QUERIES = 512  # queries sampled from a long text
+MAX_SAMPLED_CELLS = 2**27  # weights of a head in memory: 128 queries of 1,048,576 keys
 
 
 class SamplingPlan(NamedTuple):
-    """The queries, bins and bars that a report stores of every head of a stack."""
+    """Queries, bins and bars that a report stores for every head of a stack."""
 
     bin_size: BinSize
     query_indices: Int[np.ndarray, " queries"]  # queries whose top keys and entropy are stored
     keys_per_bar: int
-    sampled: int  # queries, each of them exact, from which everything is computed; 0 if it is computed from all
+    sampled: int  # number of sampled queries, or 0 if all queries are used
 
     @classmethod
     def from_stack(cls, stack: Stack, max_bins: int, max_bars: int = MAX_BARS) -> SamplingPlan:
-        """Return the plan for a stack, with heatmaps of at most `max_bins` bins each way."""
+        """Return the plan for a stack, with heatmaps of at most `max_bins` bins per axis."""
         q_len, kv_len = len(stack.queries), len(stack.keys)
         sampled = min(MAX_SAMPLED_QUERIES, max(1, MAX_SAMPLED_CELLS // kv_len))
         if is_sampled(stack) and q_len > sampled:
             indices = np.concatenate([np.arange(q_len)[part] for part in evenly_spaced(q_len, sampled)])
             bin_size = BinSize(-(-q_len // min(max_bins, sampled)), -(-kv_len // max_bins))
-            # keys between those that sampled queries attend to would seem to receive nothing
+            # with narrower bars, keys that only skipped queries attend to would show as 0
             return cls(bin_size, indices, -(-kv_len // min(max_bars, sampled)), sampled)
         bin_size = BinSize.from_window(_full_window(stack), max_bins)
         return cls(bin_size, _even_indices(q_len, MAX_STORED_QUERIES), -(-kv_len // max_bars), 0)
 
     @property
     def single_cells(self) -> bool:
-        """True if every bin is a single cell, so that max and mean are the same."""
+        """Whether every bin is a single cell, so that max and mean are equal."""
         return self.bin_size == (1, 1) and not self.sampled
 
     def subsampled(self, queries: int) -> SamplingPlan:
-        """Return the plan with at most `queries` of its queries."""
+        """Return the plan with at most `queries` of its queries, evenly spaced."""
         return self._replace(query_indices=self.query_indices[_even_indices(len(self.query_indices), queries)])
 
 
 @dataclass(frozen=True, eq=False)
 class ReportLayer:
-    """The stored data of all heads of a layer."""
+    """Stored data of all heads of a layer."""
 
     statistics: list[HeadStatistics]
     largest: Float[np.ndarray, "heads rows keys"]  # the largest weight in each bin
@@ -77,14 +77,15 @@ class ReportLayer:
 
     @property
     def max_received(self) -> Float[np.ndarray, " heads"]:
-        """Largest bar of each head: the unit of `received` in `pack`, since float16 ends at 65,504."""
+        """Largest bar of each head. `pack` divides `received` by it, since float16 overflows above 65,504."""
         return self.received.max(axis=1, initial=0.0)
 
     def pack(self, plan: SamplingPlan, kv_len: int) -> bytes:
-        """Return its arrays one after the other, each with all heads.
+        """Return the arrays of all heads, concatenated.
 
-        top_keys (uint16, or uint32 above 65,535 keys), top_weights, entropy, received as shares of `max_received`
-        (float16), then heatmaps: single cells in float16, else largest, then mean, as shades.
+        The order is: `top_keys` (uint16, or uint32 above 65,535 keys); `top_weights`, `entropy` and `received` as a
+        share of `max_received` (float16); heatmaps. Single cells are stored in float16, larger bins as shades
+        (uint8): `largest`, then `mean`.
         """
         unit = np.where(self.max_received > 0, self.max_received, 1.0)[:, None]
         top_keys = self.top_keys.astype(np.uint16 if kv_len < 2**16 else np.uint32)
@@ -99,7 +100,7 @@ class ReportLayer:
 
 @torch.no_grad()
 def summarize_layer(name: str, stack: Stack, layer: int, plan: SamplingPlan) -> ReportLayer:
-    """Return the data of one layer, from all its queries or from those that the plan samples."""
+    """Return the data of one layer, computed from all queries or from those the plan samples."""
     weights = stack.layers[layer]
     if plan.sampled:
         heads = [_sample_head(name, stack, weights.part(heads=head), plan) for head in range(weights.shape[1])]
@@ -131,7 +132,7 @@ def _sample_head(name: str, stack: Stack, weights: AttentionWeights, plan: Sampl
     cells = torch.cat([weights[0, 0, part] for part in evenly_spaced(q_len, len(rows))]).float()
     top = cells.topk(min(MAX_TOP_KEYS, kv_len))
     largest, mean = (_pool_keys(cells, plan.bin_size.keys, reduce) for reduce in ("max", "mean"))
-    # every bin contains sampled queries except perhaps the last, which then takes its neighbour's
+    # only the last bin may lack a sampled query; it then repeats the previous row
     starts = np.searchsorted(plan.query_indices, np.arange(0, q_len, plan.bin_size.rows)).clip(max=len(rows) - 1)
     counts = np.diff(np.append(starts, len(rows))).clip(min=1)[:, None]
     received = cells.sum(dim=0, keepdim=True) * (q_len / len(rows))
@@ -148,13 +149,13 @@ def _sample_head(name: str, stack: Stack, weights: AttentionWeights, plan: Sampl
 
 
 def _as_half(weights: Float[np.ndarray, "heads rows keys"]) -> Float16[np.ndarray, "heads rows keys"]:
-    """Round to float16; weights that would underflow become the smallest subnormal, since 0 means masked."""
+    """Round to float16. Weights that would underflow become the smallest subnormal, since 0 means masked."""
     half = weights.astype(np.float16)
     return np.where((weights > 0) & (half == 0), np.finfo(np.float16).smallest_subnormal, half).astype(np.float16)
 
 
 def _as_shades(weights: Float[np.ndarray, "heads rows keys"], kv_len: int) -> UInt8[np.ndarray, "heads rows keys"]:
-    """Return shades from 1 to 255 on a logarithmic scale; 0 for a weight of 0."""
+    """Return shades from 1 to 255 on a logarithmic scale, and 0 for a weight of 0."""
     return np.where(weights > 0, np.maximum(log_shades(weights, kv_len), 1), 0).astype(np.uint8)
 
 
@@ -163,7 +164,7 @@ def _full_window(stack: Stack) -> HeatmapWindow:
 
 
 def _even_indices(length: int, count: int) -> Int[np.ndarray, " indices"]:
-    """Return `count` evenly spaced indices; all of them if there are no more."""
+    """Return `count` evenly spaced indices, or all indices if `length` is at most `count`."""
     return np.arange(length) if length <= count else ((np.arange(count) + 0.5) * length / count).astype(np.int64)
 
 
@@ -172,7 +173,7 @@ def _to_float16(values: Float[Tensor, "*shape"]) -> Float16[np.ndarray, "*shape"
 
 
 def _pool_keys(values: Float[Tensor, "rows keys"], width: int, reduce: Reduce) -> Float[np.ndarray, "rows bins"]:
-    """Pool bins of `width` columns; the last may have fewer."""
+    """Pool bins of `width` columns. The last bin may have fewer."""
     kv_len = values.shape[1]
     bins = -(-kv_len // width)
     missing = bins * width - kv_len

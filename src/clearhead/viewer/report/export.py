@@ -1,4 +1,4 @@
-"""`report`: a recording as one self-contained HTML file that works offline."""
+"""`report`: export a recording as one self-contained HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report._page import ReportData, compress, render_page
 from clearhead.viewer.report._report_layer import MAX_BARS, SamplingPlan, summarize_layer
 
-MAX_HEATMAP_BINS = 128  # bins each way
-MAX_FULL_SIZE_HEADS = 288  # heads with as many bins and bars; with more heads each has fewer
-MIN_HEATMAP_BINS, MIN_BARS = 8, 64  # however many heads there are
-MAX_ARRAY_BYTES = 18_000_000  # bytes of all layers' arrays in the file; its scripts are another 1.4 million
-MIN_STORED_QUERIES = 32  # queries that are stored even above MAX_ARRAY_BYTES
+MAX_HEATMAP_BINS = 128  # bins per axis
+MAX_FULL_SIZE_HEADS = 288  # models with more heads get fewer bins and bars per head
+MIN_HEATMAP_BINS, MIN_BARS = 8, 64  # for any number of heads
+MAX_ARRAY_BYTES = 18_000_000  # compressed arrays of all layers; the scripts add 1.4 million
+MIN_STORED_QUERIES = 32  # stored even if the arrays exceed MAX_ARRAY_BYTES
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """One self-contained HTML page. In a notebook it renders inline."""
+    """Self-contained HTML page, which notebooks render inline."""
 
     html: str
-    notes: tuple[str, ...]  # what was left out, if anything was
+    notes: tuple[str, ...]  # queries that are not stored, if any
     path: Path | None = None  # the file it was written to
 
     def __repr__(self) -> str:
@@ -48,17 +48,21 @@ def report(
     roles: Roles | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """Export every head of a recording as one page: its heatmap, each query's top keys, its statistics and labels.
+    """Export a recording as one HTML page with the heatmap, top keys, statistics and labels of every head.
 
         report(record(model, "The old dog barked."), "report.html")
 
-    Heatmaps have at most 128 × 128 bins. Of texts above 2,048 tokens some queries are stored, and above 4,096 tokens
-    everything is computed from those queries alone; the page says so, and so does `Report.notes`.
+    Heatmaps have at most 128 × 128 bins. Above 2,048 tokens, the page stores a subset of the queries. Above 4,096
+    tokens, everything is computed from a sample of queries. The page and `Report.notes` list such omissions.
 
     Args:
-        path: a file to write, too.
-        roles: labels from `clearhead.analysis.head_roles` (default: those that follow from this text alone).
-        progress: called after each layer with the number of layers done and the number of all layers.
+        recording: the recording to export.
+        path: a file to write the page to (default: none).
+        roles: labels from `clearhead.analysis.head_roles` (default: labels computed from this text alone).
+        progress: called after each layer with the number of finished layers and the total number of layers.
+
+    Returns:
+        The page. In a notebook, it renders inline.
     """
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
@@ -86,7 +90,7 @@ def _summarize(recording: Recording, progress: Callable[[int, int], None]) -> Re
 
 
 def _fit_to_size(recording: Recording, data: ReportData) -> ReportData:
-    """Pack and compress the layers, with as many queries as the file has room for."""
+    """Pack and compress the layers, with half the queries until they fit into `MAX_ARRAY_BYTES`."""
     queries = max(len(plan.query_indices) for plan in data.plans.values())
     while True:
         plans = {name: plan.subsampled(queries) for name, plan in data.plans.items()}
@@ -105,8 +109,8 @@ def _notes(recording: Recording, plans: dict[str, SamplingPlan]) -> tuple[str, .
         q_len, stored = len(recording[name].queries), len(plan.query_indices)
         if plan.sampled:
             queries = f"{plan.sampled:,} evenly spaced queries of {q_len:,}"
-            notes.append(f"{name}: sampled, all that is shown is from {queries}, each of them exact")
+            notes.append(f"{name}: sampled, everything is computed from {queries} (exact rows)")
         if stored < (plan.sampled or q_len):
             queries = f"{stored:,} evenly spaced queries of {q_len:,}"
-            notes.append(f"{name}: thinned, largest weights and entropy are those of {queries}")
+            notes.append(f"{name}: subsampled, top keys and entropy are stored for {queries}")
     return tuple(notes)

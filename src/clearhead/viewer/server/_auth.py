@@ -1,4 +1,4 @@
-"""One-time links and cookies that decide who may see the viewer's page."""
+"""Authentication by one-time links and cookies for the local viewer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tornado.websocket import WebSocketHandler
 from clearhead.viewer.server._request_filter import port_of
 
 LOGIN_PATH = "/enter"
-GOING_AWAY = 1001  # RFC 6455: close code of a server that goes down
-# The cookie is SameSite=Strict, and a browser does not send it along a redirect that another site or a file started.
-# A navigation that this page starts is same-origin. It keeps the fragment, which names the head to show.
+GOING_AWAY = 1001  # RFC 6455: close code of a server that shuts down
+# Browsers do not send a SameSite=Strict cookie on redirects that another site or a file started. A navigation started
+# by this page is same-origin, and it keeps the fragment, which contains the head to show.
 _WELCOME_PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>clearhead</title>"
     '<script>location.replace("/" + location.hash)</script>'
@@ -33,14 +33,14 @@ _REFUSAL_TEMPLATE = (
 _MISSING_PAGE = _REFUSAL_TEMPLATE.format(title="This address needs a link", hint="")
 _SPENT_PAGE = _REFUSAL_TEMPLATE.format(
     title="This link was already used",
-    hint=" If it was not you who used it, stop the viewer: somebody else has seen the page.",
+    hint=" If you did not use it, stop the viewer: someone else has seen the page.",
 )
 
 
 class Access(AuthProvider):
     """One-time codes, each exchanged for a cookie that scripts cannot read and other sites cannot use.
 
-    A WebSocket must come from a page of the same origin.
+    WebSockets must come from a page of the same origin.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class Access(AuthProvider):
         return code
 
     def revoke(self, code: str) -> None:
-        """Make an unused code worthless."""
+        """Invalidate an unused code."""
         self._codes.pop(code, None)
 
     def redeem(self, candidate: str) -> bool:
-        """Use up a code; False if there is no such code."""
-        for code in list(self._codes):  # a copy: other threads issue codes
+        """Redeem a code and return whether it was valid."""
+        for code in list(self._codes):  # copied, because other threads issue codes
             if hmac.compare_digest(code.encode(), candidate.encode()):
                 used = self._codes.pop(code, None)
                 if used is not None:
@@ -88,9 +88,9 @@ class Access(AuthProvider):
                 _check_navigation(self)
                 code = self.get_query_argument("code", "", strip=False)
                 if access._has_cookie(self):
-                    self.finish(_WELCOME_PAGE)  # a link that is opened again where it was used first
+                    self.finish(_WELCOME_PAGE)  # the browser that used the link opens it again
                 elif access.redeem(code):
-                    # named by port: two viewers on one machine are one site to a browser
+                    # cookies ignore ports, so the name has the port to separate two viewers on one machine
                     name = _cookie_name(self.request)
                     self.set_cookie(name, access._secret, path="/", httponly=True, samesite="Strict")
                     self.finish(_WELCOME_PAGE)
@@ -100,7 +100,7 @@ class Access(AuthProvider):
         return LoginHandler
 
     def close_sockets(self) -> None:
-        """Tell all pages that it ends."""
+        """Close the WebSockets of all pages because the server shuts down."""
         for socket in list(self._sockets):
             socket.close(GOING_AWAY)
 
@@ -109,12 +109,12 @@ class Access(AuthProvider):
         return hmac.compare_digest(cookie.encode(), self._secret.encode())
 
     async def _user(self, handler: RequestHandler) -> str | None:
-        """Called before the page and every WebSocket."""
+        """Authenticate a request for the page or a WebSocket."""
         if isinstance(handler, WebSocketHandler):
             if handler.request.headers.get("Origin", "").lower() != f"http://{handler.request.host.lower()}":
                 raise HTTPError(403, reason="Origin is not this page")
             if not self._has_cookie(handler):
-                raise HTTPError(403, reason="No cookie of this viewer")
+                raise HTTPError(403, reason="Cookie of this viewer is missing")
             self._sockets.add(handler)
             return "reader"
         _check_navigation(handler)
@@ -125,16 +125,16 @@ class Access(AuthProvider):
 
 
 def _check_navigation(handler: RequestHandler) -> None:
-    """Refuse frames and scripts.
+    """Raise 403 for requests from frames and scripts.
 
-    To a browser, other ports of this machine are the same site, so the cookie alone does not keep their pages out.
+    Browsers treat other ports of this machine as the same site, so the cookie alone does not exclude their pages.
     """
     headers = handler.request.headers
     if (
         headers.get("Sec-Fetch-Mode", "navigate") != "navigate"
         or headers.get("Sec-Fetch-Dest", "document") != "document"
     ):
-        raise HTTPError(403, reason="The page can only be opened as a page")
+        raise HTTPError(403, reason="Frames and scripts cannot load this page")
 
 
 def _refuse(handler: RequestHandler, page: str) -> None:

@@ -1,4 +1,4 @@
-"""The server's side of one page: it answers the page's requests and draws its charts."""
+"""Server-side session of one page: handles the page's requests and draws its charts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts, c
 
 
 class HeadDrawing(NamedTuple):
-    """A head and how it is drawn. A task keeps the one it was started with."""
+    """Head and drawing settings. Immutable, so a running task is not affected by later changes."""
 
     cache: RecordingCache
     address: Address
@@ -40,14 +40,14 @@ class HeadDrawing(NamedTuple):
 
 
 class PageSession:
-    """Session of one page. Results are kept in the texts' recording caches, which all pages share."""
+    """Session of one page. Results are cached per text in a `RecordingCache`, which all pages share."""
 
     def __init__(self, document: Document, texts: Texts) -> None:
         self._texts = texts
         self._text = texts.choices[0]
         self._cache = texts.first.cache
         self._address: Address = next(iter(self._cache.recording.heads()))
-        self._cursor: tuple[int, int] | None = None  # of this text; None before a cell is selected
+        self._cursor: tuple[int, int] | None = None  # the selected cell of this text
         self._reduce: Reduce = "max"
         self._hide = False
         self._chart, self._state = HeadChart(), PageState(name="page_state")
@@ -60,10 +60,10 @@ class PageSession:
         document.title = f"clearhead: {name}"
         document.template = TEMPLATES.get_template("viewer.html")
         document.template_variables.update(palettes=PALETTES, model=name, live=True)
-        document.config.notify_connection_status = False  # the page has its own notice
+        document.config.notify_connection_status = False  # the page shows its own message
 
     def close(self) -> None:
-        """Stop computing for a page that was left."""
+        """Cancel all tasks of a page that was closed."""
         self._tasks.close()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class PageSession:
             self._show_error(error)
 
     def _go(self, request: Request) -> None:
-        """Go to a text, a head and a window of it, each of which is optional."""
+        """Show the requested text, head and window, each of which is optional."""
         texts = self._texts.choices
         text = str(request["text"]) if "text" in request else texts[int(request.get("given", 0)) % len(texts)]
         recorded = self._texts.cached(text)
@@ -109,7 +109,7 @@ class PageSession:
     def _apply_settings(self, request: Request) -> None:
         reduce, hide = request["reduce"], bool(request["hide"])
         if reduce not in ("max", "mean"):
-            raise ValueError(f"reduce is {reduce!r}")
+            raise ValueError(f"reduce is {reduce!r}; expected 'max' or 'mean'")
         self._chart.set_palette(request["palette"], bool(request["log"]))
         if (reduce, hide) != (self._reduce, self._hide):
             self._reduce, self._hide = reduce, hide
@@ -148,7 +148,7 @@ class PageSession:
         self._tasks.start("first", first_head_steps())
 
     def _thumbnail_steps(self, cache: RecordingCache) -> Steps:
-        """Send the thumbnails of one layer after the other."""
+        """Send the thumbnails, one layer per step."""
         for name, stack in cache.recording.stacks.items():
             for layer in range(len(stack.layers)):
                 payload = _payloads.layer_payload(cache, name, layer)
@@ -165,7 +165,7 @@ class PageSession:
         return len(self._stack.queries), len(self._stack.keys)
 
     def _open(self, request: Request) -> None:
-        """Open a head, at the window that is requested."""
+        """Show the requested head and window."""
         before = self._state.head
         if "head" in request:
             self._address = parse_address(self._cache.recording, str(request["head"]))
@@ -259,7 +259,7 @@ class PageSession:
     # -- a cell --------------------------------------------------------------------------------------------------
 
     def _select(self, query: int, key: int) -> None:
-        """Put the cursor on a cell; its payloads follow, the quickest first."""
+        """Move the cursor to a cell and send its payloads, the fastest first."""
         self._cursor = (query, key)
         self._chart.mark(query, key)
         cache, address, window = self._cache, self._address, self._chart.window

@@ -1,4 +1,4 @@
-"""The Bokeh model that a page and its server share, and the parsing of what a page requests."""
+"""Bokeh model shared by a page and its session, and parsing of the page's requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Request = dict[str, Any]
 
 
 class PageState(DataModel):
-    """Channel between a page's script and its session: the page sets `ask`, the session sets everything else."""
+    """Channel between a page's script and its session. The page sets `ask`; the session sets all other properties."""
 
     ask: Any = AnyValue(default=None)
     model: Any = AnyValue(default=None)
@@ -29,13 +29,13 @@ class PageState(DataModel):
 
 
 def parse_address(recording: Recording, text: str) -> Address:
-    """Return the head named as in "decoder.3.5"; the first head if there is none of that name."""
+    """Return the head with a name such as "decoder.3.5", or the first head if the name is unknown."""
     heads = {".".join(map(str, address)): address for address in recording.heads()}
     return heads.get(text, next(iter(heads.values())))
 
 
 def parse_window(request: Request, shape: tuple[int, int]) -> HeatmapWindow:
-    """Return the requested window, clamped to a matrix of `shape` (default: all of it)."""
+    """Return the requested window, clamped to a matrix of `shape` (default: the whole matrix)."""
     edges = []
     for name, length in zip(("rows", "keys"), shape, strict=True):
         start, end = sorted(map(float, request.get(name) or (0, length)))

@@ -1,8 +1,8 @@
-"""A private file that leads a browser to a one-time link, so that the link is not on a command line.
+"""Private file that redirects a browser to a one-time link, so that the link is not on a command line.
 
-Every user of a machine can read the arguments of all processes. A browser is therefore given the address of a file that
-only its owner can read, as Jupyter does. The file is in the home folder and not hidden: browsers packaged as a snap, as
-on Ubuntu, can read neither /tmp nor hidden files.
+Every user of a machine can read the arguments of all processes. As in Jupyter, the browser therefore opens a file that
+only its owner can read. The file is in the home folder and not hidden: browsers packaged as a snap, as on Ubuntu, can
+read neither /tmp nor hidden files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REDIRECT_PAGE = (
 
 
 def write_redirect_file(url: str) -> Path | None:
-    """Write a page that redirects to `url`, with mode 0600; None if no folder can be written to."""
+    """Write a page that redirects to `url`, with mode 0600. Return None if no folder is writable."""
     for folder in (os.path.expanduser("~"), tempfile.gettempdir()):
         _remove_stale(Path(folder))
         try:
@@ -43,7 +43,7 @@ def write_redirect_file(url: str) -> Path | None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the pages of viewers on this host that were killed before they could."""
+    """Remove the files of viewers on this host that are no longer running."""
     with suppress(OSError):
         for path in folder.glob(f"{FILE_PREFIX}{host_id()}-*.html"):
             pid = path.name.removeprefix(f"{FILE_PREFIX}{host_id()}-").partition("-")[0]

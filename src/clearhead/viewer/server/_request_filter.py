@@ -1,4 +1,4 @@
-"""Checks and response headers that apply to every request to the viewer, before Bokeh handles it."""
+"""Checks and security headers for every request to the viewer, applied before Bokeh handles it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.web import HTTPError, OutputTransform, RequestHandler
 
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost"})
-# Bokeh serves more: metadata, scripts to embed, an icon. The page uses none of it.
+# Bokeh also serves metadata, embedding scripts and an icon, which the page does not use.
 _ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js")
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
@@ -26,14 +26,14 @@ _SECURITY_HEADERS = {
 
 
 class FilteredTornado(BokehTornado):
-    """Bokeh's web application, restricted to requests under this machine's names and to the page's paths."""
+    """Bokeh's web application, restricted to local host names and to the page's paths."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, transforms=[_AddSecurityHeaders], **options)
 
     def find_handler(self, request: HTTPServerRequest, **options: Any):
         if request.host.lower() not in {f"{host}:{port_of(request)}" for host in LOCAL_HOSTS}:
-            # the name of another site can be made to point to this machine (DNS rebinding)
+            # DNS rebinding: another site's host name can resolve to this machine
             return self._refusal(request, 403, "Host is not this machine")
         if not _ALLOWED_PATHS.fullmatch(request.path):
             return self._refusal(request, 404, "Not Found")
@@ -44,7 +44,7 @@ class FilteredTornado(BokehTornado):
 
 
 def port_of(request: HTTPServerRequest) -> int:
-    """Return the port that the client connected to, whatever the request says."""
+    """Return the port that the client connected to, regardless of the Host header."""
     return request.connection.stream.socket.getsockname()[1]  # pyright: ignore
 
 
@@ -57,7 +57,7 @@ class _Refusal(RequestHandler):
 
 
 class _AddSecurityHeaders(OutputTransform):
-    """Headers of every answer, errors and static files included."""
+    """Security headers of every response, including errors and static files."""
 
     def transform_first_chunk(
         self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool

@@ -1,4 +1,4 @@
-"""Tasks of one page, run in small steps outside of its event loop; a newer task of a kind replaces the older one."""
+"""Tasks of one page, run in small steps outside the event loop. A new task replaces the last one of its kind."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _DONE: Any = object()
 
 
 class PageTasks:
-    """Runs generators step by step: `next` in the executor, the update it yields with the document's lock held."""
+    """Runner of generators: each step runs in the executor, each yielded update with the document's lock held."""
 
     def __init__(self, document: Document, executor: Executor, on_error: Callable[[Exception], None]) -> None:
         self._document, self._executor, self._on_error = document, executor, on_error
-        self._generations: dict[str, int] = {}  # by kind: how many tasks were started or cancelled
+        self._generations: dict[str, int] = {}  # by kind: number of tasks started or canceled
         self._running: set[str] = set()
         self._closed = False
 
     def start(self, kind: str, steps: Steps, *, background: bool = False) -> None:
-        """Start a task in place of any other of its kind. A background task waits for all that are not."""
+        """Start a task and cancel the previous task of its kind. A background task waits for all foreground tasks."""
         self.cancel(kind)
         generation = self._generations[kind]
 
@@ -67,7 +67,7 @@ class PageTasks:
         self._closed = True
 
     def _apply(self, update: Update, kind: str, generation: int) -> None:
-        """Apply a step's update, unless its task was replaced or cancelled in the meantime."""
+        """Apply a step's update, unless its task has been replaced or canceled."""
         if self._is_current(kind, generation):
             try:
                 update()

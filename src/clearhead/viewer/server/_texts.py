@@ -1,4 +1,4 @@
-"""The texts a viewer can show: those it was given, and those that are typed into its page."""
+"""Texts of a viewer: those passed at the start, and those typed into its page."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from clearhead.recording.protocol import RecordableModel
 from clearhead.viewer._recording_cache import RecordingCache
 
 MAX_TYPED_LETTERS = 20_000
-MAX_TYPED_RECORDINGS = 4  # kept, the latest
+MAX_TYPED_RECORDINGS = 4  # older ones are evicted
 Source = Recording | RecordableModel | str | os.PathLike[str]
 
-_LONGER_TEXTS = "start clearhead view --file for longer ones"
+_LONGER_TEXTS = "for longer texts use clearhead view --file"
 
 
 class Recorded(NamedTuple):
-    """The recording of a text, with what is computed from it, and the warnings of the model that ran."""
+    """Cached recording of a text, and the warnings raised while the model ran."""
 
     cache: RecordingCache
     notes: list[str]
 
 
 class Texts:
-    """A model and its texts, each recorded when it is first looked at; or a single recording, which cannot run again.
+    """Model and its texts, each recorded when it is first shown; or a single recording without a model.
 
-    One thread does all that torch has to do, from loading the model on: where two threads each have their own workers,
-    these are more than there are cores, OpenMP puts them to sleep in between, and everything takes twice as long.
+    All torch work runs in one thread, starting with loading the model. Two threads would each have an OpenMP thread
+    pool. Together the pools oversubscribe the cores, and everything takes twice as long.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Texts:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a model to run on other texts."""
+        """Whether a model is available to run on other texts."""
         return self._model is not None
 
     @property
     def first(self) -> Recorded:
-        """What is shown at first."""
+        """Recording shown first."""
         return self._listed[self.choices[0]]
 
     def cached(self, text: str) -> Recorded | None:
-        """Return a text's recording, if there is one. May be called from any thread."""
+        """Return a text's recording, or None if it has not been recorded. May be called from any thread."""
         return self._listed.get(text) or self._typed.get(text)
 
     def recorded(self, text: str) -> Recorded:
-        """Return a text's recording, made now if there is none. For the worker only."""
+        """Return a text's recording, and record it if needed. Must be called in the worker thread."""
         if text in self._listed:
             return self._listed[text]
         if text in self.choices:
@@ -88,7 +88,7 @@ class Texts:
         """Record the first text, so that errors are raised before a page is served; return all texts."""
         if isinstance(source, Recording):
             if text is not None:
-                raise ValueError("text is given, but a recording is of its own text; expected one of them")
+                raise ValueError("text is given, but a recording already contains its text; expected one of them")
             self._listed[""] = Recorded(RecordingCache(source, self._roles), [])
             return [""]
         self._model = source
@@ -106,12 +106,12 @@ class Texts:
             limit = self._model.max_interactive_tokens
             count = self._model.token_count(text)
             if count > limit:
-                raise ValueError(f"the text has {count:,} tokens, and {limit:,} can be typed here; {_LONGER_TEXTS}")
+                raise ValueError(f"the text has {count:,} tokens; expected at most {limit:,}; {_LONGER_TEXTS}")
         return self._record(text)
 
     def _record(self, text: str) -> Recorded:
         if self._model is None:
-            raise ValueError("this is a recording: there is no model to run on another text")
+            raise ValueError("this is a recording; expected a model to run on another text")
         if not text.strip():
             raise ValueError("the text is empty")
         with warnings.catch_warnings(record=True) as caught:
@@ -121,9 +121,9 @@ class Texts:
 
 
 def check_typed(text: str) -> str:
-    """Return a text as it was typed, or raise if it is too long: the work that a page can cause is bounded."""
+    """Return a typed text unchanged, or raise if it is too long. This bounds the work that a page can cause."""
     if len(text) > MAX_TYPED_LETTERS:
         raise ValueError(
-            f"the text has {len(text):,} letters, and {MAX_TYPED_LETTERS:,} can be typed here; {_LONGER_TEXTS}"
+            f"the text has {len(text):,} characters; expected at most {MAX_TYPED_LETTERS:,}; {_LONGER_TEXTS}"
         )
     return text

@@ -1,4 +1,4 @@
-"""`view`: a page on this machine that shows a model's attention on a text."""
+"""`view`: serve a local page that shows a model's attention on a text."""
 
 from __future__ import annotations
 
@@ -28,44 +28,45 @@ from clearhead.viewer.server._session_handler import SessionHandler
 from clearhead.viewer.server._texts import Source, Texts
 
 DEFAULT_PORT = 5006
-MAX_PORT_ATTEMPTS = 100  # after the first
-CLOSE_GRACE_S = 0.1  # in which pages are told that the server ends
-MAX_MESSAGE_BYTES = 2**20  # that a page may send
-IDLE_TIMEOUT_S = 60.0  # until a connection that sends no complete request is closed
-LINK_LIFETIME_S = 120.0  # of a link that a browser is started with
+MAX_PORT_ATTEMPTS = 100  # ports tried after the first
+CLOSE_GRACE_S = 0.1  # for close messages to reach the pages
+MAX_MESSAGE_BYTES = 2**20  # largest message from a page
+IDLE_TIMEOUT_S = 60.0  # for a connection to send a complete request
+LINK_LIFETIME_S = 120.0  # of the link passed to a browser
 
 
 class Viewer:
-    """A page being served, in a thread of its own until `close` is called."""
+    """Running viewer: serves its page in a background thread until `close()` is called.
+
+    `with view(model, wait=False) as viewer:` closes the viewer at the end of the block.
+    """
 
     def __init__(self, texts: Texts, bound: socket.socket) -> None:
-        for name in (
-            "tornado.access",
-            "tornado.general",
-        ):  # requests that are refused, as anybody on the machine writes them
+        # these log refused requests, whose text any user of the machine can choose
+        for name in ("tornado.access", "tornado.general"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._texts, self._access = texts, Access()
         self._code = self._access.issue(self._renew)
         self._prints = False
-        self._handed_over: dict[str, Path] = {}  # codes and the files that hold them
+        self._handed_over: dict[str, Path] = {}  # codes and the redirect files that contain them
         self.port = bound.getsockname()[1]
         self._loop: Future[IOLoop] = Future()
         self._thread = threading.Thread(target=self._serve, args=(bound,), daemon=True)
         self._thread.start()
-        self._loop.result()  # what goes wrong at the start goes wrong here
+        self._loop.result()  # raises if the server could not start
 
     @property
     def url(self) -> str:
-        """The link to open. It opens the page once, in one browser; after that this is a new link."""
+        """Link to open. Each link works once, in one browser; after that, `url` is a new link."""
         return self._link(self._code)
 
     @property
     def forwarding(self) -> str:
-        """What to type on another machine before opening the address there."""
+        """Command to run on another machine, so that the link opens there."""
         return f"ssh -L {self.port}:127.0.0.1:{self.port} {getpass.getuser()}@{socket.gethostname()}"
 
     def open(self) -> bool:
-        """Open the page in a browser; False if there is none."""
+        """Open the page in a browser. Return False if no browser could be started."""
         code = self._access.issue(lambda: self._withdraw(code))
         page = write_redirect_file(self._link(code))
         if page is None:
@@ -73,20 +74,19 @@ class Viewer:
             return False
         self._handed_over[code] = page
         loop = self._loop.result()
-        loop.add_callback(
-            loop.call_later, LINK_LIFETIME_S, self._withdraw, code
-        )  # first: a browser in the terminal is waited for
+        # scheduled first, because `webbrowser.open` blocks while a text-mode browser runs
+        loop.add_callback(loop.call_later, LINK_LIFETIME_S, self._withdraw, code)
         opened = webbrowser.open(page.as_uri())
         if not opened:
             self._withdraw(code)
         return opened
 
     def print_link(self) -> None:
-        """Print the link, and a new one whenever the last was used."""
+        """Print the link, and a new link each time one is used."""
         self._prints = True
         print(f"Open  {self.url}")
-        print(f"From another machine first:  {self.forwarding}")
-        print("Ctrl-C stops it.", flush=True)
+        print(f"From another machine, first run:  {self.forwarding}")
+        print("Press Ctrl-C to stop.", flush=True)
 
     def wait(self) -> None:
         """Serve until `close` is called, or until Ctrl-C."""
@@ -96,7 +96,7 @@ class Viewer:
             self.close()
 
     def close(self) -> None:
-        """Stop serving. Pages that are open stay as they are."""
+        """Stop serving. Open pages keep their current content."""
         loop = self._loop.result()
         if self._thread.is_alive():
             loop.add_callback(loop.stop)
@@ -118,11 +118,11 @@ class Viewer:
         """Replace the link that was just used."""
         self._code = self._access.issue(self._renew)
         if self._prints:
-            with contextlib.suppress(OSError):  # the terminal is gone; the page is still to be served
-                print(f"That link was used. For another browser:  {self.url}", flush=True)
+            with contextlib.suppress(OSError):  # the terminal is closed, but the server continues
+                print(f"The link was used. For another browser:  {self.url}", flush=True)
 
     def _withdraw(self, code: str) -> None:
-        """Revoke a code that was handed to a browser, and remove its file."""
+        """Revoke a code that was passed to a browser, and remove its redirect file."""
         self._access.revoke(code)
         page = self._handed_over.pop(code, None)
         if page is not None:
@@ -143,7 +143,7 @@ class Viewer:
         loop.start()
         server.stop()
 
-        async def close_connections() -> None:  # or browsers would go on waiting for an answer
+        async def close_connections() -> None:  # otherwise browsers keep waiting for a response
             self._access.close_sockets()
             await asyncio.sleep(CLOSE_GRACE_S)
             await http.close_all_connections()
@@ -164,19 +164,25 @@ def view(
     browser: bool = True,
     wait: bool = True,
 ) -> Viewer:
-    """Serve a page on this machine that shows every head, from the whole matrix to one cell.
+    """Serve a local page that shows every head of a model, from the whole matrix to single cells.
+
+        view("en-ja", "The old dog barked.")
 
     Args:
-        model: a model, by name or as `models.load` returns it; or a recording, or its path (.safetensors).
-        text: a text to run the model on, or several to choose from (default: an example of ours).
-        device, dtype, download: as `models.load` takes them, for a model by name; `device` also for a recording's path.
-        roles: what `clearhead roles --output` found, for labels such as "induction" that no single text shows.
-        port: the port to serve on; if it is in use, the next that is free.
+        model: a model name or path, or a model loaded by `models.load`; or a recording or its path (.safetensors).
+        text: a text to run the model on, or a list of texts to choose from (default: a built-in example).
+        device: device to load the model or recording to, if `model` is a name or path.
+        dtype: dtype to load the model in, if `model` is a name or path.
+        download: allow the download of a model that is not cached.
+        roles: labels from `clearhead.analysis.head_roles`, such as "induction", that a single text cannot show.
+        port: the port to serve on; if it is in use, the next free port is used.
         browser: open the page in a browser.
-        wait: print the link and serve until Ctrl-C. Otherwise return at once, and serve until `close` is called on
-            the viewer that is returned; its `url` is the link.
+        wait: print the link and serve until Ctrl-C. If False, return at once and serve until `close()` is called.
+
+    Returns:
+        The running viewer. Its `url` is the link to the page.
     """
-    bound = _bind(check_int("port", port))  # first, for a model may take its time to load
+    bound = _bind(check_int("port", port))  # first, because loading a model takes time
     try:
         viewer = Viewer(Texts(model, text, roles, device=device, dtype=dtype, download=download), bound)
     except BaseException:
@@ -198,7 +204,7 @@ def _server(application: Application, access: Access, bound: socket.socket) -> t
         auth_provider=access,
         extra_websocket_origins=[f"{host}:{port}" for host in LOCAL_HOSTS],
         use_index=False,
-        include_cookies=[],  # which Bokeh would write into the page's own text
+        include_cookies=[],  # Bokeh would embed them in the page's HTML
         include_headers=[],
         websocket_max_message_size_bytes=MAX_MESSAGE_BYTES,
     )
@@ -210,7 +216,7 @@ def _server(application: Application, access: Access, bound: socket.socket) -> t
 
 
 def _bind(port: int) -> socket.socket:
-    """Return a socket on the first free port from `port` on, of this machine only."""
+    """Return a socket bound to 127.0.0.1 on the first free port from `port` on."""
     if port > 65_535:
         raise ValueError(f"port is {port}; expected at most 65535")
     for candidate in range(port, min(port + MAX_PORT_ATTEMPTS, 65_535) + 1):
@@ -222,4 +228,4 @@ def _bind(port: int) -> socket.socket:
         else:
             bound.setblocking(False)
             return bound
-    raise OSError(f"port is {port}; it and the {MAX_PORT_ATTEMPTS} after it are in use")
+    raise OSError(f"port is {port}; this port and the next {MAX_PORT_ATTEMPTS} are in use")

@@ -1,10 +1,10 @@
-// -- the address: text, head, window and cell stand in its fragment --------------------------------------------------------
+// -- the URL fragment: text, head, window and cell --------------------------------------------------------------------
 
 function fromAddress() {
-  const said = new URLSearchParams(location.hash.slice(1));
-  const pair = (name) => (/^\d+-\d+$/.test(said.get(name) ?? "") ? said.get(name).split("-").map(Number) : undefined);
-  const found = { head: said.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: said.get("text"), given: said.get("given") };
-  return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== null && value !== undefined));
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const pair = (name) => (/^\d+-\d+$/.test(parameters.get(name) ?? "") ? parameters.get(name).split("-").map(Number) : undefined);
+  const request = { head: parameters.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: parameters.get("text"), given: parameters.get("given") };
+  return Object.fromEntries(Object.entries(request).filter(([, value]) => value !== null && value !== undefined));
 }
 
 function toAddress() {
@@ -19,24 +19,24 @@ function toAddress() {
   return `#${parts}`;
 }
 
-// which text is shown, as a request or an address says it; the first that was given goes without saying
+// the text parameter of a request or an address; empty for the first listed text, which is the default
 function textAsked() {
   const { text, chosen } = pageState.model;
   return chosen === null ? { text } : chosen ? { given: chosen } : {};
 }
 
-const inNotebook = location.protocol === "about:"; // where a page has no address of its own
-let going = true; // to where an address says: that is no step of its own
-let written; // a timer, while what is shown differs from the address
-// once things have settled: another text, head or window is a step that one can go back from, another cell is not
+const inNotebook = location.protocol === "about:"; // a srcdoc frame, which has no URL to update
+let going = true; // while following an address, which adds no history entry
+let written; // timer of a pending address update
+// debounced; a change of text, head or window adds a history entry, a change of the cell does not
 function writeAddress() {
   clearTimeout(written);
   written = setTimeout(() => {
     written = undefined;
-    const place = toAddress();
+    const address = toAddress();
     const withoutCell = (hash) => hash.replace(/&cell=[^&]*/, "");
-    const step = withoutCell(place) !== withoutCell(location.hash) && !going;
-    if (place !== location.hash && !inNotebook) history[step ? "pushState" : "replaceState"](null, "", place);
+    const step = withoutCell(address) !== withoutCell(location.hash) && !going;
+    if (address !== location.hash && !inNotebook) history[step ? "pushState" : "replaceState"](null, "", address);
     going = false;
   }, 300);
 }

@@ -1,11 +1,11 @@
-// -- the report's page: what the viewer asks a server for, it answers from what is kept --------------------------------------
+// -- the report's page: answers requests from the stored data instead of a server -------------------------------------------
 
-const LINES = 48; // tokens on a side that lines are drawn between, at most
-const NAMED = 40; // tokens on an axis, at most
-const READ = 512; // tokens of a window that can be read, at most
-let entropy, received; // figures beside the map
-let shown; // what is kept of the head
-let cell; // the cursor, while a text's stack is shown
+const LINES = 48; // longest side for which lines between tokens are drawn
+const NAMED = 40; // most tokens on an axis
+const READ = 512; // longest side of a window whose tokens are shown
+let entropy, received; // bar charts along the sides of the map
+let shown; // stored data of the current head
+let cell; // the selected cell; reset when the stack changes
 
 const answers = { go, window: zoom, cursor: select, settings: setPalette, theme: setTheme };
 const ask = (kind, payload = {}) => answers[kind](payload);
@@ -18,7 +18,7 @@ async function go({ head, rows, keys, cursor: wanted }) {
   const { stack: name, layer, head: number } = thumbs.get(place);
   const turn = ++opening;
   const found = (await layerKept(name, layer))[number];
-  if (turn !== opening) return; // another head has been chosen meanwhile
+  if (turn !== opening) return; // another head was selected in the meantime
   shown = found;
   const stack = stackNamed(name);
   if (pageState.head?.stack !== name) cell = undefined;
@@ -33,7 +33,7 @@ async function go({ head, rows, keys, cursor: wanted }) {
   select({ query, key });
 }
 
-// the largest weight that is kept, but for keys that say nothing
+// the largest stored weight, with sink keys scaled down
 function strongest(stack) {
   const hidden = new Set(stack.hidden);
   let best = [0, 0, -1];
@@ -57,7 +57,7 @@ function drawMap() {
   const [rows, keys] = stack.bins;
   const { ndarray } = Bokeh.require("core/util/ndarray");
   const image = ndarray(values.map((weight) => weight || NaN), { dtype: "float32", shape: [shown.rows, shown.keys] });
-  // a shade covers a range of weights: 3 % with 500 keys, 6 % with a million
+  // a shade covers a range of weights: 3% with 500 keys, 6% with a million
   const shades = stack.cells ? undefined : { digits: 2, least: stack.floor ** (254 / 255) };
   sources[1].data = {
     image: [image], scores: [[]], x: [0], y: [0], dw: [shown.keys * keys], dh: [shown.rows * rows], rows: [rows], keys: [keys], exact: [true], shades: [shades], sampled: [Boolean(stack.sampled)],
@@ -73,7 +73,7 @@ function drawMap() {
   drawn();
 }
 
-// a query that is kept stands for those nearest to it
+// each stored query is drawn up to halfway to its neighbors
 function edgesBetween({ places, queries }) {
   if (!places) return Array.from({ length: queries + 1 }, (_, at) => at);
   return [0, ...places.slice(1).map((place, at) => (places[at] + 1 + place) / 2), queries];
@@ -111,7 +111,7 @@ function moved([row, rowEnd, key, keyEnd]) {
   writeAddress();
 }
 
-// as plain text: what looks like a formula is a token all the same; isolated, so that its direction stays its own
+// PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
 function nameTicks(axis, start, end, tokens, upright) {
   const { BasicTicker, FixedTicker, NumeralTickFormatter, PlainText } = Bokeh.Models;
   if (end - start > NAMED) {
@@ -137,14 +137,14 @@ function select({ query, key }) {
   showTopTokensOfCell(stack);
 }
 
-// what is known of the cell itself: not only of the bin it is in
+// the weight of the cell itself, if it is stored; not that of its bin
 function weightAt(stack) {
   if (stack.cells) return binAt(cell.key + 0.5, cell.query + 0.5).value;
   const { query, tops } = largestOf(shown, stack, cell.query);
   return query === cell.query ? tops.find(([key]) => key === cell.key)?.[2] : undefined;
 }
 
-// the weights of the cursor's query over the keys of the window
+// the weights of the selected query for the keys of the window
 function rowOfCell() {
   if (!pageState.cell || !stackShown().cells) return;
   const [, , key, keyEnd] = windowShown();
@@ -182,18 +182,18 @@ function showTokens() {
   if (pageState.head.queries) return showLines();
   if (stack.cells) return showStrip();
   const { query, tops } = largestOf(shown, stack, pageState.cell.query);
-  const chosen = query === pageState.cell.query ? "" : `, the nearest to ${pageState.cell.query.toLocaleString("en")} that is kept`;
+  const chosen = query === pageState.cell.query ? "" : `, the stored query nearest to ${pageState.cell.query.toLocaleString("en")}`;
   const items = tops.map(([key, text, weight]) => {
     const button = make("button", { type: "button", className: key === pageState.cell.key ? "tok chosen" : "tok", title: `key ${key}` }, literal(text), ` ${number(weight, 3)}`);
     button.style.setProperty("--share", clamp(weight, 0, 1).toFixed(3));
     button.addEventListener("click", () => pointAt(query, key));
     return make("li", {}, button);
   });
-  const said = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, literal(textOf(stack, "query", query)), `${chosen}: the keys it attends to most in this head.`);
-  element("lines").replaceChildren(said, make("ol", { className: "kept" }, ...items));
+  const note = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, literal(textOf(stack, "query", query)), `${chosen}: the keys it attends to most in this head.`);
+  element("lines").replaceChildren(note, make("ol", { className: "kept" }, ...items));
 }
 
-// -- colours -----------------------------------------------------------------------------------------------------------------
+// -- colors ------------------------------------------------------------------------------------------------------------------
 
 const mappers = () => new Set(heatmaps().map((heatmap) => heatmap.glyph.color_mapper));
 
@@ -213,7 +213,7 @@ function setTheme({ text, line, paper, nothing }) {
   }
 }
 
-// on paper the figures keep the size they have on the screen, and are made to fit as they are; drawn now, not with the next frame
+// print the figures at their screen size, scaled by CSS; repaint now, because the next frame would be too late
 window.addEventListener("beforeprint", () => {
   element("chart").style.setProperty("--wide", element("chart").offsetWidth);
   element("chart").style.setProperty("--tall", `${document.querySelector(".map").offsetHeight}px`);
@@ -245,7 +245,7 @@ table.tHead.addEventListener("click", ({ target }) => {
   heading.setAttribute("aria-sort", down ? "ascending" : "descending");
   const read = (row) => row.cells[column].textContent.trim();
   const compare = (one, other) => Number(read(one).replace("−", "-")) - Number(read(other).replace("−", "-")) || read(one).localeCompare(read(other), "en", { numeric: true });
-  const missing = (row) => read(row) === ""; // stays at the end
+  const missing = (row) => read(row) === ""; // sorts last in both directions
   const rows = [...table.tBodies[0].rows].sort((one, other) => missing(one) - missing(other) || (down ? compare(one, other) : compare(other, one)));
   table.tBodies[0].append(...rows);
 });

@@ -14,7 +14,7 @@ function showCalculation() {
   ].filter((step) => step !== undefined);
   const about = element("calculation-note");
   about.replaceChildren(
-    "Query ", literal(found.token), `: ${query === null ? "only scores were recorded;" : "each key's product with q is scaled, and"} weight = exp(score − ${number(lse)}), where ${number(lse)} is the log-sum-exp of the row.`,
+    "Query ", literal(found.token), `: ${query === null ? "only scores were recorded;" : "the dot product of q with each key is scaled, and"} weight = exp(score − ${number(lse)}), where ${number(lse)} is the log-sum-exp of the row.`,
   );
   const head = make("tr", {}, make("th", { scope: "col", textContent: "key" }), ...steps.map(([name]) => make("th", { scope: "col", className: "number", textContent: name })));
   const rows = terms.map((term) =>

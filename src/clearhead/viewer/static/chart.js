@@ -1,10 +1,10 @@
-// -- the map of one head: reading it, moving over it -------------------------------------------------------------------
+// -- the heatmap of one head: readout, settings, zoom, cursor ---------------------------------------------------------
 
 let chart; // the figure
-let sources; // of heatmaps: the window's first, then the whole matrix
+let sources; // data of the heatmaps: the window, then the whole matrix
 const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
 
-// the bin, or the cell, at a place of the map
+// the bin or cell at data coordinates of the map
 function binAt(x, y) {
   const { queries, keys } = stackShown();
   if (!(x >= 0 && y >= 0 && x < keys && y < queries)) return undefined;
@@ -17,15 +17,15 @@ function binAt(x, y) {
     const at = row * wide + column;
     const scores = data.scores[0];
     return {
-      query: Math.floor(data.y[0] + row * down), // a preview's bins need not hold whole cells
+      query: Math.floor(data.y[0] + row * down), // a preview's bins may not align with cells
       queryEnd: Math.min(queries, Math.ceil(data.y[0] + (row + 1) * down)),
       key: Math.floor(data.x[0] + column * across),
       keyEnd: Math.min(keys, Math.ceil(data.x[0] + (column + 1) * across)),
       value: Number.isNaN(data.image[0][at]) ? 0 : data.image[0][at],
       score: scores.length ? scores[at] : undefined,
       preview: !data.exact[0],
-      sampled: data.sampled?.[0], // of a report of a long text: of some queries only
-      shades: data.shades?.[0], // of a report's map: digits that can be trusted, and the weight below which there are none
+      sampled: data.sampled?.[0], // reports of long texts: computed from some queries only
+      shades: data.shades?.[0], // reports: significant digits, and the smallest weight that a shade can represent
     };
   }
   return undefined;
@@ -82,12 +82,12 @@ function settingsChanged() {
   showLegend();
 }
 
-// each heatmap is there in either scale, and that of the settings is shown
+// each heatmap has one renderer per color scale; only the selected one is visible
 const heatmaps = () => chart.renderers.filter((renderer) => renderer.tags.includes("heatmap"));
 const isLog = (heatmap) => heatmap.glyph.color_mapper.type === "LogColorMapper";
 const mapperShown = () => heatmaps().find((heatmap) => isLog(heatmap) === settings.log).glyph.color_mapper;
 
-// its ends change with the text and the window
+// mappers whose ends, which change with the text and the window, update the legend
 const followed = new Set();
 function showLegend() {
   const shades = PALETTES[settings.palette];
@@ -121,14 +121,14 @@ function scaleWindow(factor) {
 
 const showAll = () => ask("window", { rows: [0, stackShown().queries], keys: [0, stackShown().keys] });
 
-// where the cursor is going to be, which may be ahead of what has been said of it
+// the requested cell, which may be ahead of the last answer
 let cursor;
 function pointAt(query, key) {
   cursor = { query, key };
   ask("cursor", cursor);
 }
 
-// the cursor takes the window along
+// the window follows the cursor
 function moveCursor(down, across) {
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
@@ -160,9 +160,9 @@ function chartKey(event) {
   event.preventDefault();
 }
 
-// -- the window as a table, for those who do not see the map -------------------------------------------------------------
+// -- the window as a table, for screen readers ------------------------------------------------------------------------
 
-const TABLE = 16; // rows and columns, at most
+const TABLE = 16; // most rows and columns
 
 function fillTable() {
   if (!element("window-table").open || !pageState.tokens) return;
@@ -174,7 +174,7 @@ function fillTable() {
   const single = rows.every(([start, end]) => end - start === 1) && columns.every(([start, end]) => end - start === 1);
   element("window-caption").textContent = single
     ? "The weight of each query (row) and key (column)."
-    : `The ${settings.reduce === "max" ? "largest" : "mean"} weight of each range of queries (rows) and keys (columns)${corner.sampled ? ", of the queries that were sampled" : ""}.`;
+    : `The ${settings.reduce === "max" ? "largest" : "mean"} weight of each range of queries (rows) and keys (columns)${corner.sampled ? ", from the sampled queries" : ""}.`;
   const heading = (side, [start, end], scope) => {
     const token = end - start === 1 ? tokenAt(side, start) : undefined;
     return make("th", { scope }, token === undefined ? span(start, end) : literal(token));
@@ -186,7 +186,7 @@ function fillTable() {
   document.querySelector("#window-table table").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
 }
 
-// ranges of whole bins, so that no weight of another range is counted
+// ranges of whole bins, so that ranges do not overlap
 function groups(start, end, bin, length) {
   const size = bin * Math.ceil((end - start) / bin / TABLE);
   const found = [];

@@ -1,8 +1,8 @@
-// -- what all parts of the page share ----------------------------------------------------------------------------------
+// -- helpers shared by all parts of the page --------------------------------------------------------------------------
 
 const element = (id) => document.getElementById(id);
 
-// text becomes text, never markup; undefined children are left out
+// strings become text nodes, never markup; undefined children are skipped
 function make(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
   made.append(...children.filter((child) => child !== undefined));
@@ -20,6 +20,6 @@ function number(value, digits = 4) {
 }
 const fixed = (value, digits = 2) => value.toFixed(digits).replace(/^-(?=0\.0*$)/, "").replace("-", "−");
 
-let pageState; // what is shown; set once the page is connected
+let pageState; // state of the page; set once the page is connected
 
 const nameOf = (stack) => ({ encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" })[stack] ?? stack;

@@ -1,8 +1,8 @@
-// -- all heads: small maps, sorted and filtered ------------------------------------------------------------------------
+// -- thumbnails of all heads, sorted and filtered ---------------------------------------------------------------------
 
 const thumbs = new Map(); // "stack.layer.head" -> { place, button, canvas, caption, label, payload }
-const ACROSS = 9; // heads beside each other, at most; more of them wrap evenly
-let colors; // of the chosen palette, one number each
+const ACROSS = 9; // most heads in a row; more heads wrap evenly
+let colors; // the selected palette, one uint32 per color
 
 function setColors(palette) {
   const bytes = PALETTES[palette].flatMap((color) => [...[1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)), 255]);
@@ -35,13 +35,13 @@ function makeThumb(stack, layer, head) {
 }
 
 function describe({ stack, layer, head, button, caption, label, payload }) {
-  const said = `${nameOf(stack)}, layer ${layer}, head ${head}`;
+  const name = `${nameOf(stack)}, layer ${layer}, head ${head}`;
   const entropy = payload && payload.entropy !== null ? fixed(payload.entropy) : "";
   caption.textContent = element("sort").value === "layer" ? `${head} · ${entropy}` : `${layer}.${head} · ${entropy}`;
   label.textContent = payload?.labels[0]?.replace(/ token$/, "") ?? "";
   const labels = payload?.labels.join(", ");
-  button.title = `${said}${entropy && `\nentropy ${entropy} nats`}${labels ? `\n${labels}` : ""}`;
-  button.setAttribute("aria-label", `${said}${entropy && `, entropy ${entropy} nats`}${labels ? `, ${labels}` : ""}`);
+  button.title = `${name}${entropy && `\nentropy ${entropy} nats`}${labels ? `\n${labels}` : ""}`;
+  button.setAttribute("aria-label", `${name}${entropy && `, entropy ${entropy} nats`}${labels ? `, ${labels}` : ""}`);
 }
 
 function buildGrid() {
@@ -53,8 +53,8 @@ function buildGrid() {
   }
   const sampled = Math.max(...pageState.model.stacks.map((stack) => stack.sampled));
   element("heads-note").textContent =
-    "Each small map is one head: queries down, keys across, brighter for more attention. Under it its mean entropy in nats" +
-    ` and what it clearly does ${pageState.model.labelled ? "by the roles that were given" : "on this text"}.${sampled ? ` Sampled: from ${sampled} evenly spaced queries, each of them exact.` : ""}`;
+    "Each thumbnail is one head: queries down, keys across, brighter for more attention. Below it: its mean entropy in nats" +
+    ` and its main label ${pageState.model.labelled ? "from the given roles" : "on this text"}.${sampled ? ` Sampled: computed from ${sampled} evenly spaced queries (exact rows).` : ""}`;
   fillFilter();
   arrange();
 }
@@ -98,7 +98,7 @@ function arrange() {
 
 function sorted(shown, order) {
   const entropy = (thumb) => thumb.payload?.entropy ?? Infinity;
-  const label = (thumb) => thumb.payload?.labels[0] ?? "\uffff"; // those without one come last
+  const label = (thumb) => thumb.payload?.labels[0] ?? "\uffff"; // heads without a label come last
   const compare = {
     sharp: (one, other) => entropy(one) - entropy(other),
     broad: (one, other) => entropy(other) - entropy(one),
@@ -107,7 +107,7 @@ function sorted(shown, order) {
   return make("div", { className: "boxes" }, ...[...shown].sort(compare).map((thumb) => thumb.button));
 }
 
-// heads that share their keys are drawn together
+// heads that share a key head are drawn in one box
 function byLayer(shown) {
   const parts = [];
   for (const { name, heads, groups } of pageState.model.stacks) {
@@ -133,7 +133,7 @@ function byLayer(shown) {
   return parts;
 }
 
-// brings it into view, but for the first: whoever comes reads from the top
+// scrolls to the head, except for the first one: a new page starts at the top
 let marked = false;
 function markHead(place) {
   for (const thumb of thumbs.values()) thumb.button.toggleAttribute("aria-current", false);

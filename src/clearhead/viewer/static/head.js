@@ -1,4 +1,4 @@
-// -- the head that is shown: what is said of it, what the pointer does on its map, the colours of the theme ----------------
+// -- the selected head: description, pointer events, theme colors -----------------------------------------------------
 
 const stackShown = () => pageState.model.stacks.find((stack) => stack.name === pageState.head.stack);
 
@@ -8,19 +8,19 @@ function headArrived() {
   const { queries, keys, hides } = stackShown();
   element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
   if (element("hide")) {
-    element("hide-label").title = "Leave out what goes to the first token and to those that are no part of the text";
+    element("hide-label").title = "Hide attention to the first token and to special tokens (attention sinks)";
     element("hidden").replaceChildren(...hides.flatMap((token) => [" ", literal(token)]));
     element("hide").disabled = !hides.length;
   }
   describeHead();
   markHead(`${stack}.${layer}.${head}`);
-  element("chart").setAttribute("aria-label", `Attention map of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move from cell to cell, with Shift ten at a time; plus and minus zoom, 0 shows everything.`);
+  element("chart").setAttribute("aria-label", `Attention map of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Plus and minus zoom. 0 shows the whole matrix.`);
 }
 
 function describeHead() {
   const { stack, layer, head } = pageState.head;
   const { queries, keys, sampled } = stackShown();
-  element("head-note").textContent = stack === "cross" ? "Each query is the token read last: its row is what the next token follows from." : "";
+  element("head-note").textContent = stack === "cross" ? "Each query is the last token read. Its row shows the source tokens used to predict the next token." : "";
   const payload = thumbs.get(`${stack}.${layer}.${head}`)?.payload;
   const entropy = payload && payload.entropy !== null ? `entropy ${fixed(payload.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
   element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(payload?.labels ?? [])].filter(Boolean).join(" · ");
@@ -53,7 +53,7 @@ function paintTheme() {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => pageState && paintTheme());
 
-// Bokeh says nothing to scripts of the page when its document has come
+// polls, because Bokeh has no event for scripts of the page when its document is ready
 function whenThere(start) {
   const waiting = setInterval(() => {
     const [found] = window.Bokeh?.documents ?? [];

@@ -1,6 +1,6 @@
-// -- what a report keeps: the arrays of each layer, unpacked when they are first looked at -------------------------------------
+// -- stored data of a report: the arrays of each layer, unpacked on first use -----------------------------------------------
 
-// what each float16 means
+// the value of each float16 bit pattern
 const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
   if (exponent === 31) return fraction ? NaN : sign * Infinity;
@@ -23,7 +23,7 @@ function layerKept(name, layer) {
   return layers.get(place);
 }
 
-// in the order in which `ReportLayer.pack` writes them
+// the arrays are in the order of `ReportLayer.pack`
 function headsIn(buffer, stack, layer) {
   const payload = stack.layers[layer];
   const [rows, keys] = [Math.ceil(stack.queries / stack.bins[0]), Math.ceil(stack.keys / stack.bins[1])];
@@ -52,11 +52,11 @@ function headsIn(buffer, stack, layer) {
   }));
 }
 
-// shades from 1 to 255 stand for weights on a logarithmic scale, from the floor up to 1; shade 0 is a weight of 0
+// shades 1 to 255 are weights from `floor` to 1 on a logarithmic scale; shade 0 is a weight of 0
 const weightsOf = (map, { cells, floor }) => (cells ? halves(map) : Float32Array.from(map, (level) => (level ? floor ** (1 - level / 255) : 0)));
 const levelsOf = (weights, floor) => Uint8Array.from(weights, (weight) => (weight ? Math.max(1, Math.min(255, Math.round(255 * (1 - Math.log(weight) / Math.log(floor))))) : 0));
 
-// the largest weights of a query, or of the nearest that is kept
+// the largest weights of a query, or of the nearest stored query
 function largestOf(own, stack, query) {
   const nearest = stack.places ? stack.places.reduce((best, place, at) => (Math.abs(place - query) < Math.abs(stack.places[best] - query) ? at : best), 0) : query;
   const tops = [];
@@ -67,5 +67,5 @@ function largestOf(own, stack, query) {
   return { query: stack.places ? stack.places[nearest] : query, tops };
 }
 
-let texts; // of each list of tokens
+let texts; // token lists
 const textOf = (stack, side, place) => texts[stack.tokens[side === "query" ? 0 : 1]][place];

@@ -1,4 +1,4 @@
-// -- the viewer's page: what it asks for, and what arrives ---------------------------------------------------------------
+// -- the viewer's page: requests to the server and their answers ------------------------------------------------------
 
 let asked = 0;
 const ask = (kind, payload = {}) => (pageState.ask = { kind, asked: ++asked, ...payload });
@@ -9,7 +9,7 @@ function modelArrived() {
   element("text").value = text;
   element("run").querySelector("button").disabled = !runs;
   element("text").disabled = !runs;
-  if (!runs) element("text").value = "A recording: its text cannot be run again.";
+  if (!runs) element("text").value = "A recording cannot run on another text.";
   element("given").hidden = given.length < 2;
   element("given").replaceChildren(...given.map((line, place) => make("option", { value: place, textContent: `${place + 1}: ${line}` })));
   element("given").value = chosen ?? "";
@@ -19,7 +19,7 @@ function modelArrived() {
 
 function statusArrived() {
   const { text, busy, percent, error } = pageState.status;
-  if (element("status").textContent !== text) element("status").textContent = text; // it is read out
+  if (element("status").textContent !== text) element("status").textContent = text; // screen readers announce each change
   element("progress").textContent = percent === null ? "" : `${percent} %`;
   element("status").className = error ? "error" : busy ? "busy" : "";
   if (error) element("notes").textContent = "";
@@ -51,7 +51,7 @@ function start(found) {
   for (const source of sources) source.properties.data.change.connect(() => pageState.head && drawn());
   found.on_event("connection_lost", () => {
     element("progress").textContent = "";
-    Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped: start it again and open its new link" });
+    Object.assign(element("status"), { className: "error", textContent: "clearhead view has stopped; start it again and open its new link" });
   });
   listen();
   setColors(settings.palette);
@@ -64,7 +64,7 @@ element("run").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = element("text").value;
   if (text.length > pageState.model.longest) {
-    const message = `the text has ${text.length.toLocaleString("en")} letters, and ${pageState.model.longest.toLocaleString("en")} can be typed here`;
+    const message = `the text has ${text.length.toLocaleString("en")} characters; expected at most ${pageState.model.longest.toLocaleString("en")}`;
     Object.assign(element("status"), { className: "error", textContent: message });
   } else ask("go", { text });
 });

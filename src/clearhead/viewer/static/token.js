@@ -1,6 +1,6 @@
-// -- one token: where it looks, and who looks at it --------------------------------------------------------------------
+// -- one token: the keys it attends to and the queries that attend to it ----------------------------------------------
 
-const STEP = 22; // pixels from one to the next
+const STEP = 22; // pixels between tokens
 
 function choose(side, place) {
   const { query, key } = pageState.cell ?? { query: 0, key: 0 };
@@ -15,7 +15,7 @@ const draw = (name, attributes, ...children) => {
   return made;
 };
 
-// text on both sides, a line for each weight
+// queries on the left, keys on the right, a line for each weight
 function showLines() {
   const { queries: rows, keys } = pageState.head;
   const [left, right] = [210, 430];
@@ -47,13 +47,13 @@ function showLines() {
   };
   const words = [...rows.map((text, place) => word("query", place, text)), ...keys.map((text, place) => word("key", place, text))];
   const focused = [...document.querySelectorAll("#lines text")].indexOf(document.activeElement);
-  element("lines").replaceChildren(draw("svg", { viewBox: `0 0 640 ${height}`, role: "group", "aria-label": "Queries on the left, keys on the right; lines by weight" }, ...lines, ...words));
+  element("lines").replaceChildren(draw("svg", { viewBox: `0 0 640 ${height}`, role: "group", "aria-label": "Queries on the left, keys on the right; thicker lines for larger weights" }, ...lines, ...words));
   if (focused >= 0) document.querySelectorAll("#lines text")[focused]?.focus();
 }
 
 const clipped = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
 
-// of longer texts the keys of the window, shaded by the weight the chosen query gives them
+// for longer texts: the keys of the window, shaded by their weight for the selected query
 function showStrip() {
   const { row, start } = pageState.cell ?? {};
   const { keys, key } = pageState.tokens ?? { keys: [] };
@@ -76,8 +76,8 @@ function showTopTokens() {
   const { from, to, query, key } = pageState.top_tokens;
   const stack = pageState.head.stack;
   const title = (id, before, token, after) => element(id).replaceChildren(before, literal(token), after);
-  title("from-heading", "", query, " looks at");
-  title("to-heading", "", key, " is looked at by");
+  title("from-heading", "", query, " attends to");
+  title("to-heading", "", key, " receives attention from");
   const tokens = (found, side) =>
     make("td", {}, ...found.map(([place, text, weight]) => {
       const shown = make("span", { className: "key", title: `${side} ${place}: ${number(weight)}` }, literal(text), ` ${fixed(weight)}`);
@@ -95,6 +95,6 @@ function showTopTokens() {
     element(id).replaceChildren(make("tbody", {}, ...[all, ...rows].filter(Boolean)));
   };
   list("from", from, "key");
-  element("to").closest("div").parentElement.hidden = !to; // a report of a longer text does not know it
+  element("to").closest("div").parentElement.hidden = !to; // reports of longer texts do not store columns
   if (to) list("to", to, "query");
 }
