@@ -1,4 +1,4 @@
-"""Environment variables that are set before torch is imported, and fixtures for every test."""
+"""Environment variables that must be set before torch is imported, and fixtures of all tests."""
 
 import os
 
@@ -18,14 +18,14 @@ hypothesis.settings.register_profile(
     deadline=None,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize="CI" in os.environ,  # a landing should not hang on the draw; elsewhere every run looks at new problems
+    derandomize="CI" in os.environ,  # CI must be reproducible; other runs draw new problems
 )
 hypothesis.settings.load_profile("clearhead")
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles so small that a tiny problem has many, with edges that fall anywhere."""
+    """Set tiles so small that a tiny problem has several, with edges at any position."""
     monkeypatch.setattr("clearhead.ops.tiled.schedule.TILE", (3, 4))
     monkeypatch.setattr("clearhead.ops.tiled.schedule.RANGED_TILE", (3, 4))
     monkeypatch.setattr("clearhead.ops.tiled.schedule.FULL_TILE_ALIGNMENT", 2)
@@ -35,13 +35,13 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Random numbers that do not depend on which tests ran before."""
+    """Seed torch, so that random numbers do not depend on other tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium for one module of tests."""
+    """Yield a Chromium browser, one per test module."""
     from support.browser import launched
 
     with launched() as chrome:
@@ -50,7 +50,7 @@ def browser():
 
 @pytest.fixture
 def page(browser):
-    """A page whose console must be empty when the test is over."""
+    """Yield a page; its console must be empty after the test."""
     from support.browser import complaints, emulate, requested, resize
     from support.viewer_page import Page
 

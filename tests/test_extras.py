@@ -1,4 +1,4 @@
-"""Optional dependencies: the base works without them, and a feature without its extra names the extra."""
+"""Tests of optional dependencies: the base works without them, and errors name the missing extra."""
 
 import importlib.metadata
 import json
@@ -15,7 +15,7 @@ from clearhead._utils.extras import EXTRAS, missing_packages, needs_extra
 from support.paths import ROOT
 from support.recordings import decoder
 
-# Runs in a process in which no package of an extra can be imported; prints JSON.
+# runs in a process that cannot import the packages of any extra, and prints JSON
 WITHOUT_EXTRAS = """
 import json, sys
 
@@ -105,10 +105,10 @@ def without_extras(tmp_path_factory):
     return json.loads(result.stdout)
 
 
-def test_the_base_computes_attention_layers_and_traces(without_extras):
+def test_base_computes_attention_layers_and_traces(without_extras):
     assert without_extras["shape"] == [1, 5, 8]
     assert without_extras["steps"] > 5
-    assert without_extras["html"] == [None, None]  # a notebook shows repr() then
+    assert without_extras["html"] == [None, None]  # notebooks then show repr()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_base_computes_attention_layers_and_traces(without_extras):
         "roles kept.safetensors",
     ],
 )
-def test_the_base_has_commands_that_need_no_extra(without_extras, line):
+def test_base_commands_need_no_extra(without_extras, line):
     status, output, errors = without_extras["commands"][line]
     assert status == 0, errors
     assert output
@@ -130,12 +130,12 @@ def test_the_base_has_commands_that_need_no_extra(without_extras, line):
 
 def test_check_needs_no_extra(without_extras):
     status, output, _ = without_extras["commands"]["check song"]
-    assert status == 1  # it finds the errors of that text
+    assert status == 1  # errors were found in the text
     assert output
 
 
 @pytest.mark.parametrize(("line", "message"), MISSING.items(), ids=MISSING)
-def test_a_command_names_the_extra_it_needs(without_extras, line, message):
+def test_commands_name_their_missing_extra(without_extras, line, message):
     status, output, errors = without_extras["commands"][line]
     assert status == 2
     assert errors == f"clearhead: {message}\n"
@@ -152,19 +152,19 @@ def test_a_command_names_the_extra_it_needs(without_extras, line, message):
         ("translate", "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'"),
     ],
 )
-def test_python_names_the_extra_it_needs(without_extras, name, message):
+def test_import_errors_name_the_missing_extra(without_extras, name, message):
     assert without_extras["python"][name] == message
 
 
-def test_doctor_lists_extras(without_extras):
+def test_doctor_lists_missing_packages_of_extras(without_extras):
     extras = json.loads(without_extras["commands"]["doctor --json"][1])["extras"]
     assert set(extras) == set(EXTRAS)
     assert extras["view"] == {"installed": False, "missing": ["bokeh", "jinja2", "pillow"]}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_every_package_of_an_extra_is_named_when_it_is_missing(extra, monkeypatch):
-    assert missing_packages(extra) == []  # the tests have all of them
+def test_missing_packages_of_an_extra_are_named(extra, monkeypatch):
+    assert missing_packages(extra) == []  # all extras are installed for the tests
     for module, package in EXTRAS[extra].items():
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
@@ -176,14 +176,14 @@ def test_every_package_of_an_extra_is_named_when_it_is_missing(extra, monkeypatc
                 __import__(module)
 
 
-def test_other_import_errors_are_left_alone():
+def test_other_import_errors_are_unchanged():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"), needs_extra("view", "it"):
         import no_such_module  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name"), needs_extra("plot", "it"):
         from matplotlib import no_such_name  # noqa: F401
 
 
-def test_extras_are_those_of_the_package():
+def test_extras_match_pyproject():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: {re.match(r"[\w-]+", line)[0] for line in lines} for extra, lines in declared.items()}
     assert {extra: set(packages.values()) for extra, packages in EXTRAS.items()} == {
@@ -194,8 +194,8 @@ def test_extras_are_those_of_the_package():
 
 
 @pytest.mark.wheel
-def test_the_wheel_with_the_base_dependencies_alone(tmp_path):
-    # the build of torch that the tests run with: others may be gigabytes larger
+def test_wheel_works_with_base_dependencies_only(tmp_path):
+    # pins the installed build of torch, because other builds may be gigabytes larger
     torch = f"torch=={importlib.metadata.version('torch')}"
     target = ("--target", str(tmp_path / "none"))
     probe = pip(sys.executable, "install", "--dry-run", "--no-deps", *target, "hatchling", torch, constraint="")
@@ -239,9 +239,9 @@ def test_the_wheel_with_the_base_dependencies_alone(tmp_path):
 
 
 def pip(python, *arguments, constraint=str(ROOT / "constraints.txt")):
-    """Run pip, with the versions of the tests; return its result."""
+    """Run pip with the versions used in the tests."""
     environment = os.environ | {"PIP_CONSTRAINT": constraint}
     line = [python, "-m", "pip", *arguments, "--quiet", "--retries", "1", "--timeout", "20"]
-    if "TORCH_INDEX" in os.environ:  # the Makefile's
+    if "TORCH_INDEX" in os.environ:  # set by the Makefile
         line += ["--extra-index-url", os.environ["TORCH_INDEX"]]
     return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)

@@ -1,4 +1,4 @@
-"""The layout of the package: few modules at the top, private modules, short files, names that say what they are."""
+"""Tests of the package layout: few top-level modules, private modules, short files, precise names."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ VAGUE_NAMES = {"own", "place", "places", "found", "number", "numbers"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """Yield the modules of the package that a file imports anywhere in it."""
+    """Yield all modules of the package that a file imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "clearhead":
             yield node.module
@@ -37,7 +37,7 @@ def bound_names(path: Path) -> Iterator[str]:
             yield node.name
 
 
-def test_few_modules_at_the_top():
+def test_top_level_modules():
     modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
     assert modules == {"functional", "models", "torch_compat"}
 
@@ -51,7 +51,7 @@ def test_packages_list_their_public_names(name):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_private_modules_are_imported_inside_their_package_only(path):
+def test_private_modules_are_only_imported_inside_their_package(path):
     home = path.relative_to(SOURCE).parts[0]
     for module in imported_modules(path):
         _, package, *inner = [*module.split("."), ""]

@@ -1,4 +1,4 @@
-"""What notebooks show: tried in a real one, its outputs looked at in a real browser."""
+"""Tests of notebook output, with a real notebook and a real browser."""
 
 import base64
 import html
@@ -31,7 +31,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def shown():
-    """The HTML of each cell's result, of a notebook that was run."""
+    """Run a notebook and return the HTML of each cell's result."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     nbformat.validate(notebook)
@@ -47,17 +47,17 @@ def images(text):
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")) for image in encoded]
 
 
-def test_a_notebook_shows_pictures_without_scripts(shown):
+def test_notebook_shows_images_without_scripts(shown):
     weights, _, watched = shown
     assert len(images(weights)) == 3
-    assert len(images(watched)) == 3 * 3  # entropy, distance and largest weight of three kinds of attention
+    assert len(images(watched)) == 3 * 3  # entropy, distance and largest weight of three stacks
     for text in (weights, watched):
         assert not re.search(r"<script|<iframe|javascript:|\son\w+=", text)
     assert "AttentionWeights(2 × 3 heads × 50 queries × 50 keys" in html.unescape(weights)
     assert "the first of 2 sequences" in weights
 
 
-def test_a_report_in_a_notebook_works(shown, page, tmp_path):
+def test_report_works_in_a_notebook(shown, page, tmp_path):
     (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset='utf-8'>{shown[1]}")
     page.browser.get((tmp_path / "notebook.html").as_uri())
     page.browser.switch_to.frame(page.find("iframe"))
@@ -69,14 +69,14 @@ def test_a_report_in_a_notebook_works(shown, page, tmp_path):
     page.browser.switch_to.default_content()
 
 
-def test_a_report_stays_inside_its_frame():
+def test_report_is_escaped_in_its_frame():
     page = report(decoder(['"><script>alert(1)</script>', "a"]))._repr_html_()
     assert page.startswith('<iframe srcdoc="')
     assert page.count("<") == 2
     assert len(re.findall('"', page)) == 6  # srcdoc, title and style
 
 
-def test_maps_are_those_of_the_weights():
+def test_images_match_the_weights():
     weights = layer(20, 30, heads=4)
     drawn = images(weights._repr_html_())
     expected = log_shades(weights.dense()[0].numpy(), 30)
@@ -84,7 +84,7 @@ def test_maps_are_those_of_the_weights():
         colors = np.array(
             [[int(Viridis256[shade][start : start + 2], 16) for start in (1, 3, 5)] for shade in shades.ravel()]
         )
-        assert np.abs(image.reshape(-1, 3).astype(int) - colors).max() <= 6  # a shade away, at the most
+        assert np.abs(image.reshape(-1, 3).astype(int) - colors).max() <= 6  # at most one shade
 
 
 def test_large_matrices_are_sampled(monkeypatch):
@@ -95,37 +95,37 @@ def test_large_matrices_are_sampled(monkeypatch):
     assert [image.shape for image in images(text)] == [(14, 70, 3)] * 2
 
 
-def test_many_heads_and_none():
+def test_shows_the_first_16_heads_and_empty_matrices():
     query = torch.randn(1, 20, 5, 4)
     text = attention(query, query, query, return_weights=True)[1]._repr_html_()
     assert "the first 16 of 20 heads" in text
     assert len(images(text)) == 16
-    nothing = attention(query[:, :, :0], query, query, return_weights=True)[1]._repr_html_()
-    assert images(nothing) == []
-    assert "20 heads × 0 queries" in nothing
+    empty = attention(query[:, :, :0], query, query, return_weights=True)[1]._repr_html_()
+    assert images(empty) == []
+    assert "20 heads × 0 queries" in empty
 
 
-def test_gradients_do_not_matter():
+def test_weights_that_require_grad_are_shown():
     query = torch.randn(1, 2, 5, 4, requires_grad=True)
     weights = attention(query, query, query, mask=Causal(), return_weights=True)[1]
     assert len(images(weights._repr_html_())) == 2
 
 
-def test_what_was_watched():
-    seen = AttentionSummary([("decoder", 0), ("decoder", 1)])
+def test_attention_summary_is_shown():
+    summary = AttentionSummary([("decoder", 0), ("decoder", 1)])
     real = torch.ones(1, 6, dtype=torch.bool)
-    for index, layer_summary in enumerate(seen):
+    for index, layer_summary in enumerate(summary):
         weights = layer(6, 6, heads=3 - index, kv_heads=1)  # layers need not have the same number of heads
         layer_summary.add(weights.observe(entropy=True, pool=(3, 3)), real, keep=True)
-    text = seen._repr_html_()
-    assert repr(seen) == "AttentionSummary(decoder 2 layers, entropy of 6 queries)"
+    text = summary._repr_html_()
+    assert repr(summary) == "AttentionSummary(decoder 2 layers, entropy of 6 queries)"
     assert [image.shape for image in images(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
-    mean = seen[1].means["entropy"][1]
+    mean = summary[1].means["entropy"][1]
     assert f"<td>{float(mean):.3f}</td>" in text
     assert 'alt="decoder entropy by layer and head"' in text
 
 
-def test_nothing_was_watched():
+def test_empty_attention_summary_is_shown_without_images():
     assert images(AttentionSummary()._repr_html_()) == []
     unused = AttentionSummary([("decoder", 0)])
     assert "no means" in unused._repr_html_()

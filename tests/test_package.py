@@ -1,4 +1,4 @@
-"""The package as a whole: its public names, the direction of its imports, its command line, its examples and docs."""
+"""Tests of the whole package: public names, lazy imports, command line, examples and docs."""
 
 import doctest
 import importlib
@@ -53,14 +53,14 @@ def test_public_names():
         _ = clearhead.nothing
 
 
-def test_nothing_waits_for_torch_until_it_is_used():
+def test_torch_is_imported_lazily():
     run("-c", "import clearhead, clearhead.cli, sys; assert 'torch' not in sys.modules; clearhead.Causal")
     code = "import sys; sys.argv = ['clearhead', '--help']\ntry: import clearhead.__main__\nexcept SystemExit: pass\n"
     assert "doctor" in run("-c", code + "assert 'torch' not in sys.modules").stdout
 
 
 class TestCommandLine:
-    def test_console_script_and_module(self):
+    def test_console_script_and_module_print_the_version(self):
         script = Path(sys.executable).parent / "clearhead"
         by_script = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
         assert by_script == run("-m", "clearhead", "--version").stdout == f"clearhead {clearhead.__version__}\n"
@@ -72,14 +72,14 @@ class TestCommandLine:
         for text in ("torch", "cpu: ", *rows):
             assert text in shown.stdout
 
-    def test_doctor_json(self):
-        found = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-        assert set(found) == {"versions", "devices", "cases", "extras"}
-        windowed = next(case for case in found["cases"] if case["name"] == "windowed")
+    def test_doctor_json_lists_backends_and_refusals(self):
+        printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+        assert set(printed) == {"versions", "devices", "cases", "extras"}
+        windowed = next(case for case in printed["cases"] if case["name"] == "windowed")
         assert windowed["able"][:2] == ["streaming", "reference"]
         assert "Window(before=255)" in windowed["refusals"]["sdpa"][0]
 
-    def test_no_command_shows_help_and_an_unknown_one_says_so(self):
+    def test_missing_command_shows_help_and_unknown_command_is_rejected(self):
         assert "doctor" in CliRunner().invoke(app, []).output
         unknown = CliRunner().invoke(app, ["docter"])
         assert unknown.exit_code == 2
@@ -87,12 +87,11 @@ class TestCommandLine:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
-def test_docstring_examples(name):
-    found = doctest.testmod(importlib.import_module(name))
-    assert not found.failed
+def test_docstring_examples_run(name):
+    assert not doctest.testmod(importlib.import_module(name)).failed
 
 
-def test_some_docstring_examples_are_found():
+def test_doctest_finds_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
     modules = (
         importlib.import_module(f"clearhead.{name}")
@@ -103,7 +102,7 @@ def test_some_docstring_examples_are_found():
 
 @pytest.mark.parametrize("path", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda path: path.name)
 def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
-    """All blocks of a page in one namespace, in order; the model they name lies where they run."""
+    """Run all blocks of a page in order, in one namespace, in a folder that contains the model they load."""
     monkeypatch.chdir(tmp_path)
     if "MiniLM" in path.read_text():
         Path("all-MiniLM-L6-v2").symlink_to(minilm())

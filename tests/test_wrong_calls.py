@@ -1,4 +1,4 @@
-"""Wrong calls of the Python API work, or raise an error of ours that names the argument."""
+"""Tests of wrong calls of the Python API: they work, or raise an error of clearhead that names the argument."""
 
 import warnings
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ GROUPS = {
     "parallel": parallel_calls,
     "transformer": transformer_calls,
 }
-SAMPLE = 7  # of the wrong calls one in so many runs in the normal suite
+SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Some wrong calls are right ones and write a file."""
+    """Run in a temporary folder, because some replaced arguments are valid and write a file."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -50,22 +50,22 @@ def one_rank() -> Iterator[None]:
 
 
 def faults(calls: list[Call], mode: AbstractContextManager, every: int) -> list[str]:
-    """Return the defects in the answers to one in `every` wrong calls."""
-    found, number = [], 0
+    """Run one in `every` wrong calls and return their defects."""
+    defects, count = [], 0
     with warnings.catch_warnings(), mode:
-        warnings.simplefilter("ignore")  # torch's, of prototypes: nested tensors, quantized ones
+        warnings.simplefilter("ignore")  # prototype warnings of nested and quantized tensors
         for call in calls:
             for argument, mutation, arguments in wrong_calls(call):
-                number += 1
-                if number % every == 0:
-                    wrong = fault(call, argument, arguments)
-                    found += [] if wrong is None else [f"{call.name}({argument}={mutation}): {wrong}"]
-    return found
+                count += 1
+                if count % every == 0:
+                    defect = fault(call, argument, arguments)
+                    defects += [] if defect is None else [f"{call.name}({argument}={mutation}): {defect}"]
+    return defects
 
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_sample_of_wrong_calls(group):
+def test_sampled_wrong_calls_are_rejected_with_the_argument(group):
     assert faults(GROUPS[group](), nullcontext(), SAMPLE) == []
 
 
@@ -73,29 +73,29 @@ def test_a_sample_of_wrong_calls(group):
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_wrong_call(group, mode):
+def test_every_wrong_call_is_rejected_with_the_argument(group, mode):
     assert faults(GROUPS[group](), mode(), 1) == []
 
 
 @pytest.mark.attack
-def test_every_wrong_call_of_attention_under_vmap():
+def test_every_wrong_call_of_attention_is_rejected_under_vmap():
     def output(*given, **options):
         result = attention(*given, **options)
         return result[0] if isinstance(result, tuple) else result
 
     def over_batch(call: Call) -> Call:
-        """The call with its arguments as they are, and its queries as vmap hands them over."""
+        """Return the call with its queries batched by vmap."""
 
         def function(query, **others):
             return torch.func.vmap(lambda one: output(one, **others), randomness="different")(query[None])
 
-        return Call(f"vmap of {call.name}", function, call.arguments, call.says, ("query", "return_weights"))
+        return Call(f"vmap of {call.name}", function, call.arguments, call.aliases, ("query", "return_weights"))
 
     assert faults([over_batch(call) for call in attention_calls()], nullcontext(), 1) == []
 
 
 @pytest.mark.parametrize(
-    ("use", "says"),
+    ("use", "message"),
     [
         (
             lambda t: attention(**{**t, "key": t["key"].to_sparse()}),
@@ -119,21 +119,21 @@ def test_every_wrong_call_of_attention_under_vmap():
         (lambda t: MultiHeadAttention(8, 2)(torch.ones(1, 3, 8, device="meta")), "x is on meta, but the layer's"),
     ],
 )
-def test_the_message_names_argument_and_fix(use, says):
+def test_rejected_calls_name_argument_and_fix(use, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = tensors()
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             use(given)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-# -- without memory ---------------------------------------------------------------------------------------------------
+# -- without data ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [None, Causal(), Window(before=2), Padding([3, 7]), Causal() & Documents([3, 8])])
 @pytest.mark.parametrize("backend", ["auto", "streaming", "reference"])
-def test_meta_tensors_give_shapes(mask, backend):
+def test_meta_tensors_return_shapes(mask, backend):
     given = {name: tensor.to("meta").requires_grad_() for name, tensor in tensors().items()}
     output, weights = attention(**given, mask=mask, backend=backend, return_weights=True)
     assert (output.shape, output.dtype, output.device.type) == ((2, 6, 5, 7), torch.float32, "meta")
@@ -142,7 +142,7 @@ def test_meta_tensors_give_shapes(mask, backend):
     assert all(tensor.grad is not None and tensor.grad.shape == tensor.shape for tensor in given.values())
 
 
-def test_fake_tensors_give_shapes():
+def test_fake_tensors_return_shapes():
     layer = MultiHeadAttention(12, 4)
     with FakeTensorMode(allow_non_fake_inputs=True):
         output = layer(torch.randn(2, 5, 12), mask=Causal(), bias=ALiBi(torch.rand(4)))

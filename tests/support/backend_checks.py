@@ -1,4 +1,4 @@
-"""Comparisons of any backend with the equation in extended precision."""
+"""Comparisons of a backend with the plain equation in extended precision."""
 
 import math
 
@@ -9,6 +9,7 @@ from support.numerics import Case, assert_lse_matches, assert_matches, poisoned
 
 
 def check_forward(case: Case, backend: str) -> None:
+    """Assert that outputs and log-sum-exps are accurate, and that rows without keys are 0."""
     with poisoned():
         output, weights = attention(**case.arguments, return_weights=True, backend=backend)
     exact, naive = case.exact(), case.statistics()
@@ -20,13 +21,15 @@ def check_forward(case: Case, backend: str) -> None:
 
 
 def check_gradients(case: Case, backend: str) -> None:
+    """Assert that the gradients of all inputs are accurate."""
     leaves = case.requiring_grad()
     output = attention(**leaves.arguments, backend=backend)
     cotangent = torch.randn(output.shape, dtype=torch.float64)
 
-    def gradients(of: Case, output: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = torch.autograd.grad(output, list(of.leaves.values()), cotangent.to(output.dtype), allow_unused=True)
-        return dict(zip(of.leaves, found, strict=True))
+    def gradients(case: Case, output: torch.Tensor) -> dict[str, torch.Tensor]:
+        leaves = list(case.leaves.values())
+        computed = torch.autograd.grad(output, leaves, cotangent.to(output.dtype), allow_unused=True)
+        return dict(zip(case.leaves, computed, strict=True))
 
     naive, exact = leaves.to(case.query.dtype), leaves.to(torch.float64)
     got, plain, truth = (

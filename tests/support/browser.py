@@ -1,4 +1,4 @@
-"""A real browser for tests of pages: headless Chromium without a network."""
+"""Headless Chromium without network access, for tests of pages."""
 
 import json
 import shutil
@@ -22,10 +22,10 @@ _ARGUMENTS = (
 
 @contextmanager
 def launched() -> Iterator[Chrome]:
-    """Start a browser and quit it at the end; FileNotFoundError says how to install one."""
+    """Start a browser and quit it at the end of the block."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        raise FileNotFoundError("no browser: apt-get install chromium chromium-driver")
+        raise FileNotFoundError("chromium or chromedriver is not installed: apt-get install chromium chromium-driver")
     options = ChromeOptions()
     options.binary_location = chromium
     for argument in _ARGUMENTS:
@@ -44,7 +44,7 @@ def resize(browser: Chrome, width: int, height: int = 900) -> None:
 
 
 def emulate(browser: Chrome, *, media: str = "", theme: str = "light") -> None:
-    """Emulate print or screen, light or dark."""
+    """Emulate a medium (print or screen) and a theme (light or dark)."""
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
 

@@ -1,4 +1,4 @@
-"""Death of a process at any of its file operations, played within the test's process."""
+"""Simulated crashes at any file operation, within the test's process."""
 
 import os
 import sys
@@ -13,11 +13,11 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class Killed(BaseException):
-    """The process has died: nothing after this reaches the disk."""
+    """Simulated death of the process: no later operation reaches the disk."""
 
 
 class _Deaths:
-    """File operations below `folder`, counted; the one with the number `at` and all after it raise Killed."""
+    """Counter of file operations below `folder`. Operation `at` and all later ones raise `Killed`."""
 
     def __init__(self, folder: Path, at: int | None) -> None:
         self.folder, self.at, self.names = str(folder), at, []
@@ -46,19 +46,20 @@ def _hook(event: str, arguments: tuple) -> None:
 
 @contextmanager
 def operations(folder: Path, monkeypatch, at: int | None = None) -> Iterator[list[str]]:
-    """Count file operations; with `at`, die before the operation with this number, or in its midst if it writes.
+    """Count file operations. With `at`, crash before the operation with that index, or halfway if it is a write.
 
-    Operations are those that Python reports to audit hooks, flushes, and writes by safetensors and `Path.write_text`.
+    Counted are the operations that Python reports to audit hooks, flushes, and writes by safetensors and
+    `Path.write_text`.
     """
     global _installed
     if not _installed:
-        sys.addaudithook(_hook)  # cannot be removed; idle unless operations are watched
+        sys.addaudithook(_hook)  # cannot be removed; does nothing outside this context
         _installed = True
     deaths = _Deaths(folder, at)
     flush, save_file, write_text = os.fsync, serialization.save_file, Path.write_text
 
     def torn(path: Path, write: Callable[[], object], name: str) -> None:
-        """Two operations: dying before the first leaves nothing, before the second half a file."""
+        """Write in two operations: a crash before the first writes nothing, before the second half a file."""
         deaths.happens(name)
         try:
             deaths.happens(f"{name}, whole")

@@ -1,4 +1,4 @@
-"""Jobs over processes, of which one dies the first time: `torchrun tests/support/crashing_rank.py FOLDER`."""
+"""Jobs on several ranks, one of which is killed in the first run: `torchrun tests/support/crashing_rank.py FOLDER`."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def job(index: int) -> Job:
     def compute_sums() -> HeadSums:
         if index == 3 and not death_mark.exists():
             death_mark.touch()
-            time.sleep(1)  # until the others are done with theirs
+            time.sleep(1)  # until the other ranks have finished their jobs
             os.kill(os.getpid(), signal.SIGKILL)
         (folder / f"done-{index}-{time.time_ns()}").touch()
         return HeadSums("a model", {"encoder": [1]}, {"encoder.sums.x": torch.tensor([float(index)]).double()})

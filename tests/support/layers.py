@@ -1,4 +1,4 @@
-"""Layers with every option, for the tests that go over all of them."""
+"""Layers for each constructor option, for parametrized tests."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 def make(options: dict, dtype: torch.dtype = torch.float32) -> MultiHeadAttention:
-    """A layer on 30 columns with 6 heads, and nothing in it left at 0 or 1."""
+    """Return a layer with d_model 30 and 6 heads. No parameter is left at 0 or 1."""
     layer = MultiHeadAttention(**({"d_model": 30, "heads": 6} | options), dtype=dtype)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -53,6 +53,7 @@ def make(options: dict, dtype: torch.dtype = torch.float32) -> MultiHeadAttentio
 
 
 def inputs(layer: MultiHeadAttention, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """Return random inputs of a layer: x, and memory if its width differs."""
     x = torch.randn(2, 5, layer.d_model, dtype=dtype)
     needs_memory = layer.kv_input_dim != layer.d_model
     return (x, torch.randn(2, 7, layer.kv_input_dim, dtype=dtype)) if needs_memory else (x,)

@@ -1,7 +1,8 @@
-"""Comparison of any model type of transformers on clearhead with eager attention, as a tiny model.
+"""Comparison of clearhead with eager attention on a tiny model of any model type of transformers.
 
-A configuration is made small by the names of its settings, built on the meta device to see how large it is, and tried
-on a few kinds of input until eager attention accepts one. Types that no recipe builds or runs are listed as such.
+A configuration is shrunk by the names of its settings. The model is first built on the meta device to count its
+parameters, then run on several kinds of input until eager attention accepts one. Types that no recipe can build or run
+are reported as "not run".
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import clearhead.huggingface._attention_function as forward
 
 LENGTH, VOCABULARY = 13, 160
 MAX_PARAMETERS = 20_000_000
-FIXED_TABLE = "KeyError: 'clearhead'"  # some models look implementations up in a table of their own
+FIXED_TABLE = "KeyError: 'clearhead'"  # models with their own table of attention implementations
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers", "decoder_layers",
           "num_decoder_layers", "num_encoder_layers", "encoder_num_hidden_layers",
@@ -58,23 +59,23 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1, "sep_token_id": 3,
     "cls_token_id": 4, "mask_token_id": 5,
 }  # fmt: skip
-SPECIAL_TOKENS = 20  # tokens below this stand for images, sound and the like, and are left out of texts
+SPECIAL_TOKENS = 20  # lower token ids are reserved for image, audio and other special tokens
 
 
 @dataclass
 class Outcome:
-    """The result for one model type: equal, different, refused, or not run with the reason."""
+    """Result for one model type: "equal", "different", "refused" or "not run", with the reason."""
 
     type: str
     outcome: str
     reason: str = ""
     calls: int = 0  # of clearhead's attention function
-    error: float = 0.0  # worst element, against eager in float64
-    allowed: float = 0.0  # twice eager's own, and two last places
+    error: float = 0.0  # of the worst element, against eager in float64
+    allowed: float = 0.0  # twice the error of eager in float32, plus two ulps
 
 
 def tiny_config(kind: type[PreTrainedConfig], small: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return a configuration with the sizes of `small`, where it has settings of these names."""
+    """Return a configuration with the sizes in `small`, for the settings that it has."""
     default = kind()
     given: dict[str, Any] = {}
     for key, part in default.sub_configs.items():
@@ -103,14 +104,14 @@ def tiny_config(kind: type[PreTrainedConfig], small: Mapping[str, Any]) -> PreTr
 
 
 def _two_kinds(kinds: list[str]) -> list[str]:
-    """Two layers of different kinds, attention last, if there are different kinds."""
+    """Return the kinds of two layers: different if possible, attention last."""
     attention = [kind for kind in dict.fromkeys(kinds) if "attention" in kind]
     others = [kind for kind in dict.fromkeys(kinds) if "attention" not in kind]
     return ([*others, *attention] * 2)[-2:]
 
 
 def recipes() -> Iterator[dict[str, Any]]:
-    """Yield sizes to try, from small to nearly the default."""
+    """Yield dictionaries of sizes to try, from small to nearly the default."""
     yield SMALL
     yield {name: size for name, size in SMALL.items() if name not in ("head_dim", "num_key_value_heads")}
     yield {**SMALL, "head_dim": SMALL["qk_rope_head_dim"], "num_key_value_heads": SMALL["num_attention_heads"]}
@@ -119,11 +120,11 @@ def recipes() -> Iterator[dict[str, Any]]:
 
 
 class NotRunError(Exception):
-    """No recipe gives a model of this type that eager attention runs."""
+    """Error if no recipe gives a model of this type that runs with eager attention."""
 
 
 def tiny(model_type: str) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
-    """Return a small model of a type on eager attention, and inputs that it takes."""
+    """Return a small model of a type with eager attention, and inputs that it accepts."""
     kind = CONFIG_MAPPING[model_type]
     reasons = []
     for small in recipes():
@@ -132,7 +133,7 @@ def tiny(model_type: str) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
             if size > MAX_PARAMETERS:
                 raise ValueError(f"{size:,} parameters with these sizes; expected at most {MAX_PARAMETERS:,}")
             model = make(tiny_config(kind, small), "eager")
-        except Exception as error:  # anything may go wrong with sizes that the authors did not think of
+        except Exception as error:  # unusual sizes can raise any error
             reasons.append(short(error))
             continue
         for inputs in possible_inputs(model):
@@ -142,7 +143,7 @@ def tiny(model_type: str) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
                 reasons.append(short(error))
             else:
                 return model, [given for given in inputs if given is inputs[0] or _runs(model, given)]
-    raise NotRunError(reasons[0] if reasons else "it takes neither texts nor images nor sound")
+    raise NotRunError(reasons[0] if reasons else "it accepts neither text nor images nor audio")
 
 
 def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
@@ -154,7 +155,7 @@ def _runs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> bool:
 
 
 def parameters_of(config: PreTrainedConfig, default: int) -> int:
-    """Return how many parameters a model would have; `default` if it cannot be built on the meta device."""
+    """Return the number of parameters of a model, or `default` if it cannot be built on the meta device."""
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in make(config, "eager").parameters())
@@ -165,17 +166,17 @@ def parameters_of(config: PreTrainedConfig, default: int) -> int:
 
 
 def make(config: PreTrainedConfig, implementation: str) -> PreTrainedModel:
-    """Return a model with random weights, large enough for sharp attention."""
+    """Return a model with random weights that are large enough for sharp attention."""
     options = MODEL_MAPPING[type(config)]
     maker = options[0] if isinstance(options, tuple | list) else options
     torch.manual_seed(0)
     model = maker._from_config(config, attn_implementation=implementation).eval().float()
     if model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # the only one that runs in float64
+        model.set_experts_implementation("eager")  # the only implementation with float64
     if model.device.type != "meta":
         with torch.no_grad():
             for parameter in model.parameters():
-                if not parameter.isfinite().all() or not parameter.any():  # allocated and never filled, or all zeros
+                if not parameter.isfinite().all() or not parameter.any():  # uninitialized, or all zeros
                     nn.init.normal_(parameter, std=0.02)
                 elif parameter.ndim == 2:
                     parameter.mul_(3)
@@ -183,7 +184,7 @@ def make(config: PreTrainedConfig, implementation: str) -> PreTrainedModel:
 
 
 def possible_inputs(model: PreTrainedModel) -> Iterator[list[dict[str, Tensor]]]:
-    """Yield the inputs that a model may take, by the names in its signature: texts first, then images and sound."""
+    """Yield possible inputs of a model, by the names in its signature: text, then images and audio."""
     names = inspect.signature(model.forward).parameters
     generator = torch.Generator().manual_seed(1)
     if "input_ids" in names:
@@ -220,7 +221,7 @@ def _image_side(config: Any) -> int:
 
 
 def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """Return the floating-point results of a model, at real tokens where they are one per token."""
+    """Return the floating-point outputs of a model, without padding if they are per token."""
     torch.manual_seed(2)
     dtype = next(model.parameters()).dtype
     given = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
@@ -239,7 +240,7 @@ def run(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 
 def compare(model_type: str) -> Outcome:
-    """Run a type on eager attention in float64 and float32, and on clearhead in float32."""
+    """Run a model type with eager attention in float64 and float32, and with clearhead in float32."""
     try:
         eager, inputs = tiny(model_type)
     except NotRunError as error:
@@ -287,7 +288,7 @@ def compare(model_type: str) -> Outcome:
 
 @contextmanager
 def finite_masks() -> Iterator[None]:
-    """Hide keys with float32's lowest number also in float64, whose own becomes −inf in eager's float32 softmax."""
+    """Mask keys with the lowest float32 number in float64 too; that of float64 overflows in eager's float32 softmax."""
 
     def float32_mask(*args: Any, **options: Any) -> Tensor | None:
         return masking_utils.eager_mask(*args, **{**options, "dtype": torch.float32})
@@ -300,6 +301,6 @@ def finite_masks() -> Iterator[None]:
 
 
 def short(error: Exception) -> str:
-    """Return the first line of an error, without the paths of this machine."""
+    """Return the type and first line of an error, without local paths."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {re.sub(r' from .*?>', '>', lines[0])[:160]}"

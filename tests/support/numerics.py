@@ -1,4 +1,4 @@
-"""The numerics harness: one comparison, the equation written plainly in any precision, and masks by brute force."""
+"""Numerics harness: one comparison rule, the plain equation in any precision, and brute-force masks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from clearhead import ALiBi
 from clearhead.ops.masks import And, Causal, Dense, Documents, Mask, Or, Padding, Prefix, Window
 
-Truth = np.ndarray  # in extended precision, so that float64 results can be judged too
+Truth = np.ndarray  # extended precision, so that float64 results can be compared too
 
 
 def assert_matches(got: Tensor, exact: Truth | Tensor, naive: Tensor, *, scale: float = 0.0) -> None:
-    """At most twice the error of the plain formula in the same dtype, by the worst element, and two last places.
+    """Assert that the worst error is at most twice that of the plain formula in the same dtype, plus two ulps.
 
-    The last places are those of the largest number in the result, or of `scale`: the numbers that enter a formula whose
-    result may be much smaller than they are, as a dot product near 0 or the entropy of a row with one key.
+    The ulps are those of the largest number in the result, or of `scale` if it is larger. `scale` is the size of the
+    terms of a formula whose result may be much smaller: a dot product near 0, or the entropy of a row with one key.
     """
     exact = _truth(exact)
     assert got.shape == exact.shape, f"shape {tuple(got.shape)}, expected {exact.shape}"
@@ -36,11 +36,11 @@ def assert_matches(got: Tensor, exact: Truth | Tensor, naive: Tensor, *, scale: 
 
 
 def assert_lse_matches(got: Tensor, exact: Truth, naive: Tensor, *, scale: float) -> None:
-    """Empty rows are −inf exactly; the others as any result."""
+    """Assert that empty rows are exactly −inf, and that the other rows match."""
     empty = np.isneginf(exact)
     assert np.array_equal(np.isneginf(_truth(got)), empty)
-    kept = torch.from_numpy(~empty)
-    assert_matches(got[kept], exact[~empty], naive[kept], scale=scale)
+    filled = torch.from_numpy(~empty)
+    assert_matches(got[filled], exact[~empty], naive[filled], scale=scale)
 
 
 def _truth(values: Truth | Tensor) -> Truth:
@@ -51,7 +51,7 @@ def _truth(values: Truth | Tensor) -> Truth:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Fresh buffers come filled with NaN, so that a cell nobody wrote shows."""
+    """Fill new buffers with NaN, so that cells that are never written fail the test."""
     fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -64,7 +64,7 @@ def poisoned() -> Iterator[None]:
 
 
 def brute_force(mask: Mask | None, shape: tuple[int, int, int, int], starts: list[int]) -> Tensor:
-    """`[batch, heads, q_len, kv_len]`, cell by cell from what each mask says, with no ranges in sight."""
+    """Return `[batch, heads, q_len, kv_len]`, computed cell by cell from each mask's definition, without key ranges."""
     batch, _, q_len, kv_len = shape
     if isinstance(mask, Dense):
         return mask.allowed.expand(shape).clone()
@@ -95,11 +95,11 @@ def _may(mask: Mask | None, b: int, position: int, key: int, kv_len: int) -> boo
         case Prefix(length=length):
             return key < length
         case Documents(lengths=lengths):
-            own = (lengths[b] if lengths.ndim == 2 else lengths).tolist()
-            places = [number for number, length in enumerate(own) for _ in range(length)]
+            document_lengths = (lengths[b] if lengths.ndim == 2 else lengths).tolist()
+            documents = [index for index, length in enumerate(document_lengths) for _ in range(length)]
 
-            def document(place: int) -> int | None:
-                return places[place] if 0 <= place < len(places) else None
+            def document(token: int) -> int | None:
+                return documents[token] if 0 <= token < len(documents) else None
 
             return document(position) is not None and document(position) == document(key)
     raise AssertionError(mask)
@@ -107,7 +107,7 @@ def _may(mask: Mask | None, b: int, position: int, key: int, kv_len: int) -> boo
 
 @dataclass
 class Case:
-    """One attention call and everything it should give."""
+    """One attention call and its expected results."""
 
     query: Tensor
     key: Tensor
@@ -135,7 +135,7 @@ class Case:
 
     @property
     def terms(self) -> float:
-        """The largest sum of absolute values that a score is made of."""
+        """Largest sum of absolute values of the terms of a score."""
         query, key = (t.detach().double().abs() for t in (self.query, self.key))
         products = query @ key.repeat_interleave(self.group, dim=1).mT
         scale = self.query.shape[3] ** -0.5 if self.scale is None else self.scale
@@ -165,13 +165,13 @@ class Case:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """The tensors a gradient flows into."""
+        """Tensors that require gradients, by name."""
         bias = self.bias.slopes if isinstance(self.bias, ALiBi) else self.bias
         tensors = {"query": self.query, "key": self.key, "value": self.value, "bias": bias, "sinks": self.sinks}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None and tensor.requires_grad}
 
     def requiring_grad(self) -> Case:
-        """A copy whose tensors are fresh leaves."""
+        """Return a copy whose tensors are new leaves."""
 
         def leaf(tensor: Tensor) -> Tensor:
             return tensor.detach().clone().requires_grad_()
@@ -183,7 +183,7 @@ class Case:
         return Case(*inputs, self.mask, bias, self.scale, self.softcap, sinks, self.query_start)
 
     def to(self, dtype: torch.dtype) -> Case:
-        """The same numbers in another dtype, as leaves."""
+        """Return a copy in another dtype whose tensors are new leaves."""
         bias = self.bias
         bias = ALiBi(bias.slopes.detach().to(dtype)) if isinstance(bias, ALiBi) else bias
         bias = bias.detach().to(dtype) if isinstance(bias, Tensor) else bias
@@ -197,7 +197,7 @@ class Case:
         return (positions - torch.arange(kv_len)).abs()
 
     def plain(self) -> dict[str, Tensor]:
-        """The equation in the inputs' dtype, written out, differentiable; statistics in the dtype they come in."""
+        """Compute output, weights and scores by the plain equation in the inputs' dtype. Differentiable."""
         key, value = (t.repeat_interleave(self.group, dim=1) for t in (self.key, self.value))
         scale = self.query.shape[3] ** -0.5 if self.scale is None else self.scale
         logits = self._finish((self.query @ key.mT) * scale)
@@ -210,9 +210,9 @@ class Case:
         return {"output": weights @ value, "weights": weights, "scores": logits[..., : self.shape[3]]}
 
     def gradient_terms(self, cotangent: Tensor) -> dict[str, float]:
-        """How large the numbers are that each gradient is made of: a score's is a difference that may cancel to 0.
+        """Return the size of the terms of each gradient: that of a score is a difference that may cancel to 0.
 
-        The weights in them are exponentials, and so as many times less exact as their logarithms are large.
+        The relative error of a weight is proportional to its logarithm, since weights are exponentials.
         """
         with torch.no_grad():
             query, key, value = (t.double().abs() for t in (self.query, self.key, self.value))
@@ -227,7 +227,7 @@ class Case:
                 bias = (scores * self.distances()).sum(dim=(0, 2, 3))
             elif self.bias is not None:
                 bias = scores.sum_to_size(self.bias.shape)
-            found = {
+            sizes = {
                 "query": scores @ key * scale,
                 "key": scores.mT @ query * scale,
                 "value": weights.mT @ cotangent.abs(),
@@ -235,14 +235,14 @@ class Case:
                 "sinks": mean.sum(dim=(0, 2, 3)),
             }
             logs = max(1.0, self.terms)
-            return {name: float(t.amax()) * logs if t.numel() else 0.0 for name, t in found.items()}
+            return {name: float(t.amax()) * logs if t.numel() else 0.0 for name, t in sizes.items()}
 
     def statistics(self) -> dict[str, Tensor]:
-        """What a plain computation in the statistics' dtype gives."""
+        """Compute the statistics plainly, in their dtype."""
         plain = self.to(self.statistics_dtype)
         with torch.no_grad():
-            found = plain.plain()
-            weights, scores = found["weights"], found["scores"]
+            computed = plain.plain()
+            weights, scores = computed["weights"], computed["scores"]
             sink = [] if plain.sinks is None else [plain.sinks[:, None, None].expand(*scores.shape[:-1], 1)]
             return {
                 "weights": weights,
@@ -262,7 +262,7 @@ class Case:
         return torch.where(self.allowed, logits, -torch.inf)
 
     def exact(self) -> dict[str, Truth]:
-        """Everything in extended precision, by numpy."""
+        """Compute all results in extended precision with numpy."""
         query, key, value = (_truth(t) for t in (self.query, self.key, self.value))
         key, value = (np.repeat(t, self.group, axis=1) for t in (key, value))
         scale = 1 / np.sqrt(np.longdouble(query.shape[3])) if self.scale is None else np.longdouble(self.scale)

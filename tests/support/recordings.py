@@ -1,11 +1,11 @@
-"""Recordings of random attention with tokens of any kind, for what shows them."""
+"""Recordings of random attention with arbitrary tokens, for tests of displays."""
 
 import torch
 
 from clearhead import Causal, Recording, attention
 from clearhead.recording.recording import Stack, Tokens
 
-# tokens that a page may take for markup, for a formula, or for nothing
+# tokens that a page could mistake for markup, formulas or blanks
 AWKWARD = ["</script>", "\"'", "$$x$$", "\\(x\\)", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;", "<b>", "${1}"]
 
 
@@ -22,15 +22,15 @@ def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=
     return attention(sharpness * query, key, value, mask=mask, return_weights="keep_qk")[1]
 
 
-def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: B008, masks never change
-    """A causal model with grouped heads on some tokens."""
+def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: B008, masks are immutable
+    """Return the recording of a causal model with grouped heads."""
     axis = tokens(texts, special)
     weights = [layer(len(texts), len(texts), mask=mask, seed=index, **options) for index in range(layers)]
     return Recording("a model", {"decoder": Stack(tuple(weights), axis, axis)})
 
 
 def translation(source, target):
-    """An encoder–decoder."""
+    """Return the recording of an encoder–decoder."""
     sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     stacks = {}
     for index, (name, (queries, keys)) in enumerate(sides.items()):

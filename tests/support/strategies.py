@@ -1,4 +1,4 @@
-"""Random problems for hypothesis. Sizes are distinct primes, so that a swapped axis fails."""
+"""Random attention calls for hypothesis. Sizes are distinct primes, so that a swapped axis fails."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ LENGTHS, DIMS = (1, 5, 7, 11, 17), (3, 13)
 
 
 def masks(batch: int, heads: int, q_len: int, kv_len: int, *, depth: int = 2) -> st.SearchStrategy[Mask]:
+    """Return a strategy for masks, combined up to `depth` times by `&` and `|`."""
     lengths = st.lists(st.integers(0, kv_len + 2), min_size=batch, max_size=batch)
     documents = st.lists(st.integers(0, kv_len), min_size=1, max_size=4)
     leaves = st.one_of(
@@ -45,7 +46,7 @@ def _dense(seed: int, batch: int, heads: int):
 
 @st.composite
 def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.float32,), *, plain: bool = False) -> Case:
-    """A random problem; with `plain`, one that torch's fused kernels know."""
+    """Draw a random case. `plain` restricts it to features that torch's fused kernels support."""
     batch, kv_heads, group = (draw(st.sampled_from(sizes)) for sizes in (BATCHES, KV_HEADS, GROUPS))
     heads = kv_heads * group
     q_len, kv_len = draw(st.sampled_from(LENGTHS)), draw(st.sampled_from(LENGTHS))

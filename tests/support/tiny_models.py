@@ -1,4 +1,4 @@
-"""Tiny transformers models with random weights, one of each family, and inputs for them."""
+"""Tiny models of transformers with random weights, one per family, and their inputs."""
 
 import torch
 import transformers
@@ -89,17 +89,17 @@ def make(name: str, implementation: str = "clearhead") -> transformers.PreTraine
     torch.manual_seed(0)
     model = MAKERS[name]().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # sharper attention than random initial weights give
+        for parameter in model.parameters():  # makes attention sharper than with the initial weights
             if parameter.ndim == 2:
                 parameter.mul_(4)
     model.set_attn_implementation(implementation)
     if name == "gpt-oss":
-        model.set_experts_implementation("eager")  # the default one has no float64
+        model.set_experts_implementation("eager")  # the default does not support float64
     return model
 
 
 def inputs_for(name: str, padding: str | None = None) -> dict[str, torch.Tensor]:
-    """Two texts, the first of which is three tokens shorter where there is padding."""
+    """Return a batch of two inputs. With padding, the first text is three tokens shorter."""
     generator = torch.Generator().manual_seed(1)
     if name == "vit":
         return {"pixel_values": torch.randn(2, 3, 32, 32, generator=generator)}

@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer of ten words for tiny models."""
+"""WordPiece tokenizer with ten entries, for tiny models."""
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece

@@ -1,4 +1,4 @@
-"""torch's layer and ours with the same weights, for every option of the constructor."""
+"""Pairs of torch's and clearhead's layers with the same weights, for each constructor option."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 def pair(options: dict) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
-    """torch's layer and ours with the same weights, none of them 0."""
+    """Return torch's layer and clearhead's with the same weights, none of them 0."""
     theirs = nn.MultiheadAttention(6, HEADS, **options)
     with torch.no_grad():
         for parameter in theirs.parameters():

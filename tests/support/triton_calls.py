@@ -1,4 +1,4 @@
-"""Calls of several tiles for the tests of the Triton kernels, and the comparison of their statistics."""
+"""Attention calls that span several tiles, for tests of the Triton kernels, and a check of their statistics."""
 
 import math
 
@@ -27,8 +27,9 @@ MASKS = [
 
 
 def check_statistics(case: Case) -> None:
+    """Assert that entropy, received attention and distance are accurate."""
     exact, naive = case.exact(), case.statistics()
-    logs = case.terms + math.log(2 + case.shape[3])  # the size of the log weights that an entropy is made of
+    logs = case.terms + math.log(2 + case.shape[3])  # size of the log weights in an entropy
     lse = attention(**case.arguments, return_weights=True, backend="streaming")[1].lse
     request = StatisticsRequest(entropy=True, received=True, distance=True)
     seen = triton_backend.statistics(build_call(**case.arguments), lse, request)

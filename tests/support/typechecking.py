@@ -1,7 +1,7 @@
-"""The run-time checker of shape annotations for `make test-shapes`.
+"""Run-time checker of shape annotations for `make test-shapes`.
 
 jaxtyping's import hook passes every function to `check`. Only annotations with a shape, such as
-`Float[Tensor, "batch heads"]`, are checked; others are pyright's business.
+`Float[Tensor, "batch heads"]`, are checked. pyright checks the others.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from beartype import BeartypeConf, beartype
 
 SHAPE = re.compile(r"\b(Bool|Float|Float64|Int|Integer|UInt8)\[")
-_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int passes for a float
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))  # accepts an int for a float
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:

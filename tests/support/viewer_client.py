@@ -1,4 +1,4 @@
-"""HTTP and WebSocket clients of the viewer, for tests."""
+"""HTTP and WebSocket clients of the viewer."""
 
 import urllib.error
 import urllib.request
@@ -13,7 +13,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(url, **headers):
-    """Return status, headers and text, without following a redirect."""
+    """Return the status, headers and text of a response, without following redirects."""
     request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
     try:
         with urllib.request.build_opener(_NoRedirect).open(request) as answer:
@@ -42,7 +42,7 @@ def connect(viewer, token, headers):
 
 
 async def close(socket):
-    """Close a socket and wait for the other side to close it too."""
+    """Close a socket and wait until the server has closed it too."""
     socket.close()
     while await socket.read_message() is not None:
         pass

@@ -1,4 +1,4 @@
-"""Helpers for the viewer's page, or a report, in a real browser."""
+"""Driver of the viewer's page, or of a report, in a real browser."""
 
 import re
 from contextlib import contextmanager
@@ -17,13 +17,13 @@ TIMEOUT = 30  # seconds; the machine may be busy
 
 
 class Page:
-    """A page, with methods for what a reader does. Each waits until the page has settled."""
+    """Page with methods for user actions. Each action waits until the page has settled."""
 
     def __init__(self, browser: Chrome) -> None:
         self.browser, self.timeout = browser, TIMEOUT
 
     def open(self, url: str, fragment: str = "") -> "Page":
-        self.browser.get("about:blank")  # an address that differs in its fragment only would not load again
+        self.browser.get("about:blank")  # otherwise a URL that differs only in its fragment is not reloaded
         self.browser.get(url + fragment)
         self.until(lambda: self.text("readout"))
         self.settle()
@@ -36,7 +36,7 @@ class Page:
         return self.browser.execute_script(code, *arguments)
 
     def settle(self) -> None:
-        """Wait until nothing on the page changes any more."""
+        """Wait until the page has stopped changing."""
         state = """
             const drawn = sources.map((source) => source.data.image[0]?.length);
             return [location.hash, document.body.innerText, drawn, written !== undefined || pageState.status?.busy];
@@ -80,7 +80,7 @@ class Page:
     # -- the map -------------------------------------------------------------------------------------------------
 
     def screen_position(self, key: float, query: float) -> tuple[int, int]:
-        """Return where a cell of the map is on the screen."""
+        """Return the viewport coordinates of a cell of the map."""
         self.script("document.getElementById('chart').scrollIntoView({block: 'center'})")
         code = """
             const view = Bokeh.index.find_one_by_id(chart.id);
@@ -91,7 +91,7 @@ class Page:
         return tuple(round(pixel) for pixel in self.script(code, key, query))
 
     def point(self, key: float, query: float) -> str:
-        """Move the mouse to a cell of the map and return what is read out."""
+        """Move the mouse to a cell of the map and return the readout."""
         x, y = self.screen_position(key, query)
         actions = ActionChains(self.browser, duration=20)
         actions.w3c_actions.pointer_action.move_to_location(x - 3, y - 3)
@@ -109,7 +109,7 @@ class Page:
         self.settle()
 
     def wheel(self, key: float, query: float, steps: int) -> None:
-        """Zoom in at a cell; out if `steps` is negative."""
+        """Zoom in at a cell, or out if `steps` is negative."""
         for _ in range(abs(steps)):
             x, y = self.screen_position(key, query)
             origin = ScrollOrigin.from_viewport(x, y)
@@ -117,13 +117,13 @@ class Page:
         self.settle()
 
     def keys(self, *pressed: str) -> str:
-        """Press keys with the map in focus and return the text for screen readers."""
+        """Press keys with the map focused and return the text for screen readers."""
         self.find("#chart").send_keys(*pressed)
         self.settle()
         return self.text("live")
 
     def color(self, query: int, key: int) -> list[int]:
-        """Return the color of a cell of the overview, as it is drawn."""
+        """Return the drawn color of a cell of the overview."""
         code = """
             const heatmap = heatmaps().find((renderer) => renderer.name === "overview" && renderer.visible);
             const views = [...Bokeh.index.find_one(chart).renderer_views.values()];
@@ -136,14 +136,15 @@ class Page:
         return self.script("return windowShown()")
 
 
-def served(shown, **options):
-    return view(shown, browser=False, wait=False, **options)
+def served(source, **options):
+    """Return a running viewer of a model or a recording."""
+    return view(source, browser=False, wait=False, **options)
 
 
 @contextmanager
-def showing(page, shown, **options):
-    """Serve a viewer and leave its page before it ends: the page would go on trying to connect."""
-    with served(shown, **options) as viewer:
+def showing(page, source, **options):
+    """Serve a viewer. Its page is closed before the server, because it would try to reconnect."""
+    with served(source, **options) as viewer:
         yield viewer
         page.browser.get("about:blank")
 
@@ -162,7 +163,7 @@ def violations(browser: Chrome) -> list[tuple]:
 
 
 def parse_number(text: str) -> float:
-    """Return the first number of a text, as the page writes it."""
+    """Return the first number of a text, in the format of the page."""
     match = re.search(r"−?\d[\d.]*(?:e[−+]\d+)?", text)
     assert match, text
     return float(match.group().replace("−", "-"))

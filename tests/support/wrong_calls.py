@@ -1,6 +1,6 @@
-"""Wrong calls of the public API: every argument of every callable replaced by what it should not be.
+"""Wrong calls of the public API: each argument of each callable is replaced by invalid values.
 
-A call with one replaced argument must work, or raise an error of ours that names the argument.
+A call with one replaced argument must work, or clearhead must raise an error that names the argument.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ BINDING = ("unexpected keyword argument", "required positional argument", "requi
 
 @dataclass(frozen=True)
 class Call:
-    """One callable with arguments that work, made anew for each call."""
+    """Callable with valid arguments, which are created again for each call."""
 
     name: str
     function: Callable[..., object]
     arguments: Callable[[], dict[str, Any]]
-    says: dict[str, tuple[str, ...]] = field(default_factory=dict)  # other words a message may name an argument by
-    leave: tuple[str, ...] = ()  # arguments that take anything
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)  # other names of an argument in messages
+    skipped: tuple[str, ...] = ()  # arguments that are not replaced
 
 
 class Subclass(Tensor):
-    """A tensor of a user's own type."""
+    """Tensor subclass of a user."""
 
 
 VALUES: dict[str, Callable[[], object]] = {
@@ -144,9 +144,9 @@ TENSORS: dict[str, Callable[[Tensor], object]] = {
 
 
 def wrong_calls(call: Call) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every call with one argument replaced or unknown: the argument, the mutation and all arguments."""
+    """Yield each wrong call, with one argument replaced or unknown: the argument, the mutation, all arguments."""
     for argument, value in call.arguments().items():
-        if argument in call.leave:
+        if argument in call.skipped:
             continue
         for name, make in VALUES.items():
             yield argument, name, {**call.arguments(), argument: make()}
@@ -155,17 +155,17 @@ def wrong_calls(call: Call) -> Iterator[tuple[str, str, dict[str, Any]]]:
             try:
                 changed = change(arguments[argument])
             except (RuntimeError, IndexError, TypeError, NotImplementedError):
-                continue  # torch has no such tensor of this one
+                continue  # torch cannot make such a tensor of this one
             yield argument, f"tensor, {name}", {**arguments, argument: changed}
     yield "no_such_argument", "unknown", {**call.arguments(), "no_such_argument": 1}
 
 
 def fault(call: Call, argument: str, arguments: dict[str, Any]) -> str | None:
-    """Return the defect in the answer to a wrong call; None if it works or is refused well."""
+    """Return the defect of a wrong call, or None if it works or raises a helpful error."""
     try:
         call.function(**arguments)
     except Exception as error:
-        return _fault_of(error, (argument, *call.says.get(argument, ())))
+        return _fault_of(error, (argument, *call.aliases.get(argument, ())))
     return None
 
 
@@ -174,7 +174,7 @@ def _fault_of(error: Exception, names: tuple[str, ...]) -> str | None:
     if isinstance(error, TypeError) and any(words in str(error) for words in BINDING):
         return None if names[0] in str(error) else f"does not name {names[0]}: {shown}"
     if not isinstance(error, OURS):
-        return f"another type of error: {shown}"
+        return f"unexpected type of error: {shown}"
     last = error.__traceback__
     assert last is not None
     while last.tb_next is not None:
@@ -188,7 +188,7 @@ def _fault_of(error: Exception, names: tuple[str, ...]) -> str | None:
 
 
 def _raised_by_us(last: TracebackType) -> bool:
-    """Return whether the innermost frame is clearhead's and stands at a `raise`: torch's C++ code has no frame."""
+    """Return whether the innermost frame is a `raise` in clearhead. Errors of torch's C++ code have no frame."""
     code = last.tb_frame.f_code
     inside = Path(code.co_filename).is_relative_to(SOURCE)
     return inside and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
