@@ -1,4 +1,4 @@
-"""Make the bundled model of a run: its weights in float16, and its scores on a development set with those weights."""
+"""Export a training run as the bundled model, in float16, and score it on a development set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from measuring import RESULTS, write
 
 
 def bundle(run: Path, target: Path) -> None:
-    """Configuration, tokenizer and weights; a model card that lies there stays."""
+    """Write the configuration, tokenizer and weights of a run to `target`. An existing model card is kept."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
         shutil.copyfile(run / name, target / name)
@@ -24,7 +24,7 @@ def bundle(run: Path, target: Path) -> None:
 
 
 def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list[dict[str, object]]:
-    """BLEU of beam search and greedily, of all pairs and of those whose English is not in the training data."""
+    """Return the BLEU of beam search and greedy decoding, on all pairs and on pairs with unseen English."""
     translator = Translator.load(folder, device=device)
     text = translator.config.text
     held_out = prepare_corpus(read_pairs(valid), text.source, text.target).pairs
@@ -46,9 +46,9 @@ def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="the model's folder in the package")
-    parser.add_argument("--run", type=Path, help="the run to make it of; without, it is only scored")
-    parser.add_argument("--data", action="append", required=True)
-    parser.add_argument("--valid", action="append", required=True)
+    parser.add_argument("--run", type=Path, help="run to export (default: only score the existing model)")
+    parser.add_argument("--data", action="append", required=True, help="training data, to find unseen pairs")
+    parser.add_argument("--valid", action="append", required=True, help="development set to score")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
-"""`check` on thousands of random texts with planted errors: how many it finds, and how often it is wrong.
+"""Benchmark of `check` on random texts with planted errors: errors found, errors missed, false alarms.
 
-`python benchmarks/check_fuzz.py --texts 2000`. The texts and the comparison are those of
+`python benchmarks/check_fuzz.py --texts 2000`. It uses the generator and comparison of
 tests/explain/test_random_texts.py.
 """
 
@@ -22,7 +22,7 @@ from support.random_worked_texts import FAILURES, outcome, random_text  # pyrigh
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=1000, help="seed of the first text; the tests use those from 0")
+    parser.add_argument("--first", type=int, default=1000, help="seed of the first text; the tests use seeds from 0 on")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

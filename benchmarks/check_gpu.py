@@ -1,4 +1,4 @@
-"""The tests that need a GPU, and compute-sanitizer over a few of them; what they said goes to a JSON file."""
+"""Run the GPU tests, and a few of them under compute-sanitizer, and write the results to a JSON file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TESTS = [
     "-p",
     "no:benchmark",
 ]
-SMALL = "odd or few"  # widths that need padding and rows by pointers; a split over keys, and a bias
+SMALL = "odd or few"  # padded widths and rows by pointers; split keys and a bias
 
 
 def last_line(command: list[str], wanted: str) -> dict[str, object]:
-    """The command's exit status, and the last line of its output with some word in it."""
+    """Run a command and return its exit status and the last output line that contains `wanted`."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout[-4000:], done.stderr[-2000:], sep="\n", flush=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if wanted in line]
@@ -37,16 +37,16 @@ def last_line(command: list[str], wanted: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu-checks.json")
-    parser.add_argument("--processes", type=int, default=14, help="for the tests (pytest-xdist)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for gpu-checks.json")
+    parser.add_argument("--processes", type=int, default=14, help="number of pytest-xdist workers")
     arguments = parser.parse_args()
-    found = {"machine": machine()}
-    found["tests"] = last_line([*TESTS, "-p", "xdist", "-n", str(arguments.processes)], "passed")
+    results = {"machine": machine()}
+    results["tests"] = last_line([*TESTS, "-p", "xdist", "-n", str(arguments.processes)], "passed")
     target = arguments.output / "gpu-checks.json"
-    write_text(target, json.dumps(found, indent=1) + "\n")
+    write_text(target, json.dumps(results, indent=1) + "\n")
     checker = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
-    found["memcheck"] = last_line([*checker, *TESTS, "-k", SMALL], "ERROR SUMMARY")
-    write_text(target, json.dumps(found, indent=1) + "\n")
+    results["memcheck"] = last_line([*checker, *TESTS, "-k", SMALL], "ERROR SUMMARY")
+    write_text(target, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

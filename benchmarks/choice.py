@@ -1,4 +1,4 @@
-"""Measure where `reference` stops being faster than `streaming`, for the table in `ops/dispatch.py`."""
+"""Benchmark of `reference` against `streaming` by size, for the table in `ops/dispatch.py`."""
 
 from __future__ import annotations
 

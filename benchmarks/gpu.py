@@ -1,7 +1,7 @@
-"""Our kernels on one GPU against torch's fused ones and compiled FlexAttention: bf16, random data, same run.
+"""Benchmark of clearhead on one GPU against torch's fused kernels and compiled FlexAttention: bf16, random data.
 
-Medians. A ratio above 1 means that ours is faster, but where the peer's name says otherwise. What is compiled is
-compiled beforehand, in processes of its own.
+Times are medians, measured in the same run. A ratio above 1 means that clearhead is faster, unless the peer's name
+says "ours / peer". Kernels are compiled beforehand, in separate processes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SHAPES = [  # batch, heads, n, width
     (1, 32, 65536, 128),
     (1, 32, 131072, 128),
 ]
-WITH_FLEX = [(1, 32, 8192, 64), (1, 32, 8192, 128)]  # compiling takes it minutes; on the others it is left out
-FLASH_UP_TO = 32768  # beyond, it is half as fast as cuDNN and only costs time
-LONG = 100.0  # milliseconds, from which on one run has to do
+WITH_FLEX = [(1, 32, 8192, 64), (1, 32, 8192, 128)]  # only these, because FlexAttention compiles for minutes
+FLASH_UP_TO = 32768  # longer texts skip flash, which is then half as fast as cuDNN
+LONG = 100.0  # milliseconds; calls that take longer are timed once per round
 ROUNDS = 7
 flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
 Call = Callable[[], Tensor]
@@ -53,8 +53,10 @@ Row = dict[str, object]
 
 
 def milliseconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Of each call: all of them in turn, in an order drawn anew, so that none has the cool GPU to itself; and the
-    median."""
+    """Return the median time of each call.
+
+    The calls alternate in a new random order each round, so that no call always runs on a cool GPU.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -78,7 +80,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def forward_and_both(calls: dict[str, Call], tensors: list[Tensor]) -> dict[str, dict[str, float]]:
-    """The forward pass alone, and both passes, of each call."""
+    """Return the times of the forward pass, and of forward and backward, of each call."""
     gradient = torch.randn_like(tensors[0])
 
     def both(call: Call) -> None:
@@ -130,7 +132,7 @@ def flexible(tensors: list[Tensor], allowed: Callable[..., Tensor] | None) -> Ca
 
 
 def plain(batch: int, heads: int, n: int, dim: int, causal: bool) -> Iterator[Row]:
-    """What "auto" takes against the fastest of the others; and our own kernels, which it may choose from too."""
+    """Compare "auto" and the Triton kernels with the fastest peer."""
     tensors = inputs(n, batch, heads, dim)
     mask = Causal() if causal else None
     calls = {"cuDNN": fused(SDPBackend.CUDNN_ATTENTION, tensors, causal)}
@@ -157,7 +159,7 @@ def within_documents(size: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> T
 
 
 def masks(n: int) -> dict[str, tuple[Mask, Callable[..., Tensor]]]:
-    """Ours, and FlexAttention's."""
+    """Return each mask for clearhead and for FlexAttention."""
     size = n // DOCUMENTS
     documents = Causal() & Documents([size] * DOCUMENTS)
     return {
@@ -179,7 +181,7 @@ def masked(n: int) -> Iterator[Row]:
 
 
 def building(n: int) -> Iterator[Row]:
-    """From a new mask to what kernels read."""
+    """Time the lowering of a new mask to the form that kernels read."""
     query, key, value = inputs(n, heads=1, grad=False)
     makers: dict[str, Callable[[], Mask]] = {
         "causal": Causal,
@@ -194,7 +196,7 @@ def building(n: int) -> Iterator[Row]:
 
 
 def observing(n: int, causal: bool) -> Iterator[Row]:
-    """Output and statistics against the plain forward pass: here the ratio is how many times its time they take."""
+    """Compare output and statistics with the plain forward pass. The ratio is ours / peer."""
     query, key, value = inputs(n, grad=False)
     mask = Causal() if causal else None
 
@@ -213,7 +215,7 @@ def observing(n: int, causal: bool) -> Iterator[Row]:
         ratio = times[ours] / times["cuDNN"]
         yield row(case, n, times[ours], "cuDNN, output alone: ours / peer", times["cuDNN"], target, ratio)
     if n == 8192:
-        # by itself: while it waits for memory, the GPU cools
+        # measured separately: it waits for memory, which lets the GPU cool
         dense = milliseconds({"": lambda: written_out(query, key, value, causal)})[""]
         yield row(name, n, times["statistics"], "the dense formula", dense, "≥ 8")
 
@@ -242,7 +244,7 @@ def largest(n: int, causal: bool) -> Iterator[Row]:
 
 
 def a_million(n: int = 2**20) -> Iterator[Row]:
-    """One head: times, and the memory they take over what the inputs do."""
+    """Time one head, and measure its memory without the inputs."""
     query, key, value = inputs(n, heads=1, grad=False)
     held = torch.cuda.memory_allocated()
     for causal in (False, True):
@@ -266,7 +268,7 @@ def a_million(n: int = 2**20) -> Iterator[Row]:
 
 
 def decoding(n: int) -> Iterator[Row]:
-    """One token, 8 texts, 32 heads on 8 key heads."""
+    """Time decoding of one token for 8 texts, with 32 heads on 8 key heads."""
     query = torch.randn(8, 32, 1, DIM, device="cuda", dtype=torch.bfloat16)
     key, value = (torch.randn(8, 8, n, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     lengths = torch.randint(1, n, (8,), generator=torch.Generator().manual_seed(0))
@@ -284,14 +286,14 @@ def decoding(n: int) -> Iterator[Row]:
     )
     for backend, target in (("auto", "≥ 0.98"), ("triton", "")):
         yield row(f"decoding, full cache, {backend}", n, times[backend], "SDPA", times["SDPA"], target)
-    # a copy reads and writes as many bytes as keys and values have
+    # copying the keys moves as many bytes as reading keys and values
     ideal = times["copy"] * float(lengths.float().mean()) / n
     peer = "bytes needed / time, over copy bandwidth"
     yield row("decoding, ragged cache", n, times["ragged"], peer, ideal, "≥ 0.7")
 
 
 def whole_model(n: int) -> Iterator[Row]:
-    """SmolLM2's architecture with random weights: watched, against SDPA without statistics; ratio of times."""
+    """Compare SmolLM2 (random weights) under `watch` with SDPA without statistics. The ratio is ours / peer."""
     from transformers import LlamaConfig, LlamaModel
 
     from clearhead.huggingface import watch
@@ -318,7 +320,7 @@ def whole_model(n: int) -> Iterator[Row]:
 
 
 def compile_flex(shape: tuple[int, int, int, int], which: str) -> None:
-    """One FlexAttention, where the next process finds it compiled."""
+    """Compile one FlexAttention into the on-disk cache."""
     batch, heads, n, dim = shape
     tensors = inputs(n, batch, heads, dim)
     allowed = {"plain": None, "causal": causally}[which] if which in ("plain", "causal") else masks(n)[which][1]
@@ -329,13 +331,13 @@ def compile_flex(shape: tuple[int, int, int, int], which: str) -> None:
 
 
 def compile_ours(dim: int, mask: Mask | None) -> None:
-    """Our kernels for a width and a kind of mask."""
+    """Compile the Triton kernels for a width and a kind of mask."""
     tensors = inputs(512, dim=dim)
     attention(*tensors, mask=mask, backend="triton").sum().backward()
 
 
 def compile_statistics(mask: Mask | None, size: int) -> None:
-    """The sweep with a map whose bins have a size; without one, the sweep and the largest weights."""
+    """Compile the statistics kernels, with heatmaps of bins of `size`, or with top keys if `size` is 0."""
     tensors = inputs(512, grad=False)
     _, weights = attention(*tensors, mask=mask, return_weights=True)
     if size:
@@ -383,9 +385,9 @@ PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the folder for gpu-PART.json and gpu-PART.md")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for gpu-PART.json and gpu-PART.md")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help='"model" needs transformers')
-    parser.add_argument("--processes", type=int, default=14, help="that compile beforehand")
+    parser.add_argument("--processes", type=int, default=14, help="number of processes that compile kernels")
     arguments = parser.parse_args()
     compile_all(arguments.parts, arguments.processes)
     torch.manual_seed(0)

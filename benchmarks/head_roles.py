@@ -1,4 +1,4 @@
-"""The best heads of a model and its relations as results, from what `clearhead roles --treebank … --output FILE` wrote.
+"""Tables of a model's best heads and relations, from the output of `clearhead roles --treebank`.
 
 clearhead roles --model MODEL --treebank en_ewt-ud-dev.conllu --treebank en_ewt-ud-test.conllu --output roles.json
 python benchmarks/head_roles.py roles.json minilm
@@ -18,8 +18,8 @@ BEST_HEADS = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("roles", type=Path, help="written by clearhead roles --output")
-    parser.add_argument("head_name", help="of the results: relations-NAME.json, heads-NAME.json")
+    parser.add_argument("roles", type=Path, help="file written by clearhead roles --output")
+    parser.add_argument("name", help="name of the results: relations-NAME.json, heads-NAME.json")
     arguments = parser.parse_args()
     roles = Roles.from_json(arguments.roles.read_text())
     best = []

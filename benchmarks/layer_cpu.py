@@ -1,4 +1,4 @@
-"""`MultiHeadAttention` on the CPU against `nn.MultiheadAttention` in the same run: d_model 768, 12 heads, batch 4."""
+"""Benchmark of `MultiHeadAttention` on the CPU against `nn.MultiheadAttention`: d_model 768, 12 heads, batch 4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, object]
 
 
 def three_layers() -> tuple[MultiHeadAttention, nn.MultiheadAttention, nn.MultiheadAttention]:
-    """Ours, our drop-in, and torch's, with the same weights."""
+    """Return `MultiHeadAttention`, the drop-in replacement and torch's layer, with the same weights."""
     theirs = nn.MultiheadAttention(D_MODEL, HEADS, batch_first=True)
     ours = MultiHeadAttention.from_torch(theirs)
     drop_in = nn.MultiheadAttention(D_MODEL, HEADS, batch_first=True)
@@ -66,7 +66,7 @@ def evaluation() -> list[Row]:
 
 
 def evaluation_with_weights() -> list[Row]:
-    """Weights of all heads: torch's and the drop-in's are plain tensors, ours lazy with one row of each head read."""
+    """Compare evaluation with weights: dense in torch and the drop-in; lazy in ours, with one row of each head read."""
     ours, drop_in, theirs = (layer.eval() for layer in three_layers())
     rows = []
     for n in (128, 512, 1024):
@@ -111,7 +111,7 @@ def training_step() -> list[Row]:
 
 
 def decoding() -> list[Row]:
-    """One more token of each of 4 texts, against the least there is to do: four products, and SDPA over the keys."""
+    """Time one token for 4 texts against the minimal work: four matrix products, and SDPA over the keys."""
     layer = MultiHeadAttention(D_MODEL, HEADS).eval()
     token = torch.randn(BATCH, 1, D_MODEL)
     rows = []

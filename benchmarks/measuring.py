@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved timing, the machine's description, and results as JSON and a table."""
+"""Helpers of the benchmarks: interleaved timing, the machine's description, and results as JSON and tables."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, repeats: int = 1) -> dict[str, float]:
-    """Seconds each call takes: all of them in turn, `rounds` times, and the shortest of each.
+    """Return the shortest time of each call in seconds, over `rounds` rounds of all calls.
 
-    Taking turns lets a slow spell of a shared machine hit all of them; the minimum is what the code can do. The order
-    is drawn anew each time, because a call finds the caches and the heap as the one before has left them.
+    Interleaving spreads the load of a shared machine over all calls. The order is random in each round, because a call
+    inherits the caches and the heap of the previous one.
     """
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
@@ -38,7 +38,7 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, repeats:
 
 
 def machine() -> dict[str, object]:
-    """Where and with what the numbers were made."""
+    """Return the versions, the hardware and the date of a measurement."""
     name = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
@@ -56,7 +56,7 @@ def machine() -> dict[str, object]:
 
 
 def write(name: str, title: str, rows: list[dict[str, object]], folder: Path = RESULTS) -> None:
-    """`name.json` in a folder and, for reading, `name.md`; the table is printed too."""
+    """Write the results to `name.json` and, as a table, to `name.md`; print the table."""
     folder.mkdir(exist_ok=True)
     about = machine()
     columns = list(rows[0])

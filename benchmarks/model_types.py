@@ -1,7 +1,7 @@
-"""Every model type of the installed transformers on clearhead, compared with eager attention as a tiny model.
+"""Comparison of clearhead with eager attention on tiny models of every model type of the installed transformers.
 
-python benchmarks/model_types.py                 # all of them; writes results/model-types.md and .json
-python benchmarks/model_types.py mpt longformer  # some, printed
+python benchmarks/model_types.py                 # all; writes results/model-types.md and .json
+python benchmarks/model_types.py mpt longformer  # some; only prints them
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.model_types import FIXED_TABLE, Outcome, compare  # pyright: ignore
 
 
 def write(outcomes: list[Outcome]) -> None:
-    """Write the whole sweep as JSON, and its counts and exceptions as a table."""
+    """Write all outcomes as JSON, and their counts and exceptions as tables."""
     counts = Counter(outcome.outcome for outcome in outcomes)
     seen = sum(outcome.outcome == "equal" and outcome.calls > 0 for outcome in outcomes)
     fixed = sum(outcome.reason == FIXED_TABLE for outcome in outcomes)

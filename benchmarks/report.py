@@ -1,8 +1,8 @@
-"""How large a report is and how long it takes, at four lengths of text; at 128 tokens beside BertViz's pages.
+"""Benchmark of reports: file size and time for four text lengths, compared with BertViz at 128 tokens.
 
-`python benchmarks/report.py`. 12 layers of 12 heads over random queries and keys, without a mask: the most there can be
-to keep. One random layer stands for all twelve; each is computed and packed anew. BertViz is installed by pip into a
-temporary folder, for this script alone; it is given its matrices ready-made.
+`python benchmarks/report.py`. 12 layers of 12 heads on random queries and keys, without a mask, which is the worst case
+for size. All layers are the same random layer, but each is computed and packed separately. BertViz gets precomputed
+matrices. It is installed by pip into a temporary folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def synthetic(tokens: int) -> Recording:
 
 
 def row(what: str, tokens: int, job: Callable[[], str], limits: str, notes: str = "") -> Row:
-    """The shortest of three runs."""
+    """Return a table row with the size of the page and the shortest of three runs."""
     taken, page = [], ""
     for _ in range(3):
         start = time.perf_counter()

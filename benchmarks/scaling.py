@@ -1,7 +1,8 @@
-"""Traffic between ranks beside what `clearhead.distributed.cost_model` says: `python benchmarks/scaling.py`.
+"""Benchmark of the traffic between ranks against `clearhead.distributed.cost_model`.
 
-2 and 4 local processes talk by gloo over the loopback device, whose counter of bytes is read before and after. Times
-are not compared: all processes share this machine's cores. What 8 GPUs would give is written by the model alone.
+`python benchmarks/scaling.py`. 2 and 4 local processes communicate by gloo over the loopback device, whose byte counter
+is read before and after. Times are not compared, because all processes share this machine's cores. The table for up to
+8 GPUs comes from the cost model alone.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ BANDWIDTH = 450e9  # NVLink 4, one way
 
 
 def loopback() -> int:
-    """Bytes that the loopback device has carried."""
+    """Return the number of bytes that the loopback device has received."""
     [line] = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
     return int(line.split(":")[1].split()[0])
 
 
 def sent(job: Callable[[], object]) -> float:
-    """Bytes of all ranks together, the least of some runs: others may use the device too."""
+    """Return the bytes sent by all ranks: the minimum of several runs, because other programs may use the device."""
     differences = []
     for _ in range(REPEATS):
         distributed.barrier()
@@ -87,7 +88,10 @@ def work(rank: int, ranks: int, port: int, results: dict) -> None:
 
 
 def projected() -> None:
-    """One layer and a million tokens on H200s, by the model: speed from one GPU, links from their data sheet."""
+    """Write the cost model's times for one layer and a million tokens on H200s.
+
+    The compute speed is measured on one GPU; the link bandwidth is from the data sheet.
+    """
     shape = LayerShape(tokens=2**20, d_model=4096, heads=32, kv_heads=8, key_dim=128)
     rows: list[dict[str, object]] = []
     for name, model in (("heads", tensor_parallel_cost), ("sequence", context_parallel_cost)):

@@ -1,6 +1,6 @@
-"""Heads that come to find relations, on several seeds: the table and the chart of docs/specialise.md.
+"""Emergence of heads that find relations, for several seeds: the table and chart of docs/specialise.md.
 
-Trains with the defaults of `clearhead train`, or reads runs that were (--runs).
+Trains with the defaults of `clearhead train`, or reads existing runs (--runs).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ CHART = Path(__file__).parent.parent / "docs" / "specialise.svg"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, nargs="+", help="folders of runs with the default settings")
+    parser.add_argument(
+        "--runs", type=Path, nargs="+", help="folders of runs with the default settings (default: train new runs)"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--chart", type=Path, default=CHART)
     arguments = parser.parse_args()
@@ -61,7 +63,7 @@ def main() -> None:
 
 
 def ablation_rows(runs: list[RunDirectory], emergences: list[Emergence], seeds: list[int]) -> list[dict[str, object]]:
-    """Every head with a label, left out."""
+    """Return a table row for the ablation of each labeled head."""
     rows: list[dict[str, object]] = []
     for seed, run, emergence in zip(seeds, runs, emergences, strict=True):
         probe = from_grammar(run.read()[0]).probe

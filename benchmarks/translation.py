@@ -1,4 +1,4 @@
-"""Our Transformer against torch's: training speed, translations after the same training, decoding with the cache.
+"""Benchmark of clearhead's Transformer against torch's: training speed, translation quality, cached decoding.
 
 `--parts quality` needs parallel text (--data, --valid) and trains both models in full.
 """
@@ -35,7 +35,7 @@ GENERATED, BATCH = 128, 32
 
 
 class TokenHistory(DecoderCaches):
-    """All that a model without a cache can keep: what it has read."""
+    """State of a model without a KV cache: the tokens read so far."""
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None
@@ -46,7 +46,7 @@ class TokenHistory(DecoderCaches):
 
 
 class TorchTransformer(Transformer):
-    """`torch.nn.Transformer` with our embedding, trained and decoded by the same code."""
+    """`torch.nn.Transformer` with clearhead's embedding, trained and decoded by the same code."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__(config, vocabulary)
@@ -55,7 +55,7 @@ class TorchTransformer(Transformer):
             config.d_model, config.heads, config.encoder_layers, config.decoder_layers, config.feed_forward,
             config.dropout, batch_first=True, norm_first=True,
         )  # fmt: skip
-        for module in self.both.modules():  # as ours: dropout everywhere but on the attention weights
+        for module in self.both.modules():  # as in clearhead's model, no dropout on attention weights
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
 
@@ -83,7 +83,7 @@ class TorchTransformer(Transformer):
 
 
 def hidden(mask: Mask | None, source: Tensor) -> Tensor | None:
-    """Padding as torch has it: True where there is nothing."""
+    """Return torch's key padding mask: True at padding."""
     if not isinstance(mask, Padding):
         return None
     return torch.arange(source.shape[1], device=source.device)[None] >= mask.lengths.to(source.device)[:, None]
@@ -93,7 +93,7 @@ MODELS: dict[str, Callable[[ModelConfig, int], Transformer]] = {"ours": Transfor
 
 
 def random_batches(config: Config, same: bool) -> list[Batch]:
-    """Sentences of 8 to 16 tokens, in batches of the configured size; of one length each, or of several."""
+    """Return batches of random sentences of 8 to 16 tokens. `same` gives all sentences of a batch one length."""
     rng = random.Random(0)
     batches = []
     for _ in range(STEPS):
@@ -106,7 +106,7 @@ def random_batches(config: Config, same: bool) -> list[Batch]:
 
 
 def training_speed(config: Config, device: torch.device, dtype: torch.dtype, same: bool) -> dict[str, float]:
-    """Tokens a second in training steps, the models in turn, in an order drawn anew; medians."""
+    """Return the median training speed in tokens per second. The models alternate in random order."""
     batches = [batch.to(device) for batch in random_batches(config, same)]
     tokens = sum(batch.source.numel() + batch.target.numel() for batch in batches)
     models, optimizers = {}, {}
@@ -141,7 +141,7 @@ def training_speed(config: Config, device: torch.device, dtype: torch.dtype, sam
 
 @torch.inference_mode()
 def decoding(config: Config, device: torch.device) -> dict[str, float]:
-    """Seconds for 128 tokens of 32 translations, greedily: with the cache, and reading everything again each time."""
+    """Return the seconds of greedy decoding of 128 tokens for 32 sentences, with and without the KV cache."""
     torch.manual_seed(0)
     model = Transformer(config.model, config.text.vocabulary).to(device).eval()
     source = torch.randint(4, config.text.vocabulary, (BATCH, 16), device=device)
@@ -166,7 +166,7 @@ def decoding(config: Config, device: torch.device) -> dict[str, float]:
 def quality(
     config: Config, data: list[str], valid: list[str], device: torch.device, dtype: torch.dtype, trained: Path | None
 ) -> dict[str, dict[str, float]]:
-    """BLEU of both after the same training on the same data, and tokens a second in it."""
+    """Return the BLEU and the training speed of both models after the same training on the same data."""
     run_of = {name: RunDirectory(Path(tempfile.mkdtemp()) / name) for name in MODELS}
     if trained is not None:
         run_of["ours"] = RunDirectory(trained)
@@ -178,7 +178,7 @@ def quality(
             run.load_best(model)
         else:
             callbacks = TrainingCallbacks(on_validation=lambda metrics, name=name: print(name, metrics, flush=True))
-            with patch.object(Trainer, "head_statistics", dict):  # the peer shows no attention
+            with patch.object(Trainer, "head_statistics", dict):  # the peer has no attention statistics
                 train(sentences, config, run, device=device, dtype=dtype, callbacks=callbacks, model=model)
         written = decode_all(model.eval(), [pair.source for pair in sentences.valid], beams=4)
         texts = [sentences.vocabulary.decode(hypothesis.tokens) for hypothesis in written]
@@ -191,11 +191,13 @@ def quality(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=("speed", "decoding", "quality"), default=["speed", "decoding"])
-    parser.add_argument("--config", type=Path, help="sizes and settings; the defaults of `clearhead train` without it")
+    parser.add_argument("--config", type=Path, help="configuration file (default: the defaults of `clearhead train`)")
     parser.add_argument("--data", action="append", default=[])
     parser.add_argument("--valid", action="append", default=[])
-    parser.add_argument("--steps", type=int, help="for quality")
-    parser.add_argument("--trained", type=Path, help="for quality: a run of ours with the same data and settings")
+    parser.add_argument("--steps", type=int, help="training steps for quality")
+    parser.add_argument(
+        "--trained", type=Path, help="for quality: a run of clearhead's model with the same data and settings"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--output", type=Path, default=RESULTS)

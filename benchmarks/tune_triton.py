@@ -1,6 +1,6 @@
 """Time the Triton kernels with many tile sizes on this GPU and print the best per width, for `ops/triton/config.py`.
 
-Kernels are compiled in parallel first; then one process times them all, causal, on random data.
+Kernels are first compiled in parallel. One process then times them with a causal mask on random data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHOICES: dict[Kernel, list[TileConfig]] = {
 
 
 def run(kernel: Kernel, tile: TileConfig, dtype: torch.dtype, dim: int, n: int, once: bool = False) -> float:
-    """Milliseconds, or infinity where it does not fit."""
+    """Return the time in milliseconds, or infinity if the tile exceeds the resources of the GPU."""
     torch.manual_seed(0)
     query, key, value, grad = (torch.randn(1, HEADS, n, dim, device="cuda").to(dtype) for _ in range(4))
     call = build_call(query, key, value, mask=Causal())
@@ -67,26 +67,26 @@ def run(kernel: Kernel, tile: TileConfig, dtype: torch.dtype, dim: int, n: int, 
 def tune(
     kernels: list[Kernel], n: int, dims: list[int], dtypes: list[torch.dtype]
 ) -> dict[str, list[tuple[float, TileConfig]]]:
-    """For each kernel, dtype and width, all tiles that fit, fastest first."""
+    """Return the tiles that fit for each kernel, dtype and width, fastest first."""
     cases: list[tuple[Kernel, torch.dtype, int]] = [
         (kernel, dtype, dim) for kernel in kernels for dtype in dtypes for dim in dims
     ]
-    with ProcessPoolExecutor(14, get_context("spawn")) as pool:  # compiled on disk, for the timing below
+    with ProcessPoolExecutor(14, get_context("spawn")) as pool:  # fills the on-disk cache
         jobs = [pool.submit(run, k, tile, dtype, dim, 256, True) for k, dtype, dim in cases for tile in CHOICES[k]]
         for job in jobs:
             job.result()
-    found = {}
+    tiles = {}
     for kernel, dtype, dim in cases:
         times = sorted((run(kernel, tile, dtype, dim, n), tile) for tile in CHOICES[kernel])
-        found[f"{kernel} {str(dtype).removeprefix('torch.')} {dim}"] = [
+        tiles[f"{kernel} {str(dtype).removeprefix('torch.')} {dim}"] = [
             pair for pair in times if pair[0] < float("inf")
         ]
-    return found
+    return tiles
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="a JSON file with every time")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file for all times")
     parser.add_argument("--kernels", nargs="+", default=list(CHOICES))
     parser.add_argument("--n", type=int, default=8192)
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256])

@@ -1,8 +1,8 @@
-"""The viewer in headless Chromium on a long text: how soon a turn of the wheel shows something, and its last picture.
+"""Benchmark of the viewer in headless Chromium on a long text: time from a wheel event to the first and last image.
 
-`python benchmarks/viewer_browser.py --tokens 32768`. Random queries and keys, causal, on this machine's CPU, with
-browser and server sharing its cores. Times are taken in the page: from the wheel event to the next frame drawn with the
-new ranges, and to the arrival of the exact picture.
+`python benchmarks/viewer_browser.py --tokens 32768`. Random queries and keys, causal, on the CPU; browser and server
+share its cores. Times are taken in the page: from the wheel event to the next frame with the new ranges, and to the
+arrival of the exact heatmap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.browser import launched, resize  # pyright: ignore[reportMissingImp
 from support.viewer_page import Page  # pyright: ignore[reportMissingImports]
 from viewer_maps import synthetic
 
-# from the wheel to a frame in which the canvas differs, and to the picture of the window that is then looked at
+# times from the wheel event to a frame with a changed canvas, and to the heatmap of the new window
 WATCH = """
 window.taken = [];
 let turned, shown;
@@ -49,7 +49,7 @@ sources[0].properties.data.change.connect(() => {
 
 
 def saved(folder: Path, tokens: int) -> Path:
-    """Write a recording to a file, so that the viewer's worker thread does all of torch's work."""
+    """Write a recording to a file, so that all torch work runs in the viewer's worker thread."""
     path = folder / "synthetic.safetensors"
     synthetic(tokens, 4, "cpu", torch.float32).save(path)
     return path
@@ -58,7 +58,7 @@ def saved(folder: Path, tokens: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=32_768)
-    parser.add_argument("--steps", type=int, default=24, help="turns of the wheel")
+    parser.add_argument("--steps", type=int, default=24, help="number of wheel events")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""What the viewer computes of one head of a long text: small maps, the overview, windows. No browser, no server.
+"""Benchmark of the viewer's heatmaps of a long text, without browser and server: thumbnails, overview, windows.
 
 `python benchmarks/viewer_maps.py --tokens 32768`; on a GPU `--device cuda --tokens 1048576`. Random queries and keys,
-causal. Each row is the median of some runs; the overview is made once.
+causal. Each row is the median of several runs; the overview is computed once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = dict[str, object]
 
 
 def synthetic(tokens: int, heads: int, device: str, dtype: torch.dtype) -> Recording:
-    """A causal layer of random queries and keys over tokens named by their number."""
+    """Return a recording of one causal layer with random queries and keys. Each token is named by its index."""
     query, key = (torch.randn(1, heads, tokens, 64, device=device, dtype=dtype) for _ in range(2))
     _, weights = attention(query, key, key, mask=Causal(), return_weights=True)
     texts = Tokens(tuple(map(str, range(tokens))), (False,) * tokens, tuple(range(tokens)))
@@ -41,7 +41,7 @@ def synthetic(tokens: int, heads: int, device: str, dtype: torch.dtype) -> Recor
 
 
 def seconds(job: Callable[[], object]) -> float:
-    """The median of some runs, the first of which does not count."""
+    """Return the median time of several runs, without the first."""
     taken = []
     for _ in range(RUNS + 1):
         if torch.cuda.is_available():
@@ -55,7 +55,7 @@ def seconds(job: Callable[[], object]) -> float:
 
 
 def compute(progressive: ProgressiveHeatmap | HeadOverview) -> float:
-    """Compute all of it and return the time of the longest step."""
+    """Run all steps and return the time of the longest."""
     longest = 0.0
     while not progressive.finished:
         start = time.perf_counter()
@@ -75,7 +75,7 @@ def measured(recording: Recording) -> Iterator[Row]:
     taken = seconds(lambda: RecordingCache(recording).thumbnails("decoder", 0))
     yield row(f"small maps of {heads} heads, from 128 rows each", taken)
     warm = HeadOverview(weights)
-    for _ in range(2):  # of the maps, of the profiles: on a GPU kernels are compiled
+    for _ in range(2):  # compiles the kernels of heatmaps and profiles on a GPU
         warm.advance()
     overview = HeadOverview(weights)
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def measured(recording: Recording) -> Iterator[Row]:
     yield row("overview: 2,048² mean and max, entropy, received", time.perf_counter() - start, step)
     sides = [side for side in (65_536, 32_768, 16_384, 8192, 4096, 1024, 512, 128) if side < tokens]
     for side in sides:
-        window = HeatmapWindow(tokens - side, tokens, tokens - side, tokens)  # across the diagonal
+        window = HeatmapWindow(tokens - side, tokens, tokens - side, tokens)  # on the diagonal
         if side > 8192 and side**2 > MAX_EXACT_CELLS[weights.device.type]:
             continue
         for reduce in ("max", "mean"):

@@ -1,8 +1,8 @@
-"""Longest stall of the viewer's server after pages were opened and left.
+"""Benchmark of the longest stall of the viewer's server after pages were opened and closed.
 
-`python benchmarks/viewer_sessions.py --loads 30 100`. The server runs as `clearhead view` in its own process. Pages are
-loaded without a WebSocket, as by a reload that is interrupted. Bokeh discards their sessions 15 to 32 seconds later.
-Meanwhile this script sends one small request after another and takes the longest answer.
+`python benchmarks/viewer_sessions.py --loads 30 100`. The server runs as `clearhead view` in a separate process.
+Pages are loaded without a WebSocket, as by an interrupted reload. Bokeh discards their sessions 15 to 32 seconds later.
+Meanwhile this script sends small requests, one after another, and records the longest response time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from measuring import RESULTS, write
 
-QUIET = 36  # seconds: Bokeh's lifetime of an unused session, the interval of its sweeps, and some more
+QUIET = 36  # seconds: Bokeh's lifetime of an unused session plus its cleanup interval, with a margin
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def get(connection: http.client.HTTPConnection, path: str, **headers: str) -> ht
 
 
 def longest(connection: http.client.HTTPConnection, seconds: float) -> float:
-    """Return the longest time that an answer took, in seconds."""
+    """Return the longest response time, in seconds."""
     end, worst = time.perf_counter() + seconds, 0.0
     while (start := time.perf_counter()) < end:
         get(connection, "/enter")

@@ -1,7 +1,7 @@
-"""Heads wider than 128 on a GPU: cuDNN, flash attention and our own kernels, in the same run.
+"""Benchmark of heads wider than 128 on a GPU: cuDNN, flash attention and the Triton kernels, in the same run.
 
-The widths that `_suits_cudnn` in clearhead/ops/sdpa.py allows follow from this table, and so does the time of the
-backward pass with an expanded gradient, as `output.sum().backward()` gives it.
+The widths that `_suits_cudnn` in clearhead/ops/sdpa.py allows follow from the first table. The second table has the
+time of the backward pass with an expanded gradient, as in `output.sum().backward()`.
 """
 
 from __future__ import annotations

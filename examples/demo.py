@@ -1,4 +1,4 @@
-"""What `make demo` runs: writes two pages to keep, then serves the viewer if there is somebody to look at it."""
+"""Demo of `make demo`: write two HTML pages, then serve the viewer if a browser can be opened."""
 
 import os
 import sys
@@ -13,12 +13,12 @@ from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 
 
 def opens_windows() -> bool:
-    """Whether there is a browser that does not take the terminal for itself."""
+    """Return whether a browser is available that does not block the terminal."""
     try:
-        found = webbrowser.get()
+        browser = webbrowser.get()
     except webbrowser.Error:
         return False
-    return type(found) is not webbrowser.GenericBrowser or "BROWSER" in os.environ
+    return type(browser) is not webbrowser.GenericBrowser or "BROWSER" in os.environ
 
 
 def main(folder: Path) -> None:
@@ -27,10 +27,10 @@ def main(folder: Path) -> None:
     calculation, heads = folder / "two-heads.html", folder / "report.html"
     write_text(calculation, render(example.trace(), "html", title=example.title))
     report(record("en-ja", EXAMPLE_SENTENCE), heads)
-    print(f"{calculation.resolve()}\n  two heads worked out number by number, from eight words to the layer's output")
-    print(f"{heads.resolve()}\n  every head of the bundled translator on one sentence: its map, where each token looks")
+    print(f"{calculation.resolve()}\n  two heads calculated step by step, from eight words to the layer's output")
+    print(f"{heads.resolve()}\n  every head of the bundled translator on one sentence: its heatmap and top keys")
     if sys.stdout.isatty() and opens_windows():
-        print("And now the viewer, `clearhead view`:", flush=True)
+        print("Starting the viewer, `clearhead view`:", flush=True)
         os.execv(sys.executable, [sys.executable, "-m", "clearhead", "view"])
 
 

@@ -1,4 +1,4 @@
-"""A first look: one causal head over a sentence, its weights as a picture and its statistics."""
+"""First example: the weights of a causal head on a sentence, as a picture and as statistics."""
 
 import torch
 
@@ -12,10 +12,12 @@ output, weights = attention(query, 2 * key, value, mask=Causal(), return_weights
 
 print(f"\n{weights}\n\nHead 1, queries down, keys across:")
 print(labeled_shades(weights[0, 0].numpy(), tokens))
-seen = weights.observe(entropy=True, received=True, top=1)
-most, looked_at = int(seen.received[0, 0].argmax()), int(seen.top.keys[0, 0, -1, 0])
-print(f"\n{tokens[most]!r} receives most: {seen.received[0, 0, most]:.2f} of {len(tokens)} queries' attention")
-print(f"The last query has an entropy of {seen.entropy[0, 0, -1]:.2f} nats and looks at {tokens[looked_at]!r} most")
+statistics = weights.observe(entropy=True, received=True, top=1)
+most, top_key = int(statistics.received[0, 0].argmax()), int(statistics.top.keys[0, 0, -1, 0])
+received = statistics.received[0, 0, most]
+print(f"\n{tokens[most]!r} receives the most attention: {received:.2f}, summed over {len(tokens)} queries")
+entropy = statistics.entropy[0, 0, -1]
+print(f"The last query has an entropy of {entropy:.2f} nats and attends most to {tokens[top_key]!r}")
 
 long = torch.randn(1, 1, 20_000, 64)
 _, weights = attention(long, long, long, mask=Causal(), return_weights=True)

@@ -1,6 +1,6 @@
-"""Train a small Transformer on the built-in grammar for a few steps, and look at its heads.
+"""Train a small Transformer on the built-in grammar for a few steps, and measure its heads.
 
-Everything `clearhead train` does is here: a configuration, sentences, the folder of a run, what its heads found.
+The steps are those of `clearhead train`: configuration, sentences, run directory, training, head measurements.
 """
 
 import tempfile
