@@ -100,5 +100,5 @@ class TestReplaceAttention:
         assert type(model["plain"]) is MultiheadAttention
 
     def test_a_model_without_any_is_refused(self):
-        with pytest.raises(ValueError, match="model is a Linear with no nn.MultiheadAttention in it to be replaced"):
+        with pytest.raises(ValueError, match="model is a Linear without nn.MultiheadAttention; expected at least one"):
             replace_attention(nn.Linear(2, 2))

@@ -1,7 +1,6 @@
 """clearhead: multi-head attention you can see through.
 
-The public names are loaded when they are first used, so that `import clearhead` and `clearhead --help` do not wait for
-torch.
+Public names are imported on first use, so that `import clearhead` and `clearhead --help` do not import torch.
 """
 
 import importlib
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead._utils.version import __version__ as __version__
 
-__all__ = [  # noqa: RUF022, in the order one meets them
+__all__ = [  # noqa: RUF022, operator first, then layers, then tools
     "attention",
     "AttentionWeights",
     "Causal",
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from clearhead.viewer.server.serve import view
     from clearhead.weights.matrix import AttentionWeights
 
-_HOMES = {
+_MODULES = {
     "attention": "functional",
     "AttentionWeights": "weights.matrix",
     "Causal": "ops.masks",
@@ -65,9 +64,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"clearhead.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"clearhead.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

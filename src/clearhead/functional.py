@@ -1,4 +1,4 @@
-"""`attention()`: the one operator."""
+"""The attention operator, `attention()`."""
 
 from __future__ import annotations
 
@@ -60,28 +60,36 @@ def attention(
     return_weights: bool | Literal["keep_qk"] = False,
     backend: str = "auto",
 ) -> Float[Tensor, "batch heads q_len value_dim"] | tuple[Tensor, AttentionWeights]:
-    """softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows) · V, for many heads at once.
+    """Compute softmax(softcap(scale · Q Kᵀ) + bias, over the keys that the mask allows) · V for many heads at once.
 
     Args:
-        query, key, value: heads may be any multiple of kv_heads (query head h reads key head h // group), and
-            value_dim may differ from key_dim.
-        mask: which keys each query may attend to: a mask such as `Causal() & Documents(lengths)`, or a bool tensor
+        query: queries of all heads. The number of heads may be any multiple of kv_heads.
+        key: keys. Query head h reads key head h // group, with group = heads / kv_heads.
+        value: values. value_dim may differ from key_dim.
+        mask: keys that each query may attend to: a mask such as `Causal() & Documents(lengths)`, or a bool tensor
             (True = may attend) that broadcasts to `[batch, heads, q_len, kv_len]`.
         bias: added to the scores: a tensor that broadcasts to `[batch, heads, q_len, kv_len]`, or `ALiBi(slopes)`.
-            A −inf in it forbids its key just as the mask does.
-        scale: of the scores; 1/√key_dim by default.
+            A bias of −inf masks its key.
+        scale: factor of the scores. Default: 1/√key_dim.
         softcap: scores become softcap · tanh(score / softcap), before bias and mask.
-        sinks: a logit per head that takes part in the softmax and is then dropped.
-        dropout: the share of weights set to 0, the others scaled up; the weights returned are those before it.
-        query_start: where the first query stands among the keys: an int, or an int tensor `[batch]`. By default
-            kv_len − q_len: the last query meets the last key, as in decoding with a cache.
-        return_weights: also return the attention matrix, as a lazy `AttentionWeights`. If the scores are fewer numbers
-            than query and key, as in decoding, it holds the scores; "keep_qk" makes it hold query and key even then.
-        backend: "auto" for the fastest that can, or one by name ("sdpa", "triton", "streaming", "reference"), which
-            raises with its reasons if it cannot. `clearhead doctor` lists them.
+        sinks: one logit per head that is part of the softmax's denominator and has no value.
+        dropout: fraction of weights set to 0; the others are scaled up. Returned weights are those before dropout.
+        query_start: position of the first query among the keys: an int, or an int tensor `[batch]`. Default:
+            kv_len − q_len, so that the last query has the position of the last key, as in decoding with a cache.
+        return_weights: also return the attention matrix, as a lazy `AttentionWeights`. It holds the scores if they take
+            less memory than query and key, as in decoding; "keep_qk" makes it hold query and key in any case.
+        backend: "auto" for the fastest backend that supports the call, or the name of a backend ("sdpa", "triton",
+            "streaming", "reference"). `clearhead doctor` lists them.
 
-    A query that may attend to nothing gives output 0, weights 0, log-sum-exp −inf (with a sink: the sink's logit) and
-    finite gradients. So do kv_len 0 and q_len 0.
+    Returns:
+        The output, or `(output, weights)` with `return_weights`.
+
+    Raises:
+        ValueError: if shapes do not fit, or with the reasons why the named backend does not support the call.
+        TypeError: if an argument has the wrong type or dtype.
+
+    A query that may attend to no key has output 0, weights 0, log-sum-exp −inf (with a sink: the sink's logit) and
+    finite gradients. kv_len and q_len may be 0.
 
     >>> import torch
     >>> from clearhead import Causal, attention
@@ -112,20 +120,22 @@ def attention(
 def attend_with_weights(
     call: AttentionCall, backend: str = "auto", *, keep_qk: bool = False, check_mutation: bool = True
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], AttentionWeights]:
-    """Run a call that is checked already, and return its output and the lazy matrix.
+    """Run a validated call, and return its output and the lazy matrix.
 
     Args:
-        keep_qk: hold query and key also where the scores are fewer numbers.
-        check_mutation: notice in-place changes of the inputs; False if the weights are read before any can happen.
+        call: the validated call.
+        backend: name of a backend, or "auto".
+        keep_qk: hold query and key even if the scores take less memory.
+        check_mutation: detect in-place changes of the inputs. False if the weights are read before any can happen.
     """
     output, lse = dispatch.choose(call, backend)[1].attend(call, True)
     assert lse is not None
-    held = call if keep_qk else _lightest(call)
+    held = call if keep_qk else _smallest_form(call)
     return output, AttentionWeights(held, lse, check_mutation=check_mutation)
 
 
-def _lightest(call: AttentionCall) -> AttentionCall:
-    """Return the matrix as its scores where they are fewer numbers (as in decoding), else as queries and keys."""
+def _smallest_form(call: AttentionCall) -> AttentionCall:
+    """Replace queries and keys by the scores if these take less memory, as in decoding."""
     _, heads, q_len, _ = call.shape
     _, kv_heads, _, key_dim = call.key.shape
     if heads * q_len > kv_heads * key_dim:

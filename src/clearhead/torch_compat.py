@@ -1,6 +1,6 @@
-"""`MultiheadAttention`: torch's layer, with its signature, state dict and mask polarity (True = ignore).
+"""Drop-in replacement of `torch.nn.MultiheadAttention`: same signature, state dict and masks (True = ignore).
 
-Import it instead of `torch.nn.MultiheadAttention`, or call `replace_attention(model)` on a model that exists already.
+Import `MultiheadAttention` from here, or call `replace_attention(model)` on an existing model.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with the same arguments, parameters, outputs and gradients, computed by clearhead.
 
-    It differs where torch's own answer depends on which of its code paths runs:
+    It differs from torch only where torch's result depends on the code path:
 
-    - a query that may attend to nothing gives weights 0 and head outputs 0, where torch may give NaN;
-    - `attn_mask` is always obeyed; the hint `is_causal` only lets a mask that is causal be computed faster;
-    - `is_causal` without `attn_mask` is refused, which torch does on one path and ignores on another;
-    - the weights are those before dropout, so their rows sum to 1.
+    - A query that may attend to no key has weights 0 and head outputs 0. torch may return NaN.
+    - `attn_mask` always applies. The hint `is_causal` only makes a causal `attn_mask` faster.
+    - `is_causal` without `attn_mask` raises an error. torch raises on one path and ignores it on another.
+    - Returned weights are those before dropout, so their rows sum to 1.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{name} is {describe(tensor)}; expected a tensor [batch, length, {name}'s width]")
         if is_causal and attn_mask is None:
-            raise RuntimeError("is_causal is a hint about attn_mask, which is None; give the causal mask as well")
+            raise RuntimeError("is_causal is a hint about attn_mask, which is None; pass the causal mask as attn_mask")
         if query.is_nested or key.is_nested or value.is_nested:
             if query is not key or key is not value or attn_mask is not None or key_padding_mask is not None:
-                raise ValueError("query is nested; expected self-attention without masks, as nested tensors need none")
+                raise ValueError("query is nested; expected self-attention without masks: it has no padding")
             if self.bias_k is not None or self.add_zero_attn:
                 raise ValueError("query is nested; expected a layer without add_bias_kv and add_zero_attn, as in torch")
             return self._attend_nested(query, need_weights, average_attn_weights)
@@ -156,17 +156,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         if not need_weights:
             return attention(queries, keys, values, mask=mask, bias=bias, dropout=dropout, query_start=0), None
-        # dense weights are returned anyway: computing them once is cheaper than a fused kernel and then the weights
+        # the dense weights are returned anyway, so a fused kernel would compute them a second time
         weights = _dense_weights(queries, keys, mask, bias)
         heads = (torch.dropout(weights, dropout, train=True) if dropout else weights) @ values
         return heads, weights.mean(dim=1) if average else weights
 
     def _attend_nested(self, x: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
-        """Return a nested output for texts of unequal length, and padded weights, which are 0 beyond each text."""
+        """Return a nested output for sequences of unequal length, and padded weights, which are 0 in the padding."""
         lengths = [text.shape[0] for text in x.unbind()]
         padded = x.to_padded_tensor(0.0)
         queries, keys, values = (split_heads(t, self.head_dim) for t in self._project(padded, padded, padded))
-        if need_weights:  # the weights of padding queries are 0 as well
+        if need_weights:  # unlike Padding, Documents also gives padding queries weights of 0
             mask: Mask = Documents([[length] for length in lengths])
         else:
             mask = Padding(lengths)
@@ -207,43 +207,47 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def replace_attention(model: ModuleT) -> ModuleT:
-    """Swap every `nn.MultiheadAttention` of a model for clearhead's, in place; returns the model.
+    """Replace every `nn.MultiheadAttention` of a model by clearhead's, in place, and return the model.
 
-    This includes those inside `nn.TransformerEncoder` and `nn.TransformerDecoder`. Parameters stay the same objects, so
-    that optimizers, hooks and state dicts keep working. Subclasses are not replaced; they give a warning.
+    This includes layers of `nn.TransformerEncoder` and `nn.TransformerDecoder`. Parameters stay the same objects, so
+    optimizers, hooks and state dicts keep working. A subclass of `nn.MultiheadAttention` is not replaced and causes a
+    warning.
+
+    Raises:
+        ValueError: if the model contains no `nn.MultiheadAttention`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {describe(model)}; expected a torch module")
     has_attention = False
     for name, module in model.named_modules():
         if type(module) is nn.MultiheadAttention:
-            # Building a new module and setting it on its parent would be the usual way. It would lose the module's
-            # hooks, and references to it from elsewhere (a tied layer, a list of layers) would keep the old one.
+            # A new module set on the parent would lose the hooks of the old one, and other references to it (a tied
+            # layer, a list of layers) would still point to the old one.
             module.__class__ = MultiheadAttention
             _disable_fast_path(module)
         elif isinstance(module, nn.MultiheadAttention) and not isinstance(module, MultiheadAttention):
             warnings.warn(
-                f"{name or 'model'} is a {type(module).__name__}, a subclass of nn.MultiheadAttention with code of its"
-                " own; it was left as it is",
+                f"{name or 'model'} is a {type(module).__name__}, a subclass of nn.MultiheadAttention that may override"
+                " its methods; it was not replaced",
                 stacklevel=2,
             )
         has_attention = has_attention or isinstance(module, nn.MultiheadAttention)
     if not has_attention:
-        raise ValueError(f"model is a {type(model).__name__} with no nn.MultiheadAttention in it to be replaced")
+        raise ValueError(f"model is a {type(model).__name__} without nn.MultiheadAttention; expected at least one")
     return model
 
 
 def _disable_fast_path(module: nn.Module) -> None:
-    """Make torch's encoder layer call the module in evaluation, instead of computing attention from its weights.
+    """Make torch's encoder layer call the module in eval mode, instead of computing attention from its weights.
 
     The encoder layer takes its fast path only if the attention module has no hooks. The alternative,
-    `torch.backends.mha.set_fastpath_enabled(False)`, would change every model of the process.
+    `torch.backends.mha.set_fastpath_enabled(False)`, would affect every model in the process.
     """
     module.register_forward_pre_hook(_do_nothing)
 
 
 def _do_nothing(module: nn.Module, inputs: tuple) -> None:
-    """Forward pre-hook whose presence disables torch's fast path."""
+    """Do nothing: the presence of a forward pre-hook disables torch's fast path."""
 
 
 def _translate_masks(
@@ -256,7 +260,7 @@ def _translate_masks(
 ) -> tuple[Mask | None, Tensor | None]:
     """Translate torch's masks (True = ignore, floats are added) into a mask (True = may attend) and a bias.
 
-    Both are padded for `extra` keys that will follow, which every query may attend to.
+    Both are padded for `extra` keys, which are appended later and visible to every query.
     """
     batch, heads, q_len, _ = queries.shape
     kv_len = keys.shape[2]
@@ -302,7 +306,7 @@ def _dense_weights(
     mask: Mask | None,
     bias: Tensor | None,
 ) -> Float[Tensor, "batch heads q_len kv_len"]:
-    """Return the dense weights, in as few passes over the matrix as torch; 0 in rows that may attend to nothing."""
+    """Return the dense weights, in as few passes over the matrix as torch; a row without a key is 0."""
     batch, heads, q_len, dim = queries.shape
     kv_len = keys.shape[2]
     query, key = queries.flatten(0, 1) * dim**-0.5, keys.flatten(0, 1)
@@ -315,22 +319,22 @@ def _dense_weights(
         return _softmax(query @ key.mT).unflatten(0, (batch, heads))
     additive_mask = additive_mask[(None,) * (4 - additive_mask.ndim)]
     has_key = (additive_mask > -torch.inf).any(dim=-1, keepdim=True)
-    # the softmax of a row of -inf is nan; such a row gets equal scores, and its weights are multiplied by 0
+    # the softmax of a row of -inf is nan, so such a row gets a mask of 0 and its weights are multiplied by 0
     additive_mask = torch.where(has_key, additive_mask, 0.0).expand(batch, heads, -1, -1).flatten(0, 1)
     weights = _softmax(torch.baddbmm(additive_mask, query, key.mT)).unflatten(0, (batch, heads))
-    # only on the CPU: reading has_key on a GPU would synchronize
+    # read only on the CPU: on a GPU it would synchronize
     all_have_keys = has_key.device.type == "cpu" and not _is_traced() and bool(has_key.all())
     return weights if all_have_keys else weights * has_key
 
 
 def _softmax(scores: Float[Tensor, "batch q_len kv_len"]) -> Float[Tensor, "batch q_len kv_len"]:
-    """Compute the softmax, in place if no gradient is recorded: fresh memory costs as much as the arithmetic."""
+    """Compute the softmax, in place if no gradient is recorded: allocating memory costs as much as the arithmetic."""
     in_place = not (torch.is_grad_enabled() or _is_traced())
     return torch.softmax(scores, dim=-1, out=scores) if in_place else torch.softmax(scores, dim=-1)
 
 
 def _is_causal(mask: Tensor) -> bool:
-    """Return whether an attention mask hides the later keys and no others; False if its values cannot be read."""
+    """Return whether an attention mask hides exactly the later keys; False if its values cannot be read."""
     if mask.ndim != 2 or mask.requires_grad or _is_traced() or mask.device.type == "meta":
         return False
     later = torch.ones(mask.shape, dtype=torch.bool, device=mask.device).triu(1)
@@ -340,5 +344,5 @@ def _is_causal(mask: Tensor) -> bool:
 
 
 def _is_traced() -> bool:
-    """Return whether tensors have no readable values: while compiling, tracing, or under vmap and other transforms."""
+    """Return whether tensor values cannot be read: while compiling, while tracing, or under vmap."""
     return torch.compiler.is_compiling() or in_functorch_transform() or is_jit_tracing()

@@ -118,16 +118,16 @@ def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
         ),
         (
             {"tensors": lambda tensors: put(tensors, "ranges", lambda old: old.float())},
-            "damaged .ranges is of torch.float32",
+            "damaged .ranges has dtype torch.float32",
         ),
         (
             {"tensors": lambda tensors: put(tensors, "ranges", lambda old: old.repeat(1, 1, 3, 1))},
             "damaged .ranges is .*3, 9",
         ),
-        ({"tensors": lambda tensors: put(tensors, "lse", lambda old: old.int())}, "damaged .lse is of torch.int32"),
+        ({"tensors": lambda tensors: put(tensors, "lse", lambda old: old.int())}, "damaged .lse has dtype torch.int32"),
         (
             {"tensors": lambda tensors: put(tensors, "key", lambda old: old.double())},
-            "damaged .key is of torch.float64",
+            "damaged .key has dtype torch.float64",
         ),
         (
             {"tensors": lambda tensors: put(tensors, "query_start", lambda old: old.expand(5))},
@@ -232,10 +232,10 @@ def with_tensor(path, name, change):
         (
             "query",
             lambda value: value.to(torch.float8_e4m3fn),
-            "query is of torch.float8_e4m3fn; expected torch.float64,",
+            "query has dtype torch.float8_e4m3fn; expected torch.float64,",
         ),
-        ("lse", lambda value: value.half(), "lse is of torch.float16; expected torch.float32"),
-        ("value", lambda value: value.double(), "value is of torch.float64; expected that of query, torch.float32"),
+        ("lse", lambda value: value.half(), "lse has dtype torch.float16; expected torch.float32"),
+        ("value", lambda value: value.double(), "value has dtype torch.float64; expected that of query, torch.float32"),
         ("key", lambda value: value.sum(), "query is .*, key ..; expected 4 axes each"),
         ("query_start", lambda value: value + (2**63 - 1), "query_start is out of range"),
         ("query_start", lambda value: value - 2**62, "query_start is out of range"),

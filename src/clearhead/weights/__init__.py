@@ -1,4 +1,4 @@
-"""The lazy attention matrix."""
+"""Lazy attention matrix."""
 
 from clearhead.weights.matrix import AttentionWeights, Scores
 

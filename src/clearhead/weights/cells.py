@@ -1,4 +1,4 @@
-"""Exact weights and scores of any rectangle of the matrix, computed a strip of rows at a time."""
+"""Exact weights and scores of any rectangle of the matrix, computed in strips of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.ops.statistics import PoolSpec
 from clearhead.ops.tiled import backend as tiled
 from clearhead.weights.indexing import Selection
 
-MAX_CELLS = 2**28  # of a tensor computed by default: 1 GiB in float32
+MAX_CELLS = 2**28  # default limit of a dense result: 1 GiB in float32
 CELLS_PER_STRIP = 2**22
 
 Compute = Callable[[AttentionCall, LoweredMask, Selection], Tensor]
@@ -25,7 +25,7 @@ Compute = Callable[[AttentionCall, LoweredMask, Selection], Tensor]
 def weights_at(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], selection: Selection, limit: int = MAX_CELLS
 ) -> Tensor:
-    """Return exact weights; differentiable."""
+    """Return the exact weights of a selection; differentiable."""
 
     def compute(call: AttentionCall, lowered: LoweredMask, selection: Selection) -> Tensor:
         return _weights(call, lowered, lse, selection)
@@ -34,7 +34,7 @@ def weights_at(
 
 
 def scores_at(call: AttentionCall, selection: Selection) -> Tensor:
-    """Return exact scores, −inf where masked; differentiable."""
+    """Return the exact scores of a selection, −inf where masked; differentiable."""
     return _in_strips(call, selection, MAX_CELLS, _scores)
 
 
@@ -47,7 +47,7 @@ def diagonal_weights(
 
 
 def finite_lse(lse: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """Return lse with 0 for rows without a key: their scores are −inf, and −inf − (−inf) would be nan."""
+    """Return lse with 0 in rows without a key: their scores are −inf, and −inf − (−inf) would be nan."""
     return torch.where(lse == -torch.inf, 0.0, lse)
 
 
@@ -62,7 +62,7 @@ def refuse_above(limit: int, lengths: Sequence[int]) -> None:
 
 
 def _in_strips(call: AttentionCall, selection: Selection, limit: int, compute: Compute) -> Tensor:
-    """Compute a strip of rows at a time, or all rows at once if a gradient is to flow through them."""
+    """Compute a selection in strips of rows, or all rows at once if gradients are required."""
     lengths = selection.lengths
     refuse_above(limit, lengths)
     lowered = call.lower()
@@ -90,11 +90,11 @@ def _weights(
     call: AttentionCall, lowered: LoweredMask, lse: Float[Tensor, "_ _ q_len"], selection: Selection
 ) -> Float[Tensor, "batch heads rows keys"]:
     batch, heads, rows, keys = selection.slices
-    if call.scores_require_grad():  # lse again, over all keys of the rows
+    if call.scores_require_grad():  # the stored lse is detached, so compute it again over all keys of the rows
         selected = _select(call, selection).slice_queries(slice(rows.start, rows.stop))
         row_lse = tiled.log_sum_exp(selected)[:, :, :: rows.step]
     elif rows.step == keys.step == 1 and 0 not in selection.lengths and dispatch.differs_in_tf32(call):
-        # the kernel that computed lse rounds scores in its own way, so it has to compute the weights too
+        # in TF32 the scores must be rounded as in the kernel that computed lse, so that kernel computes the weights
         _, _, down, across = selection.lengths
         window = (slice(rows.start, rows.start + down), slice(keys.start, keys.start + across))
         return dispatch.pool(_select(call, selection), lse[batch, heads], *window, PoolSpec(down, across, "mean"))

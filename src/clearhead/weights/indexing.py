@@ -1,4 +1,4 @@
-"""Indices such as `[0, 5, 100:110]` as one slice per axis."""
+"""Conversion of indices such as `[0, 5, 100:110]` to one slice per axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AXIS_NAMES = ("batch", "heads", "q_len", "kv_len")
 
 @dataclass(frozen=True)
 class Selection:
-    """A slice per axis with non-negative start and stop, and the axes an integer took away."""
+    """One slice per axis with non-negative start and stop, and the axes dropped by an integer index."""
 
     slices: tuple[slice, slice, slice, slice]
     dropped: tuple[int, ...]
@@ -24,7 +24,7 @@ class Selection:
 
 
 def parse_index(index: object, shape: Sequence[int]) -> Selection:
-    """Integers, slices and `...` over the four axes, as torch reads them: negative numbers count from the end."""
+    """Parse integers, slices and `...` over the four axes as torch does: negative indices count from the end."""
     parts = list(index) if isinstance(index, tuple) else [index]
     dots = [dot for dot, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
@@ -49,7 +49,7 @@ def parse_index(index: object, shape: Sequence[int]) -> Selection:
 
 
 def index_list(choice: object, length: int, axis: int) -> list[int]:
-    """One number, a slice or a sequence of numbers as a list of places on an axis; None is all of them."""
+    """Convert an index, a slice or a sequence of indices to a list of indices of an axis; None selects all."""
     if choice is None:
         return list(range(length))
     if isinstance(choice, slice):
@@ -57,22 +57,22 @@ def index_list(choice: object, length: int, axis: int) -> list[int]:
     else:
         chosen = [_index(part, axis, length) for part in list_items(AXIS_NAMES[axis], choice)]
     if not chosen:
-        raise ValueError(f"{AXIS_NAMES[axis]} is {describe(choice)}, which chooses none of {length}")
+        raise ValueError(f"{AXIS_NAMES[axis]} is {describe(choice)}, which selects none of {length}")
     return chosen
 
 
 def contiguous_slice(choice: slice, length: int, axis: int) -> slice:
-    """A slice of neighbours, with non-negative start and stop."""
+    """Return a slice of step 1 with non-negative start and stop."""
     if not isinstance(choice, slice):
         raise TypeError(f"{AXIS_NAMES[axis]} is {describe(choice)}; expected a slice, such as slice(100, 200)")
     start, stop, step = _bounds(choice, axis, length)
     if step != 1:
-        raise ValueError(f"the slice of {AXIS_NAMES[axis]} has step {step}; expected neighbours, step 1")
+        raise ValueError(f"the slice of {AXIS_NAMES[axis]} has step {step}; expected step 1")
     return slice(start, max(start, stop))
 
 
 def evenly_spaced(length: int, count: int) -> list[slice]:
-    """`count` places spread evenly over a length, as slices: steps of one size, then of one more, to its end."""
+    """Return `count` evenly spaced indices of a length as slices: first with the smaller step, then with step + 1."""
     if length <= count:
         return [slice(0, length)]
     step, longer = divmod(length, count)
@@ -84,14 +84,14 @@ def evenly_spaced(length: int, count: int) -> list[slice]:
 def _bounds(part: slice, axis: int, length: int) -> tuple[int, int, int]:
     try:
         return part.indices(length)
-    except (TypeError, ValueError):  # a bound that is not an integer, a step of 0
+    except (TypeError, ValueError):  # a bound is not an integer, or the step is 0
         raise TypeError(f"the index of {AXIS_NAMES[axis]} is {describe(part)}; expected a slice of integers") from None
 
 
 def _index(part: object, axis: int, length: int) -> int:
     try:
         position = operator.index(part)  # pyright: ignore[reportArgumentType]
-    except (TypeError, RuntimeError):  # a tensor with several numbers or without memory
+    except (TypeError, RuntimeError):  # a tensor with several elements, or on the meta device
         raise TypeError(
             f"the index of {AXIS_NAMES[axis]} is a {type(part).__name__}; expected an integer or a slice"
             " (for other indexing take .dense() of a part first)"

@@ -1,7 +1,7 @@
-"""`AttentionWeights`: the attention matrix, held as the vectors from which any part of it follows exactly.
+"""`AttentionWeights`: the attention matrix, computed exactly and on demand from queries, keys and log-sum-exp.
 
-The weight of query i and key j is `A[i, j] = exp(s[i, j] − lse[i])`, with `s` the scaled, capped, biased and masked
-score and `lse[i]` its log-sum-exp over the row. So (query, key, lse), O(n · d) numbers, is the n × n matrix.
+The weight of query i and key j is `A[i, j] = exp(s[i, j] − lse[i])`. `s` is the scaled, capped, biased and masked
+score, and `lse[i]` is its log-sum-exp over row i. So O(n · d) numbers determine the n × n matrix.
 """
 
 from __future__ import annotations
@@ -42,11 +42,16 @@ Choice = int | slice | Sequence[int]
 
 
 class AttentionWeights(TensorLike):
-    """A lazy attention matrix `[batch, heads, q_len, kv_len]`. Made by `attention(..., return_weights=True)`.
+    """Lazy attention matrix `[batch, heads, q_len, kv_len]`, as returned by `attention(..., return_weights=True)`.
 
-    Indexing with integers and slices gives exact weights as plain tensors; `entropy`, `received`, `distance`, `topk`
-    and `pool` sweep over it in O(n) memory. Where a plain tensor is expected (numpy, torch functions) it becomes one,
-    up to a size limit.
+    Indexing with integers and slices returns exact weights as plain tensors. `entropy`, `received`, `distance`, `topk`
+    and `pool` take O(n) memory. numpy and torch functions convert the matrix to a plain tensor, up to a size limit.
+
+    >>> from clearhead import Causal, attention
+    >>> x = torch.randn(1, 8, 100, 64)
+    >>> _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
+    >>> weights[0, 5, 10, :3].shape, weights.entropy().shape
+    (torch.Size([3]), torch.Size([1, 8, 100]))
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class AttentionWeights(TensorLike):
         """Hold a call and its log-sum-exp.
 
         Args:
-            check_mutation: remember the state of the tensors, to refuse reading weights after one was changed in
-                place. In inference mode that is a hash, for which a GPU has to be waited for.
+            call: the validated call.
+            lse: log-sum-exp of each row's scores.
+            check_mutation: raise an error if weights are read after an input was changed in place. In inference mode
+                this compares hashes, which synchronizes a GPU.
         """
         if not isinstance(call, AttentionCall):
             raise TypeError(f"call is {describe(call)}; expected attention(…, return_weights=True) to make weights")
-        if isinstance(call.query_start, Tensor):  # the caller may count it up in place
+        if isinstance(call.query_start, Tensor):  # the caller may increment it in place
             call = replace(call, query_start=call.query_start.clone())
         lse = check_float_tensor("lse", lse, "[batch, heads, q_len]")
         if lse.shape != call.shape[:3]:
@@ -69,16 +76,16 @@ class AttentionWeights(TensorLike):
         self._lse = lse.detach()
         self._fingerprints = Fingerprints(call) if check_mutation else None
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- shape and inputs ----------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
-        """batch, heads, q_len, kv_len"""
+        """Size `[batch, heads, q_len, kv_len]`."""
         return torch.Size(self._call.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and statistics: float32, or float64 for float64 inputs."""
+        """Dtype of weights and statistics: float32, or float64 for float64 inputs."""
         return self._call.compute_dtype
 
     @property
@@ -103,17 +110,17 @@ class AttentionWeights(TensorLike):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient would flow through weights taken now."""
+        """True if weights computed now carry gradients."""
         return self._call.scores_require_grad()
 
     @property
     def lse(self) -> Float[Tensor, "batch heads q_len"]:
-        """Log-sum-exp of each row's scores, sink included; −inf where a query may attend to nothing."""
+        """Log-sum-exp of each row's scores, sink included; −inf if a query may attend to no key."""
         return self._lse
 
     @property
     def query(self) -> Float[Tensor, "batch heads q_len key_dim"] | None:
-        """Queries; None if the matrix holds scores instead (as in decoding, where they are fewer numbers)."""
+        """Queries; None if the matrix holds scores instead, which take less memory in decoding."""
         return None if self._holds_scores() else self._call.query
 
     @property
@@ -142,17 +149,17 @@ class AttentionWeights(TensorLike):
 
     @property
     def lowered_mask(self) -> LoweredMask:
-        """The mask as key ranges and a dense part; neither if there is no mask, or if the scores held include it."""
+        """Mask as key ranges and a dense part; both None without a mask, or if it is folded into the held scores."""
         return self._call.lower()
 
     @property
     def value(self) -> Float[Tensor, "batch kv_heads kv_len value_dim"] | None:
-        """The values the weights were applied to, where they were kept."""
+        """Values that the weights were applied to; None if they were not kept."""
         return self._call.value
 
     @property
     def key_heads(self) -> int:
-        """How many heads the keys have: groups of neighbouring heads share them."""
+        """Number of key heads. Each is shared by a group of consecutive query heads."""
         return self._call.key.shape[1]
 
     def __repr__(self) -> str:
@@ -176,55 +183,58 @@ class AttentionWeights(TensorLike):
     # -- exact weights -------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: object) -> Tensor:
-        """Exact weights, computed now; differentiable. Integers and slices on all four axes."""
+        """Compute the exact weights of integer indices and slices on the four axes; differentiable."""
         return weights_at(self._checked(), self._lse, parse_index(index, self.shape))
 
     @property
     def scores(self) -> Scores:
-        """The same matrix before the softmax: `weights.scores[0, 5, 7, :9]`; −inf where masked."""
+        """Scores before the softmax, indexed like the weights: `weights.scores[0, 5, 7, :9]`; −inf where masked."""
         return Scores(self)
 
     def dense(self, *, limit: int = MAX_CELLS) -> Float[Tensor, "batch heads q_len kv_len"]:
-        """All of it as a plain tensor, if it has at most `limit` cells; differentiable."""
+        """Return the whole matrix as a plain tensor, or raise if it has more than `limit` cells; differentiable."""
         limit = check_int("limit", limit, 0, None)
         return weights_at(self._checked(), self._lse, parse_index(..., self.shape), limit)
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
-        """The weight each query gives the key `offset` positions from it, 0 where there is none; differentiable."""
+        """Return the weight of the key `offset` positions from each query, 0 if there is none; differentiable."""
         call = self._checked()
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer):
             raise TypeError(f"offset is {describe(offset)}; expected an int, such as -1 for the previous token")
-        offset = max(-MAX_INT, min(int(offset), MAX_INT))  # there is no key beyond either
+        offset = max(-MAX_INT, min(int(offset), MAX_INT))  # avoids overflow; there are no keys beyond these offsets
         return diagonal_weights(call, self._lse, offset)
 
     # -- statistics, in O(n) memory and without gradient ---------------------------------------------------------
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
-        """−Σ A ln A of each row, in nats; over real keys, not renormalised by a sink's share; 0 for an empty row."""
+        """Return the entropy −Σ A ln A of each row, in nats; not renormalized by a sink's share, 0 without a key."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(entropy=True)).entropy
 
     def received(self) -> Float[Tensor, "batch heads kv_len"]:
-        """How much attention each key receives: the column sums."""
+        """Return the attention that each key receives: the column sums."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(received=True)).received
 
     def distance(self) -> Float[Tensor, "batch heads q_len"]:
-        """Σ A · |position of query − key| of each row."""
+        """Return the mean distance Σ A · |query position − key position| of each row."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(distance=True)).distance
 
     def topk(self, k: int) -> TopK:
-        """The `k` largest weights of each query and their keys, largest first; key −1 where a row has fewer."""
+        """Return the `k` largest weights of each query and their keys, largest first; key −1 if a row has fewer."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(top=check_int("k", k, most=None))).top
 
     def observe(self, **statistics: Unpack[StatisticsOptions]) -> AttentionStatistics:
         """Compute several statistics in one pass over the matrix.
 
         Args:
-            entropy, received, distance: True for those that the methods of these names return.
-            top: this many of the largest weights of each query, as `topk` returns them.
-            pool: (rows, cols) of the whole matrix in bins, as `pool` returns it; the result is named `pooled`.
-            reduce: "mean" or "max" of each bin.
+            **statistics: statistics to compute, by name:
 
-        Reading a result that was not requested raises an AttributeError.
+                - `entropy`, `received`, `distance`: True for the result of the method of that name.
+                - `top`: the number `k` of the largest weights of each query, as in `topk`.
+                - `pool`: `(rows, cols)` for the matrix in bins, as in `pool`. The result is named `pooled`.
+                - `reduce`: "mean" or "max" of each bin.
+
+        Returns:
+            The results as attributes. Reading a result that was not requested raises an `AttributeError`.
         """
         return compute_statistics(self._checked(), self._lse, StatisticsRequest.checked(**statistics))
 
@@ -236,10 +246,10 @@ class AttentionWeights(TensorLike):
         reduce: Reduce = "mean",
         window: tuple[tuple[int, int], tuple[int, int]] | None = None,
     ) -> Float[Tensor, "batch heads rows cols"]:
-        """The matrix, or the rectangle `window=((row, end), (key, end))` of it, in `rows` × `cols` bins.
+        """Reduce the matrix, or a rectangle of it, to `rows` × `cols` bins.
 
-        Bins are drawn as adaptive pooling draws them, so the sizes need not divide. "max" keeps thin diagonals that a
-        mean would wash out.
+        Bins are those of adaptive pooling, so `rows` and `cols` need not divide the size of the matrix. "max" keeps
+        thin diagonals visible, which a mean blurs. `window` is a rectangle `((row, row_end), (key, key_end))`.
         """
         return pool(self._checked(), self._lse, PoolSpec.checked(rows, cols, reduce), window)
 
@@ -248,7 +258,11 @@ class AttentionWeights(TensorLike):
     def part(
         self, *, batch: Choice | None = None, heads: Choice | None = None, queries: slice | None = None
     ) -> AttentionWeights:
-        """A lazy matrix of fewer sequences, heads or (a slice of) queries. Nothing is computed, and both axes stay."""
+        """Return a lazy matrix of some sequences, heads or queries, without computing weights.
+
+        Each of `batch` and `heads` is an index, a slice or a sequence of indices, `queries` is a slice of step 1. An
+        index keeps its axis, with size 1.
+        """
         sequences, chosen = index_list(batch, self.shape[0], 0), index_list(heads, self.shape[1], 1)
         call = self._checked().select(sequences, chosen)
         device = self._lse.device
@@ -259,21 +273,21 @@ class AttentionWeights(TensorLike):
         return self._derived(call, lse)
 
     def hiding(self, keys: Choice) -> AttentionWeights:
-        """The same with the columns of some keys 0, such as a sink's, and without gradient.
+        """Return the matrix with the columns of some keys set to 0, such as an attention sink's, without gradients.
 
-        All other weights stay as they are, so rows then sum to less than 1.
+        All other weights are unchanged, so the rows no longer sum to 1.
         """
         hidden = index_list(keys, self.shape[3], 3)
-        seen = torch.ones(1, 1, 1, self.shape[3], dtype=torch.bool, device=self.device)
-        seen[..., torch.tensor(hidden, device=self.device)] = False
+        visible = torch.ones(1, 1, 1, self.shape[3], dtype=torch.bool, device=self.device)
+        visible[..., torch.tensor(hidden, device=self.device)] = False
         call = self._checked().map_tensors(Tensor.detach)
-        mask = Dense(seen) if call.mask is None else call.mask & Dense(seen)
+        mask = Dense(visible) if call.mask is None else call.mask & Dense(visible)
         return self._derived(replace(call, mask=mask), self._lse)
 
     def hiding_queries(self, hidden: Bool[Tensor, "batch q_len"]) -> AttentionWeights:
-        """Return the matrix with the rows of some queries 0, such as padding, and without gradient.
+        """Return the matrix with the rows of some queries set to 0, such as padding queries, without gradients.
 
-        Such a query counts as one that may attend to nothing.
+        A hidden query counts as a query that may attend to no key.
         """
         batch, _, q_len, kv_len = self.shape
         expected = f"a bool tensor ({batch}, {q_len}), True for hidden queries"
@@ -285,30 +299,30 @@ class AttentionWeights(TensorLike):
         hidden = hidden.to(self.device)
         call = self._checked().map_tensors(Tensor.detach)
         last = torch.where(hidden, 0, kv_len)
-        seen = PrecomputedMask(LoweredMask(single_range(torch.zeros_like(last), last, kv_len)), "visible queries")
-        mask = seen if call.mask is None else call.mask & seen
+        visible = PrecomputedMask(LoweredMask(single_range(torch.zeros_like(last), last, kv_len)), "visible queries")
+        mask = visible if call.mask is None else call.mask & visible
         return self._derived(replace(call, mask=mask), self._lse.masked_fill(hidden[:, None], -torch.inf))
 
     def attending(self) -> Bool[Tensor, "batch q_len"]:
-        """Return which queries may attend to a key, in any head."""
+        """Return True for each query that may attend to a key in any head."""
         batch, _, q_len, kv_len = self.shape
         bias = self._call.tensor_bias
         lowered = self._call.lower()
         if self._call.sinks is None:
             attends = (self._lse > -torch.inf).any(dim=1)
-        # a sink makes lse finite also where there is no key, so the mask has to say
+        # a sink makes lse finite in rows without a key, so these rows are found from the mask
         elif lowered.dense is not None:
             attends = lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).any(dim=-1).any(dim=1)
         elif lowered.ranges is not None:
             attends = (lowered.ranges[:, 1] > lowered.ranges[:, 0]).any(dim=0)
         else:
             attends = torch.ones(1, 1, dtype=torch.bool, device=self.device)
-        if bias is not None:  # models hide keys by the lowest number too, which leaves lse finite
+        if bias is not None:  # models also mask keys with finfo.min, which leaves lse finite
             attends = attends & (bias > torch.finfo(bias.dtype).min / 2).any(dim=-1).any(dim=1)
         return attends.expand(batch, q_len)
 
     def to(self, device: torch.device | str) -> AttentionWeights:
-        """The same on another device. Its dtype follows from the queries and cannot be changed."""
+        """Return the matrix on another device. Its dtype follows from the queries and cannot be changed."""
         target = check_device("device", device)
         if target is None:
             raise TypeError("device is None; expected a device such as 'cpu' or 'cuda:0'")
@@ -318,23 +332,23 @@ class AttentionWeights(TensorLike):
         return self.to("cpu")
 
     def detach(self) -> AttentionWeights:
-        """The same without gradients."""
+        """Return the matrix without gradients."""
         return self._derived(self._checked().map_tensors(Tensor.detach), self._lse)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to one safetensors file: O(n · d) numbers, whatever the size of the matrix."""
+        """Write the matrix to one safetensors file of O(n · d) numbers, which `load` reads."""
         serialization.save(check_path("path", path), self._checked(), self._lse)
 
     def pack(self) -> tuple[dict[str, Tensor], serialization.Facts]:
-        """What a file holds of it, as `serialization.unpack` reads it."""
+        """Return the tensors and metadata that `serialization.unpack` takes."""
         return serialization.pack(self._checked(), self._lse)
 
     def without_values(self) -> AttentionWeights:
-        """The same without the values the weights were applied to."""
+        """Return the matrix without the values that the weights were applied to."""
         return self._derived(replace(self._checked(), value=None), self._lse)
 
     def __reduce__(self) -> tuple:
-        # a copy's tensors count their versions anew
+        # version counters of copied tensors start at 0, so the fingerprints are computed again
         return AttentionWeights, (self._checked(), self._lse)
 
     @classmethod
@@ -342,10 +356,10 @@ class AttentionWeights(TensorLike):
         """Read a file written by `save`."""
         return cls(*serialization.load(check_path("path", path), check_device("device", device) or "cpu"))
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------
 
     def _checked(self) -> AttentionCall:
-        """Return the call, after checking that no tensor of it was changed in place."""
+        """Return the call, after checking that none of its tensors was changed in place."""
         if self._fingerprints is not None and not torch.compiler.is_compiling():
             self._fingerprints.check(self._call)
         return self._call
@@ -361,7 +375,7 @@ class AttentionWeights(TensorLike):
 
 
 class Scores:
-    """The scores behind an `AttentionWeights`: scaled, capped, biased, −inf where masked. Indexed like the weights."""
+    """Scores of an `AttentionWeights`: scaled, capped, biased, and −inf where masked. Indexed like the weights."""
 
     def __init__(self, weights: AttentionWeights) -> None:
         self._owner = weights

@@ -9,23 +9,23 @@ from clearhead.ops.call import AttentionCall
 
 
 class Fingerprints:
-    """The state of the inputs of a call, to notice in-place changes."""
+    """Fingerprints of a call's inputs, which detect in-place changes."""
 
     def __init__(self, call: AttentionCall) -> None:
         self._states = [_fingerprint(tensor) for _, tensor in inputs_of(call)]
 
     def check(self, call: AttentionCall) -> None:
-        """Raise if an input of the call was changed since."""
+        """Raise if an input of the call was changed since the fingerprints were taken."""
         for (name, tensor), state in zip(inputs_of(call), self._states, strict=True):
             if not _is_unchanged(tensor, state):
                 raise RuntimeError(
                     f"{name} was changed in place after attention() made these weights, so they can no longer be"
-                    f" computed; give attention() a clone of {name}, or read the weights before changing it"
+                    f" computed; pass a clone of {name} to attention(), or read the weights before changing it"
                 )
 
 
 def inputs_of(call: AttentionCall) -> list[tuple[str, Tensor]]:
-    """Return the user's tensors that the weights follow from, by the names of arguments of `attention()`."""
+    """Return the user's tensors that determine the weights, with their argument names in `attention()`."""
     named = [("query", call.query), ("key", call.key), ("sinks", call.sinks)]
     named += [("bias", call.tensor_bias if call.slopes is None else call.slopes)]
     named += [("mask", tensor) for tensor in (() if call.mask is None else call.mask.tensors)]
@@ -33,7 +33,7 @@ def inputs_of(call: AttentionCall) -> list[tuple[str, Tensor]]:
 
 
 def _fingerprint(tensor: Tensor) -> int | Int[Tensor, ""]:
-    """Return a tensor's version, or a hash in a compiled graph and in inference mode, which keep no versions."""
+    """Return a tensor's version, or a hash in compiled graphs and inference mode, which have no version counter."""
     has_version = not torch.compiler.is_compiling() and not tensor.is_inference()
     return version_of(tensor) if has_version else _hash(tensor)
 

@@ -1,4 +1,4 @@
-"""Still pictures for notebooks: HTML with inline PNGs and no script, which most front ends would take out."""
+"""Static heatmaps for notebooks: HTML with inline PNGs and no script, because most front ends remove scripts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from clearhead._utils.color_scales import log_shades
 from clearhead._utils.extras import missing_packages
 from clearhead.weights.indexing import evenly_spaced
 
-MAX_BINS = 96  # bins of a map each way, at most
-MAX_HEADS = 16  # heads, or layers, at most
-MAX_EXACT_CELLS = 2**26  # of all maps together; of larger matrices ROWS queries are looked at
+MAX_BINS = 96  # per axis of a heatmap
+MAX_HEADS = 16  # heads, or layers
+MAX_EXACT_CELLS = 2**26  # of all heatmaps together; larger matrices are sampled at SAMPLED_QUERIES queries
 SAMPLED_QUERIES = 64
-HEATMAP_PIXELS = 96  # pixels of a map
-TABLE_CELL_PIXELS = 14  # pixels of a head in a table of means
+HEATMAP_PIXELS = 96
+TABLE_CELL_PIXELS = 14  # one head in a table of means
 
 
 class LazyMatrix(Protocol):
-    """What is read of an `AttentionWeights`."""
+    """Interface of `AttentionWeights` that is used here."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -38,7 +38,7 @@ class LazyMatrix(Protocol):
 
 @torch.no_grad()
 def weights_html(weights: LazyMatrix) -> str | None:
-    """A small map of each head of the first sequence, with its mean entropy; None without the extra `view`."""
+    """Render a thumbnail of each head of the first sequence with its mean entropy; None without the extra `view`."""
     if missing_packages("view"):
         return None
     batch, heads, q_len, kv_len = weights.shape
@@ -73,7 +73,7 @@ def weights_html(weights: LazyMatrix) -> str | None:
 
 
 def means_html(label: str, means: Mapping[str, Mapping[int, Mapping[str, list[float]]]]) -> str:
-    """Means by stack, layer and name, one for each head: each name in shades, a row a layer."""
+    """Render means, keyed by stack, layer and statistic, as one table of shades per statistic, layers × heads."""
     parts = [f"<p>{html.escape(label)}<br>means over queries: layers down, heads across</p>"]
     for stack, layers in means.items():
         names = dict.fromkeys(name for statistics in layers.values() for name in statistics)
@@ -86,17 +86,17 @@ def means_html(label: str, means: Mapping[str, Mapping[int, Mapping[str, list[fl
 
 
 def heatmaps_html(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]) -> str:
-    """Maps by stack and layer, each head's in shades of its own largest weight."""
+    """Render heatmaps, keyed by stack and layer, with shades relative to the largest weight of each head."""
     parts = []
     for (stack, layer), maps_of_heads in list(maps.items())[:MAX_HEADS]:
         largest = maps_of_heads.max(axis=(1, 2), keepdims=True, initial=0.0)
         shades = log_shades(maps_of_heads / np.where(largest > 0, largest, 1.0), maps_of_heads.shape[2])[:MAX_HEADS]
-        parts.append(_row(_map(one, f"{stack} {layer}.{head}") for head, one in enumerate(shades)))
+        parts.append(_row(_map(head_shades, f"{stack} {layer}.{head}") for head, head_shades in enumerate(shades)))
     return "".join(parts)
 
 
 def _shades(rows: dict[int, list[float]], title: str) -> str:
-    """Layers down, heads across, from the smallest value to the largest; the numbers themselves unfold."""
+    """Render a table of shades, layers × heads, from the smallest value to the largest, with the numbers folded."""
     across = max(map(len, rows.values()))
     values = np.array([[*row, *[np.nan] * (across - len(row))] for row in rows.values()])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
@@ -132,10 +132,10 @@ def _image(shades: UInt8[np.ndarray, "rows keys"], width: int, height: int, labe
     from bokeh.palettes import Viridis256
     from PIL import Image
 
-    picture = Image.fromarray(shades).convert("P")  # shades are places in the palette
-    picture.putpalette(b"".join(bytes.fromhex(colour[1:]) for colour in Viridis256))
-    written = io.BytesIO()
-    picture.save(written, "png", optimize=True)
-    data = base64.b64encode(written.getvalue()).decode()
+    picture = Image.fromarray(shades).convert("P")  # shades are indices into the palette
+    picture.putpalette(b"".join(bytes.fromhex(color[1:]) for color in Viridis256))
+    buffer = io.BytesIO()
+    picture.save(buffer, "png", optimize=True)
+    data = base64.b64encode(buffer.getvalue()).decode()
     size = f'width="{width}" height="{height}" style="image-rendering: pixelated; display: block"'
     return f'<img src="data:image/png;base64,{data}" {size} alt="{html.escape(label)}">'

@@ -1,4 +1,4 @@
-"""A lazy matrix, or many, as one safetensors file: never pickle."""
+"""Storage of lazy matrices in safetensors files, without pickle."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from clearhead.ops.call import PARTS, TENSORS, AttentionCall
 
 FORMAT, VERSION = "clearhead.AttentionWeights", 1
 Facts = dict[str, Any]
-# parts of a call that a file does not hold, and names that differ from those of `PARTS`
+# parts of a call that are not stored, and parts whose name in the file differs from that in `PARTS`
 _LEFT_OUT = {"seed", "dropout"}
 _NAMES = {"tensor_bias": "bias"}
-_DTYPES = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}  # others: a float dtype
+_DTYPES = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.bool}  # all others have a float dtype
 _TENSORS = {_NAMES.get(name, name): PARTS[name] for name in TENSORS if name not in _LEFT_OUT}
 
 
 def save(path: str | os.PathLike[str], call: AttentionCall, lse: Tensor) -> None:
-    """Everything the matrix follows from, and lse."""
+    """Write a call and its log-sum-exp to a file."""
     tensors, facts = pack(call, lse)
     write(path, tensors, {"format": FORMAT, "version": VERSION, **facts})
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[AttentionCall, Tensor]:
-    """Return the call and lse that `save` wrote. Any other file is refused in one line."""
+    """Return the call and the log-sum-exp that `save` wrote; any other file raises a one-line error."""
     tensors, facts = read(path, FORMAT, VERSION, device)
     try:
         return unpack(tensors, facts)
@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
 
 
 def pack(call: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
-    """Return a matrix as tensors and numbers."""
+    """Return a matrix as tensors and JSON metadata."""
     parts = {name: part for name, part in call.parts().items() if name not in _LEFT_OUT}
     parts["query_start"] = torch.as_tensor(parts["query_start"])
     tensors = {_NAMES.get(name, name): part for name, part in parts.items() if isinstance(part, Tensor)}
@@ -58,7 +58,12 @@ def pack(call: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
 
 
 def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Tensor]:
-    """Return what was packed; a KeyError names what is missing, a ValueError what does not fit."""
+    """Rebuild the call and the log-sum-exp that `pack` was given.
+
+    Raises:
+        KeyError: if a tensor or a metadata entry is missing.
+        ValueError: if one has an unexpected type, dtype, shape or value.
+    """
     missing = {"query", "key", "lse", "query_start", "scale", "softcap", "mask"} - {*tensors, *facts}
     if missing:
         raise KeyError(", ".join(sorted(missing)))
@@ -74,7 +79,7 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Ten
 
 
 def _check_facts(facts: Facts) -> None:
-    """What a file says is not believed."""
+    """Raise if the metadata has values that no call can have; the file may be damaged or crafted."""
     for name, kinds in (("scale", (int, float)), ("softcap", (int, float, type(None))), ("mask", (str, type(None)))):
         if not isinstance(facts[name], kinds) or isinstance(facts[name], bool):
             raise ValueError(f"{name} is {facts[name]!r}")
@@ -86,13 +91,14 @@ def _check_dtypes(tensors: dict[str, Tensor]) -> None:
     for name in (name for name in _TENSORS if name in tensors):
         expected, dtype = _DTYPES.get(name), tensors[name].dtype
         if dtype != expected if expected else dtype not in FLOAT_DTYPES:
-            raise ValueError(f"{name} is of {dtype}; expected {expected or ', '.join(map(str, FLOAT_DTYPES))}")
+            raise ValueError(f"{name} has dtype {dtype}; expected {expected or ', '.join(map(str, FLOAT_DTYPES))}")
     exact = torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
     if tensors["lse"].dtype != exact:
-        raise ValueError(f"lse is of {tensors['lse'].dtype}; expected {exact}")
+        raise ValueError(f"lse has dtype {tensors['lse'].dtype}; expected {exact}")
     for name in {"key", "value"} & {*tensors}:
         if tensors[name].dtype != tensors["query"].dtype:
-            raise ValueError(f"{name} is of {tensors[name].dtype}; expected that of query, {tensors['query'].dtype}")
+            dtype, expected = tensors[name].dtype, tensors["query"].dtype
+            raise ValueError(f"{name} has dtype {dtype}; expected that of query, {expected}")
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
@@ -120,7 +126,7 @@ def _check_shapes(tensors: dict[str, Tensor]) -> None:
 def _check_positions(tensors: dict[str, Tensor], batch: int, q_len: int, kv_len: int) -> None:
     start, ranges = tensors["query_start"], tensors.get("ranges")
     if start.shape not in ((), (batch,)):
-        raise ValueError(f"query_start is {tuple(start.shape)}; expected one number, or one for each of {batch}")
+        raise ValueError(f"query_start is {tuple(start.shape)}; expected () or ({batch},)")
     if bool((start < -(2**31)).any() or (start >= 2**31).any()):
         raise ValueError("query_start is out of range; expected positions between −2³¹ and 2³¹")
     if ranges is None:
@@ -135,24 +141,27 @@ def _check_positions(tensors: dict[str, Tensor], batch: int, q_len: int, kv_len:
 def write(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], facts: Facts, *, backup: Path | None = None
 ) -> None:
-    """Write tensors and facts to one safetensors file with a checksum (`clearhead._utils.checksums`).
+    """Write tensors and metadata to one safetensors file with a checksum (`clearhead._utils.checksums`).
 
     Args:
-        backup: a name that an old file at `path` is moved to.
+        path: the file to write, atomically.
+        tensors: tensors by name.
+        facts: JSON metadata.
+        backup: path to which an existing file at `path` is moved.
     """
     if is_pipe_or_device(resolve_target(path)):
         raise ValueError(f"{path}: a pipe or a device; expected the name of a file")
     with replacing(path, backup=backup) as temporary:
         try:
             save_file(_unshared(tensors), temporary, {"clearhead": json.dumps(checksums.blank(facts))})
-        except SafetensorError as error:  # its name for a full disk
-            said = re.sub(r" at path .*", "", str(error))  # the path of a temporary file
-            raise OSError(f"{path}: cannot be written ({said})") from None
+        except SafetensorError as error:  # raised for a full disk, among others
+            reason = re.sub(r" at path .*", "", str(error))  # the path is that of the temporary file
+            raise OSError(f"{path}: cannot be written ({reason})") from None
         checksums.seal(temporary)
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, contiguous, and no two in one memory, which the file format refuses."""
+    """Return contiguous CPU tensors of which no two share memory, which safetensors rejects."""
     result, seen = {}, set()
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
@@ -170,12 +179,17 @@ def read(
     *,
     need_checksum: bool = False,
 ) -> tuple[dict[str, Tensor], Facts]:
-    """Read tensors and facts of a file of the expected format.
-
-    A file of another format, a part of a file, and a file that does not match its checksum are refused in one line.
+    """Read tensors and metadata from a file of the expected format.
 
     Args:
-        need_checksum: refuse a file without a checksum, as earlier versions wrote them. Default: warn.
+        path: the file to read.
+        expected: name of the format.
+        version: latest supported version of the format.
+        device: device of the tensors.
+        need_checksum: raise an error for a file without a checksum, as earlier versions wrote them. Default: warn.
+
+    Raises:
+        ValueError: in one line, if the file has another format, is incomplete or does not match its checksum.
     """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path}: a folder; expected a file")
@@ -195,7 +209,7 @@ def read(
         message = f"{path}: carries no checksum"
         if need_checksum:
             raise ValueError(message)
-        warnings.warn(f"{message} (an earlier clearhead wrote it), so damage to it goes unnoticed", stacklevel=3)
+        warnings.warn(f"{message} (an earlier clearhead wrote it), so damage is not detected", stacklevel=3)
     with _opened(path, device) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return tensors, checksums.without_checksum(facts)
@@ -203,7 +217,7 @@ def read(
 
 @contextmanager
 def _opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[Any]:
-    """Open a safetensors file; whatever cannot be read in it is one error."""
+    """Open a safetensors file; any failure to read it raises a ValueError."""
     try:
         with safe_open(str(path), framework="pt", device=str(device)) as file:
             yield file

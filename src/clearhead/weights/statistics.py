@@ -1,4 +1,4 @@
-"""Statistics and pooling of the matrix, with what backends leave out: empty matrices, and more keys than there are."""
+"""Statistics and pooling of the matrix, including cases that backends do not handle: empty matrices and k > kv_len."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.weights.cells import MAX_CELLS, refuse_above
 def compute_statistics(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
-    """Return the statistics requested, in one pass over the matrix."""
+    """Return the requested statistics, computed in one pass over the matrix."""
     kv_len, top, spec = call.shape[3], request.top, request.pool
     refuse_above(MAX_CELLS, (*call.shape[:3], top))
     if spec is not None:
@@ -42,7 +42,7 @@ def compute_statistics(
 def pool(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], spec: PoolSpec, window: object
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """Return the matrix, or a rectangle of it, in bins."""
+    """Reduce the matrix, or a rectangle of it, to bins."""
     _, _, q_len, kv_len = call.shape
     refuse_above(MAX_CELLS, (*call.shape[:2], spec.rows, spec.cols))
     if 0 in (q_len, kv_len):
@@ -57,14 +57,14 @@ def _empty_pool(lse: Float[Tensor, "batch heads q_len"], spec: PoolSpec) -> Floa
 
 
 def _corners(window: object, q_len: int, kv_len: int) -> tuple[int, int, int, int]:
-    """Return the rectangle that a `window` names; the whole matrix for None."""
+    """Return the corners of a `window`; None is the whole matrix."""
     if window is None:
         return 0, q_len, 0, kv_len
     try:
         (row, row_end), (key, key_end) = window  # pyright: ignore[reportGeneralTypeIssues]
         row, row_end, key, key_end = (operator.index(corner) for corner in (row, row_end, key, key_end))
     except (TypeError, ValueError):
-        expected = "((row, row_end), (key, key_end)), all of them ints"
+        expected = "((row, row_end), (key, key_end)) with ints"
         raise TypeError(f"window is {describe(window)}; expected {expected}") from None
     for name, start, end, length in (("rows", row, row_end, q_len), ("keys", key, key_end, kv_len)):
         if not 0 <= start < end <= length:

@@ -1,7 +1,7 @@
-"""Tensor behaviour of the lazy matrix: where a plain tensor is expected, it computes one.
+"""Tensor operators and methods of the lazy matrix, which compute the dense matrix first.
 
-Code written for plain attention tensors (`attentions[0].mean(dim=1)`) keeps working. Everything here goes through
-`dense()`, which refuses matrices above its size limit.
+Code written for plain attention tensors (`attentions[0].mean(dim=1)`) works unchanged. All of it calls `dense()`, which
+raises an error for matrices above its size limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _dense_method(name: str) -> Callable[..., Any]:
 
 
 class TensorLike:
-    """Operators and methods of a tensor that do not change it. A subclass defines `dense()`."""
+    """Operators and methods of `Tensor` that do not modify it. A subclass defines `dense()`."""
 
     def dense(self) -> Tensor:
         raise NotImplementedError
@@ -49,7 +49,7 @@ class TensorLike:
         plain = tree_map(lambda x: x.dense() if isinstance(x, TensorLike) else x, (args, kwargs or {}))
         return function(*plain[0], **plain[1])
 
-    __hash__ = object.__hash__  # `__eq__` compares cell by cell
+    __hash__ = object.__hash__  # `__eq__` compares elementwise, as for tensors
 
     __abs__ = _dense_operator("__abs__")
     __add__ = _dense_operator("__add__")
@@ -72,7 +72,7 @@ class TensorLike:
     __sub__ = _dense_operator("__sub__")
     __truediv__ = _dense_operator("__truediv__")
 
-    # reductions and order
+    # reductions and sorting
     all = _dense_method("all")
     allclose = _dense_method("allclose")
     amax = _dense_method("amax")
@@ -96,7 +96,7 @@ class TensorLike:
     sum = _dense_method("sum")
     var = _dense_method("var")
 
-    # shapes and parts
+    # shapes and indexing
     chunk = _dense_method("chunk")
     clone = _dense_method("clone")
     contiguous = _dense_method("contiguous")
@@ -133,7 +133,7 @@ class TensorLike:
     view = _dense_method("view")
     view_as = _dense_method("view_as")
 
-    # cell by cell
+    # elementwise
     abs = _dense_method("abs")
     add = _dense_method("add")
     clamp = _dense_method("clamp")
