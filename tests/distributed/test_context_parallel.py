@@ -164,7 +164,7 @@ def refused_sequence(mesh, length, shard_len, ranks_of_layout):
 def test_what_does_not_fit_is_said_with_its_numbers(ranks):
     messages = ranks.run(2, refused_sequence, 20, 9, 2)
     assert messages[1] == (
-        "query has 9 tokens, but of 20 tokens over 2 ranks rank 1 holds 10; expected what layout.shard gives"
+        "query has 9 tokens, but rank 1 of 2 holds 10 of 20 tokens; expected the result of layout.shard"
     )
     assert "layout is for 3 ranks, but the group has 2" in ranks.run(2, refused_sequence, 20, 9, 3)[0]
     with pytest.raises(ValueError, match="tensor has 5 tokens on axis -2; expected the layout's 6"):
@@ -204,10 +204,10 @@ def refused_options(mesh):
 def test_every_rank_says_what_is_wrong(ranks):
     one, other = ranks.run(2, refused_options)
     expected = (
-        "bias is (42, 37); expected what broadcasts to (2, 4, 37, 37)",
+        "bias is (42, 37); expected a shape that broadcasts to (2, 4, 37, 37)",
         "bias is (36, 37); expected",
         "value is (2, 2, 19, 5) in torch.float64 on cpu, but key",
-        "sinks is (3,); expected one for each of 4 heads",
+        "sinks is (3,); expected (4,), one per head",
         "query is (4, 19, 8); expected [batch, heads, q_len, width]",
         "rows is 0",
         "reduce is 'sum'; expected 'mean' or 'max'",

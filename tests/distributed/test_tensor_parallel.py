@@ -137,11 +137,11 @@ def refused_heads(mesh, options):
 def test_heads_that_cannot_be_shared_are_refused(ranks):
     assert (
         ranks.run(3, refused_heads, {"heads": 4})
-        == ["4 heads cannot be shared equally by 3 ranks; expected a divisor of 4"] * 3
+        == ["4 heads cannot be divided equally over 3 ranks; expected a divisor of 4"] * 3
     )
-    assert "2 heads cannot be shared equally by 4 ranks" in ranks.run(4, refused_heads, {"heads": 2})[0]
+    assert "2 heads cannot be divided equally over 4 ranks" in ranks.run(4, refused_heads, {"heads": 2})[0]
     [message, *_] = ranks.run(4, refused_heads, {"heads": 12, "kv_heads": 6})
-    assert "6 key heads cannot be shared equally by 4 ranks, nor 4 ranks by 6 key heads" in message
+    assert "6 key heads cannot be divided equally over 4 ranks, nor 4 ranks over 6 key heads" in message
     assert 'split="slice"; expected a projected one' in ranks.run(2, refused_heads, {"heads": 4, "split": "slice"})[0]
 
 

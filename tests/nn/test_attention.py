@@ -259,14 +259,14 @@ X = torch.randn(2, 5, 30)
         (
             lambda: MultiHeadAttention(30, 6, rope=Rotary(dims=6)),
             ValueError,
-            "rope turns dims=6 columns, but key_dim is 5",
+            "rope rotates dims=6 columns, but key_dim is 5",
         ),
         (lambda: MultiHeadAttention(30, 6, rope="yes"), TypeError, "rope is 'yes'; expected a Rotary"),
         (lambda: MultiHeadAttention(30, 6, split="cut"), ValueError, "split is 'cut'; expected 'project' or 'slice'"),
         (
             lambda: MultiHeadAttention(30, 7, key_dim=4, split="slice"),
             ValueError,
-            "d_model 30 is not divisible by heads 7, as split='slice' needs",
+            "d_model 30 is not divisible by heads 7, as split='slice' requires",
         ),
         (
             lambda: MultiHeadAttention(30, 6, kv_input_dim=13, split="slice"),
@@ -295,7 +295,7 @@ X = torch.randn(2, 5, 30)
             ValueError,
             "memory was given to a layer with rope",
         ),
-        (lambda: LAYER(X, positions=torch.arange(5)), ValueError, "positions was given, but only rope reads it"),
+        (lambda: LAYER(X, positions=torch.arange(5)), ValueError, "positions was given, but only rope uses it"),
         (
             lambda: MultiHeadAttention(30, 6, key_dim=4, rope=True)(X, positions=torch.arange(4)),
             ValueError,
@@ -312,7 +312,7 @@ X = torch.randn(2, 5, 30)
         (lambda: LAYER(X, ablate=torch.tensor([1.7])), TypeError, "ablate is 1.7"),
         (lambda: LAYER.head([1, 2]), TypeError, "index is [1, 2]; expected a whole number"),
         (lambda: LAYER.head(6), ValueError, "index has head 6, but there are 6"),
-        (lambda: LAYER.drop_heads(range(6)), ValueError, "heads names all 6 of them; at least one must stay"),
+        (lambda: LAYER.drop_heads(range(6)), ValueError, "heads has all 6 heads of the layer; expected at least"),
         (lambda: LAYER(X, mask=torch.ones(4, 5) > 0), ValueError, "mask does not fit: Dense has shape (1, 1, 4, 5)"),
     ],
 )

@@ -291,7 +291,7 @@ def ragged_call(**arguments) -> None:
         (
             lambda: make()(text(), cache=KVCache(8, grow=False)),
             ValueError,
-            "cache is full: it holds 0 of 8 positions, and 13 more do not fit; make it larger, or let it grow",
+            "cache is full: 0 of 8 positions are used, and 13 more do not fit; increase capacity, or pass grow=True",
         ),
         (
             lambda: make()(text(batch=2), cache=filled(KVCache())),
@@ -301,23 +301,23 @@ def ragged_call(**arguments) -> None:
         (
             lambda: filled(KVCache()).append(torch.ones(2, 2, 1, 8), torch.ones(2, 2, 1, 3)),
             ValueError,
-            "cache holds keys of batch 3, but the new ones have 2; a cache serves one layer and one batch",
+            "cache holds keys of batch 3, but the new keys have 2; use one cache per layer and batch",
         ),
         (lambda: make()(text(), cache={}), TypeError, "cache is a dict; expected a clearhead.KVCache"),
         (
             lambda: make(LAYERS["more"])(text(), cache=filled(KVCache())),
             ValueError,
-            "cache holds keys of kv_heads 2, but the new ones have 3",
+            "cache holds keys of kv_heads 2, but the new keys have 3",
         ),
         (
             lambda: make(LAYERS["grouped, rope"] | {"key_dim": 4})(text(), cache=filled(KVCache())),
             ValueError,
-            "cache holds keys of width 8, but the new ones have 4",
+            "cache holds keys of width 8, but the new keys have 4",
         ),
         (
             lambda: make(dtype=torch.float32)(text(torch.float32), cache=filled(KVCache())),
             ValueError,
-            "cache holds keys in torch.float64 on cpu, but the new ones are in torch.float32",
+            "cache holds keys in torch.float64 on cpu, but the new keys are in torch.float32",
         ),
         (lambda: KVCache(0), ValueError, "capacity is 0; expected a whole number of at least 1"),
         (lambda: WindowedKVCache(0), ValueError, "window is 0; expected a whole number of at least 1"),
@@ -327,23 +327,27 @@ def ragged_call(**arguments) -> None:
         (
             lambda: make()(text(), mask=Causal() & Prefix(4), cache=filled(WindowedKVCache(4))),
             ValueError,
-            "mask counts keys from the start, and the cache has forgotten the start of the text; use Causal and Window",
+            "mask counts keys from the start, but the cache has evicted the start of the text; use Causal and Window",
         ),
         (
             lambda: make()(text(), bias=torch.zeros(13, 16), cache=filled(WindowedKVCache(4))),
             ValueError,
-            "bias counts keys from the start, and the cache has forgotten the start of the text; use ALiBi",
+            "bias counts keys from the start, but the cache has evicted the start of the text; use ALiBi",
         ),
         (
             lambda: make(LAYERS["plain"])(text(), text(), cache=WindowedKVCache(20)),
             ValueError,
-            "memory was given with a cache that forgets all but a window of it; use a KVCache",
+            "memory was given with a cache that keeps only a window of it; use a KVCache",
         ),
         (lambda: ragged_call(mask="causal"), TypeError, "mask is a str; expected a mask such as Causal()"),
         (lambda: filled(KVCache()).truncate([1, 2]), ValueError, "lengths has 2 entries, but the cache holds 3"),
-        (lambda: filled(KVCache()).truncate(14), ValueError, "lengths asks for 14 tokens of a sequence of which the"),
+        (lambda: filled(KVCache()).truncate(14), ValueError, "lengths has 14, but the cache holds 13 tokens of"),
         (lambda: filled(KVCache()).truncate(-1), ValueError, "lengths is -1; expected a whole number of at least 0"),
-        (lambda: filled(WindowedKVCache(4)).truncate(9), ValueError, "a window of 4 has overwritten the older tokens"),
+        (
+            lambda: filled(WindowedKVCache(4)).truncate(9),
+            ValueError,
+            "older tokens a window of 4 has overwritten",
+        ),
         (lambda: filled(KVCache()).select([3]), ValueError, "sequences has 3, but the cache holds 3 sequences"),
         (lambda: filled(KVCache()).select([]), ValueError, "sequences is empty; expected at least one"),
         (lambda: KVCache().select([0]), ValueError, "sequences has 0, but the cache holds 0 sequences"),
@@ -396,7 +400,7 @@ def test_a_full_cache_is_left_as_it_was():
     layer, x, cache = make(), text(), KVCache(8, grow=False)
     with torch.no_grad():
         layer(x[:, :7], mask=Causal(), cache=cache)
-        with pytest.raises(ValueError, match="cache is full: it holds 7 of 8 positions, and 2 more"):
+        with pytest.raises(ValueError, match="cache is full: 7 of 8 positions are used, and 2 more"):
             layer(x[:, 7:9], mask=Causal(), cache=cache)
         assert cache.lengths == (7, 7, 7)
         torch.testing.assert_close(layer(x[:, 7:8], mask=Causal(), cache=cache), layer(x, mask=Causal())[:, 7:8])

@@ -123,7 +123,7 @@ class TestSlopes:
         (lambda: Rotary(base=0.5), ValueError, "Rotary: base is 0.5; expected a finite number above 1"),
         (lambda: Rotary(base="big"), TypeError, "Rotary: base is 'big'; expected a finite number"),
         (lambda: Rotary(layout="both"), ValueError, "Rotary: layout is 'both'; expected 'half' or 'interleaved'"),
-        (lambda: Rotary(dims=3), ValueError, "Rotary: dims is 3; columns turn in pairs, expected an even number"),
+        (lambda: Rotary(dims=3), ValueError, "Rotary: dims is 3; expected an even number, as columns are"),
         (lambda: Rotary(dims=0), ValueError, "Rotary: dims is 0; expected a whole number of at least 2"),
         (
             lambda: Rotary(scaling=4.0),

@@ -51,12 +51,12 @@ class TestFromAndToTorch:
             (
                 lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 2, add_bias_kv=True, kdim=5)),
                 ValueError,
-                "module has add_bias_kv and kdim 5 and vdim 6 that differ, which MultiHeadAttention does not know",
+                "module has add_bias_kv and kdim 5 and vdim 6 that differ, which MultiHeadAttention does not support",
             ),
             (
                 lambda: MultiHeadAttention(6, 2, sinks=True, softcap=3, output_dim=5).to_torch(),
                 ValueError,
-                "this layer has output_dim 5 beside d_model 6 and softcap 3.0 and sinks, which nn.MultiheadAttention",
+                "this layer has output_dim 5 ≠ d_model 6 and softcap 3.0 and sinks, which nn.MultiheadAttention",
             ),
             (
                 lambda: MultiHeadAttention(6, 2, value_dim=5).to_torch(),

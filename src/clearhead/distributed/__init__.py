@@ -1,4 +1,4 @@
-"""Several devices, on torch.distributed: tensor parallel heads, context parallel sequences, process groups."""
+"""Attention on several devices with torch.distributed: tensor parallel heads and context parallel sequences."""
 
 from clearhead.distributed.context_parallel import context_parallel_attention
 from clearhead.distributed.context_parallel_weights import ContextParallelWeights

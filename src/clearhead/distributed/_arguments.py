@@ -1,6 +1,6 @@
 """Validation of the arguments of attention over a sharded text.
 
-Every rank checks before anything is exchanged: a rank that raises alone leaves the others waiting in a collective.
+Every rank validates before the first collective: if one rank raises later, the others wait in a collective forever.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def check_layout(layout: ZigzagLayout, group: ProcessGroup | None) -> int:
 
 
 def check_shard(name: str, tensor: Tensor, layout: ZigzagLayout, rank: int) -> None:
-    tensor = check_float_tensor(name, tensor, "[batch, heads, own tokens, width]")
+    tensor = check_float_tensor(name, tensor, "[batch, heads, shard_len, width]")
     if tensor.ndim != 4:
-        raise ValueError(f"{name} is {tuple(tensor.shape)}; expected [batch, heads, own tokens, width]")
+        raise ValueError(f"{name} is {tuple(tensor.shape)}; expected [batch, heads, shard_len, width]")
     if tensor.shape[2] != layout.count(rank):
         raise ValueError(
-            f"{name} has {tensor.shape[2]} tokens, but of {layout.length} tokens over {layout.ranks} ranks rank {rank}"
-            f" holds {layout.count(rank)}; expected what layout.shard gives"
+            f"{name} has {tensor.shape[2]} tokens, but rank {rank} of {layout.ranks} holds {layout.count(rank)} of"
+            f" {layout.length} tokens; expected the result of layout.shard"
         )
 
 
@@ -44,21 +44,21 @@ def check_key_value(key: Tensor, value: Tensor, layout: ZigzagLayout, rank: int)
 
 def check_bias(bias: object, shape: tuple[int, ...]) -> None:
     if not isinstance(bias, Tensor):
-        return  # attention() rejects what is neither a tensor nor ALiBi
+        return  # attention() rejects other types than ALiBi
     check_float_tensor("bias", bias, "a float tensor")
     sizes = zip(bias.shape[::-1], shape[::-1], strict=False)
     if bias.ndim > 4 or any(size not in (1, expected) for size, expected in sizes):
-        raise ValueError(f"bias is {tuple(bias.shape)}; expected what broadcasts to {shape}, of the whole text")
+        raise ValueError(f"bias is {tuple(bias.shape)}; expected a shape that broadcasts to {shape}, the whole text")
 
 
 def check_sinks(sinks: Tensor | None, heads: int, device: torch.device) -> None:
     if sinks is None:
         return
-    sinks = check_float_tensor("sinks", sinks, f"one for each of {heads} heads")
+    sinks = check_float_tensor("sinks", sinks, f"({heads},), one per head")
     if sinks.device != device:
         raise ValueError(f"sinks is on {sinks.device}, but query is on {device}; expected the same")
     if sinks.shape != (heads,):
-        raise ValueError(f"sinks is {tuple(sinks.shape)}; expected one for each of {heads} heads")
+        raise ValueError(f"sinks is {tuple(sinks.shape)}; expected ({heads},), one per head")
 
 
 def check_mask(mask: Mask | Tensor, shape: tuple[int, int, int, int]) -> Mask:

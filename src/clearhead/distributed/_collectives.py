@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed with the gradients and shapes that sharded attention needs."""
+"""Collectives with the gradients and shapes that sharded attention requires."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 def copy_to_ranks(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return a tensor that is the same on all ranks; backward, its gradient is summed over the ranks."""
+    """Return a tensor that is equal on all ranks; in the backward pass its gradient is summed over the ranks."""
     return _CopyToRanks.apply(tensor, group)  # pyright: ignore[reportReturnType]
 
 
 def all_reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Return the sum over all ranks; not in place, and without a gradient."""
+    """Return the sum over all ranks, out of place and without a gradient."""
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=group)
     return total
 
 
 def all_gather_tensors(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Return every rank's tensor, whose shapes may differ; without a gradient."""
+    """Return the tensors of all ranks, without gradients. Their shapes may differ."""
     shape = torch.tensor(tensor.shape, device=tensor.device)
     shapes = [torch.empty_like(shape) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(shapes, shape, group=group)

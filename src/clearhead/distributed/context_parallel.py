@@ -73,15 +73,27 @@ def context_parallel_attention(
     return_weights: bool = False,
     backend: str = "auto",
 ) -> Float[Tensor, "batch heads shard_len value_dim"] | tuple[Tensor, ContextParallelWeights]:
-    """Compute `attention()` of a text to itself, with each rank's tokens as `layout.shard` gives them.
+    """Compute self-attention of a text whose tokens are sharded over ranks.
 
-    Keys and values are gathered from all ranks, O(n · d) numbers; queries and what follows from them stay where they
-    are. Outputs and gradients are those of one process.
+    Keys and values are gathered from all ranks, O(n · d) numbers. Queries, outputs and weights stay on their ranks.
+    Outputs and gradients equal those of `attention()` in one process.
 
     Args:
-        mask, bias, sinks: of the whole text, the same on every rank. Key ranges cost O(n) as ever.
-        group: the ranks; all of them by default.
-        return_weights: also return the matrix, whose statistics are computed where its rows are.
+        query: this rank's queries, from `layout.shard`.
+        key: this rank's keys.
+        value: this rank's values.
+        layout: distribution of the tokens over the ranks.
+        mask: mask of the whole text, equal on all ranks.
+        bias: bias of the whole text, equal on all ranks.
+        scale: as for `attention()`.
+        softcap: as for `attention()`.
+        sinks: one logit per head, equal on all ranks.
+        group: process group. Default: all ranks.
+        return_weights: also return the matrix. Each rank computes the statistics of its rows.
+        backend: as for `attention()`.
+
+    Returns:
+        This rank's rows of the output, or `(output, weights)` with `return_weights`.
     """
     rank = check_layout(layout, group)
     check_shard("query", query, layout, rank)
@@ -120,7 +132,7 @@ def context_parallel_attention(
 
 
 class _GatherTokens(torch.autograd.Function):
-    """All ranks' tokens in the order of the text; backward, each rank gets the summed gradients of its tokens."""
+    """All-gather of tokens in the order of the text; the backward pass is a reduce-scatter of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, layout: ZigzagLayout, rank: int, group: ProcessGroup | None) -> Tensor:
@@ -140,14 +152,14 @@ class _GatherTokens(torch.autograd.Function):
 
 
 def _pad_shard(shard: Tensor, layout: ZigzagLayout) -> Tensor:
-    """Pad a shard with zeros to the length of the longest, as collectives need equal shapes."""
+    """Pad a shard with zeros to the length of the longest shard, because collectives require equal shapes."""
     longest = max(layout.count(rank) for rank in range(layout.ranks))
     return torch.nn.functional.pad(shard, (0, 0, 0, longest - shard.shape[2])).contiguous()
 
 
 def _mask_rows(mask: Mask | None, chunk: slice, length: int) -> Mask | None:
     if mask is None or not mask.tensors:
-        return mask  # key ranges follow from query_start
+        return mask  # query_start determines the rows
     positions = query_positions(length, length, 0, mask.device)
     return PrecomputedMask(mask.lower(positions, length).slice_queries(chunk), repr(mask))
 

@@ -17,10 +17,10 @@ from clearhead.weights.matrix import AttentionWeights
 
 
 class ContextParallelWeights:
-    """Attention matrix `[batch, heads, n, n]` of a sharded text, as `context_parallel_attention` returns it.
+    """Attention matrix `[batch, heads, n, n]` of a sharded text, as returned by `context_parallel_attention`.
 
-    Each rank computes statistics of its rows, and every rank gets those of all: the methods are collectives, which all
-    ranks have to call. `parts` are a rank's rows, as (tokens, AttentionWeights) pairs.
+    The methods are collectives, so all ranks must call them: each rank computes the statistics of its rows, and all
+    ranks return the statistics of the whole matrix. `parts` contains this rank's rows as `(slice, AttentionWeights)`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ContextParallelWeights:
         batch, heads, q_len, kv_len = self.shape
         queries = ", ".join(f"{chunk.start} to {chunk.stop - 1}" for chunk, _ in self.parts if chunk.stop > chunk.start)
         matrix = f"{batch} × {heads} heads × {q_len} queries × {kv_len} keys"
-        return f"ContextParallelWeights({matrix}; own queries {queries or 'none'})"
+        return f"ContextParallelWeights({matrix}; local queries {queries or 'none'})"
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
         """Return the entropy of each row, as `AttentionWeights.entropy` does."""
@@ -52,14 +52,14 @@ class ContextParallelWeights:
         return self.observe(distance=True).distance
 
     def topk(self, k: int) -> TopK:
-        """Return the largest weights of each row, as `AttentionWeights.topk` does."""
+        """Return the `k` largest weights of each row, as `AttentionWeights.topk` does."""
         return self.observe(top=check_int("k", k)).top
 
     @torch.no_grad()
     def observe(
         self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
     ) -> AttentionStatistics:
-        """Return several statistics, computed in one pass over each rank's rows."""
+        """Compute several statistics in one pass over each rank's rows, as `AttentionWeights.observe` does."""
         statistics = [
             weights.observe(entropy=entropy, received=received, distance=distance, top=top) for _, weights in self.parts
         ]
@@ -85,7 +85,7 @@ class ContextParallelWeights:
 
     @torch.no_grad()
     def pool(self, rows: int, cols: int, *, reduce: Reduce = "mean") -> Float[Tensor, "batch heads rows cols"]:
-        """Return the matrix in `rows` × `cols` bins, as `AttentionWeights.pool` does."""
+        """Reduce the matrix to `rows` × `cols` bins, as `AttentionWeights.pool` does."""
         rows, cols = check_int("rows", rows), check_int("cols", cols)
         if reduce not in ("mean", "max"):
             raise ValueError(f"reduce is {reduce!r}; expected 'mean' or 'max'")

@@ -1,4 +1,4 @@
-"""`gather`: statistics of heads that are sharded over ranks; matrices are never gathered."""
+"""`gather`: collection of the statistics of sharded heads; matrices are never gathered."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ StatisticsT = TypeVar("StatisticsT", Tensor, TopK, AttentionStatistics)
 
 
 def gather(statistics: StatisticsT, mesh: DeviceMesh) -> StatisticsT:
-    """Return statistics of all heads on every rank, from those that each rank has of its heads.
+    """Gather the statistics of each rank's heads, and return those of all heads on every rank.
 
         gather(weights.entropy(), mesh)                 # [batch, heads, q_len]
         gather(weights.observe(top=8, received=True), mesh)
 
     Args:
-        statistics: of a layer that `parallelize_heads` has sharded: a statistic with heads on axis 1, or several.
+        statistics: statistics of this rank's heads, after `parallelize_heads`: a tensor with heads on axis 1, a `TopK`
+            or an `AttentionStatistics`.
+        mesh: the one-dimensional mesh that the heads are sharded over.
     """
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
-        raise ValueError(f"mesh is {mesh!r}; expected the DeviceMesh, of one axis, that heads are shared out over")
+        raise ValueError(f"mesh is {mesh!r}; expected the DeviceMesh with one axis that the heads are sharded over")
     if isinstance(statistics, AttentionStatistics):
         return AttentionStatistics(**{name: gather(getattr(statistics, name), mesh) for name in statistics})
     if isinstance(statistics, TopK):

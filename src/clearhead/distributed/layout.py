@@ -1,4 +1,4 @@
-"""`ZigzagLayout`: the tokens of a text that each rank holds."""
+"""`ZigzagLayout`: distribution of the tokens of a text over ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from clearhead._utils.tensor_checks import check_axis, check_dense_tensor
 class ZigzagLayout:
     """Zigzag split of `length` tokens over `ranks`.
 
-    Of 2 · ranks chunks, rank r holds chunk r from the start and chunk r from the end. Under a causal mask, where later
-    queries see more keys, all ranks then have about the same work. Lengths need not divide: chunks differ by a token at
-    most.
+    The text is split into 2 · ranks chunks. Rank r holds chunk r from the start and chunk r from the end. This balances
+    causal masks, where later queries attend to more keys. Chunk lengths differ by at most one token.
 
     >>> [ZigzagLayout(10, 2).chunks(rank) for rank in (0, 1)]
     [[slice(0, 2, None), slice(7, 10, None)], [slice(2, 5, None), slice(5, 7, None)]]
@@ -33,18 +32,18 @@ class ZigzagLayout:
         check_int("ranks", self.ranks)
 
     def chunks(self, rank: int) -> list[slice]:
-        """Return the tokens of a rank, in the order in which it holds them."""
+        """Return the tokens of a rank as slices of the text, in the order in which the rank stores them."""
         if not 0 <= check_int("rank", rank, least=0) < self.ranks:
             raise ValueError(f"rank is {rank}; expected one of 0 to {self.ranks - 1}")
         last = 2 * self.ranks
         return [slice(self._edge(chunk), self._edge(chunk + 1)) for chunk in (rank, last - 1 - rank)]
 
     def count(self, rank: int) -> int:
-        """Return how many tokens a rank holds."""
+        """Return the number of tokens of a rank."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks(rank))
 
     def shard(self, tensor: Tensor, rank: int, dim: int = -2) -> Tensor:
-        """Return a rank's tokens of a tensor of the whole text."""
+        """Return the tokens of a rank, from a tensor of the whole text."""
         tensor = check_dense_tensor("tensor", tensor, "a tensor of the whole text")
         dim = check_axis("dim", dim, tensor.ndim)
         if tensor.shape[dim] != self.length:
@@ -54,11 +53,11 @@ class ZigzagLayout:
         return torch.cat(chunks, dim=dim)
 
     def unshard(self, shards: Sequence[Tensor], dim: int = -2) -> Tensor:
-        """Return all ranks' tokens in the order of the text."""
+        """Concatenate the shards of all ranks in the order of the text: the inverse of `shard`."""
         if not isinstance(shards, Sequence) or len(shards) != self.ranks:
             raise ValueError(f"shards is {describe(shards)}; expected a sequence of {self.ranks} tensors, one per rank")
         for shard in shards:
-            check_dense_tensor("shards", shard, "tensors as layout.shard gives them")
+            check_dense_tensor("shards", shard, "tensors from layout.shard")
             dim = check_axis("dim", dim, shard.ndim)
         firsts, lasts = [], []
         for rank, shard in enumerate(shards):

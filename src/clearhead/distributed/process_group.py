@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def is_main_process() -> bool:
-    """Return whether this process is the only one, or the one that writes and prints for all."""
+    """Return whether this process has rank 0 and so writes files and prints for all ranks."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Rank of this process, and the number of processes."""
+    """Rank of this process and number of processes, with collectives that also work in a single process."""
 
     rank: int = 0
     world_size: int = 1
@@ -45,7 +45,7 @@ class ProcessGroup:
         return condition if self.world_size == 1 else bool(self.all_reduce(torch.tensor(int(condition), device=device)))
 
     def broadcast(self, value: T) -> T:
-        """Return the first process's value in all processes."""
+        """Return the value of rank 0 on all ranks."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -53,7 +53,7 @@ class ProcessGroup:
         return box[0]
 
     def run_on_main(self, action: Callable[[], T]) -> T:
-        """Run `action` in the first process; return its result, or raise its error, in all of them."""
+        """Run `action` on rank 0; return its result, or raise its error, on all ranks."""
         if self.world_size == 1:
             return action()
         result: T | None = None
@@ -69,7 +69,7 @@ class ProcessGroup:
         return result  # pyright: ignore[reportReturnType]
 
     def all_gather(self, value: T) -> list[T]:
-        """Return every process's value, in the order of ranks."""
+        """Return the values of all ranks, in the order of ranks."""
         if self.world_size == 1:
             return [value]
         values: list[T] = [value] * self.world_size
@@ -79,14 +79,14 @@ class ProcessGroup:
 
 @contextmanager
 def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun has started; without torchrun this process is alone."""
+    """Initialize torch.distributed under torchrun; without torchrun yield a group of one process."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
         yield ProcessGroup()
         return
     if device.type == "cuda" and device.index is None:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # a GPU for each
-    # statistics are reduced on the CPU, wherever the model is
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))  # one GPU per process
+    # gloo as well as NCCL: statistics are reduced on the CPU
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         process_group = ProcessGroup(distributed.get_rank(), world_size)
@@ -97,9 +97,9 @@ def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
 
 
 def _check_versions(process_group: ProcessGroup) -> None:
-    """Raise if processes have different versions: their collectives could differ and wait forever."""
+    """Raise if ranks have different versions, whose collectives may differ and deadlock."""
     versions = process_group.all_gather(f"clearhead {__version__}, torch {torch.__version__}")
     others = [(rank, version) for rank, version in enumerate(versions) if version != versions[0]]
     if others:
         rank, version = others[0]
-        raise ValueError(f"rank {rank} has {version}, but rank 0 has {versions[0]}; expected the same everywhere")
+        raise ValueError(f"rank {rank} has {version}, but rank 0 has {versions[0]}; expected the same on all ranks")

@@ -1,4 +1,4 @@
-"""Attention to keys and values that stay on their ranks (sharded-KV decoding)."""
+"""Sharded-KV decoding: attention to keys and values that stay on their ranks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,27 @@ def sharded_kv_attention(
     group: ProcessGroup | None = None,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
-    """Compute `attention()` of a few queries, which every rank has, to sharded keys, as when decoding a long text.
+    """Compute attention of a few replicated queries to sharded keys, as in decoding with a long context.
 
-    Each rank attends to its keys, and outputs are merged by their log-sum-exp: O(q_len · d) numbers are exchanged,
-    however long the text. Without gradients. Returns the output, and the log-sum-exp over all keys.
+    Each rank attends to its keys, and the outputs are merged by their log-sum-exp. The communication is O(q_len · d),
+    independent of the length of the text. There are no gradients.
 
     Args:
-        layout: of the keys and values, which are as `layout.shard` gives them.
-        query_start: as for `attention()`; by default the last query meets the last key.
+        query: queries, equal on all ranks.
+        key: this rank's keys, from `layout.shard`.
+        value: this rank's values.
+        layout: distribution of keys and values over the ranks.
+        mask: mask of the whole text, equal on all ranks.
+        bias: bias of the whole text, equal on all ranks.
+        scale: as for `attention()`.
+        softcap: as for `attention()`.
+        sinks: one logit per head, equal on all ranks.
+        query_start: as for `attention()`. Default: the last query has the position of the last key.
+        group: process group. Default: all ranks.
+        backend: as for `attention()`.
+
+    Returns:
+        The output and the log-sum-exp over all keys, on every rank.
     """
     rank = check_layout(layout, group)
     query = check_float_tensor("query", query, "[batch, heads, q_len, width]")
@@ -74,13 +87,13 @@ def sharded_kv_attention(
             bias=_bias_columns(bias, chunk),
             scale=scale,
             softcap=softcap,
-            query_start=start - chunk.start,  # keys count from the chunk's first: distances do not change
+            query_start=start - chunk.start,  # relative to the chunk's first key, so distances do not change
             return_weights=True,
             backend=backend,
         )
         offset += length
         output, lse = _merge(torch.stack([output, chunk_output.to(dtype)]), torch.stack([lse, weights.lse]))
-    if sinks is not None and rank == 0:  # a sink is in the softmax once, and has no value
+    if sinks is not None and rank == 0:  # the softmax must include a sink only once; a sink has no value
         sink = sinks.to(dtype)[None, :, None].expand_as(lse)
         output, lse = _merge(torch.stack([output, torch.zeros_like(output)]), torch.stack([lse, sink]))
     total_lse = torch.logsumexp(torch.stack(all_gather_tensors(lse, group)), dim=0)
@@ -89,7 +102,7 @@ def sharded_kv_attention(
 
 
 def _mask_columns(lowered: LoweredMask, chunk: slice) -> LoweredMask:
-    """Return a lowered mask for a chunk of the keys, counted from its first."""
+    """Return a lowered mask for a chunk of the keys, with keys counted from the start of the chunk."""
     ranges = lowered.ranges
     if ranges is not None:
         ranges = (ranges.clamp(chunk.start, chunk.stop) - chunk.start).to(ranges.dtype)
@@ -106,11 +119,11 @@ def _bias_columns(bias: Tensor | ALiBi | None, chunk: slice) -> Tensor | ALiBi |
 def _merge(
     outputs: Float[Tensor, "parts batch heads q_len dim"], lses: Float[Tensor, "parts batch heads q_len"]
 ) -> tuple[Float[Tensor, "batch heads q_len dim"], Float[Tensor, "batch heads q_len"]]:
-    """Merge outputs over different keys into one over all of them."""
+    """Merge the outputs and log-sum-exps over disjoint sets of keys."""
     lse = torch.logsumexp(lses, dim=0)
     return (outputs * _softmax_share(lses, lse)[..., None]).sum(dim=0), lse
 
 
 def _softmax_share(lse: Float[Tensor, "*parts"], total: Float[Tensor, "*total"]) -> Float[Tensor, "*parts"]:
-    """Return the share of the softmax that falls on some of the keys, exp(lse − total); 0 for rows without a key."""
+    """Return exp(lse − total), the fraction of the softmax that falls on some of the keys; 0 in rows without a key."""
     return torch.where(lse > -torch.inf, torch.exp(finite_lse(lse) - finite_lse(total)), 0.0)

@@ -1,4 +1,4 @@
-"""Heads over ranks: a `parallelize_module` plan that gives each rank some of a layer's heads (tensor parallel)."""
+"""Tensor parallelism: a `parallelize_module` plan that shards the heads of a layer over ranks."""
 
 from __future__ import annotations
 
@@ -18,30 +18,34 @@ from clearhead.ops.masks import And, Dense, Mask, Or
 
 
 def parallelize_heads(layer: MultiHeadAttention, mesh: DeviceMesh) -> MultiHeadAttention:
-    """Shard a layer's heads over the ranks of a mesh, in place; all ranks must have the same layer.
+    """Shard a layer's heads over the ranks of a mesh, in place, and return the layer.
 
         mesh = init_device_mesh("cpu", (4,))
         parallelize_heads(layer, mesh)
-        output, weights = layer(x, mask=Causal(), return_weights=True)  # x and output whole, weights of own heads
+        output, weights = layer(x, mask=Causal(), return_weights=True)  # weights of this rank's heads
 
-    Outputs and gradients are those of the whole layer. Parameters become DTensors. `ablate` then counts the heads of
-    each rank from 0. Dropout is drawn by each rank for its heads.
+    The layer must be equal on all ranks. Inputs and outputs are replicated; outputs and gradients equal those of the
+    unsharded layer. Parameters become DTensors. `ablate` takes indices of this rank's heads, counted from 0. Each rank
+    draws the dropout of its heads.
+
+    Raises:
+        ValueError: if the heads cannot be divided equally, or the layer has split="slice".
     """
     return parallelize_module(layer, mesh, tensor_parallel_plan(layer, mesh))  # pyright: ignore[reportReturnType]
 
 
 def tensor_parallel_plan(layer: MultiHeadAttention, mesh: DeviceMesh) -> dict[str, ParallelStyle]:
-    """Return the plan for `parallelize_module`: projections by columns, W_O by rows, whole heads to each rank.
+    """Return the plan for `parallelize_module`: projections sharded by columns, W_O by rows, without splitting heads.
 
-    If there are more ranks than key heads, ranks whose queries read the same key head each compute it.
+    If there are more ranks than key heads, ranks that share a key head each compute it.
     """
     _check(layer, mesh)
     ranks, heads, kv_heads = mesh.size(), layer.heads, layer.kv_heads
     if heads % ranks:
-        raise ValueError(f"{heads} heads cannot be shared equally by {ranks} ranks; expected a divisor of {heads}")
+        raise ValueError(f"{heads} heads cannot be divided equally over {ranks} ranks; expected a divisor of {heads}")
     if kv_heads % ranks and ranks % kv_heads:
         raise ValueError(
-            f"{kv_heads} key heads cannot be shared equally by {ranks} ranks, nor {ranks} ranks by {kv_heads} key"
+            f"{kv_heads} key heads cannot be divided equally over {ranks} ranks, nor {ranks} ranks over {kv_heads} key"
             " heads; expected one number to divide the other"
         )
 
@@ -63,25 +67,23 @@ def _check(layer: object, mesh: object) -> None:
     if not isinstance(layer, MultiHeadAttention):
         raise TypeError(f"layer is a {type(layer).__name__}; expected a clearhead.MultiHeadAttention")
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh is a {type(mesh).__name__}; expected a DeviceMesh, such as init_device_mesh(…) gives")
+        raise TypeError(f"mesh is a {type(mesh).__name__}; expected a DeviceMesh, such as from init_device_mesh(…)")
     if mesh.ndim != 1:
-        raise ValueError(
-            f"mesh has {mesh.ndim} axes, {mesh.mesh_dim_names}; expected one of them, such as mesh['heads']"
-        )
+        raise ValueError(f"mesh has {mesh.ndim} axes, {mesh.mesh_dim_names}; expected one axis, such as mesh['heads']")
     if layer.split == "slice":
         raise ValueError('layer has split="slice"; expected a projected one: layer.to_projected()')
     if isinstance(layer.query.weight, DTensor):
-        raise ValueError("layer is shared out already; expected a whole one")
+        raise ValueError("layer is already sharded; expected an unsharded layer")
 
 
-# The styles below assign `module.__class__`, because the sharded modules compute something else than `nn.Linear` and
-# `nn.RMSNorm` do. The supported way, the input and output functions of `distribute_module`, wraps forward() and cannot
-# replace it; a new module in place of the old one cannot be returned, because `parallelize_module` ignores what a style
-# returns for a submodule. Assigning the class also keeps the module's hooks, buffers and identity.
+# The styles below assign `module.__class__`, because sharded modules need another forward() than `nn.Linear` and
+# `nn.RMSNorm`. The input and output functions of `distribute_module` can only wrap forward(). A style cannot return a
+# new module either: `parallelize_module` ignores the module that a style returns for a submodule. Assigning the class
+# also keeps the module's hooks, buffers and identity.
 
 
 class _HeadwiseParallel(ColwiseParallel):
-    """Shard of a projection's columns: the heads of a rank."""
+    """Style that shards the columns of a projection by heads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.__class__ = _HeadwiseLinear
@@ -94,7 +96,7 @@ class _HeadwiseLinear(nn.Linear):
     Decoding with a cache passes `memory[:, :0]`.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as Linear calls it
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in nn.Linear
         mesh = _mesh_of(self.weight)
         if input.numel():
             return super().forward(input)
@@ -104,7 +106,7 @@ class _HeadwiseLinear(nn.Linear):
 
 
 class _ReplicatedKVHeadParallel(ParallelStyle):
-    """Replicated projection of which each rank computes the one key head it reads."""
+    """Style of a replicated projection of which each rank computes only the key head that it uses."""
 
     def __init__(self, kv_heads: int) -> None:
         super().__init__()
@@ -120,7 +122,7 @@ class _ReplicatedKVHeadParallel(ParallelStyle):
 class _ReplicatedKVHeadLinear(nn.Linear):
     kv_heads: int
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as Linear calls it
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in nn.Linear
         mesh = _mesh_of(self.weight)
         kv_head = mesh.get_local_rank() * self.kv_heads // mesh.size()
         rows = head_columns(kv_head, self.out_features // self.kv_heads)
@@ -129,7 +131,7 @@ class _ReplicatedKVHeadLinear(nn.Linear):
 
 
 class _ReplicatedNormParallel(ParallelStyle):
-    """Replicated norm that all heads share: the gradients of its gains are summed over the ranks."""
+    """Style of a replicated norm shared by all heads: the gradients of its gains are summed over the ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.__class__ = _ReplicatedRMSNorm
@@ -142,7 +144,7 @@ class _ReplicatedRMSNorm(nn.RMSNorm):
 
 
 class _HeadOptionsParallel(ParallelStyle):
-    """Shard of the sinks, and slices of per-head masks and biases, for the heads of a rank."""
+    """Style that shards the sinks, and slices per-head masks and biases to the heads of each rank."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, MultiHeadAttention)
@@ -185,7 +187,7 @@ def _mask_of_heads(mask: Mask | Tensor | None, heads: int, local_heads: slice) -
 
 
 def _replicate_parameters(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Replicate every parameter, as a DTensor like all others: optimizers do not mix them with plain tensors."""
+    """Replicate every parameter as a DTensor, because optimizers cannot mix DTensors and plain tensors."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         replicated = distribute_tensor(parameter.detach(), mesh, [Replicate()])
         module.register_parameter(name, nn.Parameter(replicated, requires_grad=parameter.requires_grad))
@@ -198,6 +200,6 @@ def _mesh_of(parameter: Tensor) -> DeviceMesh:
 
 
 def _local_copy(parameter: Tensor) -> Tensor:
-    """Return a replicated parameter as a plain tensor whose gradients are summed over the ranks."""
+    """Return the local tensor of a replicated parameter; its gradients are summed over the ranks."""
     assert isinstance(parameter, DTensor)
     return copy_to_ranks(parameter.to_local(), parameter.device_mesh.get_group())

@@ -20,12 +20,12 @@ def check_split(split: object, *, d_model: int, heads: int, kv_input_dim: int, k
             ("kv_input_dim", kv_input_dim, "kv_heads", kv_heads),
         ):
             if width % count:
-                raise ValueError(f"{name} {width} is not divisible by {divisor} {count}, as split='slice' needs")
+                raise ValueError(f"{name} {width} is not divisible by {divisor} {count}, as split='slice' requires")
     return split
 
 
 def check_rope(rope: object, key_dim: int) -> Rotary | None:
-    """Return the rotary encoding of a layer whose heads have `key_dim` columns; None without one."""
+    """Return the rotary encoding of a layer whose heads have `key_dim` columns, or None."""
     if rope is None or rope is False:
         return None
     rope = Rotary() if rope is True else rope
@@ -42,8 +42,8 @@ def check_inputs(x: Tensor, memory: Tensor | None, *, d_model: int, kv_input_dim
     if memory is None:
         if kv_input_dim != d_model:
             raise ValueError(
-                f"memory is None, but this layer's keys read kv_input_dim {kv_input_dim} columns and x has"
-                f" d_model {d_model}; give memory"
+                f"memory is None, but this layer projects keys from kv_input_dim {kv_input_dim} columns and x has"
+                f" d_model {d_model}; pass memory"
             )
         return
     memory = check_float_tensor("memory", memory, f"[batch, kv_len, {kv_input_dim}] (kv_input_dim)")
@@ -53,7 +53,7 @@ def check_inputs(x: Tensor, memory: Tensor | None, *, d_model: int, kv_input_dim
     if memory.shape[0] != x.shape[0]:
         raise ValueError(f"memory has batch {memory.shape[0]}, but x has {x.shape[0]}; expected the same")
     if has_rope:
-        raise ValueError("memory was given to a layer with rope, whose positions are those of one text, x")
+        raise ValueError("memory was given to a layer with rope; rope encodes the positions of one text, x")
 
 
 def check_cache(cache: KVCache | None, x: Tensor, memory: Tensor | None) -> None:
@@ -64,14 +64,14 @@ def check_cache(cache: KVCache | None, x: Tensor, memory: Tensor | None) -> None
     if cache.lengths and len(cache.lengths) != x.shape[0]:
         raise ValueError(f"cache holds {len(cache.lengths)} sequences, but x has batch {x.shape[0]}")
     if memory is not None and cache.window is not None:
-        raise ValueError("memory was given with a cache that forgets all but a window of it; use a KVCache")
+        raise ValueError("memory was given with a cache that keeps only a window of it; use a KVCache")
 
 
 def check_positions(positions: Tensor | None, x: Tensor, *, has_rope: bool) -> None:
     if positions is None:
         return
     if not has_rope:
-        raise ValueError("positions was given, but only rope reads it, and this layer has none")
+        raise ValueError("positions was given, but only rope uses it, and this layer has no rope")
     expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
     positions = check_dense_tensor("positions", positions, expected)
     has_int_dtype = positions.dtype in (torch.int64, torch.int32)
@@ -84,17 +84,17 @@ def check_cached(view: KVCacheView, mask: object, bias: object) -> None:
     """Reject masks and biases indexed by absolute key position once the cache has evicted the first keys."""
     if view.complete:
         return
-    forgotten = "the cache has forgotten the start of the text"
+    evicted = "the cache has evicted the start of the text"
     if isinstance(mask, Tensor) or (isinstance(mask, Mask) and not mask.relative):
-        raise ValueError(f"mask counts keys from the start, and {forgotten}; use Causal and Window, or a KVCache")
+        raise ValueError(f"mask counts keys from the start, but {evicted}; use Causal and Window, or a KVCache")
     if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1:
-        raise ValueError(f"bias counts keys from the start, and {forgotten}; use ALiBi, or a KVCache")
+        raise ValueError(f"bias counts keys from the start, but {evicted}; use ALiBi, or a KVCache")
 
 
 def project(projection: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Project an input, and name it if its dtype or device is not the layer's.
+    """Project an input. If this fails, raise an error that names an input whose dtype or device is not the layer's.
 
-    Both are compared only after a failure: under autocast, quantization and offloading they may differ.
+    They are compared only after a failure, because they may differ under autocast, quantization and offloading.
     """
     try:
         return projection(x)

@@ -1,4 +1,4 @@
-"""Parameters of a multi-head layer without some of its heads."""
+"""Removal of heads from the parameters of a multi-head layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clearhead.ops.call import kv_heads_of
 def drop_heads(
     options: Mapping[str, Any], parameters: Mapping[str, Tensor], dropped: Sequence[int]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options and parameters of a `MultiHeadAttention` with split="project" that lacks the dropped heads."""
+    """Return the options and parameters of a layer with split="project" without the dropped heads."""
     heads, key_dim, value_dim = options["heads"], options["key_dim"], options["value_dim"]
     remaining = [index for index in range(heads) if index not in dropped]
     if not remaining:
-        raise ValueError(f"heads names all {heads} of them; at least one must stay")
+        raise ValueError(f"heads has all {heads} heads of the layer; expected at least one to remain")
     kv_indices = kv_heads_of(remaining, heads // options["kv_heads"])
     smaller = dict(parameters)
     for projection, indices, dim in (

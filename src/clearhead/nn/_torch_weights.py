@@ -1,4 +1,4 @@
-"""Options and parameters of `nn.MultiheadAttention`, which packs together what `MultiHeadAttention` keeps apart."""
+"""Conversion between the packed parameters of `nn.MultiheadAttention` and the four projections of clearhead's layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def unpack_torch(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options and parameters of the `MultiHeadAttention` that equals a torch module."""
+    """Return the options and parameters of the `MultiHeadAttention` equivalent to a torch module."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"module is a {type(module).__name__}; expected a torch.nn.MultiheadAttention")
     has = {
@@ -25,11 +25,11 @@ def unpack_torch(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[st
     if any(has.values()):
         reasons = " and ".join(reason for reason, true in has.items() if true)
         raise ValueError(
-            f"module has {reasons}, which MultiHeadAttention does not know;"
-            " clearhead.torch_compat.MultiheadAttention does"
+            f"module has {reasons}, which MultiHeadAttention does not support;"
+            " use clearhead.torch_compat.MultiheadAttention"
         )
     packed, biases = module.in_proj_weight, module.in_proj_bias
-    with torch.enable_grad():  # so that each chunk has the requires_grad of its parameter
+    with torch.enable_grad():  # otherwise chunks would not inherit requires_grad
         if packed is None:
             weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         else:
@@ -52,11 +52,11 @@ def unpack_torch(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[st
 def pack_torch(
     options: Mapping[str, Any], parameters: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options and parameters of the `nn.MultiheadAttention` that equals a layer with split="project"."""
+    """Return the options and parameters of the `nn.MultiheadAttention` equivalent to a layer with split="project"."""
     _check_has_torch_form(options)
     heads, d_model, kv_input_dim = options["heads"], options["d_model"], options["kv_input_dim"]
     group = heads // options["kv_heads"]
-    rows = heads_columns([head // group for head in range(heads)], options["key_dim"])  # a key head for every head
+    rows = heads_columns([head // group for head in range(heads)], options["key_dim"])  # one key head per query head
 
     def packed(kind: str) -> list[Tensor]:
         return [parameters[f"query.{kind}"], parameters[f"key.{kind}"][rows], parameters[f"value.{kind}"][rows]]
@@ -91,7 +91,7 @@ def _check_has_torch_form(options: Mapping[str, Any]) -> None:
     has = {
         f"key_dim {key_dim} and value_dim {value_dim}, where d_model / heads is {head_dim:g}": {key_dim, value_dim}
         != {head_dim},
-        f"output_dim {output_dim} beside d_model {d_model}": output_dim != d_model,
+        f"output_dim {output_dim} ≠ d_model {d_model}": output_dim != d_model,
         "rope": options["rope"] is not None,
         "qk_norm": options["qk_norm"],
         f"scale {options['scale']}": options["scale"] is not None,
@@ -100,4 +100,4 @@ def _check_has_torch_form(options: Mapping[str, Any]) -> None:
     }
     if any(has.values()):
         reasons = " and ".join(reason for reason, true in has.items() if true)
-        raise ValueError(f"this layer has {reasons}, which nn.MultiheadAttention does not know")
+        raise ValueError(f"this layer has {reasons}, which nn.MultiheadAttention does not support")

@@ -1,4 +1,4 @@
-"""`MultiHeadAttention`: projections, many heads at once, concat and W_O."""
+"""`MultiHeadAttention`: a layer of input projections, attention heads and an output projection."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ SIZE_OPTIONS = ("d_model", "heads", "kv_heads", "key_dim", "value_dim", "kv_inpu
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention: every head projects the input, attends, and all heads' outputs are mixed by W_O.
+    """Multi-head attention: every head projects the input and attends; W_O combines the outputs of all heads.
 
     Args:
-        d_model: width of the input, and of the output unless `output_dim` says otherwise.
+        d_model: width of the input.
         heads: number of query heads.
-        kv_heads: number of key and value heads, which must divide `heads` (query head h reads key head h // group);
-            as many as `heads` by default.
-        key_dim, value_dim: width of a head's queries and keys, and of its values. By default key_dim is
-            d_model / heads and value_dim is key_dim.
-        kv_input_dim: width of what keys and values are projected from (`memory`); d_model by default.
-        output_dim: width of the output; d_model by default.
-        bias: whether the four projections have one.
-        dropout: share of attention weights dropped in training.
-        split: "project": every head projects the whole input, the usual layer. "slice": head h sees only the h-th of
-            `heads` slices of the input's columns (key head g the g-th of `kv_heads` slices) with a small matrix of its
-            own.
+        kv_heads: number of key and value heads, a divisor of `heads`. Query head h reads key head h // group. Default:
+            `heads`.
+        key_dim: width of a head's queries and keys. Default: d_model / heads.
+        value_dim: width of a head's values. Default: key_dim.
+        kv_input_dim: width of `memory`, from which keys and values are projected. Default: d_model.
+        output_dim: width of the output. Default: d_model.
+        bias: whether the four projections have a bias.
+        dropout: fraction of attention weights dropped in training.
+        split: "project" for the usual layer, in which every head projects the whole input. With "slice" query head h
+            projects only slice h of `heads` slices of the input's columns, and key head g only slice g of `kv_heads`.
         rope: rotary positions for queries and keys: a `Rotary`, or True for `Rotary()`.
-        qk_norm: normalise each head's queries and keys (RMS over key_dim, with learned gains), before `rope`.
-        scale: of the scores; 1/√key_dim by default.
+        qk_norm: normalize each head's queries and keys (RMS over key_dim, with learned gains), before `rope`.
+        scale: factor of the scores. Default: 1/√key_dim.
         softcap: scores become softcap · tanh(score / softcap).
-        sinks: whether each head has a learned logit that takes part in the softmax and is then dropped.
-        device, dtype: of the parameters.
+        sinks: whether each head has a learned logit that is part of the softmax's denominator and has no value.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
-    Parameters are those of four Linears, `query`, `key`, `value` and `output`. Matrices start Xavier-uniform (each
-    slice's own matrix by its own width), biases and sinks at 0, gains at 1.
+    The four projections are the submodules `query`, `key`, `value` and `output`. Their weights are initialized
+    Xavier-uniform (with "slice" per slice), biases and sinks with 0, gains with 1.
 
     >>> layer = MultiHeadAttention(d_model=512, heads=8)
     >>> x = torch.randn(2, 10, 512)
@@ -128,7 +128,7 @@ class MultiHeadAttention(nn.Module):
             self.key = projection(self.kv_input_dim, self.kv_heads, self.key_dim)
             self.value = projection(self.kv_input_dim, self.kv_heads, self.value_dim)
             self.output = nn.Linear(self.heads * self.value_dim, self.output_dim, bias=bias, **factory)
-        except (RuntimeError, TypeError) as error:  # sizes that overflow, or are more than there is memory for
+        except (RuntimeError, TypeError) as error:  # the sizes overflow or exceed the memory
             sizes = ", ".join(f"{name} {getattr(self, name)}" for name in SIZE_OPTIONS)
             reason = str(error).partition("\n")[0]
             raise RuntimeError(f"a layer of {sizes} cannot be allocated; expected smaller sizes: {reason}") from error
@@ -139,7 +139,7 @@ class MultiHeadAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all parameters again."""
+        """Initialize all parameters again."""
         for projection in (self.query, self.key, self.value, self.output):
             matrices = projection.blocks if isinstance(projection, BlockDiagonalLinear) else [projection.weight]
             for matrix in matrices:
@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         options = {name: value for name, value in self.options().items() if value != defaults.get(name, False)}
         return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
 
-    # nn.Module types `layer(x)` as Any, so overloads on return_weights would reach no caller
+    # no overloads on return_weights: nn.Module types `layer(x)` as Any
     def forward(
         self,
         x: Float[Tensor, "batch q_len d_model"],
@@ -193,14 +193,20 @@ class MultiHeadAttention(nn.Module):
         """Attend from `x` to itself, or to `memory`.
 
         Args:
-            mask, bias, query_start: as for `attention()`. A cache says where the queries stand; `query_start` overrules
-                it.
-            positions: where the tokens of x stand for `rope`: `[q_len]` or `[batch, q_len]`; by default one after the
-                other, from 0 or from what the cache has read.
-            cache: keys and values of earlier calls are attended to as well, and those of this one are added. With
-                `memory` it is memory's keys that are added: give memory once, and `memory[:, :0]` after that.
-            ablate: heads whose contribution to the output is left out.
+            x: input of the queries, and of keys and values without `memory`.
+            memory: input of keys and values, such as the output of an encoder.
+            mask: as for `attention()`.
+            bias: as for `attention()`.
+            query_start: as for `attention()`. Default with a cache and without `memory`: after the cached keys.
+            positions: positions of x for `rope`, `[q_len]` or `[batch, q_len]`. Default: consecutive, starting at 0 or
+                after the cached tokens.
+            cache: keys and values of earlier calls, which are attended to as well; those of this call are appended.
+                With `memory` its keys are cached: pass memory once, and `memory[:, :0]` in later calls.
+            ablate: heads whose contribution to the output is set to 0.
             return_weights: also return the attention matrix, a lazy `AttentionWeights`; "keep_qk" as in `attention()`.
+
+        Returns:
+            The output, or `(output, weights)` with `return_weights`.
         """
         has_rope = self.rope is not None
         check_inputs(x, memory, d_model=self.d_model, kv_input_dim=self.kv_input_dim, has_rope=has_rope)
@@ -208,12 +214,12 @@ class MultiHeadAttention(nn.Module):
         check_positions(positions, x, has_rope=has_rope)
         return_weights = check_return_weights(return_weights)
         name, source = ("x", x) if memory is None else ("memory", memory)
-        # the number of heads follows from the projected width, so that a layer sharded by columns works unchanged
+        # the number of heads is inferred from the projected width, because tensor parallelism shards the columns
         query = split_heads(project(self.query, "x", x), self.key_dim)
         key = split_heads(project(self.key, name, source), self.key_dim)
         value = split_heads(project(self.value, name, source), self.value_dim)
         if self.query_norm is not None and self.key_norm is not None:
-            # in the dtype of the gains, which autocast does not change
+            # autocast does not cast the gains, so the norm runs in their dtype
             query = self.query_norm(query.to(self.query_norm.weight.dtype)).to(value.dtype)
             key = self.key_norm(key.to(self.key_norm.weight.dtype)).to(value.dtype)
         if self.rope is not None:
@@ -230,7 +236,7 @@ class MultiHeadAttention(nn.Module):
             if memory is None and query_start is None:
                 query_start = view.query_start
                 if x.shape[1] == 1 and view.mask is not None and isinstance(mask, Causal):
-                    mask = None  # the last token sees every valid key, so Causal() is redundant
+                    mask = None  # the last token attends to every valid key, so Causal() is redundant
             mask = _and_cache_mask(mask, view)
         weights = None
         attended = attention(
@@ -280,21 +286,20 @@ class MultiHeadAttention(nn.Module):
         )
 
     def drop_heads(self, heads: int | Iterable[int] | Tensor) -> MultiHeadAttention:
-        """Return a smaller layer without these heads: its output lacks their contributions.
+        """Return a smaller layer without these heads; its output lacks their contributions.
 
-        If the groups of heads that share a key head become unequal, key and value heads are repeated until they are
-        equal again. A layer with split="slice" becomes a projected one, because its slices would no longer cover the
-        input.
+        If the groups of heads that share a key head become unequal, key and value heads are repeated to make them
+        equal. A layer with split="slice" is converted by `to_projected`, as its slices would not cover the input.
         """
         if self.split == "slice":
             return self.to_projected().drop_heads(heads)
         dropped = check_head_indices("heads", heads, self.heads)
-        with torch.enable_grad():  # so that each slice has the requires_grad of its parameter
+        with torch.enable_grad():  # otherwise slices would not inherit requires_grad
             options, parameters = drop_heads(self.options(), self._effective_parameters(), dropped)
         return assign_parameters(type(self)(**options, device="meta"), parameters, self.training)
 
     def to_projected(self) -> MultiHeadAttention:
-        """Return a layer with split="project" and the same outputs: slices become block-diagonal projections."""
+        """Return an equivalent layer with split="project": slices become block-diagonal projections."""
         with torch.enable_grad():
             parameters = self._effective_parameters()
             for name in ("query", "key", "value"):
@@ -308,19 +313,27 @@ class MultiHeadAttention(nn.Module):
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """Return a layer with copies of a torch module's weights and the same outputs.
 
-        Whatever the module's `batch_first`, this layer takes `[batch, length, d_model]`; masks are True = may attend.
+        The layer takes `[batch, length, d_model]`, also if the module has `batch_first=False`. In its masks True means
+        that a query may attend to a key.
+
+        Raises:
+            ValueError: if the module has `add_bias_kv`, `add_zero_attn` or `kdim` ≠ `vdim`.
         """
         options, parameters = unpack_torch(module)
         return assign_parameters(cls(**options, device="meta"), parameters, module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Return the equal `torch.nn.MultiheadAttention` with `batch_first=True`; an error if torch has none."""
+        """Return the equivalent `torch.nn.MultiheadAttention` with `batch_first=True`.
+
+        Raises:
+            ValueError: if torch has no equivalent, such as for `rope` or `sinks`.
+        """
         projected = self.to_projected() if self.split == "slice" else self
         options, parameters = pack_torch(projected.options(), projected._effective_parameters())
         return assign_parameters(nn.MultiheadAttention(**options, device="meta"), parameters, self.training)
 
     def _effective_parameters(self) -> dict[str, Tensor]:
-        """Return the learned tensors by their names in the state dict, computed where they are parametrized."""
+        """Return the learned tensors by state dict name; parametrized ones with their computed values."""
         tensors: dict[str, Tensor] = {} if self.sinks is None else {"sinks": self.sinks}
         for name in ("query", "key", "value", "output", "query_norm", "key_norm"):
             for kind in ("weight", "bias"):
@@ -331,7 +344,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _local(sinks: Tensor | None) -> Tensor | None:
-    """Return the sinks of this rank's heads, which are a DTensor's local shard under tensor parallelism."""
+    """Return the sinks of this rank's heads: under tensor parallelism the local shard of a DTensor."""
     to_local = getattr(sinks, "to_local", None)
     return sinks if to_local is None else to_local()
 

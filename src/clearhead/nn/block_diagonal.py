@@ -1,4 +1,4 @@
-"""`BlockDiagonalLinear`: a projection in which every head reads only its slice of the input."""
+"""`BlockDiagonalLinear`: a projection in which every head takes only its slice of the input."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class BlockDiagonalLinear(nn.Module):
-    """Linear layer with a block-diagonal weight: slice s of the input's columns gives slice s of the output's.
+    """Linear layer with a block-diagonal weight: slice s of the output depends only on slice s of the input.
 
-    The weight is stored as a grouped convolution stores it, `[out_features, in_features / slices]`: the rows of slice s
-    are its matrix. The result is that of one `nn.Linear` with a block-diagonal weight, at 1 / `slices` of its size.
+    Only the blocks are stored, as in a grouped convolution: `weight` is `[out_features, in_features / slices]`, and the
+    rows of slice s are its block. The result is that of an `nn.Linear` with `slices` times as many weights.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class BlockDiagonalLinear(nn.Module):
 
     @property
     def blocks(self) -> Float[Tensor, "slices out in"]:
-        """The matrix of each slice, as a view."""
+        """Matrices of the slices, as a view of `weight`."""
         return self.weight.unflatten(0, (self.slices, -1))
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         if self.weight.shape[0] != self.out_features:
             rows = f"{self.weight.shape[0]} of its {self.out_features} rows"
             raise ValueError(
-                f"weight has {rows}: slices cannot be sharded by columns, as their input would have to be too;"
-                " shard the layer's to_projected() form"
+                f"weight has {rows}: slices cannot be sharded by columns, because each needs its slice of the input;"
+                " shard layer.to_projected()"
             )
         sliced = x.unflatten(-1, (self.slices, -1))
         output = torch.einsum("...si,soi->...so", sliced, self.blocks).flatten(-2)

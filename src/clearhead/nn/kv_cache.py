@@ -1,4 +1,4 @@
-"""`KVCache`: the keys and values of the tokens read so far, for decoding token by token."""
+"""`KVCache`: keys and values of earlier tokens, for decoding."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class KVCacheView:
     key: Float[Tensor, "batch kv_heads kv_len key_dim"]
     value: Float[Tensor, "batch kv_heads kv_len value_dim"]
     query_start: int | Int[Tensor, " batch"]  # position of the first new token among the keys
-    mask: Mask | None  # hides the padding of shorter sequences
-    complete: bool  # key 0 is the first of the text: no earlier key was evicted
+    mask: Mask | None  # masks the padding of shorter sequences
+    complete: bool  # no key was evicted, so key 0 is the first token of the text
     new_key: Float[Tensor, "batch kv_heads n key_dim"]
     new_value: Float[Tensor, "batch kv_heads n value_dim"]
 
 
 class KVCache:
-    """Keys and values of the tokens read so far, preallocated; one per layer.
+    """Preallocated keys and values of earlier tokens. Each layer needs one cache.
 
         cache = KVCache(capacity=1024)
-        layer(prompt, mask=Causal(), cache=cache)     # [batch, n, d_model], in one piece or in chunks
-        layer(token, mask=Causal(), cache=cache)      # [batch, 1, d_model], the same as one full pass
+        layer(prompt, mask=Causal(), cache=cache)     # prefill: [batch, n, d_model], at once or in chunks
+        layer(token, mask=Causal(), cache=cache)      # decoding: [batch, 1, d_model], as in one full pass
 
     Pass `mask=Causal()` explicitly, as without a cache; otherwise tokens within a chunk attend to later ones.
 
     Args:
-        capacity: positions allocated at first use.
-        grow: whether a full cache doubles; if not, it raises an error.
+        capacity: number of positions allocated at first use.
+        grow: whether a full cache doubles its capacity. If not, it raises an error.
 
-    Sequences may have different lengths: pad prompts on the right, read them, then `truncate(lengths)`; the next tokens
-    stand right after the last token of each sequence. Only `kv_heads` heads are held. Decode under `torch.no_grad()`:
-    while gradients of keys or values are recorded, every call copies the cache so that they can flow through it.
+    Sequences may have different lengths: pad prompts on the right, run the layer, then call `truncate(lengths)`. The
+    next tokens then follow the last token of each sequence. Only `kv_heads` heads are stored. Decode under
+    `torch.no_grad()`: while gradients of keys or values are recorded, every call copies the cache.
     """
 
     def __init__(self, capacity: int = 256, *, grow: bool = True) -> None:
@@ -52,11 +52,11 @@ class KVCache:
         self._lengths: tuple[int, ...] = ()
         self._key: Tensor | None = None
         self._value: Tensor | None = None
-        self._frozen = 0  # positions below it are referenced by weights or gradients and never overwritten
+        self._frozen = 0  # earlier positions are referenced by weights or gradients and never overwritten
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Number of tokens read of each sequence; empty before the first."""
+        """Number of cached tokens of each sequence; empty before the first call."""
         return self._lengths
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Positions allocated, or to be allocated at first use."""
+        """Number of positions allocated, or to be allocated at first use."""
         return self._capacity
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class KVCache:
         return f"{type(self).__name__}({content}, capacity {self._capacity})"
 
     def positions(self, count: int, device: torch.device | None = None) -> Int[Tensor, "batch count"]:
-        """Return the positions of the next `count` tokens of each sequence; one row if they are the same for all."""
+        """Return the positions of the next `count` tokens of each sequence; one row if all sequences have the same."""
         count = check_int("count", count, least=0)
         device = device if isinstance(device, torch.device) else check_device("device", device)
         return query_positions(count, count, self._start(self._lengths or (0,), device), device)
@@ -94,7 +94,7 @@ class KVCache:
 
         With `immutable` later calls never overwrite the view, as attention weights and gradients require.
         """
-        if not self._lengths:  # a call that failed may have left buffers of another shape
+        if not self._lengths:  # a failed call may have left buffers of another shape
             self._key = self._value = None
         self._check(key, value)
         immutable = check_bool("immutable", immutable)
@@ -103,19 +103,19 @@ class KVCache:
     def commit(self, view: KVCacheView) -> None:
         """Commit the tokens of the last `update()`. Call it after the forward pass has succeeded."""
         if not isinstance(view, KVCacheView):
-            raise TypeError(f"view is {describe(view)}; expected what update() returned")
+            raise TypeError(f"view is {describe(view)}; expected the result of update()")
         self._store(view)
         batch, _, count, _ = view.new_key.shape
         self._lengths = tuple(length + count for length in self._lengths or (0,) * batch)
 
     def append(self, key: Tensor, value: Tensor, *, immutable: bool = False) -> KVCacheView:
-        """Call `update` and `commit`."""
+        """Call `update` and `commit`, and return the view."""
         view = self.update(key, value, immutable=immutable)
         self.commit(view)
         return view
 
     def truncate(self, lengths: int | Sequence[int] | Tensor | np.ndarray) -> None:
-        """Drop all but the first `lengths[b]` tokens of sequence b: the padding of a prompt, or rejected guesses."""
+        """Keep only the first `lengths[b]` tokens of sequence b, to drop padding or rejected speculative tokens."""
         if not self._lengths:
             raise ValueError("the cache is empty; there is nothing to truncate")
         requested = list_items("lengths", lengths)
@@ -125,17 +125,17 @@ class KVCache:
             entries = f"lengths has {len(requested)} entries"
             raise ValueError(f"{entries}, but the cache holds {len(self._lengths)} sequences")
         shortened = tuple(check_int("lengths", length, least=0) for length in requested)
-        for length, held in zip(shortened, self._lengths, strict=True):
-            if length > held:
-                raise ValueError(f"lengths asks for {length} tokens of a sequence of which the cache holds {held}")
+        for length, cached in zip(shortened, self._lengths, strict=True):
+            if length > cached:
+                raise ValueError(f"lengths has {length}, but the cache holds {cached} tokens of that sequence")
         self._clear(shortened)
         self._lengths = shortened
 
     def select(self, sequences: Sequence[int] | Int[Tensor, " chosen"]) -> None:
-        """Keep these sequences, in this order; one may come several times, as in beam search."""
+        """Keep these sequences, in this order. An index may occur several times, as in beam search."""
         indices = list_items("sequences", sequences)
         if not indices:
-            raise ValueError("sequences is empty; expected at least one number of a sequence to keep")
+            raise ValueError("sequences is empty; expected at least one index of a sequence to keep")
         for index in indices:
             if check_int("sequences", index, least=0) >= len(self._lengths):
                 raise ValueError(f"sequences has {index}, but the cache holds {len(self._lengths)} sequences")
@@ -146,10 +146,10 @@ class KVCache:
         self._lengths = tuple(self._lengths[index] for index in indices)
         self._frozen = 0
 
-    # -- storage, which subclasses replace -----------------------------------------------------------------------
+    # -- storage, overridden by subclasses -----------------------------------------------------------------------
 
     def _update(self, key: Tensor, value: Tensor, starts: tuple[int, ...], immutable: bool) -> KVCacheView:
-        """Write new keys and values from `starts` on, beyond the committed tokens, and return a view of all."""
+        """Write new keys and values at `starts`, after the committed tokens, and return a view of all tokens."""
         end = max(starts) + key.shape[2]
         if end > self._capacity:
             self._make_room(end, key.shape[2])
@@ -167,7 +167,7 @@ class KVCache:
             view = buffer[:, :, :end]
             if not immutable or buffer.requires_grad:
                 return view
-            # .data does not share the buffer's version counter: later tokens are written beyond the view
+            # .data has its own version counter, so later writes beyond the view do not count as changes of it
             return view.data if uniform else view.clone()
 
         return KVCacheView(
@@ -181,10 +181,10 @@ class KVCache:
         )
 
     def _store(self, view: KVCacheView) -> None:
-        """Store the new tokens of a view; here `_update` has written them already."""
+        """Store the new tokens of a view. Does nothing here, because `_update` has written them already."""
 
     def _clear(self, lengths: tuple[int, ...]) -> None:
-        """Zero the tokens beyond `lengths`: they are masked until they are overwritten, but 0 · nan would be nan."""
+        """Zero the tokens beyond `lengths`, which stay in the view as masked keys: a nan there times 0 is nan."""
         assert self._key is not None
         assert self._value is not None
         first = min(lengths)
@@ -202,13 +202,13 @@ class KVCache:
     def _make_room(self, needed: int, new: int) -> None:
         if not self._grow:
             raise ValueError(
-                f"cache is full: it holds {len(self)} of {self._capacity} positions, and {new} more do not fit;"
-                " make it larger, or let it grow (grow=True)"
+                f"cache is full: {len(self)} of {self._capacity} positions are used, and {new} more do not fit;"
+                " increase capacity, or pass grow=True"
             )
         self._capacity = max(needed, 2 * self._capacity)
 
     def _writable(self, buffer: Tensor | None, new: Tensor, first: int = 0) -> Tensor:
-        """Return a buffer of `capacity` positions: a copy if the old one must not be written from `first` on."""
+        """Return a buffer of `capacity` positions, or a copy of it if positions from `first` on must not change."""
         shape = (*new.shape[:2], self._capacity, new.shape[3])
         if buffer is None:
             return new.new_zeros(shape)
@@ -236,14 +236,13 @@ class KVCache:
             for axis, axis_name in ((0, "batch"), (1, "kv_heads"), (3, "width")):
                 if new.shape[axis] != cached.shape[axis]:
                     raise ValueError(
-                        f"cache holds {name}s of {axis_name} {cached.shape[axis]}, but the new ones have"
-                        f" {new.shape[axis]};"
-                        " a cache serves one layer and one batch"
+                        f"cache holds {name}s of {axis_name} {cached.shape[axis]}, but the new {name}s have"
+                        f" {new.shape[axis]}; use one cache per layer and batch"
                     )
             if (new.dtype, new.device) != (cached.dtype, cached.device):
                 raise ValueError(
-                    f"cache holds {name}s in {cached.dtype} on {cached.device}, but the new ones are in {new.dtype}"
-                    f" on {new.device}"
+                    f"cache holds {name}s in {cached.dtype} on {cached.device}, but the new {name}s are in {new.dtype}"
+                    f" on {new.device}; expected the same"
                 )
         if (key.dtype, key.device) != (value.dtype, value.device):
             raise ValueError(
@@ -251,11 +250,12 @@ class KVCache:
                 " same dtype and device"
             )
         if key.shape[:3] != value.shape[:3]:
-            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; they differ before dim")
+            shapes = f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}"
+            raise ValueError(f"{shapes}; expected the same batch, kv_heads and length")
 
 
 def _write(buffer: Tensor, new: Tensor, starts: tuple[int, ...]) -> None:
-    """Write `new` into `buffer` from `starts` on."""
+    """Write `new` into `buffer`, at the position `starts[b]` of sequence b."""
     count = new.shape[2]
     if min(starts) == max(starts):
         buffer[:, :, starts[0] : starts[0] + count] = new

@@ -18,17 +18,17 @@ ROTARY_LAYOUTS = ("half", "interleaved")
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions (Su et al. 2021): each pair of columns is rotated by position · frequency.
+    """Rotary position embedding (Su et al. 2021): each pair of columns is rotated by position · frequency.
 
     Args:
         base: pair i of `dims / 2` rotates by base^(−2i / dims) radians per position.
-        layout: which columns are a pair: "half" (i and i + dims / 2, as in Llama and most of Hugging Face) or
+        layout: columns of a pair: "half" (i and i + dims / 2, as in Llama and most Hugging Face models) or
             "interleaved" (2i and 2i + 1, as in the paper and GPT-J).
-        dims: how many of a head's leading columns are rotated; None for all.
-        scaling: for texts longer than those trained on: `LinearScaling`, `Llama3` or `YaRN`.
+        dims: number of leading columns of a head that are rotated. Default: all.
+        scaling: context scaling for texts longer than in training: `LinearScaling`, `Llama3` or `YaRN`.
 
-    Scores of rotated queries and keys depend only on the distance between positions. Angles are computed in float64:
-    in float32 they are off by 0.06 radians at a million tokens.
+    Scores of rotated queries and keys depend only on the distance between positions. Angles are computed in float64,
+    because in float32 their error is 0.06 radians at a million tokens.
 
     >>> query = torch.randn(1, 8, 5, 64)
     >>> Rotary()(query, torch.arange(5)).shape
@@ -46,7 +46,7 @@ class Rotary:
         if self.dims is not None:
             dims = check_int("Rotary: dims", self.dims, least=2)
             if dims % 2:
-                raise ValueError(f"Rotary: dims is {dims}; columns turn in pairs, expected an even number")
+                raise ValueError(f"Rotary: dims is {dims}; expected an even number, as columns are rotated in pairs")
             object.__setattr__(self, "dims", dims)
         if self.scaling is not None and not isinstance(self.scaling, RopeScaling):
             raise TypeError(
@@ -54,17 +54,17 @@ class Rotary:
             )
 
     def rotary_dims(self, key_dim: int) -> int:
-        """Return how many columns of a head of `key_dim` are rotated; an error if it cannot be."""
+        """Return the number of rotated columns of a head of `key_dim` columns; raise if `key_dim` does not fit."""
         if self.dims is None and key_dim % 2:
             raise ValueError(
-                f"rope turns pairs of columns, but key_dim is {key_dim}; expected an even number (or Rotary(dims=…))"
+                f"rope rotates pairs of columns, but key_dim is {key_dim}; expected an even number (or Rotary(dims=…))"
             )
         if self.dims is not None and self.dims > key_dim:
-            raise ValueError(f"rope turns dims={self.dims} columns, but key_dim is {key_dim}")
+            raise ValueError(f"rope rotates dims={self.dims} columns, but key_dim is {key_dim}")
         return key_dim if self.dims is None else self.dims
 
     def frequencies(self, dims: int, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
-        """Return the radians per position of each pair, in float64."""
+        """Return the frequency of each pair of columns in radians per position, in float64."""
         exponents = torch.arange(0, dims, 2, dtype=torch.float64, device=device) / -dims
         frequencies = self.base**exponents
         return frequencies if self.scaling is None else self.scaling.scale_frequencies(frequencies, self.base)
@@ -72,7 +72,7 @@ class Rotary:
     def __call__(
         self, x: Float[Tensor, "batch heads n key_dim"], positions: Integer[Tensor, "*batch n"]
     ) -> Float[Tensor, "batch heads n key_dim"]:
-        """Rotate the tokens of `x` to `positions`: `[n]`, or `[batch, n]` if they differ between sequences."""
+        """Rotate queries or keys `x` by their `positions`, `[n]` or `[batch, n]`."""
         x = check_float_tensor("x", x, "[batch, heads, n, key_dim]")
         if x.ndim != 4:
             raise ValueError(f"x has shape {tuple(x.shape)}; expected [batch, heads, n, key_dim]")
@@ -101,7 +101,7 @@ class Rotary:
 
 
 def check_base(name: str, base: object) -> None:
-    """Check the base of the geometric progression of frequencies."""
+    """Raise unless the base of the geometric progression of frequencies is a number above 1."""
     expected = "a finite number above 1"
     if check_float(name, base, expected) <= 1:
         raise ValueError(f"{name} is {base}; expected {expected}")

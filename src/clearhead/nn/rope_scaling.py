@@ -1,4 +1,4 @@
-"""Context scaling of rotary frequencies, so that a model reads texts longer than those it was trained on."""
+"""Context scaling of rotary frequencies, for texts longer than in training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RopeScaling:
 
     @property
     def attention_factor(self) -> float:
-        """Factor that rotated queries and keys are multiplied by."""
+        """Factor of rotated queries and keys."""
         return 1.0
 
 
@@ -44,10 +44,10 @@ class LinearScaling(RopeScaling):
 
 @dataclass(frozen=True)
 class Llama3(RopeScaling):
-    """Llama 3.1: low frequencies are divided by `factor`, high ones unchanged, those between interpolated.
+    """Llama 3.1 scaling: divide low frequencies by `factor`, keep high frequencies, interpolate between them.
 
-    A pair of columns has a low frequency if it makes at most `low_freq_factor` rotations over `original_length`
-    positions, and a high one if it makes at least `high_freq_factor`.
+    A frequency is low if it makes at most `low_freq_factor` rotations over `original_length` positions, and high if it
+    makes at least `high_freq_factor`.
     """
 
     original_length: int = 8192
@@ -72,8 +72,8 @@ class Llama3(RopeScaling):
 class YaRN(RopeScaling):
     """YaRN (Peng et al. 2023): a linear ramp over the pairs, and an attention factor that sharpens the softmax.
 
-    The ramp runs from the pair that makes `beta_fast` rotations over `original_length` positions, which is unchanged,
-    to the pair that makes `beta_slow`, which is divided by `factor`.
+    The ramp starts at the pair that makes `beta_fast` rotations over `original_length` positions, whose frequency is
+    unchanged. It ends at the pair that makes `beta_slow` rotations, whose frequency is divided by `factor`.
     """
 
     original_length: int = 4096

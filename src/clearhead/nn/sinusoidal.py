@@ -14,9 +14,15 @@ from clearhead.nn.rope import check_base
 
 
 def sinusoidal(positions: int | Integer[Tensor, "*n"], dim: int, *, base: float = 10_000.0) -> Float[Tensor, "*n dim"]:
-    """Return sinusoidal positions (Vaswani et al. 2017), float32: sines in even columns, cosines in odd ones.
+    """Return sinusoidal position encodings (Vaswani et al. 2017): sines in even columns, cosines in odd ones.
 
-    `positions` is how many, counted from 0, or the positions themselves.
+    Args:
+        positions: number of positions, counted from 0, or a tensor of positions.
+        dim: number of columns.
+        base: base of the geometric progression of frequencies.
+
+    Returns:
+        A float32 tensor with the shape of the positions and a last axis of size `dim`.
 
     >>> sinusoidal(3, 4).round(decimals=2)
     tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
@@ -30,5 +36,5 @@ def sinusoidal(positions: int | Integer[Tensor, "*n"], dim: int, *, base: float 
         positions = torch.arange(check_int("positions", positions, least=0))
     columns = torch.arange(check_int("dim", dim), device=positions.device)
     frequencies = base ** (-(columns - columns % 2).double() / dim)
-    # a cosine is the sine a quarter turn ahead
+    # cos(x) = sin(x + π/2)
     return torch.sin(positions[..., None] * frequencies + columns % 2 * (math.pi / 2)).float()

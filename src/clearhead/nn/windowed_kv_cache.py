@@ -1,4 +1,4 @@
-"""`WindowedKVCache`: a ring of the last keys and values, for layers that attend to a sliding window."""
+"""`WindowedKVCache`: a ring buffer of the last keys and values, for sliding-window attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from clearhead.ops.masks import Mask, Padding, Window
 
 
 class WindowedKVCache(KVCache):
-    """Ring buffer of the last `window` tokens of each sequence, in memory that does not grow.
+    """KV cache of constant size: a ring buffer of the last `window` tokens of each sequence.
 
-    Used like `KVCache`. Each token attends to at most `window` positions, its own included: the same as one full pass
-    with `mask & Window(before=window - 1)`, however the text is cut into chunks. Keys are returned in the order of
-    their positions and count from the oldest one returned. Masks and biases that count them from the start of the text
-    are rejected once the first token is evicted: all but `Causal`, `Window` and `ALiBi`.
+    Used like `KVCache`. Each token attends to at most `window` positions, including its own. The result is that of one
+    full pass with `mask & Window(before=window - 1)`, for any division of the text into chunks.
+
+    Returned keys are ordered by position, and key 0 is the oldest that is returned. So once a token is evicted, masks
+    and biases that count keys from the start of the text are rejected: all but `Causal`, `Window` and `ALiBi`.
     """
 
     def __init__(self, window: int) -> None:
@@ -31,9 +32,9 @@ class WindowedKVCache(KVCache):
         count, device = key.shape[2], key.device
         self._key = self._writable(self._key, key)
         self._value = self._writable(self._value, value)
-        before = tuple(min(start, self.window - 1) for start in starts)  # how many older keys the new tokens may see
+        before = tuple(min(start, self.window - 1) for start in starts)  # number of older keys in reach of new tokens
         order = self._order(starts, before, count, device)
-        mask: Mask | None = Window(before=self.window - 1) if count > 1 else None  # a single token sees all of them
+        mask: Mask | None = Window(before=self.window - 1) if count > 1 else None  # one token attends to all of them
         if order.shape[0] > 1:
             padding = Padding([older + count for older in before])
             mask = padding if mask is None else mask & padding
@@ -50,15 +51,15 @@ class WindowedKVCache(KVCache):
     def _order(
         self, starts: tuple[int, ...], before: tuple[int, ...], count: int, device: torch.device
     ) -> Int[Tensor, "rows kv_len"]:
-        """Return the index in (ring, new keys) of each key to be returned; one row if it is the same for all."""
+        """Return the index of each returned key in the concatenation of ring and new keys; one row if all are equal."""
         rows = 1 if min(starts) == max(starts) else len(starts)
         start, older = (torch.tensor(values[:rows], device=device)[:, None] for values in (starts, before))
         keys = torch.arange(max(before) + count, device=device)
-        new = torch.where(keys < older + count, self.window + keys - older, 0)  # index 0 pads and is masked
+        new = torch.where(keys < older + count, self.window + keys - older, 0)  # index 0 is padding, which is masked
         return torch.where(keys < older, (start - older + keys) % self.window, new)
 
     def _store(self, view: KVCacheView) -> None:
-        """Write the last `window` of the new tokens into the ring, over the oldest."""
+        """Overwrite the oldest tokens of the ring with the last `window` new tokens."""
         assert self._key is not None
         assert self._value is not None
         starts = self.lengths or (0,)
@@ -74,13 +75,13 @@ class WindowedKVCache(KVCache):
     def _clear(self, lengths: tuple[int, ...]) -> None:
         if lengths != self.lengths and len(self) > self.window:
             raise ValueError(
-                f"lengths cuts sequences short of which a window of {self.window} has overwritten the older tokens;"
-                " truncate before the longest is longer than the window"
+                f"lengths shortens sequences whose older tokens a window of {self.window} has overwritten;"
+                " truncate before any sequence is longer than the window"
             )
 
 
 def _select_keys(tensor: Tensor, order: Int[Tensor, "rows kv_len"]) -> Float[Tensor, "batch kv_heads kv_len dim"]:
-    """Gather keys or values by their indices; one row of indices serves all sequences."""
+    """Gather keys or values by their indices; a single row of indices applies to all sequences."""
     if order.shape[0] == 1:
         return tensor.index_select(2, order[0])
     return tensor.gather(2, order[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3]))
