@@ -1,4 +1,4 @@
-"""`replace_attention`: models keep their outputs, and torch's encoder really calls what it was given."""
+"""Tests of `replace_attention`: models keep their outputs, and torch's encoder calls the replaced module."""
 
 import copy
 
@@ -14,11 +14,11 @@ from support.torch_layers import BATCH, HEADS, KEYS
 class TestReplaceAttention:
     @pytest.fixture
     def calls(self, monkeypatch):
-        """How often our forward is called."""
-        seen = []
+        """List with one entry per call of the forward method of clearhead's layer."""
+        calls = []
         forward = MultiheadAttention.forward
-        monkeypatch.setattr(MultiheadAttention, "forward", lambda *a, **k: seen.append(1) or forward(*a, **k))
-        return seen
+        monkeypatch.setattr(MultiheadAttention, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+        return calls
 
     @pytest.mark.parametrize("norm_first", [False, True])
     @pytest.mark.parametrize("training", [False, True])
@@ -26,9 +26,9 @@ class TestReplaceAttention:
     @pytest.mark.parametrize("padded", [False, True])
     @pytest.mark.parametrize("masked", [False, True])
     @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
-    def test_encoder(self, norm_first, training, recording, padded, masked, calls):
-        one = nn.TransformerEncoderLayer(8, HEADS, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
-        model = nn.TransformerEncoder(one, 3).train(training)
+    def test_encoder_keeps_its_outputs(self, norm_first, training, recording, padded, masked, calls):
+        layer = nn.TransformerEncoderLayer(8, HEADS, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+        model = nn.TransformerEncoder(layer, 3).train(training)
         replaced = replace_attention(copy.deepcopy(model))
         x = torch.randn(BATCH, KEYS, 8)
         mask = nn.Transformer.generate_square_subsequent_mask(KEYS) if masked else None
@@ -47,7 +47,7 @@ class TestReplaceAttention:
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize("batch_first", [False, True])
     @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-    def test_the_whole_transformer(self, training, batch_first, calls):
+    def test_encoder_decoder_keeps_its_outputs(self, training, batch_first, calls):
         model = nn.Transformer(8, HEADS, 2, 2, 16, dropout=0.0, batch_first=batch_first).train(training)
         replaced = replace_attention(copy.deepcopy(model))
         source, target = torch.randn(2, BATCH, BATCH, 8)
@@ -61,7 +61,7 @@ class TestReplaceAttention:
         assert_agrees(got, decoded, model, source, target, mask)
         assert type(replaced.decoder.layers[0].multihead_attn) is MultiheadAttention
 
-    def test_parameters_optimizers_hooks_and_names_stay(self):
+    def test_parameters_hooks_and_names_are_kept(self):
         model = nn.Sequential(nn.Linear(6, 6), nn.MultiheadAttention(6, HEADS))
         before = dict(model.named_parameters())
         fired = []
@@ -72,33 +72,33 @@ class TestReplaceAttention:
         assert all(before[name] is after[name] for name in before)
         model[1](*torch.randn(3, 4, 5, 6))
         assert fired == [1]
-        replace_attention(model)  # a second time finds nothing left to do
+        replace_attention(model)  # a second call changes nothing
         assert len(model[1]._forward_pre_hooks) == 1
 
-    def test_the_model_may_be_the_layer_itself(self):
+    def test_a_single_layer_can_be_replaced(self):
         module = nn.MultiheadAttention(6, HEADS)
         replace_attention(module)
         assert type(module) is MultiheadAttention
 
     @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-    def test_copies_of_an_encoder_built_from_ours_are_called_too(self, calls):
-        one = nn.TransformerEncoderLayer(8, HEADS, 16, batch_first=True)
-        replace_attention(one)
-        model = nn.TransformerEncoder(one, 2).eval()
+    def test_encoder_built_from_a_replaced_layer_calls_it(self, calls):
+        layer = nn.TransformerEncoderLayer(8, HEADS, 16, batch_first=True)
+        replace_attention(layer)
+        model = nn.TransformerEncoder(layer, 2).eval()
         with torch.no_grad():
             model(torch.randn(BATCH, KEYS, 8))
         assert len(calls) == 2
 
-    def test_a_subclass_with_code_of_its_own_is_left_alone_with_a_warning(self):
-        class Own(nn.MultiheadAttention):
+    def test_subclasses_are_not_replaced_and_cause_a_warning(self):
+        class Subclass(nn.MultiheadAttention):
             pass
 
-        model = nn.ModuleDict({"theirs": Own(6, HEADS), "plain": nn.MultiheadAttention(6, HEADS)})
-        with pytest.warns(UserWarning, match="theirs is a Own, a subclass of nn.MultiheadAttention"):
+        model = nn.ModuleDict({"derived": Subclass(6, HEADS), "plain": nn.MultiheadAttention(6, HEADS)})
+        with pytest.warns(UserWarning, match="derived is a Subclass, a subclass of nn.MultiheadAttention"):
             replace_attention(model)
-        assert type(model["theirs"]) is Own
+        assert type(model["derived"]) is Subclass
         assert type(model["plain"]) is MultiheadAttention
 
-    def test_a_model_without_any_is_refused(self):
+    def test_refuses_a_model_without_attention(self):
         with pytest.raises(ValueError, match="model is a Linear without nn.MultiheadAttention; expected at least one"):
             replace_attention(nn.Linear(2, 2))

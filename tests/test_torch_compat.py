@@ -1,4 +1,4 @@
-"""The drop-in for torch's layer: the same outputs, weights and gradients over all its options."""
+"""Tests of the drop-in `MultiheadAttention`: outputs, weights and gradients match torch's for all options."""
 
 import copy
 import inspect
@@ -16,17 +16,17 @@ from support.torch_layers import BATCH, HEADS, KEYS, QUERIES, every_option, pair
 
 
 def tensors(module: nn.MultiheadAttention, batched: bool = True) -> list[torch.Tensor]:
-    """Query, key and value for a module, as leaves."""
-    made = []
+    """Return query, key and value for a module, as leaves."""
+    leaves = []
     for length, width in ((QUERIES, module.embed_dim), (KEYS, module.kdim), (KEYS, module.vdim)):
         shape = (length, width) if not batched else (BATCH, length, width)
         tensor = torch.randn(shape)
-        made.append((tensor if module.batch_first or not batched else tensor.transpose(0, 1)).requires_grad_())
-    return made
+        leaves.append((tensor if module.batch_first or not batched else tensor.transpose(0, 1)).requires_grad_())
+    return leaves
 
 
 def attn_masks() -> dict[str, torch.Tensor | None]:
-    """True = ignore; the first key stays open, so that torch gives numbers."""
+    """Return masks (True = ignore) that never hide the first key, so that torch does not return NaN."""
     two = torch.rand(QUERIES, KEYS) < 0.4
     three = torch.rand(BATCH * HEADS, QUERIES, KEYS) < 0.4
     two[:, 0] = three[..., 0] = False
@@ -41,52 +41,52 @@ def padding_masks() -> dict[str, torch.Tensor | None]:
 
 
 def assert_same(theirs, ours, inputs, **arguments) -> None:
-    """Outputs, weights, and the gradients of both in inputs and parameters."""
-    different = {id(tensor): index for index, tensor in enumerate(inputs)}
-    chosen = [list(different.values()).index(different[id(tensor)]) for tensor in inputs]
+    """Compare outputs, weights, and their gradients in inputs and parameters."""
+    distinct = {id(tensor): index for index, tensor in enumerate(inputs)}
+    leaf_indices = [list(distinct.values()).index(distinct[id(tensor)]) for tensor in inputs]
 
-    def everything(module, leaves, arguments):
-        results = [t for t in module(*(leaves[index] for index in chosen), **arguments) if t is not None]
+    def results_and_gradients(module, leaves, arguments):
+        results = [t for t in module(*(leaves[index] for index in leaf_indices), **arguments) if t is not None]
         generator = torch.Generator().manual_seed(5)
         cotangents = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in results]
         leaves = [*leaves, *module.parameters()]
         gradients = torch.autograd.grad(results, leaves, cotangents, allow_unused=True, materialize_grads=True)
-        # a gradient of a bias may cancel to 0: it is judged together with those of the weights
-        return [*results, *gradients[: len(different)], torch.cat([t.flatten() for t in gradients[len(different) :]])]
+        # the gradient of a bias may cancel to 0, so it is compared together with those of the weights
+        return [*results, *gradients[: len(distinct)], torch.cat([t.flatten() for t in gradients[len(distinct) :]])]
 
-    leaves = [inputs[index] for index in different.values()]
-    assert_agrees(everything(ours, leaves, arguments), everything, theirs, leaves, arguments)
+    leaves = [inputs[index] for index in distinct.values()]
+    assert_agrees(results_and_gradients(ours, leaves, arguments), results_and_gradients, theirs, leaves, arguments)
 
 
 def called(module, x, arguments=None):
-    """Return the output of self-attention, and the weights if there are any."""
+    """Return the output of self-attention, and the weights if they are not None."""
     return [t for t in module(x, x, x, **(arguments or {})) if t is not None]
 
 
-def test_signatures_are_torchs_to_the_letter():
+def test_signatures_match_torch():
     for name in ("__init__", "forward"):
-        mine, theirs = (inspect.signature(getattr(m, name)) for m in (MultiheadAttention, nn.MultiheadAttention))
-        assert [(p.name, p.default, p.kind) for p in mine.parameters.values()] == [
+        ours, theirs = (inspect.signature(getattr(m, name)) for m in (MultiheadAttention, nn.MultiheadAttention))
+        assert [(p.name, p.default, p.kind) for p in ours.parameters.values()] == [
             (p.name, p.default, p.kind) for p in theirs.parameters.values()
         ]
 
 
 @every_option
-def test_state_dicts_and_random_weights_are_torchs(options):
+def test_state_dicts_and_initial_weights_match_torch(options):
     torch.manual_seed(1)
     theirs = nn.MultiheadAttention(6, HEADS, **options)
     torch.manual_seed(1)
     ours = MultiheadAttention(6, HEADS, **options)
     assert list(theirs.state_dict()) == list(ours.state_dict())
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(mine, other)
+    for parameter, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
 
 
 @every_option
 @pytest.mark.parametrize("padding", ["none", "bool", "float"])
 @pytest.mark.parametrize("kind", ["none", "bool", "bool 3D", "float", "float 3D"])
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
-def test_all_masks(options, kind, padding):
+def test_all_masks_match_torch(options, kind, padding):
     theirs, ours = pair(options)
     mask, hidden = attn_masks()[kind], padding_masks()[padding]
     for weights, average in ((False, True), (True, True), (True, False)):
@@ -103,7 +103,7 @@ def test_all_masks(options, kind, padding):
 
 @every_option
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
-def test_unbatched(options):
+def test_unbatched_inputs_match_torch(options):
     theirs, ours = pair(options)
     mask = attn_masks()["bool"]
     three = attn_masks()["bool 3D"][:HEADS]
@@ -117,7 +117,7 @@ def test_unbatched(options):
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_one_tensor_for_all_three(batch_first):
+def test_self_attention_matches_torch(batch_first):
     theirs, ours = pair({"batch_first": batch_first})
     x = torch.randn(4, 5, 6, requires_grad=True)
     assert_same(theirs, ours, [x, x, x])
@@ -129,7 +129,7 @@ def test_one_tensor_for_all_three(batch_first):
 @pytest.mark.parametrize("padding", ["none", "bool", "float"])
 @pytest.mark.parametrize("floating", [False, True])
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
-def test_evaluation_where_torch_takes_its_fast_path(padding, floating):
+def test_eval_matches_torchs_fast_path(padding, floating):
     theirs, ours = (module.eval() for module in pair({"batch_first": True}))
     x = torch.randn(BATCH, KEYS, 6)
     mask = torch.rand(KEYS, KEYS) < 0.4
@@ -137,9 +137,9 @@ def test_evaluation_where_torch_takes_its_fast_path(padding, floating):
     mask = torch.zeros(KEYS, KEYS).masked_fill(mask, -torch.inf) if floating else mask
     hidden = padding_masks()[padding]
     with torch.no_grad():
-        for weights, average, one in itertools.product((False, True), (False, True), (None, mask)):
+        for weights, average, attn_mask in itertools.product((False, True), (False, True), (None, mask)):
             arguments = {"need_weights": weights, "average_attn_weights": average}
-            arguments |= {"attn_mask": one, "key_padding_mask": hidden}
+            arguments |= {"attn_mask": attn_mask, "key_padding_mask": hidden}
             assert_agrees(called(ours, x, arguments), called, theirs, x, arguments)
 
 
@@ -147,25 +147,26 @@ class TestCausal:
     MASK = torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
 
     @pytest.fixture
-    def masks_seen(self, monkeypatch):
-        seen = []
+    def passed_masks(self, monkeypatch):
+        """Masks and biases that the layer passed to `attention()`."""
+        passed = []
         attention = torch_compat.attention
         monkeypatch.setattr(
-            torch_compat, "attention", lambda *a, **k: seen.append((k["mask"], k["bias"])) or attention(*a, **k)
+            torch_compat, "attention", lambda *a, **k: passed.append((k["mask"], k["bias"])) or attention(*a, **k)
         )
-        return seen
+        return passed
 
     @pytest.mark.parametrize("floating", [False, True])
-    def test_a_right_hint_is_computed_as_a_causal_mask(self, floating, masks_seen):
+    def test_correct_hint_selects_a_causal_mask(self, floating, passed_masks):
         theirs, ours = pair({"batch_first": True})
         x = torch.randn(BATCH, KEYS, 6, requires_grad=True)
         mask = torch.zeros(KEYS, KEYS).masked_fill(self.MASK, -torch.inf) if floating else self.MASK
         assert_same(theirs, ours, [x, x, x], attn_mask=mask, is_causal=True, need_weights=False)
-        [(seen, bias)] = masks_seen
-        assert isinstance(seen, Causal)
+        [(passed, bias)] = passed_masks
+        assert isinstance(passed, Causal)
         assert bias is None
 
-    def test_a_mask_that_is_learned_gets_its_gradient(self):
+    def test_learned_mask_gets_a_gradient(self):
         _, ours = pair({"batch_first": True})
         x = torch.randn(BATCH, KEYS, 6)
         mask = torch.zeros(KEYS, KEYS).masked_fill(self.MASK, -torch.inf).requires_grad_()
@@ -173,23 +174,23 @@ class TestCausal:
         [gradient] = torch.autograd.grad(output.square().sum(), mask)
         assert gradient.abs().max() > 0
 
-    def test_a_wrong_hint_changes_nothing(self, masks_seen):
-        """Torch silently puts the causal mask in place of another one."""
+    def test_wrong_hint_has_no_effect(self, passed_masks):
+        """Torch silently replaces the mask by a causal mask; clearhead does not."""
         _, ours = pair({"batch_first": True})
         x, other = torch.randn(BATCH, KEYS, 6), self.MASK.roll(1, dims=1)
         other[:, 0] = False
         hinted = ours(x, x, x, attn_mask=other, is_causal=True, need_weights=False)[0]
         assert torch.equal(hinted, ours(x, x, x, attn_mask=other, need_weights=False)[0])
-        assert not isinstance(masks_seen[0][0], Causal)
+        assert not isinstance(passed_masks[0][0], Causal)
 
     @pytest.mark.parametrize("options", [{"add_zero_attn": True}, {"add_bias_kv": True}])
-    def test_added_keys_stay_open(self, options):
+    def test_added_keys_are_visible_to_every_query(self, options):
         _, ours = pair({"batch_first": True} | options)
         x = torch.randn(BATCH, KEYS, 6)
         _, weights = ours(x, x, x, attn_mask=self.MASK, is_causal=True)
         assert (weights[..., -1] > 0).all()
 
-    def test_with_padding(self):
+    def test_causal_masks_with_padding_match_torch(self):
         theirs, ours = pair({"batch_first": True})
         x = torch.randn(BATCH, KEYS, 6, requires_grad=True)
         for mask, hidden in itertools.product(
@@ -204,7 +205,7 @@ class TestCausal:
 class TestRowsWithoutAKey:
     @pytest.mark.parametrize("weights", [False, True])
     @pytest.mark.parametrize("floating", [False, True])
-    def test_they_give_the_bias_and_finite_gradients(self, weights, floating):
+    def test_output_is_the_bias_and_gradients_are_finite(self, weights, floating):
         _, ours = pair({"batch_first": True})
         x = torch.randn(BATCH, KEYS, 6, requires_grad=True)
         hidden = torch.zeros(BATCH, KEYS, dtype=torch.bool)
@@ -218,20 +219,20 @@ class TestRowsWithoutAKey:
 
 
 class TestDropout:
-    def test_weights_are_those_before_dropout_and_outputs_right_on_average(self):
+    def test_weights_are_before_dropout_and_outputs_keep_their_mean(self):
         theirs, ours = pair({"batch_first": True, "dropout": 0.3})
         inputs = tensors(theirs)
-        still, weights = ours.eval()(*inputs)
+        expected, weights = ours.eval()(*inputs)
         ours.train()
         for need_weights in (False, True):
             outputs = torch.stack([ours(*inputs, need_weights=need_weights)[0].detach() for _ in range(3000)])
             assert outputs.std(dim=0).max() > 0
-            assert (outputs.mean(dim=0) - still).abs().max() < 0.1
+            assert (outputs.mean(dim=0) - expected).abs().max() < 0.1
         assert torch.equal(ours(*inputs)[1], weights)
 
 
-def apart(module, texts, arguments):
-    """Call with one nested tensor of these texts; return the outputs one by one, and the weights."""
+def unbound_outputs(module, texts, arguments):
+    """Call a module with one nested tensor of these texts; return the output of each text, and the weights."""
     nested = torch.nested.nested_tensor(list(texts))
     output, *weights = called(module, nested, arguments)
     return [*output.unbind(), *weights]
@@ -239,25 +240,26 @@ def apart(module, texts, arguments):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 class TestNested:
-    def test_as_torch_gives_them(self):
+    def test_outputs_and_weights_match_torch(self):
         theirs, ours = (module.eval() for module in pair({"batch_first": True}))
         texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6), torch.randn(1, 6)])
         with torch.no_grad():
             for weights, average in ((False, True), (True, True), (True, False)):
                 arguments = {"need_weights": weights, "average_attn_weights": average}
-                mine, other = (module(texts, texts, texts, **arguments)[0] for module in (ours, theirs))
-                assert mine.is_nested
-                assert mine.layout == other.layout
-                assert_agrees(apart(ours, texts.unbind(), arguments), apart, theirs, texts.unbind(), arguments)
+                output, expected = (module(texts, texts, texts, **arguments)[0] for module in (ours, theirs))
+                assert output.is_nested
+                assert output.layout == expected.layout
+                outputs = unbound_outputs(ours, texts.unbind(), arguments)
+                assert_agrees(outputs, unbound_outputs, theirs, texts.unbind(), arguments)
 
     @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
-    def test_added_keys_are_refused_as_in_torch(self, options):
+    def test_refuses_added_keys_as_torch_does(self, options):
         _, ours = pair({"batch_first": True} | options)
         texts = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)])
         with pytest.raises(ValueError, match="expected a layer without add_bias_kv and add_zero_attn"):
             ours(texts, texts, texts)
 
-    def test_only_self_attention_without_masks(self):
+    def test_rejects_cross_attention_and_masks(self):
         _, ours = pair({"batch_first": True})
         a, b = (torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)]) for _ in range(2))
         with pytest.raises(ValueError, match="query is nested; expected self-attention without masks"):
@@ -266,9 +268,9 @@ class TestNested:
             ours(a, a, a, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
 
 
-class TestAsAModule:
+class TestAsModule:
     @every_option
-    def test_compiled(self, options):
+    def test_compiled_output_matches_torch(self, options):
         torch._dynamo.reset()
         theirs, ours = pair(options)
         inputs, mask = tensors(theirs), attn_masks()["bool"]
@@ -277,7 +279,7 @@ class TestAsAModule:
             got = [t for t in compiled(*inputs, **arguments) if t is not None]
             assert_agrees(got, lambda m, i, a: [t for t in m(*i, **a) if t is not None], theirs, inputs, arguments)
 
-    def test_exported_and_copied_and_cast(self):
+    def test_exported_copied_and_autocast_outputs_match_torch(self):
         theirs, ours = (module.eval() for module in pair({"batch_first": True}))
         x = torch.randn(BATCH, KEYS, 6)
         program = torch.export.export(ours, (x, x, x), {"need_weights": False})
@@ -292,8 +294,8 @@ class TestAsAModule:
         assert weights.isfinite().all()
 
     @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
-    def test_transformed_by_torch_func_and_traced(self):
-        theirs, ours = pair({"batch_first": True})  # torch's own fast path, in evaluation, cannot
+    def test_vmap_jvp_and_jit_trace_match_torch(self):
+        theirs, ours = pair({"batch_first": True})  # not in eval mode: torch's fast path does not support these
         x, mask = torch.randn(4, BATCH, KEYS, 6), torch.ones(KEYS, KEYS, dtype=torch.bool).triu(1)
         with torch.no_grad():
             for arguments in ({}, {"attn_mask": mask}):
@@ -302,7 +304,7 @@ class TestAsAModule:
                     return ours(x, x, x, **arguments)[0]
 
                 def looped(module, x, arguments=arguments):
-                    return torch.stack([module(one, one, one, **arguments)[0] for one in x])
+                    return torch.stack([module(batch, batch, batch, **arguments)[0] for batch in x])
 
                 def derivative(module, x, arguments=arguments):
                     return torch.func.jvp(lambda x: module(x, x, x, **arguments)[0], (x[0],), (x[1],))
@@ -312,7 +314,7 @@ class TestAsAModule:
         traced = torch.jit.trace(ours, (x[0], x[0], x[0]))
         assert_agrees(called(traced, x[1]), called, theirs, x[1])
 
-    def test_made_on_the_meta_device(self):
+    def test_can_be_built_on_the_meta_device(self):
         ours = MultiheadAttention(6, HEADS, device="meta").to_empty(device="cpu")
         ours._reset_parameters()
         assert ours(*torch.randn(3, 4, 5, 6))[0].isfinite().all()
@@ -349,7 +351,7 @@ Q, K = torch.randn(QUERIES, BATCH, 6), torch.randn(KEYS, BATCH, 6)
         (lambda: MultiheadAttention(7, 2), ValueError, "embed_dim is 7; expected a multiple of num_heads 2"),
     ],
 )
-def test_bad_input(call, error, message):
+def test_rejects_invalid_arguments(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Sequence over ranks: outputs, gradients and statistics are those of one process."""
+"""Tests of context parallelism: outputs, gradients and statistics match those of one process."""
 
 import itertools
 
@@ -18,14 +18,14 @@ from clearhead.distributed import (
 )
 from support.ranks import assert_near, started
 
-LENGTH = 37  # divided by nothing
+LENGTH = 37  # prime, so that no number of ranks divides it
 MASKS = {
     "none": lambda: None,
     "causal": Causal,
     "window": lambda: Window(before=5, after=2),
     "padding": lambda: Padding([30, 37]),
     "left padding": lambda: Padding.left([30, 37]) & Causal(),
-    "documents": lambda: Causal() & Documents([10, 0, 20, 4]),  # the last tokens belong to none
+    "documents": lambda: Causal() & Documents([10, 0, 20, 4]),  # the last tokens are outside all documents
     "prefix": lambda: Window(before=3) | (Causal() & Prefix(4)),
     "dense": lambda: Dense(torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4),
     "dense and causal": lambda: Causal() & Dense(torch.arange(LENGTH) % 3 > 0),
@@ -39,7 +39,7 @@ def ranks():
 
 
 @given(length=st.integers(0, 200), ranks=st.integers(1, 9))
-def test_every_token_has_one_rank(length, ranks):
+def test_zigzag_layout_assigns_every_token_to_one_rank(length, ranks):
     layout = ZigzagLayout(length, ranks)
     held = [token for rank in range(ranks) for chunk in layout.chunks(rank) for token in range(length)[chunk]]
     assert sorted(held) == list(range(length))
@@ -50,7 +50,7 @@ def test_every_token_has_one_rank(length, ranks):
     assert torch.equal(layout.unshard(shards), tensor)
 
 
-def test_under_a_causal_mask_all_ranks_have_as_much_to_do():
+def test_zigzag_layout_balances_causal_masks():
     for length, ranks in itertools.product((1000, 1003), (2, 3, 8)):
         layout = ZigzagLayout(length, ranks)
         work = [
@@ -91,23 +91,23 @@ def compare_sequence(mesh, name, kv_heads, options=None):
     cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3))
     expected.backward(cotangent)
     output.backward(layout.shard(cotangent, rank))
-    for one, another in zip(tensors, shards, strict=True):
-        assert_near(another.grad, layout.shard(one.grad, rank), 10)
+    for tensor, shard in zip(tensors, shards, strict=True):
+        assert_near(shard.grad, layout.shard(tensor.grad, rank), 10)
     for key, value in learned.items():
         assert_near(copies[key].grad, value.grad, 10)
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_a_sharded_sequence_is_the_whole_one(ranks, name):
+def test_sharded_sequence_matches_one_process(ranks, name):
     ranks.run(3, compare_sequence, name, 2)
 
 
 @pytest.mark.parametrize(("count", "kv_heads"), [(2, 1), (4, 4), (1, 2)])
-def test_any_number_of_ranks_and_key_heads(ranks, count, kv_heads):
+def test_numbers_of_ranks_and_key_heads_are_independent(ranks, count, kv_heads):
     ranks.run(count, compare_sequence, "causal", kv_heads)
 
 
-def test_biases_sinks_and_softcap(ranks):
+def test_biases_sinks_and_softcap_match_one_process(ranks):
     bias = torch.randn(1, 4, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
     ranks.run(2, compare_sequence, "causal", 2, {"bias": bias, "sinks": torch.randn(4), "softcap": 3.0})
     ranks.run(2, compare_sequence, "causal", 2, {"bias": ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.0])), "scale": 0.3})
@@ -122,7 +122,7 @@ def compare_short(mesh, length):
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_fewer_tokens_than_chunks(ranks, length):
+def test_text_may_have_fewer_tokens_than_chunks(ranks, length):
     ranks.run(4, compare_short, length)
 
 
@@ -130,9 +130,8 @@ def compare_decoding(mesh, name, options, q_len):
     query, key, value = inputs(2)
     query = query[:, :, :q_len]
     layout, rank = ZigzagLayout(LENGTH, mesh.size()), mesh.get_local_rank()
-    mask = {"causal": Causal(), "window": Window(before=4), "padding": Padding([3, 37]), "nothing": Padding([0, 37])}[
-        name
-    ]
+    masks = {"causal": Causal(), "window": Window(before=4), "padding": Padding([3, 37]), "empty": Padding([0, 37])}
+    mask = masks[name]
     expected, weights = attention(query, key, value, mask=mask, return_weights=True, **options)
     shards = [layout.shard(tensor, rank) for tensor in (key, value)]
     output, lse = sharded_kv_attention(query, *shards, layout, mask=mask, group=mesh.get_group(), **options)
@@ -140,15 +139,15 @@ def compare_decoding(mesh, name, options, q_len):
     assert_near(lse, weights.lse)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "padding", "nothing"])
-def test_partial_outputs_are_merged(ranks, name):
+@pytest.mark.parametrize("name", ["causal", "window", "padding", "empty"])
+def test_sharded_kv_decoding_matches_one_process(ranks, name):
     ranks.run(3, compare_decoding, name, {}, 2)
 
 
-def test_partial_outputs_with_everything(ranks):
+def test_sharded_kv_decoding_with_sinks_bias_and_query_start_matches_one_process(ranks):
     options = {"sinks": torch.randn(4), "bias": ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.0])), "softcap": 4.0}
     ranks.run(4, compare_decoding, "causal", options, 1)
-    ranks.run(2, compare_decoding, "nothing", {"sinks": torch.randn(4)}, 3)
+    ranks.run(2, compare_decoding, "empty", {"sinks": torch.randn(4)}, 3)
     ranks.run(2, compare_decoding, "window", {"query_start": 20}, 3)
 
 
@@ -161,7 +160,7 @@ def refused_sequence(mesh, length, shard_len, ranks_of_layout):
     return None
 
 
-def test_what_does_not_fit_is_said_with_its_numbers(ranks):
+def test_rejects_shards_of_wrong_length_with_the_sizes(ranks):
     messages = ranks.run(2, refused_sequence, 20, 9, 2)
     assert messages[1] == (
         "query has 9 tokens, but rank 1 of 2 holds 10 of 20 tokens; expected the result of layout.shard"
@@ -172,7 +171,7 @@ def test_what_does_not_fit_is_said_with_its_numbers(ranks):
 
 
 def refused_options(mesh):
-    """Each on every rank, so that none waits for another."""
+    """Return the errors of invalid calls. Every rank must raise, because otherwise the others wait in a collective."""
     layout, rank = ZigzagLayout(LENGTH, mesh.size()), mesh.get_local_rank()
     query, key, value = (layout.shard(tensor, rank) for tensor in inputs(2))
     rows = context_parallel_attention(query, key, value, layout, group=mesh.get_group(), return_weights=True)[1]
@@ -195,14 +194,14 @@ def refused_options(mesh):
     ):
         try:
             call()
-            messages.append("nothing")
+            messages.append("no error")
         except (ValueError, TypeError) as error:
             messages.append(str(error))
     return messages
 
 
-def test_every_rank_says_what_is_wrong(ranks):
-    one, other = ranks.run(2, refused_options)
+def test_every_rank_rejects_invalid_calls(ranks):
+    first, second = ranks.run(2, refused_options)
     expected = (
         "bias is (42, 37); expected a shape that broadcasts to (2, 4, 37, 37)",
         "bias is (36, 37); expected",
@@ -218,13 +217,13 @@ def test_every_rank_says_what_is_wrong(ranks):
         "mesh is a str; expected a DeviceMesh",
         "rank is 9; expected one of 0 to 1",
     )
-    for message, part in zip(one, expected, strict=True):
+    for message, part in zip(first, expected, strict=True):
         assert part in message
-    assert len(other) == len(one)
-    assert "nothing" not in other
+    assert len(second) == len(first)
+    assert "no error" not in second
 
 
-def of_another_version(mesh):
+def check_versions_with_one_different(mesh):
     group = process_group.ProcessGroup(mesh.get_local_rank(), mesh.size())
     process_group.__version__ = "9.9" if group.rank == 3 else "1.0"
     try:
@@ -234,8 +233,8 @@ def of_another_version(mesh):
     return None
 
 
-def test_a_rank_of_another_version_is_named(ranks):
-    [message, *others] = ranks.run(4, of_another_version)
+def test_rejects_ranks_with_different_versions(ranks):
+    [message, *others] = ranks.run(4, check_versions_with_one_different)
     assert message.startswith("rank 3 has clearhead 9.9, torch")
     assert "but rank 0 has clearhead 1.0" in message
     assert others == [message] * 3

@@ -1,4 +1,4 @@
-"""Heads over ranks: outputs, gradients and statistics are those of one process."""
+"""Tests of tensor parallelism: outputs, gradients and statistics match those of one process."""
 
 import copy
 
@@ -22,7 +22,7 @@ def ranks():
 def compare_heads(mesh, options, mask, memory):
     torch.manual_seed(0)
     layer = MultiHeadAttention(24, **options)
-    for parameter in layer.parameters():  # biases, gains and sinks take part
+    for parameter in layer.parameters():  # so that biases, gains and sinks differ from their initial values
         parameter.data += 0.1 * torch.randn_like(parameter)
     sharded = MultiHeadAttention(24, **options)
     sharded.load_state_dict(layer.state_dict())
@@ -46,9 +46,9 @@ def compare_heads(mesh, options, mask, memory):
     cotangent = torch.randn_like(expected)
     for result in (expected, output):
         result.backward(cotangent)
-    for one, another in zip(*inputs, strict=True):
-        if one is not None:
-            assert_near(another.grad, one.grad)
+    for tensor, sharded_tensor in zip(*inputs, strict=True):
+        if tensor is not None:
+            assert_near(sharded_tensor.grad, tensor.grad)
     named = dict(sharded.named_parameters())
     for name, parameter in layer.named_parameters():
         actual = named[name].grad
@@ -67,16 +67,16 @@ def compare_heads(mesh, options, mask, memory):
         (4, {"heads": 4, "kv_heads": 2, "qk_norm": True, "sinks": True, "softcap": 5.0}),
     ],
 )
-def test_sharded_heads_are_the_whole_layer(ranks, count, options):
+def test_sharded_heads_match_the_unsharded_layer(ranks, count, options):
     ranks.run(count, compare_heads, options, Causal(), False)
 
 
-def test_cross_attention_over_heads(ranks):
+def test_sharded_cross_attention_matches_the_unsharded_layer(ranks):
     ranks.run(2, compare_heads, {"heads": 4}, None, True)
 
 
 def compare_options(mesh):
-    """Per-head masks and biases are sliced to a rank's heads, and a learned bias gets its whole gradient."""
+    """Check that per-head masks and biases are sliced to a rank's heads, and that a learned bias gets its gradient."""
     torch.manual_seed(0)
     layer = MultiHeadAttention(24, heads=4, kv_heads=2)
     sharded = parallelize_heads(copy.deepcopy(layer), mesh)
@@ -94,12 +94,12 @@ def compare_options(mesh):
     assert_near(sharded(x, bias=slopes), layer(x, bias=slopes))
 
 
-def test_options_of_single_heads(ranks):
+def test_per_head_masks_and_biases_match_the_unsharded_layer(ranks):
     ranks.run(2, compare_options)
 
 
 def compare_steps(mesh):
-    """Clipping and AdamW, on the layer and on a copy of the sharded one."""
+    """Compare clipped AdamW steps of a layer with those of a copy of the sharded layer."""
     torch.manual_seed(0)
     layer = MultiHeadAttention(24, heads=4, kv_heads=2, bias=False, qk_norm=True, sinks=True)
     for parameter in layer.parameters():
@@ -118,11 +118,11 @@ def compare_steps(mesh):
     named = dict(sharded.named_parameters())
     for name, parameter in layer.named_parameters():
         assert_near(named[name].full_tensor(), parameter.detach(), 30)
-    assert not torch.equal(first.query.weight.full_tensor(), layer.query.weight)  # the original stays as it was
+    assert not torch.equal(first.query.weight.full_tensor(), layer.query.weight)  # the original is unchanged
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_sharded_layers_learn_as_whole_ones(ranks, count):
+def test_optimizer_steps_match_the_unsharded_layer(ranks, count):
     ranks.run(count, compare_steps)
 
 
@@ -134,7 +134,7 @@ def refused_heads(mesh, options):
     return None
 
 
-def test_heads_that_cannot_be_shared_are_refused(ranks):
+def test_refuses_heads_that_ranks_do_not_divide(ranks):
     assert (
         ranks.run(3, refused_heads, {"heads": 4})
         == ["4 heads cannot be divided equally over 3 ranks; expected a divisor of 4"] * 3
@@ -165,16 +165,16 @@ def compare_models(mesh):
     caches = [module.caches() for module in (model, sharded)]
     memories = [module.encode(source, lengths) for module in (model, sharded)]
     with torch.no_grad():
-        for token in target.unbind(dim=1)[:3]:  # each rank caches its own heads' keys
-            one, other = (
+        for token in target.unbind(dim=1)[:3]:  # each rank caches the keys of its heads
+            expected_logits, logits = (
                 module.decode(token[:, None], memory, caches=cache)
                 for module, memory, cache in zip((model, sharded), memories, caches, strict=True)
             )
-            assert_near(other, one)
+            assert_near(logits, expected_logits)
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_sharded_transformer_is_the_whole_one(ranks, count):
+def test_sharded_transformer_matches_the_unsharded_model(ranks, count):
     ranks.run(count, compare_models)
 
 
@@ -187,5 +187,5 @@ def refused_model(mesh):
     return None
 
 
-def test_a_feed_forward_that_cannot_be_shared_is_refused(ranks):
+def test_refuses_a_feed_forward_width_that_ranks_do_not_divide(ranks):
     assert "feed_forward is 10 wide, which 3 ranks cannot share equally" in ranks.run(3, refused_model)[0]

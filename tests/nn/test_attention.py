@@ -1,4 +1,4 @@
-"""The multi-head layer: every option against the formula written out in float64, its heads, and bad input."""
+"""Tests of the multi-head layer: every option against the formula in float64, its heads, and rejected input."""
 
 import copy
 
@@ -22,7 +22,7 @@ def causal(layer: MultiHeadAttention, kv_len: int) -> torch.Tensor:
 @every_option
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [False, True], ids=["all keys", "causal"])
-def test_output_and_weights(options, dtype, masked):
+def test_output_and_weights_match_the_formula(options, dtype, masked):
     layer = make(options, dtype)
     tensors = inputs(layer, dtype)
     allowed = causal(layer, tensors[-1].shape[1]) if masked else None
@@ -31,14 +31,14 @@ def test_output_and_weights(options, dtype, masked):
         plain(layer, *(t.double() for t in tensors), allowed=allowed),
         plain(layer, *tensors, allowed=allowed),
     )
-    for one in (output, layer(*tensors, mask=Causal() if masked else None)):
-        assert_matches(one, exact.output, naive.output, scale=exact.output_terms)
-    # weights come in float32; they are exponentials, and so as many times less exact as scores are large
+    for result in (output, layer(*tensors, mask=Causal() if masked else None)):
+        assert_matches(result, exact.output, naive.output, scale=exact.output_terms)
+    # weights are float32 exponentials, so their relative error grows with the size of the scores
     assert_matches(weights.dense(), exact.weights, naive.weights.float(), scale=exact.score_terms)
 
 
 @every_option
-def test_gradients(options):
+def test_gradients_match_the_formula(options):
     layer = make(options)
     tensors = [t.requires_grad_() for t in inputs(layer)]
     cotangent = torch.randn(2, 5, layer.output_dim)
@@ -53,7 +53,7 @@ def test_gradients(options):
         return gradients(plain(layer, *tensors, allowed=allowed, state=state).output, layer, tensors, cotangent)
 
     got = gradients(layer(*tensors, mask=Causal()), layer, tensors, cotangent)
-    # weights are exponentials of score - lse, and so as many times less exact as scores are large
+    # weights are exponentials of score - lse, so their relative error grows with the size of the scores
     terms = plain(layer, *tensors).score_terms
     scale = tree_map(lambda gradient: float(gradient.abs().max()) * terms, got)
     assert_agrees(got, by_the_formula, layer, tensors, cotangent, scale=scale)
@@ -61,7 +61,7 @@ def test_gradients(options):
 
 @every_option
 @pytest.mark.parametrize("batch", [0, 2])
-def test_without_gradients_the_same_numbers(options, batch):
+def test_no_grad_and_inference_mode_do_not_change_outputs(options, batch):
     layer = make(options)
     tensors = [tensor[:batch] for tensor in inputs(layer)]
     expected = layer(*tensors, mask=Causal())
@@ -70,7 +70,7 @@ def test_without_gradients_the_same_numbers(options, batch):
             assert torch.equal(layer(*tensors, mask=Causal()), expected)
 
 
-def test_the_teaching_texts_layer():
+def test_default_sizes_are_those_of_the_original_transformer():
     layer = MultiHeadAttention()
     assert (layer.d_model, layer.heads, layer.key_dim, layer.value_dim) == (512, 8, 64, 64)
     assert {name: tuple(p.shape) for name, p in layer.named_parameters() if p.ndim == 2} == {
@@ -79,10 +79,10 @@ def test_the_teaching_texts_layer():
     assert sum(p.numel() for p in layer.parameters()) == 4 * 512 * 512 + 4 * 512
 
 
-def test_initialisation():
+def test_initialization_is_xavier_uniform_per_slice():
     torch.manual_seed(3)
     layer = MultiHeadAttention(120, 6, sinks=True, qk_norm=True, split="slice")
-    bound = (6 / (20 + 20)) ** 0.5  # Xavier by a head's own width
+    bound = (6 / (20 + 20)) ** 0.5  # Xavier bound of one slice
     for projection in (layer.query, layer.key, layer.value):
         assert 0.95 * bound < projection.weight.abs().max() <= bound
         assert (projection.bias == 0).all()
@@ -100,7 +100,7 @@ class TestArguments:
         torch.testing.assert_close(got, plain(layer, x, allowed=allowed, bias=bias).output)
         torch.testing.assert_close(got, layer(x, mask=allowed, bias=bias))
 
-    def test_alibi(self):
+    def test_alibi_matches_a_dense_bias(self):
         layer, x = make({}, torch.float64), torch.randn(2, 5, 30, dtype=torch.float64)
         slopes = torch.rand(6, dtype=torch.float64)
         distance = (torch.arange(5)[:, None] - torch.arange(5)).abs()
@@ -108,27 +108,27 @@ class TestArguments:
         torch.testing.assert_close(layer(x, bias=ALiBi(slopes)), plain(layer, x, bias=bias).output)
 
     @pytest.mark.parametrize("per_sequence", [False, True])
-    def test_positions(self, per_sequence):
+    def test_positions_reach_rope(self, per_sequence):
         layer, x = make({"key_dim": 8, "rope": True}, torch.float64), torch.randn(2, 5, 30, dtype=torch.float64)
         positions = torch.tensor([[0, 1, 0, 1, 2], [7, 3, 9, 100, 4]])
         positions = positions if per_sequence else positions[1]
         exact = plain(layer, x, positions=positions.expand(2, -1)).output
         torch.testing.assert_close(layer(x, positions=positions), exact)
 
-    def test_dropout_only_in_training_and_on_average_nothing(self):
+    def test_dropout_acts_only_in_training_and_keeps_the_mean(self):
         layer, x = make({"dropout": 0.4}), torch.randn(2, 5, 30)
         layer.eval()
         assert torch.equal(layer(x), layer(x))
-        still = layer(x)
+        expected = layer(x)
         layer.train()
         assert not torch.equal(layer(x), layer(x))
         mean = torch.stack([layer(x) for _ in range(3000)]).mean(dim=0)
-        assert (mean - still).abs().max() < 0.1 * still.abs().max()
+        assert (mean - expected).abs().max() < 0.1 * expected.abs().max()
         _, weights = layer(x, return_weights=True)
         assert torch.allclose(weights.dense().sum(dim=-1), torch.ones(()))
 
     @pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"split": "slice"}], ids=str)
-    def test_ablate(self, options):
+    def test_ablate_removes_the_contribution_of_heads(self, options):
         layer, x = make(options, torch.float64), torch.randn(2, 5, 30, dtype=torch.float64)
         torch.testing.assert_close(layer(x, ablate=[1, 4]), plain(layer, x, without=(1, 4)).output)
         torch.testing.assert_close(layer(x, ablate=0), plain(layer, x, without=(0,)).output)
@@ -139,7 +139,7 @@ class TestArguments:
         assert layer(x, ablate=[1], return_weights=True)[1].shape == (2, 6, 5, 5)
 
     def test_a_layer_sharded_by_columns_works_unchanged(self):
-        """The number of heads follows from the projected width: half the columns are half the heads."""
+        """The number of heads is inferred from the projected width: half of the columns are half of the heads."""
         layer, x = make({"kv_heads": 2}, torch.float64), torch.randn(2, 5, 30, dtype=torch.float64)
         shard = copy.deepcopy(layer)
         with torch.no_grad():
@@ -150,7 +150,7 @@ class TestArguments:
             shard.output.weight = nn.Parameter(shard.output.weight[:, :15])
         torch.testing.assert_close(shard(x), layer(x, ablate=[3, 4, 5]))
 
-    def test_slices_sharded_by_columns_are_refused(self):
+    def test_refuses_slices_sharded_by_columns(self):
         layer = make({"split": "slice"})
         layer.query.weight = nn.Parameter(layer.query.weight[:15].detach())
         with pytest.raises(ValueError, match="weight has 15 of its 30 rows: slices cannot be sharded by columns"):
@@ -159,8 +159,8 @@ class TestArguments:
 
 class TestHeads:
     @pytest.mark.parametrize("name", ["defaults", "both", "slices, grouped", "slices of memory", "no bias"])
-    def test_each_heads_own_matrices(self, name):
-        """Concat and W_O are the same as adding up what each head writes."""
+    def test_contributions_of_single_heads_sum_to_the_output(self, name):
+        """Concatenation and W_O equal the sum of the heads' outputs, each times its slice of W_O."""
         layer = make(OPTIONS[name], torch.float64)
         tensors = inputs(layer, torch.float64)
         x, source = tensors[0], tensors[-1]
@@ -176,13 +176,13 @@ class TestHeads:
             total = total + weights @ value @ head.output_weight
         torch.testing.assert_close(total, layer(*tensors))
 
-    def test_a_slice_is_two_by_two_in_the_worked_example(self):
+    def test_a_sliced_head_has_matrices_of_the_slice_width(self):
         head = MultiHeadAttention(4, 2, split="slice").head(1)
         assert head.columns == slice(2, 4)
         assert head.query_weight.shape == head.key_weight.shape == head.value_weight.shape == (2, 2)
         assert MultiHeadAttention(4, 2).head(1).query_weight.shape == (4, 2)
 
-    def test_they_are_views(self):
+    def test_head_weights_are_views(self):
         layer, x = make({}), torch.randn(2, 5, 30)
         original = copy.deepcopy(layer)
         with torch.no_grad():
@@ -190,7 +190,7 @@ class TestHeads:
         assert_agrees(layer(x), lambda layer, x: layer(x, ablate=[2]), original, x)
 
     @every_option
-    def test_drop_heads(self, options):
+    def test_drop_heads_matches_ablation(self, options):
         layer = make(options, torch.float64)
         tensors = inputs(layer, torch.float64)
         for dropped in ([0], [1, 2, 5], [3, 4, 5], list(range(1, layer.heads))):
@@ -199,21 +199,22 @@ class TestHeads:
             expected = plain(layer, *tensors, without=tuple(dropped)).output
             torch.testing.assert_close(smaller(*tensors), expected, rtol=1e-10, atol=1e-12)
 
-    def test_key_heads_are_repeated_only_where_groups_become_unequal(self):
+    def test_key_heads_are_repeated_only_if_groups_become_unequal(self):
         layer = make({"kv_heads": 3})
         assert layer.drop_heads([2, 3]).kv_heads == 2
         assert layer.drop_heads([1, 3, 5]).kv_heads == 3
         assert layer.drop_heads([1]).kv_heads == 5
-        assert MultiHeadAttention(32, 8, kv_heads=2).drop_heads([0, 1]).kv_heads == 3  # 2 + 4 heads: one for each pair
+        grouped = MultiHeadAttention(32, 8, kv_heads=2)
+        assert grouped.drop_heads([0, 1]).kv_heads == 3  # groups of 2 and 4 heads: one key head per pair
         assert layer.drop_heads([]).kv_heads == 3
 
-    def test_parametrized_projections_can_be_read_and_dropped(self):
+    def test_parametrized_projections_can_be_dropped_and_converted(self):
         layer, x = make({}, torch.float64), torch.randn(2, 5, 30, dtype=torch.float64)
         nn.utils.parametrizations.weight_norm(layer.key)
         torch.testing.assert_close(layer.drop_heads([1])(x), layer(x, ablate=[1]))
         torch.testing.assert_close(layer.to_torch()(x, x, x)[0], layer(x))
 
-    def test_a_smaller_layer_is_a_layer_of_its_own(self):
+    def test_drop_heads_copies_parameters_and_flags(self):
         layer = make({"dropout": 0.1}).eval()
         layer.query.requires_grad_(False)
         smaller = layer.drop_heads([1])
@@ -229,7 +230,7 @@ class TestHeads:
 
 
 @pytest.mark.parametrize("name", ["slices", "slices, grouped", "slices of memory"])
-def test_slices_as_projections(name):
+def test_to_projected_keeps_the_outputs_of_sliced_layers(name):
     layer = make(OPTIONS[name], torch.float64)
     tensors = inputs(layer, torch.float64)
     projected = layer.to_projected()
@@ -288,7 +289,7 @@ X = torch.randn(2, 5, 30)
         (
             lambda: MultiHeadAttention(30, 6, kv_input_dim=13)(X),
             ValueError,
-            "memory is None, but this layer's keys read kv_input_dim 13 columns",
+            "memory is None, but this layer projects keys from kv_input_dim 13 columns",
         ),
         (
             lambda: MultiHeadAttention(30, 6, key_dim=4, rope=True)(X, X),
@@ -316,7 +317,7 @@ X = torch.randn(2, 5, 30)
         (lambda: LAYER(X, mask=torch.ones(4, 5) > 0), ValueError, "mask does not fit: Dense has shape (1, 1, 4, 5)"),
     ],
 )
-def test_bad_input(call, error, message):
+def test_rejects_invalid_arguments(call, error, message):
     with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Caches: any way of cutting a text into chunks gives what one full pass gives."""
+"""Tests of the KV caches: decoding in any chunks matches one full pass."""
 
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ def in_chunks(layer, x, cuts, cache, mask, **options) -> torch.Tensor:
 @pytest.mark.parametrize("recording", [False, True], ids=["no_grad", "with gradients"])
 @given(cuts=st.sets(st.integers(1, LENGTH - 1)), capacity=st.integers(1, 20))
 @settings(max_examples=20)
-def test_chunks_are_the_same_as_one_pass(options, recording, cuts, capacity):
+def test_chunks_match_one_pass(options, recording, cuts, capacity):
     layer, x = make(options), text()
     cache = KVCache(capacity)
     with torch.set_grad_enabled(recording):
@@ -55,7 +55,7 @@ def test_chunks_are_the_same_as_one_pass(options, recording, cuts, capacity):
 @pytest.mark.parametrize("window", [1, 4, 13, 20])
 @given(cuts=st.sets(st.integers(1, LENGTH - 1)))
 @settings(max_examples=20)
-def test_a_ring_is_the_same_as_a_window(options, window, cuts):
+def test_windowed_cache_matches_a_window_mask(options, window, cuts):
     layer, x = make(options), text()
     expected = layer(x, mask=Window(before=window - 1))
     for mask in (Window(before=window - 1), Causal()):
@@ -66,7 +66,7 @@ def test_a_ring_is_the_same_as_a_window(options, window, cuts):
         assert cache.capacity == cache.window == window
 
 
-def test_a_ring_makes_any_mask_causal_within_the_window():
+def test_windowed_cache_without_a_mask_is_causal():
     layer, x = make(LAYERS["plain"]), text()
     for cuts in ([4, 5], [1], [12], range(1, 13)):
         with torch.no_grad():
@@ -74,7 +74,7 @@ def test_a_ring_makes_any_mask_causal_within_the_window():
         torch.testing.assert_close(got, layer(x, mask=Window(before=4)))
 
 
-def test_query_start_overrules_a_cache():
+def test_query_start_overrides_the_cache():
     layer, x, cache = make(LAYERS["plain"]), text(), KVCache()
     with torch.no_grad():
         layer(x[:, :8], mask=Causal(), cache=cache)
@@ -86,14 +86,14 @@ def test_query_start_overrules_a_cache():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_token_by_token_to_rounding(dtype):
+def test_decoding_matches_one_pass_up_to_rounding(dtype):
     layer, x = make(dtype=dtype), text(dtype)
     with torch.no_grad():
         got = in_chunks(layer, x, range(1, LENGTH), KVCache(), Causal())
         assert_agrees(got, lambda layer, x: layer(x, mask=Causal()), layer, x)
 
 
-def test_alibi_and_masks_count_from_the_start():
+def test_alibi_and_masks_use_absolute_positions():
     layer, x = make(LAYERS["plain"]), text()
     slopes = ALiBi(alibi_slopes(6).double())
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_alibi_and_masks_count_from_the_start():
 
 
 @pytest.mark.parametrize("frozen", [(), ("key",), ("value",), ("key", "value"), ("query",)], ids=str)
-def test_gradients_flow_through_it(frozen):
+def test_gradients_flow_through_the_cache(frozen):
     layer, x = make(), text()
     for name in frozen:
         getattr(layer, name).requires_grad_(False)
@@ -111,8 +111,8 @@ def test_gradients_flow_through_it(frozen):
     expected = torch.autograd.grad(layer(x, mask=Causal()), parameters, cotangent)
     for cache in (KVCache(2), KVCache(20)):
         got = torch.autograd.grad(in_chunks(layer, x, [3, 4, 9], cache, Causal()), parameters, cotangent)
-        for mine, theirs in zip(got, expected, strict=True):
-            torch.testing.assert_close(mine, theirs)
+        for gradient, expected_gradient in zip(got, expected, strict=True):
+            torch.testing.assert_close(gradient, expected_gradient)
 
 
 class TestRaggedBatches:
@@ -121,14 +121,14 @@ class TestRaggedBatches:
     @every_layer
     @pytest.mark.parametrize("make_cache", [KVCache, lambda: WindowedKVCache(20), lambda: WindowedKVCache(9)])
     @pytest.mark.parametrize("chunk", [1, 3])
-    def test_prompts_of_different_lengths(self, options, make_cache, chunk):
+    def test_truncated_prompts_match_single_sequences(self, options, make_cache, chunk):
         layer, cache = make(options), make_cache()
         window = cache.window if isinstance(cache, WindowedKVCache) else 100
         mask = Window(before=window - 1)
         texts = [torch.randn(1, length + 2 * chunk, 30, dtype=torch.float64) for length in self.LENGTHS]
         prompts = torch.zeros(3, 9, 30, dtype=torch.float64)
-        for row, one, length in zip(prompts, texts, self.LENGTHS, strict=True):
-            row[:length] = one[0, :length]
+        for row, sequence, length in zip(prompts, texts, self.LENGTHS, strict=True):
+            row[:length] = sequence[0, :length]
         with torch.no_grad():
             first = layer(prompts, mask=Causal(), cache=cache)
             cache.truncate(self.LENGTHS)
@@ -138,25 +138,25 @@ class TestRaggedBatches:
                 new = [t[0, n + chunk * step :][:chunk] for t, n in zip(texts, self.LENGTHS, strict=True)]
                 steps.append(layer(torch.stack(new), mask=Causal(), cache=cache))
         later = torch.cat(steps, dim=1)
-        for sequence, (one, length) in enumerate(zip(texts, self.LENGTHS, strict=True)):
-            alone = layer(one, mask=mask)[0]
-            torch.testing.assert_close(first[sequence, :length], alone[:length])
-            torch.testing.assert_close(later[sequence], alone[length:])
+        for index, (sequence, length) in enumerate(zip(texts, self.LENGTHS, strict=True)):
+            alone = layer(sequence, mask=mask)[0]
+            torch.testing.assert_close(first[index, :length], alone[:length])
+            torch.testing.assert_close(later[index], alone[length:])
 
-    def test_a_single_token_of_each_still_goes_to_a_fused_kernel(self, monkeypatch):
+    def test_decoding_of_single_tokens_uses_a_fused_kernel(self, monkeypatch):
         layer, cache = make(LAYERS["plain"]), KVCache()
         with torch.no_grad():
             layer(text(), mask=Causal(), cache=cache)
             cache.truncate([5, 9, 2])
-            seen = []
+            backends = []
             from clearhead.ops import dispatch
 
             choose = dispatch.choose
-            monkeypatch.setattr(dispatch, "choose", lambda *a: seen.append(choose(*a)[0]) or choose(*a))
+            monkeypatch.setattr(dispatch, "choose", lambda *a: backends.append(choose(*a)[0]) or choose(*a))
             layer(text()[:, :1], mask=Causal(), cache=cache)
-        assert seen == ["sdpa"]
+        assert backends == ["sdpa"]
 
-    def test_padding_may_be_anything(self):
+    def test_nan_in_padding_has_no_effect(self):
         layer, x, cache = make(LAYERS["plain"]), text(), KVCache()
         padded = x[:, :6].clone()
         padded[1, 3:] = torch.nan
@@ -167,12 +167,12 @@ class TestRaggedBatches:
             alone = torch.cat([x[1, :3], x[1, 6:7]])[None]
             torch.testing.assert_close(got[1], layer(alone, mask=Causal())[0, -1:])
 
-    def test_a_full_ring_may_be_truncated_to_what_it_is(self):
+    def test_truncate_to_the_current_lengths_is_allowed_on_a_full_window(self):
         cache = filled(WindowedKVCache(4))
         cache.truncate([LENGTH] * 3)
         assert cache.lengths == (LENGTH,) * 3
 
-    def test_without_a_mask_what_is_not_real_stays_hidden(self):
+    def test_padding_is_masked_without_a_mask_argument(self):
         layer, x, cache = make(LAYERS["plain"]), text(), KVCache()
         with torch.no_grad():
             layer(x[:, :6], mask=Causal(), cache=cache)
@@ -183,12 +183,12 @@ class TestRaggedBatches:
                 torch.testing.assert_close(got[sequence], layer(alone)[0, -2:])
 
 
-class TestWhatWeightsHold:
-    """A cache hands over what cannot change under `AttentionWeights`."""
+class TestWeightsOfCachedCalls:
+    """Later calls must not overwrite the keys that `AttentionWeights` references."""
 
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
     @pytest.mark.parametrize("make_cache", [KVCache, lambda: KVCache(LENGTH), lambda: WindowedKVCache(20)])
-    def test_later_tokens_change_nothing(self, mode, make_cache):
+    def test_later_tokens_do_not_change_weights(self, mode, make_cache):
         layer, x, cache = make(), text(), make_cache()
         with mode():
             _, weights = layer(x[:, :9], mask=Causal(), cache=cache, return_weights=True)
@@ -200,7 +200,7 @@ class TestWhatWeightsHold:
 
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
     @pytest.mark.parametrize("lengths", [[4, 4, 4], [5, 9, 2]])
-    def test_nor_does_writing_over_truncated_ones(self, mode, lengths):
+    def test_tokens_after_truncation_do_not_change_weights(self, mode, lengths):
         layer, x, cache = make(), text(), KVCache()
         with mode():
             _, weights = layer(x[:, :9], mask=Causal(), cache=cache, return_weights=True)
@@ -214,7 +214,7 @@ class TestWhatWeightsHold:
             assert torch.equal(weights[:, :, 8], rows)
             assert torch.equal(weights.value, value)
 
-    def test_a_cache_left_by_inference_mode_can_be_used_on(self):
+    def test_a_cache_filled_in_inference_mode_works_outside_it(self):
         layer, x, cache = make(), text(), KVCache()
         with torch.inference_mode():
             layer(x[:, :5], mask=Causal(), cache=cache)
@@ -236,7 +236,7 @@ class TestMemory:
         torch.testing.assert_close(torch.cat([first, later], dim=1), expected)
         assert calls == [7, 0, 7]
 
-    def test_gradients_through_frozen_memory(self):
+    def test_gradients_flow_with_frozen_memory_projections(self):
         layer = MultiHeadAttention(30, 6, kv_input_dim=14, dtype=torch.float64)
         layer.key.requires_grad_(False)
         layer.value.requires_grad_(False)
@@ -247,14 +247,14 @@ class TestMemory:
             torch.autograd.grad(got.sum(), layer.query.weight), torch.autograd.grad(expected.sum(), layer.query.weight)
         )
 
-    def test_only_key_heads_are_held(self):
+    def test_only_key_heads_are_stored(self):
         cache = KVCache(16)
         make(LAYERS["grouped, rope"])(text(), mask=Causal(), cache=cache)
         assert cache._key.shape == (3, 2, 16, 8)
         assert cache._value.shape == (3, 2, 16, 3)
 
 
-def test_select_as_in_beam_search():
+def test_select_reorders_and_repeats_sequences():
     layer, x, cache = make(), text(), KVCache()
     with torch.no_grad():
         layer(x[:, :9], mask=Causal(), cache=cache)
@@ -267,7 +267,7 @@ def test_select_as_in_beam_search():
         torch.testing.assert_close(got[row], layer(alone, mask=Causal())[0, -1:])
 
 
-def test_repr():
+def test_repr_contains_lengths_and_capacity():
     cache = KVCache(16)
     assert repr(cache) == "KVCache(empty, capacity 16)"
     make()(text(), cache=cache)
@@ -353,7 +353,7 @@ def ragged_call(**arguments) -> None:
         (lambda: KVCache().select([0]), ValueError, "sequences has 0, but the cache holds 0 sequences"),
     ],
 )
-def test_bad_input(call, error, message):
+def test_rejects_invalid_calls(call, error, message):
     with torch.no_grad(), pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)
@@ -363,20 +363,20 @@ def test_bad_input(call, error, message):
 @pytest.mark.parametrize(
     "mistake", [{"mask": Causal() & Padding([1])}, {"bias": torch.ones(99)}, {"mask": Causal(), "ablate": [9]}]
 )
-def test_a_call_that_fails_leaves_the_cache_as_it_was(make_cache, mistake):
+def test_a_failed_call_does_not_change_the_cache(make_cache, mistake):
     layer, x, cache = make(), text(), make_cache()
-    untroubled = make_cache()
+    untouched = make_cache()
     with torch.no_grad():
-        for one in (cache, untroubled):
-            layer(x[:, :7], mask=Causal(), cache=one)
+        for target in (cache, untouched):
+            layer(x[:, :7], mask=Causal(), cache=target)
         with pytest.raises(ValueError, match="mask|bias|ablate"):
             layer(x[:, 7:9] + 1, cache=cache, **mistake)
         assert cache.lengths == (7, 7, 7)
-        expected = layer(x[:, 7:], mask=Causal(), cache=untroubled)
+        expected = layer(x[:, 7:], mask=Causal(), cache=untouched)
         assert torch.equal(layer(x[:, 7:], mask=Causal(), cache=cache), expected)
 
 
-def test_a_first_call_that_fails_binds_nothing():
+def test_a_failed_first_call_does_not_fix_the_batch_size():
     layer, cache = make(), KVCache()
     with pytest.raises(ValueError, match="ablate"):
         layer(text(), cache=cache, ablate=[9])
@@ -384,8 +384,8 @@ def test_a_first_call_that_fails_binds_nothing():
     assert cache.lengths == (LENGTH, LENGTH)
 
 
-def test_compiled_token_by_token():
-    """One graph for the prompt, one for the first token, one for all tokens after it."""
+def test_compiled_decoding_reuses_graphs():
+    """Compilation makes one graph for the prompt, one for the first token and one for all later tokens."""
     layer, x, cache = make(dtype=torch.float32).eval(), text(torch.float32), KVCache(LENGTH)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -396,7 +396,7 @@ def test_compiled_token_by_token():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
 
 
-def test_a_full_cache_is_left_as_it_was():
+def test_a_full_cache_raises_and_is_not_changed():
     layer, x, cache = make(), text(), KVCache(8, grow=False)
     with torch.no_grad():
         layer(x[:, :7], mask=Causal(), cache=cache)

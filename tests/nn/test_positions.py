@@ -1,4 +1,4 @@
-"""Positions: rotary by complex numbers and known frequencies, sinusoidal and ALiBi's slopes by their papers."""
+"""Tests of position encodings: rotary, its context scalings, sinusoidal positions and the slopes of ALiBi."""
 
 import math
 
@@ -17,7 +17,7 @@ class TestRotary:
     @pytest.mark.parametrize("layout", ["half", "interleaved"])
     @pytest.mark.parametrize("dims", [None, 6, 2])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-    def test_turning_is_multiplying_by_complex_numbers(self, layout, dims, dtype):
+    def test_rotation_matches_complex_multiplication(self, layout, dims, dtype):
         x = torch.randn(2, 3, 7, 10, dtype=dtype)
         got = Rotary(base=100.0, layout=layout, dims=dims)(x, POSITIONS)
         exact = torch.stack([rotate(head.double(), POSITIONS, 100.0, layout, dims) for head in x.flatten(0, 1)])
@@ -26,24 +26,24 @@ class TestRotary:
         if dims is not None:
             assert torch.equal(got[..., dims:], x[..., dims:])
 
-    def test_positions_of_each_sequence(self):
+    def test_positions_may_differ_between_sequences(self):
         x, positions = torch.randn(2, 3, 7, 10), torch.stack([POSITIONS, POSITIONS + 3])
         both = Rotary()(x, positions)
         for sequence in range(2):
             assert torch.equal(both[sequence], Rotary()(x[sequence : sequence + 1], positions[sequence])[0])
 
     @pytest.mark.parametrize("layout", ["half", "interleaved"])
-    def test_scores_depend_on_the_distance_only_even_a_million_tokens_in(self, layout):
+    def test_scores_depend_only_on_distance_at_a_million_tokens(self, layout):
         query, key = torch.randn(2, 1, 1, 1, 64)
         rope = Rotary(layout=layout)
 
         def score(position: int) -> torch.Tensor:
-            at = torch.tensor([position])
-            return (rope(query, at) * rope(key, at + 3)).sum()
+            positions = torch.tensor([position])
+            return (rope(query, positions) * rope(key, positions + 3)).sum()
 
         torch.testing.assert_close(score(0), score(1_000_000), rtol=1e-4, atol=1e-4)
 
-    def test_the_layouts_are_the_same_up_to_the_order_of_columns(self):
+    def test_layouts_differ_only_in_the_order_of_columns(self):
         x = torch.randn(1, 1, 7, 10)
         order = torch.arange(10).view(2, 5).T.flatten()  # 0 5 1 6 2 7 …
         interleaved = Rotary(layout="interleaved")(x[..., order], POSITIONS)
@@ -69,21 +69,21 @@ class TestRotary:
                 [1.0, 0.23717082, 0.049999997, 0.0079056947, 0.0024999999, 0.00079056947, 0.00025000001, 7.9056947e-05],
             ),
         ],
-        ids=["LinearScaling", "Llama3", "YaRN", "YaRN of a short text"],
+        ids=["LinearScaling", "Llama3", "YaRN", "YaRN, short original length"],
     )
-    def test_frequencies_of_scaled_contexts_are_those_of_transformers(self, scaling, expected):
-        """Of a head of 16 columns with base 10,000, printed by transformers' own functions in float32."""
+    def test_scaled_frequencies_match_transformers(self, scaling, expected):
+        """The expected values are float32 results of transformers for a head of 16 columns and base 10,000."""
         assert Rotary(scaling=scaling).frequencies(16).tolist() == pytest.approx(expected, rel=3e-7)
 
-    def test_yarn_makes_queries_and_keys_larger(self):
+    def test_yarn_scales_queries_and_keys_by_the_attention_factor(self):
         x = torch.randn(1, 1, 7, 10)
-        longer = Rotary(scaling=YaRN(4.0))(x, POSITIONS).norm(dim=-1) / x.norm(dim=-1)
-        torch.testing.assert_close(longer, torch.full_like(longer, 0.1 * math.log(4.0) + 1))
+        ratio = Rotary(scaling=YaRN(4.0))(x, POSITIONS).norm(dim=-1) / x.norm(dim=-1)
+        torch.testing.assert_close(ratio, torch.full_like(ratio, 0.1 * math.log(4.0) + 1))
         assert YaRN(0.5).attention_factor == 1.0
 
 
 class TestSinusoidal:
-    def test_the_papers_formula(self):
+    def test_matches_the_formula_of_the_paper(self):
         got = sinusoidal(7, 10)
         assert got.shape == (7, 10)
         assert got.dtype == torch.float32
@@ -93,25 +93,25 @@ class TestSinusoidal:
                 assert got[position, 2 * pair].item() == pytest.approx(math.sin(angle), abs=1e-7)
                 assert got[position, 2 * pair + 1].item() == pytest.approx(math.cos(angle), abs=1e-7)
 
-    def test_odd_widths_and_given_positions(self):
+    def test_accepts_odd_widths_and_position_tensors(self):
         assert torch.equal(sinusoidal(7, 11)[:, :1], sinusoidal(7, 10)[:, :1])
         assert torch.equal(sinusoidal(POSITIONS, 10)[1], sinusoidal(2, 10)[1])
         assert sinusoidal(POSITIONS.expand(3, -1), 10).shape == (3, 7, 10)
         assert sinusoidal(0, 10).shape == (0, 10)
 
 
-class TestSlopes:
-    def test_powers_of_two(self):
+class TestAlibiSlopes:
+    def test_powers_of_two_give_a_geometric_sequence(self):
         assert alibi_slopes(8).tolist() == [2.0**-n for n in range(1, 9)]
         assert alibi_slopes(1).tolist() == [2.0**-8]
 
-    def test_other_counts_take_every_other_slope_of_twice_as_many(self):
+    def test_other_head_counts_take_every_second_slope_of_the_next_power_of_two(self):
         slopes = alibi_slopes(12)
         assert torch.equal(slopes[:8], alibi_slopes(8))
         assert torch.equal(slopes[8:], alibi_slopes(16)[0:8:2])
 
     @pytest.mark.parametrize("heads", range(1, 70))
-    def test_any_count_gives_different_slopes_between_0_and_1(self, heads):
+    def test_slopes_are_distinct_and_between_0_and_1(self, heads):
         slopes = alibi_slopes(heads)
         assert slopes.shape == slopes.unique().shape == (heads,)
         assert 0 < slopes.min() <= slopes.max() < 1
@@ -153,7 +153,7 @@ class TestSlopes:
         (lambda: sinusoidal(2.5, 4), TypeError, "positions is 2.5; expected a whole number"),
     ],
 )
-def test_bad_input(build, error, message):
+def test_rejects_invalid_arguments(build, error, message):
     with pytest.raises(error) as caught:
         build()
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""`from_torch` and `to_torch`: the same layer in the other arrangement of its weights."""
+"""Tests of `from_torch` and `to_torch`: conversion between clearhead's and torch's layer."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from support.torch_layers import BATCH, KEYS, OPTIONS, QUERIES, pair
 
 class TestFromAndToTorch:
     @pytest.mark.parametrize("name", ["defaults", "batch_first", "no bias", "kdim"])
-    def test_there_and_back(self, name):
+    def test_round_trip_keeps_outputs_and_parameters(self, name):
         options = {"kdim": 11, "vdim": 11} if name == "kdim" else OPTIONS[name]
         theirs, _ = pair(options | {"dropout": 0.2})
         theirs.eval().out_proj.weight.requires_grad_(False)
@@ -36,7 +36,7 @@ class TestFromAndToTorch:
             assert torch.equal(back.state_dict()[name], tensor)
 
     @pytest.mark.parametrize("options", [{"kv_heads": 2}, {"split": "slice"}, {"kv_heads": 1, "bias": False}], ids=str)
-    def test_grouped_and_sliced_layers_to_torch(self, options):
+    def test_to_torch_converts_grouped_and_sliced_layers(self, options):
         layer, x = MultiHeadAttention(24, 4, **options), torch.randn(BATCH, QUERIES, 24)
         assert_agrees(layer(x), lambda module, x: module(x, x, x)[0], layer.to_torch(), x)
 
@@ -65,7 +65,7 @@ class TestFromAndToTorch:
             ),
         ],
     )
-    def test_what_has_no_equal_is_refused(self, call, error, message):
+    def test_refuses_layers_without_an_equivalent(self, call, error, message):
         with pytest.raises(error) as caught:
             call()
         assert message in str(caught.value)

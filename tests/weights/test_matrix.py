@@ -1,4 +1,4 @@
-"""The lazy matrix: every cell and statistic against extended precision, and everything one can do with it."""
+"""Tests of the lazy matrix: cells and statistics against extended precision, indexing, parts, files and conversion."""
 
 import copy
 import pickle
@@ -20,61 +20,61 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def both_forms(case: Case, backend: str = "auto") -> list[AttentionWeights]:
-    """The matrix as queries and keys, and as scores."""
+    """Return the matrix in both forms: held as queries and keys, and held as scores."""
     _, weights = attention(**case.arguments, return_weights=True, backend=backend)
-    problem = build_call(**case.arguments)
-    factors = AttentionWeights(problem, weights.lse)
-    scores = AttentionWeights(problem.with_scores(factors.scores[...]), weights.lse)
+    call = build_call(**case.arguments)
+    factors = AttentionWeights(call, weights.lse)
+    scores = AttentionWeights(call.with_scores(factors.scores[...]), weights.lse)
     return [factors, scores]
 
 
 @given(case=cases(DTYPES))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cells_and_statistics(small_tiles, case):
+def test_cells_and_statistics_match_extended_precision(small_tiles, case):
     exact, naive = case.exact(), case.statistics()
-    logs = case.terms + np.log(2 + case.shape[3])  # the size of the log weights that an entropy is made of
+    logs = case.terms + np.log(2 + case.shape[3])  # bound of the log weights, whose rounding error limits the precision
     for weights in both_forms(case, "streaming"):
         with poisoned():
-            seen = weights.observe(entropy=True, received=True, distance=True, top=3)
+            statistics = weights.observe(entropy=True, received=True, distance=True, top=3)
             dense = weights.dense()
         assert_matches(dense, exact["weights"], naive["weights"], scale=logs)
-        for name in ("entropy", "received", "distance"):  # sums of weights, each as exact as its logarithm allows
+        for name in ("entropy", "received", "distance"):  # sums of weights, each with the error of its log weight
             size = max(1.0, float(np.abs(exact[name]).max()))
-            assert_matches(getattr(seen, name), exact[name], naive[name], scale=logs * size)
+            assert_matches(getattr(statistics, name), exact[name], naive[name], scale=logs * size)
         for alone, together in zip(
             (weights.entropy(), weights.received(), weights.distance()),
-            (seen.entropy, seen.received, seen.distance),
+            (statistics.entropy, statistics.received, statistics.distance),
             strict=True,
         ):
             assert torch.equal(alone, together)
-        check_top(seen.top, case, dense)
+        check_top(statistics.top, case, dense)
 
 
-def test_a_map_with_the_statistics():
+def test_observe_pools_in_the_same_pass():
     x = torch.randn(1, 2, 13, 4)
     weights = attention(x, x, x, mask=Causal(), return_weights=True)[1]
-    seen = weights.observe(entropy=True, pool=(3, 5), reduce="max")
-    assert torch.equal(seen.pooled, weights.pool(3, 5, reduce="max"))
-    assert list(seen) == ["entropy", "pooled"]
+    statistics = weights.observe(entropy=True, pool=(3, 5), reduce="max")
+    assert torch.equal(statistics.pooled, weights.pool(3, 5, reduce="max"))
+    assert list(statistics) == ["entropy", "pooled"]
     with pytest.raises(AttributeError, match=r"received was not requested; call observe\(received=True\)"):
-        _ = seen.received
-    nothing = attention(x[:, :, :0], x, x, return_weights=True)[1]
-    assert torch.equal(nothing.observe(pool=(2, 2)).pooled, torch.zeros(1, 2, 2, 2))
+        _ = statistics.received
+    empty = attention(x[:, :, :0], x, x, return_weights=True)[1]
+    assert torch.equal(empty.observe(pool=(2, 2)).pooled, torch.zeros(1, 2, 2, 2))
 
 
 def check_top(top, case: Case, dense: torch.Tensor) -> None:
     counts = case.allowed.sum(dim=-1)
     assert torch.equal((top.keys >= 0).sum(dim=-1), counts.clamp(max=3))
     assert (top.weights[top.keys < 0] == 0).all()
-    found = dense.gather(-1, top.keys.clamp(min=0)) * (top.keys >= 0) if dense.shape[-1] else top.weights
-    torch.testing.assert_close(top.weights, found, rtol=1e-5, atol=1e-6)
+    weights_of_keys = dense.gather(-1, top.keys.clamp(min=0)) * (top.keys >= 0) if dense.shape[-1] else top.weights
+    torch.testing.assert_close(top.weights, weights_of_keys, rtol=1e-5, atol=1e-6)
     if dense.shape[-1] >= 3:
         torch.testing.assert_close(top.weights, dense.topk(3, dim=-1).values, rtol=1e-5, atol=1e-6)
 
 
 @given(case=cases(), offset=st.integers(-4, 4))
 @settings(max_examples=100)
-def test_diagonals(case, offset):
+def test_diagonals_match_extended_precision(case, offset):
     exact, naive = case.exact()["weights"], case.statistics()["weights"]
     rows = np.arange(case.shape[2])
 
@@ -82,8 +82,8 @@ def test_diagonals(case, offset):
         result = zeros
         for b, start in enumerate(case.starts):
             keys = start + rows + offset
-            real = (keys >= 0) & (keys < case.shape[3])
-            result[b][:, rows[real]] = matrix[b][:, rows[real], keys[real]]
+            valid = (keys >= 0) & (keys < case.shape[3])
+            result[b][:, rows[valid]] = matrix[b][:, rows[valid], keys[valid]]
         return result
 
     shape = case.shape[:3]
@@ -135,7 +135,7 @@ INDICES = [
 ]
 
 
-def sample(q_len: int = 13, kv_len: int = 17, mask=Causal(), **options):  # noqa: B008, masks never change
+def sample(q_len: int = 13, kv_len: int = 17, mask=Causal(), **options):  # noqa: B008, masks are immutable
     query = torch.randn(2, 6, q_len, 4, **options)
     key, value = (torch.randn(2, 3, kv_len, 4, **options) for _ in range(2))
     output, weights = attention(query, key, value, mask=mask, return_weights=True)
@@ -144,7 +144,7 @@ def sample(q_len: int = 13, kv_len: int = 17, mask=Causal(), **options):  # noqa
 
 @pytest.mark.parametrize("index", INDICES, ids=repr)
 @pytest.mark.parametrize("gradient", [False, True])
-def test_indexing_is_a_tensors(index, gradient, monkeypatch):
+def test_indexing_matches_a_dense_tensor(index, gradient, monkeypatch):
     monkeypatch.setattr(cells, "CELLS_PER_STRIP", 40)
     weights = sample(requires_grad=gradient)[-1]
     got, expected = weights[index], weights.dense()[index]
@@ -154,7 +154,7 @@ def test_indexing_is_a_tensors(index, gradient, monkeypatch):
     torch.testing.assert_close(torch.exp(scores - weights.lse[..., None].expand(weights.shape)[index]), expected)
 
 
-def test_sequence_protocol():
+def test_length_iteration_and_size_match_a_tensor():
     weights = sample()[-1]
     assert len(weights) == 2
     assert [sequence.shape for sequence in weights] == [(6, 13, 17)] * 2
@@ -170,7 +170,7 @@ def test_scores_are_minus_infinity_where_masked():
 
 @pytest.mark.parametrize("form", [0, 1])
 def test_gradients_flow_through_cells(form):
-    """Indexing, dense() and diagonal(), in query, key, bias and sinks."""
+    """Indexing, dense() and diagonal() are differentiable in query, key, bias and sinks."""
     query = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
     key = torch.randn(1, 1, 7, 3, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(2, 1, 7, dtype=torch.float64, requires_grad=True)
@@ -185,14 +185,14 @@ def test_gradients_flow_through_cells(form):
 
 def test_lse_and_statistics_carry_no_gradient():
     weights = sample(requires_grad=True)[-1]
-    seen = weights.observe(entropy=True, received=True, distance=True, top=2)
-    tensors = (weights.lse, seen.entropy, seen.received, seen.distance, seen.top.weights, weights.pool(2, 2))
-    assert not any(t.requires_grad for t in tensors)
+    statistics = weights.observe(entropy=True, received=True, distance=True, top=2)
+    tensors = (statistics.entropy, statistics.received, statistics.distance, statistics.top.weights)
+    assert not any(t.requires_grad for t in (weights.lse, weights.pool(2, 2), *tensors))
     assert weights.dense().requires_grad
     assert not weights.detach().dense().requires_grad
 
 
-def test_sinks_take_a_share_that_statistics_do_not_give_back():
+def test_statistics_are_not_renormalized_by_a_sinks_share():
     x = torch.zeros(1, 1, 2, 3)
     _, weights = attention(x, x, x, sinks=torch.zeros(1), return_weights=True)  # three equal logits, one dropped
     torch.testing.assert_close(weights.dense(), torch.full((1, 1, 2, 2), 1 / 3))
@@ -205,14 +205,14 @@ class TestSizeLimit:
         x = torch.randn(1, 1, 20_000, 8)
         return attention(x, x, x, mask=Causal(), return_weights=True)[1]
 
-    def test_what_is_too_large_is_refused_and_named(self):
+    def test_refuses_results_above_the_limit(self):
         weights = self.weights()
         for use in (weights.dense, lambda: weights[0], lambda: weights.scores[0], lambda: np.asarray(weights)):
             with pytest.raises(ValueError, match="400,000,000 weights are more than the limit") as caught:
                 use()
             assert all(name in str(caught.value) for name in (".part()", ".pool()", ".topk()"))
 
-    def test_parts_of_it_are_not(self):
+    def test_computes_rows_of_a_large_matrix(self):
         weights = self.weights()
         rows = weights[0, 0, 12_345:12_347]
         assert rows.shape == (2, 20_000)
@@ -226,7 +226,7 @@ class TestPart:
     @pytest.mark.parametrize(
         "mask", [None, Padding([9, 17]), Dense(torch.rand(2, 6, 13, 17) < 0.7), Documents([[4, 9], [17]]) | Prefix(2)]
     )
-    def test_is_the_same_matrix(self, heads, batch, mask):
+    def test_matches_the_selected_heads_and_sequences(self, heads, batch, mask):
         weights = sample(mask=mask)[-1]
         part = weights.part(batch=batch, heads=heads)
         chosen = torch.arange(6)[heads].reshape(-1)
@@ -236,7 +236,7 @@ class TestPart:
         torch.testing.assert_close(part.entropy(), weights.entropy()[sequences][:, chosen])
         assert mask is None or repr(mask) in repr(part)
 
-    def test_with_everything_per_head_and_sequence(self):
+    def test_selects_per_head_and_per_sequence_options(self):
         query, key = torch.randn(2, 6, 13, 3), torch.randn(2, 3, 13, 3)
         for bias in (torch.randn(2, 6, 13, 13), ALiBi(torch.rand(6))):
             _, weights = attention(
@@ -253,13 +253,13 @@ class TestPart:
             torch.testing.assert_close(part.dense()[0], weights.dense()[1, [1, 4]])
             torch.testing.assert_close(part.distance()[0], weights.distance()[1, [1, 4]])
 
-    def test_numbers_of_any_kind(self):
+    def test_accepts_indices_of_any_integer_type(self):
         weights = sample()[-1]
         for heads in (torch.tensor([1, 2]), np.array([1, 2]), range(1, 3), [np.int64(1), 2]):
             assert torch.equal(weights.part(heads=heads).lse, weights.lse[:, 1:3])
         assert torch.equal(weights.topk(np.int64(3)).keys, weights.topk(3).keys)
 
-    def test_shares_memory_with_the_whole(self):
+    def test_shares_memory_with_the_matrix(self):
         query, key, *_, weights = sample()
         part = weights.part(heads=slice(2, 4))
         assert part._call.query.data_ptr() == query[:, 2].data_ptr()
@@ -267,7 +267,7 @@ class TestPart:
 
     @pytest.mark.parametrize("queries", [slice(3, 7), slice(-2, None), slice(5, 5)])
     @pytest.mark.parametrize("mask", [None, Causal(), Dense(torch.rand(1, 6, 13, 17) < 0.7), Padding([9, 17])])
-    def test_some_of_the_queries_stay_where_they_stood(self, queries, mask):
+    def test_sliced_queries_keep_their_positions(self, queries, mask):
         query, key, value, *_ = sample()
         _, weights = attention(query, key, value, mask=mask, bias=ALiBi(torch.rand(6)), return_weights=True)
         part = weights.part(heads=[1, 4], queries=queries)
@@ -281,7 +281,7 @@ class TestHiding:
     @pytest.mark.parametrize(
         "mask", [None, Causal(), Padding([9, 17]), Dense(torch.rand(1, 6, 13, 17) < 0.7), Window(3) | Prefix(2)]
     )
-    def test_columns_become_0_and_all_else_stays(self, keys, mask):
+    def test_zeroes_only_the_hidden_columns(self, keys, mask):
         weights = sample(mask=mask)[-1]
         expected = weights.dense().clone()
         expected[..., keys] = 0
@@ -291,14 +291,14 @@ class TestHiding:
         torch.testing.assert_close(hidden.pool(13, 17, reduce="max"), expected)
         torch.testing.assert_close(hidden.part(heads=2, queries=slice(4, 9)).dense(), expected[:, 2:3, 4:9])
 
-    def test_of_a_matrix_that_is_held_as_its_scores(self):
+    def test_works_on_a_matrix_that_holds_scores(self):
         query, key = torch.randn(1, 1, 1, 5), torch.randn(1, 1, 3, 5)
         _, weights = attention(query, key, key, return_weights=True)
         assert "holds scores" in repr(weights)
         torch.testing.assert_close(weights.hiding(1).dense()[0, 0, 0, [0, 2]], weights.dense()[0, 0, 0, [0, 2]])
         assert weights.hiding(1).dense()[0, 0, 0, 1] == 0
 
-    def test_no_gradient_flows_and_nothing_is_renormalised(self):
+    def test_carries_no_gradient_and_does_not_renormalize(self):
         query, key = torch.randn(1, 2, 5, 7, requires_grad=True), torch.randn(1, 2, 11, 7)
         _, weights = attention(query, key, key, return_weights=True)
         hidden = weights.hiding(0)
@@ -319,7 +319,7 @@ class TestInPlaceChanges:
 
     @pytest.mark.parametrize("which", [0, 1])
     @pytest.mark.parametrize("inference", [False, True])
-    def test_are_noticed(self, which, inference):
+    def test_of_query_and_key_are_detected(self, which, inference):
         with torch.inference_mode(inference):
             *tensors, _, _, weights = sample()
             weights.entropy()
@@ -330,7 +330,7 @@ class TestInPlaceChanges:
                     use(weights)
 
     @pytest.mark.parametrize("inference", [False, True])
-    def test_of_what_else_takes_part_are_noticed(self, inference):
+    def test_of_bias_sinks_and_mask_are_detected(self, inference):
         with torch.inference_mode(inference):
             x, allowed = torch.randn(1, 2, 9, 3), torch.ones(9, 9, dtype=torch.bool)
             for name, changed, options in (
@@ -344,19 +344,19 @@ class TestInPlaceChanges:
                 with pytest.raises(RuntimeError, match=f"{name} was changed in place"):
                     weights.entropy()
 
-    def test_of_query_start_do_not_matter(self):
+    def test_of_query_start_have_no_effect(self):
         x, start = torch.randn(2, 2, 9, 3), torch.tensor([0, 3])
         _, weights = attention(x, x, x, mask=Causal(), query_start=start, return_weights=True)
         before = weights.distance()
         start += 1
         assert torch.equal(weights.distance(), before)
 
-    def test_of_the_values_do_not_matter(self):
+    def test_of_the_values_are_allowed(self):
         *_, value, _, weights = sample()
         value.zero_()
         weights.entropy()
 
-    def test_do_not_matter_where_the_rows_themselves_are_held(self):
+    def test_have_no_effect_on_a_matrix_that_holds_scores(self):
         query, key, *_, weights = sample(q_len=1)
         before = weights.dense()
         query.zero_()
@@ -365,7 +365,7 @@ class TestInPlaceChanges:
 
 
 def test_the_smaller_form_is_held():
-    """heads · q_len ≤ kv_heads · key_dim: the rows themselves, as in decoding."""
+    """Scores are held if heads · q_len ≤ kv_heads · key_dim, as in decoding."""
     for q_len, form in ((2, "holds scores"), (3, "holds query and key")):
         query, key = torch.randn(1, 4, q_len, 4), torch.randn(1, 2, 1000, 4)  # 4 · q_len against 2 · 4
         _, weights = attention(query, key, key, return_weights=True)
@@ -373,7 +373,7 @@ def test_the_smaller_form_is_held():
 
 
 class TestFiles:
-    def test_round_trip(self, tmp_path):
+    def test_saved_weights_load_unchanged(self, tmp_path):
         query, key = torch.randn(2, 6, 13, 3), torch.randn(2, 3, 17, 3)
         for bias, mask in (
             (None, None),
@@ -390,57 +390,57 @@ class TestFiles:
             assert torch.equal(loaded.distance(), weights.distance())
             assert torch.equal(loaded.value, key)
 
-    def test_one_tensor_as_query_key_and_value(self, tmp_path):
+    def test_one_tensor_can_be_query_key_and_value(self, tmp_path):
         x = torch.randn(1, 1, 9, 3)
         _, weights = attention(x, x, x, return_weights=True)
         weights.save(tmp_path / "w")
         assert torch.equal(AttentionWeights.load(tmp_path / "w").dense(), weights.dense())
 
-    def test_what_is_not_such_a_file_is_refused_in_one_line(self, tmp_path):
+    def test_refuses_other_files_in_one_line(self, tmp_path):
         from safetensors.torch import save_file
 
-        whole = tmp_path / "whole"
-        sample()[-1].save(whole)
-        (tmp_path / "short").write_bytes(whole.read_bytes()[:-50])
+        complete = tmp_path / "complete"
+        sample()[-1].save(complete)
+        (tmp_path / "short").write_bytes(complete.read_bytes()[:-50])
         (tmp_path / "junk").write_bytes(b"\x00\xff" * 99)
         (tmp_path / "empty").write_bytes(b"")
         save_file({"a": torch.ones(1)}, tmp_path / "foreign")
-        for name, says in (
+        for name, message in (
             ("short", "not a whole safetensors file"),
             ("junk", "not a whole safetensors file"),
             ("empty", "not a whole safetensors file"),
             ("foreign", "not saved by AttentionWeights.save"),
         ):
-            with pytest.raises(ValueError, match=says) as caught:
+            with pytest.raises(ValueError, match=message) as caught:
                 AttentionWeights.load(tmp_path / name)
             assert "\n" not in str(caught.value)
         with pytest.raises(FileNotFoundError, match="no such file"):
             AttentionWeights.load(tmp_path / "missing")
 
-    def test_a_failed_write_leaves_the_old_file(self, tmp_path, monkeypatch):
+    def test_a_failed_write_keeps_the_old_file(self, tmp_path, monkeypatch):
         path = tmp_path / "w"
         sample()[-1].save(path)
         before = path.read_bytes()
 
-        def full(*_):
+        def raise_disk_full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("clearhead.weights.serialization.save_file", full)
+        monkeypatch.setattr("clearhead.weights.serialization.save_file", raise_disk_full)
         with pytest.raises(OSError, match="No space"):
             sample()[-1].save(path)
         assert path.read_bytes() == before
         assert [p.name for p in tmp_path.iterdir()] == ["w"]
 
 
-class TestWherePlainTensorsAreExpected:
-    def test_numpy(self):
+class TestConversionToTensors:
+    def test_numpy_gets_the_dense_matrix(self):
         weights = sample()[-1]
         array = np.asarray(weights)
         assert array.dtype == np.float32
         assert np.array_equal(array, weights.dense().numpy())
         assert np.asarray(weights, dtype=np.float64).dtype == np.float64
 
-    def test_torch_functions_and_methods(self):
+    def test_torch_functions_and_methods_use_the_dense_matrix(self):
         weights = sample()[-1]
         dense = weights.dense()
         assert torch.equal(torch.stack([weights, weights]), torch.stack([dense, dense]))
@@ -460,13 +460,13 @@ class TestWherePlainTensorsAreExpected:
         assert hasattr(weights, "numpy")
         assert weights.numel() == dense.numel()
 
-    def test_deepcopy_and_pickle(self):
+    def test_deepcopy_and_pickle_keep_the_weights(self):
         weights = sample()[-1]
         for copied in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
             assert torch.equal(copied.dense(), weights.dense())
 
 
-def test_devices():
+def test_to_moves_the_matrix_to_another_device():
     weights = sample(mask=Dense(torch.rand(13, 17) < 0.5))[-1]
     assert torch.equal(weights.cpu().dense(), weights.dense())
     moved = weights.to("meta")
@@ -474,7 +474,7 @@ def test_devices():
     assert moved.shape == weights.shape
 
 
-def test_repr_says_what_it_is_and_what_it_saves():
+def test_repr_contains_the_shape_and_the_memory_saved():
     x = torch.randn(1, 2, 1000, 16)
     _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
     assert repr(weights) == (
@@ -484,7 +484,7 @@ def test_repr_says_what_it_is_and_what_it_saves():
 
 
 class TestIdentities:
-    """The same statistics by other routes, in float64."""
+    """Statistics computed in a second way, in float64."""
 
     def weights(self, **options):
         inputs = [torch.randn(1, 2, 40, 5, dtype=torch.float64) for _ in range(3)]
@@ -503,12 +503,12 @@ class TestIdentities:
 
     def test_causal_distance_from_the_mean_key_position(self):
         (query, key, _), weights = self.weights(mask=Causal())
-        places = torch.arange(40, dtype=torch.float64)
-        mean_place = attention(query, key, places[:, None].expand(1, 2, 40, 1), mask=Causal()).squeeze(-1)
-        torch.testing.assert_close(weights.distance(), places - mean_place)
+        positions = torch.arange(40, dtype=torch.float64)
+        mean_position = attention(query, key, positions[:, None].expand(1, 2, 40, 1), mask=Causal()).squeeze(-1)
+        torch.testing.assert_close(weights.distance(), positions - mean_position)
 
 
-def test_more_keys_asked_for_than_there_are():
+def test_topk_pads_if_k_exceeds_the_number_of_keys():
     weights = sample()[-1]
     top = weights.topk(20)
     assert top.weights.shape == top.keys.shape == (2, 6, 13, 20)
@@ -517,7 +517,7 @@ def test_more_keys_asked_for_than_there_are():
     torch.testing.assert_close(top.weights.sum(dim=-1), torch.ones(2, 6, 13))
 
 
-def test_pooling_an_empty_matrix_gives_zeros():
+def test_pooling_an_empty_matrix_returns_zeros():
     _, weights = attention(
         torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4), torch.randn(1, 2, 0, 4), return_weights=True
     )
