@@ -33,7 +33,7 @@ SHAPES := ops/test_masks.py weights nn/test_attention.py nn/test_kv_cache.py nn/
   translation/test_model.py translation/test_translator.py distributed/test_context_parallel.py \
   huggingface/test_watching.py viewer/test_heatmaps.py
 
-.PHONY: help demo test test-all test-slow test-shapes test-cpus test-wheel chromium lint docs bench clean
+.PHONY: help demo test test-all test-slow test-shapes test-cpus test-wheel chromium lint docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -102,5 +102,13 @@ $(READY): pyproject.toml constraints.txt Makefile
 	$(BIN)/pip install --quiet --editable '.[test]'
 	@touch $@
 
+# The website of docs/, in site/. The variable hides an advertisement.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(READY)
+	$(BIN)/mkdocs serve
+
 clean:
-	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Emergence of heads that find relations, for several seeds: the table and chart of docs/specialise.md.
+"""Emergence of heads that find relations, for several seeds: the table and chart of docs/learn/specialise.md.
 
 Trains with the defaults of `clearhead train`, or reads existing runs (--runs).
 """
@@ -15,7 +15,7 @@ from clearhead.translation.heads import Emergence, ablation_effect, measure_emer
 from measuring import RESULTS, write
 
 SEEDS = (0, 1, 2)
-CHART = Path(__file__).parent.parent / "docs" / "specialise.svg"
+CHART = Path(__file__).parent.parent / "docs" / "images" / "specialise.svg"
 
 
 def main() -> None:

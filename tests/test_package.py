@@ -100,7 +100,10 @@ def test_doctest_finds_examples():
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 
 
-@pytest.mark.parametrize("path", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda path: path.name)
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
     """Run all blocks of a page in order, in one namespace, in a folder that contains the model they load."""
     monkeypatch.chdir(tmp_path)

