@@ -14,8 +14,8 @@ from selenium.webdriver import Chrome
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from clearhead import view
-from support.browser import launched, resize
-from support.viewer_page import Page
+from support.browser import launched, resize  # pyright: ignore[reportMissingImports]
+from support.viewer_page import Page  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).parent.parent
 
