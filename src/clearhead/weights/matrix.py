@@ -197,7 +197,7 @@ class AttentionWeights(TensorLike):
         return weights_at(self._checked(), self._lse, parse_index(..., self.shape), limit)
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
-        """Return the weight of the key `offset` positions from each query, 0 if there is none; differentiable."""
+        """Return the weight of the key `offset` positions from each query, 0 if it does not exist; differentiable."""
         call = self._checked()
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer):
             raise TypeError(f"offset is {describe(offset)}; expected an int, such as -1 for the previous token")
@@ -310,7 +310,7 @@ class AttentionWeights(TensorLike):
         lowered = self._call.lower()
         if self._call.sinks is None:
             attends = (self._lse > -torch.inf).any(dim=1)
-        # a sink makes lse finite in rows without a key, so these rows are found from the mask
+        # a sink makes lse finite in rows without a key, so the mask determines these rows
         elif lowered.dense is not None:
             attends = lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).any(dim=-1).any(dim=1)
         elif lowered.ranges is not None:
