@@ -38,7 +38,7 @@ class RecordingCache:
 
     @property
     def labeled_by_roles(self) -> bool:
-        """Whether labels come from roles instead of this text."""
+        """True if labels come from roles instead of this text."""
         return self._roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:

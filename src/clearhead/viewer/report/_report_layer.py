@@ -49,7 +49,7 @@ class SamplingPlan(NamedTuple):
 
     @property
     def single_cells(self) -> bool:
-        """Whether every bin is a single cell, so that max and mean are equal."""
+        """True if every bin is a single cell, so that max and mean are equal."""
         return self.bin_size == (1, 1) and not self.sampled
 
     def subsampled(self, queries: int) -> SamplingPlan:

@@ -60,7 +60,7 @@ class Texts:
 
     @property
     def runs(self) -> bool:
-        """Whether a model is available to run on other texts."""
+        """True if a model is available to run on other texts."""
         return self._model is not None
 
     @property
