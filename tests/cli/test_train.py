@@ -95,7 +95,7 @@ class TestTraining:
         arguments = ("--data", "copies.tsv", "--data", "more.tsv", "--valid", "valid.tsv")
         result = run("train", *arguments, "--config", "tiny.toml", "--output", "run", "--steps", "2", "--seed", "3")
         assert "10 pairs that are held out for validation left out" in result.stderr
-        assert "42 pairs that stand further up already left out" in result.stderr
+        assert "42 pairs that are duplicates left out" in result.stderr
         settings = RunDirectory(folder / "run").read()[0].training
         assert (settings.steps, settings.seed) == (2, 3)
 
@@ -122,7 +122,7 @@ class TestTraining:
         (folder / "deep.toml").write_text("a = " + "[" * 3000)
         done = trained[0]
         for message, *arguments in (
-            ("line 3 of a.en has no partner", "--data", "a.en,a.ja"),
+            ("line 3 of a.en has no counterpart", "--data", "a.en,a.ja"),
             ("bad.tsv, line 2: has 1 column; expected 2", "--data", "bad.tsv"),
             ("none.tsv: there is no such file", "--data", "none.tsv"),
             ("unknown.toml: training.epochs is not a known key", "--config", "unknown.toml"),
@@ -132,12 +132,12 @@ class TestTraining:
             ("--valid was given without --data", "--valid", "copies.tsv"),
             ("do not go with --resume", "--resume", "--config", "tiny.toml"),
             ("do not go with --resume", "--resume", "--steps", "3"),
-            ("run: no run in it", "--resume"),
+            ("run: contains no run", "--resume"),
             ("--device is 'nowhere', which cannot be used here", "--device", "nowhere"),
-            ("data has 47 pairs and 500 are to be kept", "--data", "copies.tsv"),
+            ("data has 47 pairs, but 500 are held out for validation", "--data", "copies.tsv"),
             ("dtype is torch.float16", "--data", "copies.tsv", "--config", "tiny.toml", "--dtype", "float16"),
-            ("there is a run in it already", "--data", "copies.tsv", "--config", "tiny.toml", "--output", done),
-            ("the run began with other data", "--data", "other.tsv", "--resume", "--output", done),
+            ("already contains a run", "--data", "copies.tsv", "--config", "tiny.toml", "--output", done),
+            ("the run was started with other data", "--data", "other.tsv", "--resume", "--output", done),
         ):
             refused(message, "train", *arguments)
         assert not (folder / "run").exists()
@@ -150,7 +150,7 @@ class TestTraining:
 
         monkeypatch.setattr(_trainer, "collate", collating)
         result = run("train", "--data", "copies.tsv", "--config", "tiny.toml", "--output", "run", status=code)
-        assert "stopped at step 1, which is saved; --resume goes on from there" in result.stderr
+        assert "stopped at step 1 and saved a checkpoint; continue with --resume" in result.stderr
         assert "Traceback" not in result.output
 
     def test_metrics_without_what_was_measured_on_heads(self, folder, monkeypatch):
@@ -159,7 +159,7 @@ class TestTraining:
         run("train", "--config", "tiny.toml", "--output", "run")
         (folder / "run" / "metrics.jsonl").write_text('{"step": 4, "heads": {}}\n')
         result = run("train", "--resume", "--output", "run", status=2)
-        assert "metrics.jsonl: not what training measured on heads (KeyError: 'validation')" in result.stderr
+        assert "metrics.jsonl: not the head accuracies of a run (KeyError: 'validation')" in result.stderr
         assert "Traceback" not in result.output
 
     @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left")])
@@ -255,7 +255,7 @@ class TestTranslating:
             ("give a sentence, or --file",),
             ("give a sentence, or --file", BOOK, "--file", tmp_path / "in.txt"),
             ("nowhere: there is no such folder", BOOK, "--model", "nowhere"),
-            ("no run in it", BOOK, "--model", tmp_path),
+            ("contains no run", BOOK, "--model", tmp_path),
             ("none.txt", "--file", tmp_path / "none.txt"),
             ("bytes.txt, line 1: not UTF-8", "--file", tmp_path / "bytes.txt"),
             ("--device is 'nowhere'", BOOK, "--device", "nowhere"),

@@ -188,4 +188,4 @@ def refused_model(mesh):
 
 
 def test_refuses_a_feed_forward_width_that_ranks_do_not_divide(ranks):
-    assert "feed_forward is 10 wide, which 3 ranks cannot share equally" in ranks.run(3, refused_model)[0]
+    assert "feed_forward is 10; expected a multiple of the 3 ranks" in ranks.run(3, refused_model)[0]

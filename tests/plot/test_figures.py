@@ -1,4 +1,4 @@
-"""Figures for papers: what is drawn, labelled and written."""
+"""Tests of matplotlib figures: pixels, labels and files."""
 
 import os
 import sys
@@ -26,19 +26,19 @@ def drawn(axes):
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_one_head_in_every_format(tmp_path, kind):
+def test_plot_head_can_be_saved_in_every_format(tmp_path, kind):
     stack = decoder("abcdefghij")["decoder"]
     axes = plot_head(stack.layers[1], 2, stack.queries)
     np.testing.assert_allclose(drawn(axes), stack.layers[1].dense()[0, 2], atol=1e-6)
     assert [label.get_text() for label in axes.get_yticklabels()] == list("abcdefghij")
     assert [label.get_text() for label in axes.get_xticklabels()] == list("abcdefghij")
     assert isinstance(axes.images[0].norm, LogNorm)
-    assert len(axes.figure.axes) == 2  # with its colour bar
+    assert len(axes.figure.axes) == 2  # the heatmap and its color bar
     axes.figure.savefig(tmp_path / f"head.{kind}")
     assert (tmp_path / f"head.{kind}").stat().st_size > 3000
 
 
-def test_cells_no_query_may_see_are_told_from_small_ones():
+def test_masked_cells_differ_from_cells_with_small_weights():
     stack = decoder("abcd")["decoder"]
     axes = plot_head(stack.layers[0], 0)
     mapped = axes.images[0].cmap(axes.images[0].norm(axes.images[0].get_array()))
@@ -48,7 +48,7 @@ def test_cells_no_query_may_see_are_told_from_small_ones():
     assert (mapped[3, 0] != mapped[0, 3]).any()
 
 
-def test_on_axes_of_ones_own():
+def test_plot_head_draws_on_existing_axes():
     _, ax = pyplot.subplots()
     weights = decoder("abcd")["decoder"].layers[0]
     assert plot_head(weights, 1, ax=ax, log=False) is ax
@@ -56,7 +56,7 @@ def test_on_axes_of_ones_own():
     assert ax.images[0].norm.vmax == pytest.approx(float(weights.dense()[0, 1].max()))
 
 
-def test_large_matrices_are_drawn_in_bins_with_numbered_axes():
+def test_large_matrices_are_pooled_and_labeled_with_indices():
     stack = decoder(["x"] * 700, layers=1)["decoder"]
     axes = plot_head(stack.layers[0], 3, stack.queries)
     assert axes.images[0].get_array().shape == (512, 512)
@@ -64,14 +64,14 @@ def test_large_matrices_are_drawn_in_bins_with_numbered_axes():
     assert "x" not in {label.get_text() for label in axes.get_yticklabels()}
 
 
-def test_all_heads_and_heads_of_different_number():
+def test_plot_heads_draws_every_head_of_every_layer():
     recording = decoder("abcdefgh")
     figure = plot_heads(recording["decoder"])
     assert [axes.get_title() for axes in figure.axes] == [f"{layer}.{head}" for layer in range(2) for head in range(4)]
     np.testing.assert_allclose(drawn(figure.axes[5]), recording["decoder"].layers[1].dense()[0, 1], atol=1e-6)
 
 
-def test_an_alignment():
+def test_plot_alignment_draws_one_head_or_the_mean():
     recording = translation("abcde", "xyz")
     axes = plot_alignment(recording)
     weights = recording["cross"].layers[0].dense()[0]
@@ -80,7 +80,7 @@ def test_an_alignment():
     np.testing.assert_allclose(drawn(plot_alignment(recording, layer=0, head=2)), weights[2], atol=1e-6)
 
 
-def test_tokens_of_any_kind_are_drawn(tmp_path):
+def test_unusual_tokens_are_drawn(tmp_path):
     texts = ["$x$", "$", "\n", "שלום", "a" * 300, "\\frac"]
     stack = decoder(texts)["decoder"]
     axes = plot_head(stack.layers[0], 0, stack.queries)
@@ -88,17 +88,17 @@ def test_tokens_of_any_kind_are_drawn(tmp_path):
     axes.figure.savefig(tmp_path / "any.svg")
 
 
-def test_japanese_has_a_font(tmp_path):
+def test_japanese_tokens_have_a_font(tmp_path):
     recording = Translator.load().record("I read a book.")
     try:
         plot_alignment(recording).figure.savefig(tmp_path / "aligned.png")
-    except UserWarning as warning:  # no Japanese font on this machine; CI installs one
+    except UserWarning as warning:  # this machine has no Japanese font; CI installs one
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(warning))
 
 
-def test_bad_arguments():
+def test_rejects_wrong_tokens_and_missing_heads_and_stacks():
     weights = decoder("abcd")["decoder"].layers[0]
-    with pytest.raises(ValueError, match="tokens: 3 for 4 queries; expected one each"):
+    with pytest.raises(ValueError, match="tokens has 3 texts for 4 queries; expected one per query and key"):
         plot_head(weights, 0, ["a", "b", "c"])
     with pytest.raises(IndexError, match="index 9 is out of range for heads of size 4"):
         plot_head(weights, 9)
@@ -106,7 +106,7 @@ def test_bad_arguments():
         plot_alignment(decoder("ab"))
 
 
-def test_without_matplotlib(monkeypatch):
+def test_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"clearhead.plot needs matplotlib: pip install 'clearhead\[plot\]'"):
         plot_head(decoder("abcd")["decoder"].layers[0], 0)

@@ -11,7 +11,7 @@ SIZES = {"d_model": 30, "heads": 3, "encoder_layers": 2, "decoder_layers": 2, "f
 
 
 def make(vocabulary: int = 23, *, seed: int = 0, scale: float = 0.3, **sizes: object) -> Transformer:
-    """In float64 and not in training, with nothing in it left at 0 or 1."""
+    """Return a float64 model in evaluation mode. Noise is added to every parameter, so that none stays at 0 or 1."""
     torch.manual_seed(seed)
     model = Transformer(ModelConfig(**(SIZES | sizes)), vocabulary).double().eval()
     with torch.no_grad():
@@ -21,12 +21,12 @@ def make(vocabulary: int = 23, *, seed: int = 0, scale: float = 0.3, **sizes: ob
 
 
 def draw(*shape: int, vocabulary: int = 23) -> torch.Tensor:
-    """Tokens, none of them special."""
+    """Draw random tokens, without special tokens."""
     return torch.randint(4, vocabulary, shape)
 
 
 def favor(model: Transformer, token_ids: list[int], against: Sequence[int] = (), weight: float = 50.0) -> None:
-    """Make these the tokens the model would write next, whatever it has read, and those `against` the last."""
+    """Make `token_ids` the most probable next tokens for any input, and `against` the least probable ones."""
     with torch.no_grad():
         model.decoder_norm.weight.mul_(0.1)
         model.decoder_norm.bias.copy_(torch.randn(model.decoder_norm.bias.shape))

@@ -1,4 +1,4 @@
-"""Runs so small that they take a fraction of a second: sentences of a few made-up words, to be copied."""
+"""Tiny training runs that take a fraction of a second: the task is to copy sentences of made-up words."""
 
 import random
 import signal
@@ -53,12 +53,12 @@ validation = 7
 
 
 def changed(**settings: object) -> Config:
-    """TINY with other settings of its training."""
+    """Return TINY with other training settings."""
     return replace(TINY, training=replace(TINY.training, **settings))
 
 
 def sentences(count: int) -> list[str]:
-    """Return different sentences, of three to six words."""
+    """Return `count` different sentences of three to six words."""
     rng, texts = random.Random(0), {}
     while len(texts) < count:
         texts[" ".join(rng.choices(WORDS, k=rng.randint(3, 6)))] = None
@@ -66,7 +66,7 @@ def sentences(count: int) -> list[str]:
 
 
 def copying(count: int = 50, valid: int = 7) -> Dataset:
-    """Return `count` sentences to learn to copy, the same in each epoch, and others to validate with."""
+    """Return a dataset of `count` sentences to copy, the same in each epoch, and `valid` other ones for validation."""
     vocabulary = Vocabulary.from_words(WORDS)
     texts = sentences(count + valid)
     pairs = [TokenIds(vocabulary.encode(text), vocabulary.encode(text)) for text in texts]
@@ -75,7 +75,7 @@ def copying(count: int = 50, valid: int = 7) -> Dataset:
 
 
 def written_columns(path: Path, count: int = 47) -> str:
-    """Write a TSV file of sentences and their copies in capitals; return its path."""
+    """Write a TSV file of sentences and their uppercase copies; return its path."""
     path.write_text("".join(f"{text}\t{text.upper()}\n" for text in sentences(count)))
     return str(path)
 
@@ -86,7 +86,7 @@ def weights(folder: Path) -> dict[str, dict]:
 
 
 def assert_same(run, complete_run):
-    """Check that two runs have the same weights bit for bit, the same state, and the same metrics."""
+    """Check that two runs have bitwise equal weights, the same state and the same metrics."""
     for name, tensors in weights(run.folder).items():
         expected = weights(complete_run.folder)[name]
         assert tensors.keys() == expected.keys()
@@ -104,7 +104,7 @@ EPOCH_STEPS = len(batch_indices(copying().epoch(0), TINY.training.batch_tokens, 
 
 
 def stop_run(run, step, monkeypatch, signal_number=signal.SIGINT):
-    """Train until a signal arrives in the midst of a step; return the messages."""
+    """Train until a signal arrives during a step; return the messages."""
     batches = []
 
     def collate_and_signal(pairs):

@@ -1,4 +1,4 @@
-"""Checkpoints: damage is found and named, and the run ends as one that was not damaged."""
+"""Tests of checkpoints: damage is detected and reported, and a resumed run equals an undamaged one."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from support.toy_training import (
 
 @pytest.fixture(scope="module")
 def complete_run(tmp_path_factory):
-    """A run that nobody interrupted."""
+    """Uninterrupted run."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
     train(copying(), TINY, run)
     return run
@@ -35,16 +35,16 @@ def complete_run(tmp_path_factory):
 class TestCheckpoints:
     @pytest.fixture
     def run(self, tmp_path, monkeypatch):
-        """Stopped at step 6; the checkpoint before is of step 4."""
+        """Run that was stopped at step 6; its previous checkpoint is from step 4."""
         run = RunDirectory(tmp_path / "run")
         stop_run(run, 6, monkeypatch)
         assert checkpoint_state(run, "previous")["step"] == 4
         return run
 
-    @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "another model's", "another file's"])
-    def test_a_broken_one_is_said_and_kept(self, run, complete_run, tmp_path, damage):
+    @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "another model", "another file"])
+    def test_a_damaged_checkpoint_is_reported_and_renamed(self, run, complete_run, tmp_path, damage):
         path = run.folder / "last.safetensors"
-        if damage == "another model's":
+        if damage == "another model":
             train(copying(), replace(TINY, model=replace(TINY.model, d_model=8)), RunDirectory(tmp_path / "other"))
             path.write_bytes((tmp_path / "other" / "last.safetensors").read_bytes())
         else:
@@ -53,19 +53,21 @@ class TestCheckpoints:
                     "truncated": path.read_bytes()[:-100],
                     "garbage": random.Random(0).randbytes(5000),
                     "empty": b"",
-                    "another file's": (run.folder / "best.safetensors").read_bytes(),
+                    "another file": (run.folder / "best.safetensors").read_bytes(),
                 }[damage]
             )
         broken, messages = path.read_bytes(), []
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
         assert messages[0].startswith(f"{path}: ")
-        assert messages[0].endswith("kept as broken.safetensors, and the run goes on from previous.safetensors, step 4")
+        assert messages[0].endswith(
+            "renamed to broken.safetensors; the run continues from previous.safetensors, step 4"
+        )
         assert messages[0].count(str(path)) == 1
         assert "\n" not in messages[0]
         assert (run.folder / "broken.safetensors").read_bytes() == broken
         assert_same(run, complete_run)
 
-    def test_both_broken(self, run):
+    def test_two_damaged_checkpoints_raise(self, run):
         for name in ("last", "previous"):
             (run.folder / f"{name}.safetensors").write_bytes(b"half")
         with pytest.raises(ValueError, match=r"^\S*last.safetensors: not a .* \S*previous.safetensors: not a [^\n]*$"):
@@ -73,20 +75,20 @@ class TestCheckpoints:
         assert (run.folder / "last.safetensors").read_bytes() == b"half"
 
     @pytest.mark.parametrize("offset", [-1, 5000])
-    def test_a_flipped_bit_is_found(self, run, complete_run, offset):
-        """In the data, where nothing else would notice it."""
+    def test_a_flipped_bit_is_detected(self, run, complete_run, offset):
+        """The bit is in the data, where only the checksum detects it."""
         path = run.folder / "last.safetensors"
         path.write_bytes(flipped(path.read_bytes(), offset, bit=6))
         messages = []
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
         assert messages[:2] == [
-            f"{path}: damaged (its contents do not match its checksum); it is kept as broken.safetensors,"
-            " and the run goes on from previous.safetensors, step 4",
+            f"{path}: damaged (its contents do not match its checksum); renamed to broken.safetensors;"
+            " the run continues from previous.safetensors, step 4",
             "resumed at step 4",
         ]
         assert_same(run, complete_run)
 
-    def test_a_changed_step_is_not_believed(self, run, complete_run):
+    def test_a_changed_step_is_detected(self, run, complete_run):
         path = run.folder / "last.safetensors"
         changed = path.read_bytes().replace(rb"\"step\": 6", rb"\"step\": 8")
         assert changed != path.read_bytes()
@@ -103,36 +105,36 @@ class TestCheckpoints:
             (lambda tensors: put_nan(tensors, "model.embedding.weight"), "has values that are not finite"),
         ],
     )
-    def test_a_whole_file_with_other_contents(self, run, complete_run, change, message):
+    def test_wrong_tensors_with_a_valid_checksum_are_detected(self, run, complete_run, change, message):
         path, messages = run.folder / "last.safetensors", []
         tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
         serialization.write(path, change({name: tensor.clone() for name, tensor in tensors.items()}), facts)
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
         assert message in messages[0]
-        assert "goes on from previous.safetensors, step 4" in messages[0]
+        assert "continues from previous.safetensors, step 4" in messages[0]
         assert_same(run, complete_run)
 
     @pytest.mark.parametrize("progress", [{"step": "6"}, {"step": -1}, {"stop": 6}, {"bleu": "x"}, [], None])
-    def test_another_progress_is_refused(self, run, progress):
+    def test_an_invalid_trainer_state_is_refused(self, run, progress):
         path, messages = run.folder / "last.safetensors", []
         tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
         serialization.write(path, tensors, {**facts, "progress": progress})
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
-        assert "goes on from previous.safetensors, step 4" in messages[0]
+        assert "continues from previous.safetensors, step 4" in messages[0]
 
     @pytest.mark.parametrize("name", ["last", "previous"])
-    def test_a_folder_in_its_place(self, run, complete_run, name):
+    def test_a_folder_with_the_name_of_a_checkpoint_is_renamed(self, run, complete_run, name):
         path, messages = run.folder / f"{name}.safetensors", []
         path.unlink()
         path.mkdir()
-        (run.folder / "broken.safetensors").write_bytes(b"of an earlier time")
+        (run.folder / "broken.safetensors").write_bytes(b"from an earlier run")
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
         assert messages[0].startswith(f"{path}: a folder; ")
         assert (run.folder / "broken-2.safetensors").is_dir()
-        assert (run.folder / "broken.safetensors").read_bytes() == b"of an earlier time"
+        assert (run.folder / "broken.safetensors").read_bytes() == b"from an earlier run"
         assert_same(run, complete_run)
 
-    def test_one_of_an_earlier_version(self, run, complete_run):
+    def test_a_checkpoint_without_a_checksum_is_loaded_with_a_warning(self, run, complete_run):
         path = run.folder / "last.safetensors"
         tensors, facts = serialization.read(path, "clearhead.Checkpoint", 1, "cpu")
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, path, {"clearhead": json.dumps(facts)})
@@ -141,7 +143,7 @@ class TestCheckpoints:
         assert_same(run, complete_run)
 
     @pytest.mark.parametrize("damage", ["deleted", "damaged"])
-    def test_best_is_lost(self, run, damage):
+    def test_lost_best_weights_are_replaced(self, run, damage):
         path, messages = run.folder / "best.safetensors", []
         if damage == "deleted":
             path.unlink()
@@ -150,10 +152,10 @@ class TestCheckpoints:
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
         assert messages[0] == "resumed at step 6"
         assert messages[1].startswith(f"{path}: ")
-        assert messages[1].endswith("; the weights of step 6 take its place")
+        assert messages[1].endswith("; replaced by the weights of step 6")
         run.check_best()
 
-    def test_config_and_best_deleted_midway(self, complete_run, tmp_path):
+    def test_files_deleted_during_training_are_written_again(self, complete_run, tmp_path):
         run, messages = RunDirectory(tmp_path / "run"), []
 
         def delete(metrics):
@@ -162,18 +164,18 @@ class TestCheckpoints:
                     (run.folder / name).unlink()
 
         train(copying(), TINY, run, callbacks=TrainingCallbacks(on_message=messages.append, on_validation=delete))
-        assert f"{run.folder / 'config.json'}: there is no such file; it is written again" in messages
+        assert f"{run.folder / 'config.json'}: the file was missing and has been written again" in messages
         assert run.read() == complete_run.read()
         run.model()
 
     @pytest.mark.parametrize("line", [b"[]", b'"x"', b"{}", b'{"step": "4"}', b'{"step": NaN}', b"[" * 100_000, b"{"])
-    def test_metrics_of_another_kind(self, run, line):
+    def test_a_line_of_metrics_that_is_not_a_validation_is_refused(self, run, line):
         path = run.folder / "metrics.jsonl"
         path.write_bytes(line + b"\n" + path.read_bytes())
         with pytest.raises(ValueError, match=r"metrics.jsonl, line 1: .* is not a validation; expected an object"):
             train(copying(), TINY, run, resume=True)
 
-    def test_metrics_that_are_not_text(self, run):
+    def test_metrics_that_are_not_utf8_are_refused(self, run):
         (run.folder / "metrics.jsonl").write_bytes(b"\xff\n")
         with pytest.raises(ValueError, match=r"metrics.jsonl: not UTF-8 \(invalid start byte\)"):
             train(copying(), TINY, run, resume=True)
@@ -187,7 +189,7 @@ class TestCheckpoints:
         train(copying(), TINY, run, resume=True)
         assert_same(run, complete_run)
 
-    def test_none_yet(self, run, complete_run):
+    def test_a_run_without_checkpoints_starts_again(self, run, complete_run):
         for name in ("last", "previous", "best"):
             (run.folder / f"{name}.safetensors").unlink()
         (run.folder / "metrics.jsonl").write_text('{"step": 0, "validation": {}}\n{"step": 4, "val')
@@ -195,13 +197,13 @@ class TestCheckpoints:
         assert_same(run, complete_run)
 
     @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), None])
-    def test_a_full_disk(self, complete_run, tmp_path, monkeypatch, error):
-        """Said by the system, or by the limit that stands in for it here: files of at most so many bytes."""
+    def test_a_full_disk_keeps_the_last_checkpoint(self, complete_run, tmp_path, monkeypatch, error):
+        """The error is simulated, or caused by a limit of the file size."""
         resource = pytest.importorskip("resource")
         run, limits = RunDirectory(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
         save = RunDirectory.save_checkpoint
 
-        def save_in_no_space(self, model, optimizer, progress):
+        def save_on_full_disk(self, model, optimizer, progress):
             if progress.step < 8:
                 return save(self, model, optimizer, progress)
             if error is not None:
@@ -211,7 +213,7 @@ class TestCheckpoints:
             return save(self, model, optimizer, progress)
 
         with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, "save_checkpoint", save_in_no_space)
+            patch.setattr(RunDirectory, "save_checkpoint", save_on_full_disk)
             try:
                 with pytest.raises(OSError, match="No space left|last|new.*File too large"):
                     train(copying(), TINY, run)

@@ -1,4 +1,4 @@
-"""Configurations: what a file may say, what is refused and how, and that nothing is lost on the way."""
+"""Tests of configurations: reading, defaults, round trips and error messages."""
 
 import re
 from dataclasses import replace
@@ -49,7 +49,7 @@ def read(tmp_path, text: str) -> Config:
     return Config.from_file(path)
 
 
-def test_everything_that_can_be_said(tmp_path):
+def test_every_key_is_read(tmp_path):
     assert read(tmp_path, EVERYTHING) == Config(
         ModelConfig(30, 3, 2, 5, 17, 0, "rope"),
         TrainingConfig(7, 101, 0.001, 3, 0.1, 0.2, 2.5, 5, 11, 13),
@@ -57,7 +57,7 @@ def test_everything_that_can_be_said(tmp_path):
     )
 
 
-def test_what_is_left_out_keeps_its_default(tmp_path):
+def test_omitted_keys_keep_their_defaults(tmp_path):
     assert read(tmp_path, "") == Config()
     got = read(tmp_path, "[training]\nsteps = 7\n[text.target]\njoin = true")
     assert got.training == replace(TrainingConfig(), steps=7)
@@ -66,19 +66,19 @@ def test_what_is_left_out_keeps_its_default(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", EVERYTHING], ids=["defaults", "everything"])
-def test_there_and_back(text, tmp_path):
+def test_to_dict_and_from_dict_round_trip(text, tmp_path):
     config = read(tmp_path, text)
     assert Config.from_dict(config.to_dict()) == config
 
 
-def test_the_bundled_models_can_be_read():
+def test_the_configuration_of_the_bundled_model_is_read():
     config, _ = RunDirectory(str(resources.files("clearhead.translation") / "en-ja")).read()
     assert config.text.target.remove_spaces
     assert Config.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("modle = 1", "modle is not a known key; expected any of model, text, training"),
         ("[modle]\nheads = 1", "modle is not a known key"),
@@ -111,14 +111,14 @@ def test_the_bundled_models_can_be_read():
         ("[model]\nheads = 3\nheads = 4", "config.toml: Cannot overwrite a value"),
     ],
 )
-def test_what_is_refused_and_how(text, says, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(says)) as error:
+def test_a_wrong_file_is_rejected_in_one_line(text, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         read(tmp_path, text)
     assert str(error.value).startswith(f"{tmp_path / 'config.toml'}: ")
     assert "\n" not in str(error.value)
 
 
-def test_the_same_is_refused_where_no_file_is_read():
+def test_wrong_arguments_are_rejected():
     with pytest.raises(ValueError, match="d_model is 30; expected a multiple of twice the 4 heads"):
         Config(model=ModelConfig(d_model=30))
     with pytest.raises(TypeError, match="steps is 7.0; expected a whole number"):
@@ -127,7 +127,7 @@ def test_the_same_is_refused_where_no_file_is_read():
         Config.from_dict({"training": {"step": 7}})
 
 
-def test_a_file_that_is_missing_or_no_text(tmp_path):
+def test_a_missing_or_binary_file_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.toml: there is no such file"):
         Config.from_file(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")

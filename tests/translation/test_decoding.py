@@ -1,4 +1,4 @@
-"""Writing: greedy against a plain loop, beam search against every translation there is."""
+"""Tests of decoding: greedy search against a plain loop, beam search against all possible translations."""
 
 import copy
 import itertools
@@ -11,16 +11,16 @@ from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
 from support.small_transformers import draw, favor, make
 
 VOCABULARY, MAX_TOKENS = 11, 13
-NEVER_WRITTEN = [PAD, START, UNKNOWN]
+FORBIDDEN_TOKENS = [PAD, START, UNKNOWN]
 every_position = pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 
 
 def make_writer(seed: int, vocabulary: int = VOCABULARY, **sizes: object):
-    """A model that writes now this and now that: in most batches some texts end before others."""
+    """Return a model whose translations vary: in most batches some end before others."""
     model = make(vocabulary, seed=seed, scale=0.5, **sizes)
     with torch.no_grad():
         model.decoder_norm.bias.zero_()
-        # a token's own vector, which says to write it again, is to count less than what attention finds
+        # the embedding of the last token favors repeating it: let attention count more
         model.embedding.weight.mul_(0.1)
         model.embedding.weight[END] *= 1.3
         model.decoder_norm.weight.mul_(20)
@@ -33,9 +33,9 @@ def sources(vocabulary: int = VOCABULARY) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def log_probabilities(model, source, read: list[int]) -> torch.Tensor:
-    """Of what comes next, among what may be written; without caches."""
+    """Return the log-probabilities of the allowed next tokens, computed without caches."""
     logits = model(source, torch.tensor([[START, *read]]))[0, -1]
-    logits[NEVER_WRITTEN] = -torch.inf
+    logits[FORBIDDEN_TOKENS] = -torch.inf
     return logits.log_softmax(dim=-1)
 
 
@@ -50,8 +50,8 @@ def plain_greedy(model, source, max_tokens: int) -> Hypothesis:
 
 
 def every_translation(model, source, max_tokens: int) -> dict[tuple[int, ...], float]:
-    """All that end within `most` tokens, the end among them, with their log-probabilities."""
-    words = [token_id for token_id in range(model.embedding.num_embeddings) if token_id not in (*NEVER_WRITTEN, END)]
+    """Return all translations of at most `max_tokens` tokens, including the end, with their log-probabilities."""
+    words = [token_id for token_id in range(model.embedding.num_embeddings) if token_id not in (*FORBIDDEN_TOKENS, END)]
     scores = {}
     for tokens in itertools.chain.from_iterable(itertools.product(words, repeat=n) for n in range(max_tokens)):
         steps = [log_probabilities(model, source, list(tokens[:n])) for n in range(len(tokens) + 1)]
@@ -60,7 +60,7 @@ def every_translation(model, source, max_tokens: int) -> dict[tuple[int, ...], f
 
 
 @every_position
-def test_greedy_is_a_plain_loop_sentence_by_sentence(positions):
+def test_greedy_equals_a_plain_loop_over_single_sentences(positions):
     endings = set()
     for seed in range(5):
         model = make_writer(seed, positions=positions)
@@ -70,7 +70,7 @@ def test_greedy_is_a_plain_loop_sentence_by_sentence(positions):
             for row, length in enumerate(lengths.tolist()):
                 assert written[row] == plain_greedy(model, source[row : row + 1, :length], MAX_TOKENS)
         endings |= {(hypothesis.ended, len(hypothesis.tokens)) for hypothesis in written}
-    # or nothing was tested: some were cut, some ended, and not all at the same place
+    # the test is meaningful only if some translations were cut, some ended, and at different lengths
     assert len(endings) > 3
     assert {ended for ended, _ in endings} == {True, False}
 
@@ -85,7 +85,7 @@ def test_one_beam_is_greedy():
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0, -1.0])
-def test_enough_beams_find_the_best_of_all_translations(length_penalty):
+def test_enough_beams_find_the_best_translation(length_penalty):
     vocabulary, max_tokens, differ = 7, 3, 0
     for seed in range(5):
         model = make_writer(seed, vocabulary, encoder_layers=1, decoder_layers=1)
@@ -95,14 +95,14 @@ def test_enough_beams_find_the_best_of_all_translations(length_penalty):
             differ += plain_greedy(model, source, max_tokens).tokens != max(every, key=every.get)
         best = max(every, key=lambda tokens: every[tokens] / (len(tokens) + 1) ** length_penalty)
         assert len(every) == 13
-        # the last step has 9 beginnings and 4 tokens after each
+        # the last step has 9 prefixes with 4 next tokens each
         hypotheses = beam_search(model, source, beams=37, max_tokens=max_tokens, length_penalty=length_penalty)
         assert hypotheses == [Hypothesis(best, True)]
-    assert differ  # greedy would not have done
+    assert differ  # greedy search does not find all of them
 
 
 def test_a_longer_translation_can_win_after_a_shorter_one_has_ended():
-    """Per token, not in all: with a length penalty of 1 the search goes on, with 0 it has what it wants."""
+    """A larger length penalty favors longer translations, and the search must continue to find them."""
     lengths = {}
     for seed in range(8):
         model = make_writer(seed, 7, encoder_layers=1, decoder_layers=1)
@@ -115,7 +115,7 @@ def test_a_longer_translation_can_win_after_a_shorter_one_has_ended():
 
 
 @pytest.mark.parametrize("beams", [2, 3, 7])
-def test_together_is_the_same_as_one_by_one(beams):
+def test_a_batch_gives_the_translations_of_single_sentences(beams):
     ended = []
     for seed in (0, 2, 4):
         model = make_writer(seed, positions="rope")
@@ -130,8 +130,8 @@ def test_together_is_the_same_as_one_by_one(beams):
 
 
 @pytest.mark.parametrize("beams", [7, 11])
-def test_more_beams_than_tokens_to_begin_with(beams):
-    """One word and the end: all else that is offered at first is impossible, and must not count as an end."""
+def test_more_beams_than_first_tokens(beams):
+    """Only one word and the end are possible. Candidates of -inf must not count as finished translations."""
     model = make_writer(0, 5)
     favor(model, [4], weight=3.0)
     source = draw(1, 3, vocabulary=5)
@@ -143,21 +143,21 @@ def test_more_beams_than_tokens_to_begin_with(beams):
 
 
 @pytest.mark.parametrize("write", [greedy, beam_search])
-def test_what_is_never_written(write):
+def test_padding_start_and_unknown_are_never_written(write):
     model = make_writer(0)
-    favor(model, NEVER_WRITTEN)
+    favor(model, FORBIDDEN_TOKENS)
     source, lengths = sources()
     with torch.no_grad():
         likeliest = model(source, torch.full((5, 1), START), lengths).argmax(dim=-1)
-    assert {*likeliest.flatten().tolist()} <= {*NEVER_WRITTEN}
+    assert {*likeliest.flatten().tolist()} <= {*FORBIDDEN_TOKENS}
     written = write(model, source, lengths, max_tokens=MAX_TOKENS)
-    assert not {token for hypothesis in written for token in hypothesis.tokens} & {*NEVER_WRITTEN, END}
+    assert not {token for hypothesis in written for token in hypothesis.tokens} & {*FORBIDDEN_TOKENS, END}
     assert any(hypothesis.tokens for hypothesis in written)
 
 
 @pytest.mark.parametrize("write", [greedy, beam_search])
 @pytest.mark.parametrize("max_tokens", [1, 5])
-def test_whether_it_came_to_an_end_is_said(write, max_tokens):
+def test_ended_is_false_for_cut_translations(write, max_tokens):
     model = make_writer(0)
     source, _ = sources()
     other = copy.deepcopy(model)
@@ -167,7 +167,7 @@ def test_whether_it_came_to_an_end_is_said(write, max_tokens):
     assert write(other, source, max_tokens=max_tokens) == [Hypothesis((), True)] * 5
 
 
-def test_greedy_without_a_head():
+def test_greedy_with_an_ablated_head():
     model = make_writer(1)
     source, lengths = sources()
     for stack in ("encoder", "decoder", "cross"):
@@ -180,7 +180,7 @@ def test_greedy_without_a_head():
         assert expected != greedy(model, source, lengths, max_tokens=MAX_TOKENS)
 
 
-def test_bad_input():
+def test_rejects_wrong_beams_and_max_tokens():
     model = make_writer(0)
     source, _ = sources()
     for write in (greedy, beam_search):

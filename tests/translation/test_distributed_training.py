@@ -1,4 +1,4 @@
-"""Training over processes, as torchrun starts them: the same run as of one, and none is lost with a process."""
+"""Tests of distributed training under torchrun: two processes equal one, and a killed run can be resumed."""
 
 import os
 import re
@@ -21,7 +21,8 @@ from support.toy_training import TOML, WORDS, weights, written_columns
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead", "train"]
 
 
-def begun(arguments):
+def start_training(arguments):
+    """Start two processes with torchrun."""
     return subprocess.Popen(
         [*TORCHRUN, *map(str, arguments), "--device", "cpu"],
         stdout=subprocess.PIPE,
@@ -32,7 +33,10 @@ def begun(arguments):
 
 @pytest.fixture
 def toy_run(tmp_path):
-    """Sentences to learn from, one of them so long that a batch has it alone, and a configuration without dropout."""
+    """Finished run in one process, its data arguments and its configuration, without dropout.
+
+    One sentence is so long that it is a batch by itself: one of two processes then has no sentence.
+    """
     columns = tmp_path / "copies.tsv"
     written_columns(columns)
     long = " ".join(WORDS * 3)
@@ -49,34 +53,35 @@ def toy_run(tmp_path):
     return one, ["--data", columns, "--valid", valid], config
 
 
-def assert_alike(two, one):
+def assert_close_runs(two, one):
+    """Check that the runs of two processes and of one have nearly equal metrics and weights."""
     for alone, shared in zip(one.metrics(), two.metrics(), strict=True):
         assert shared["step"] == alone["step"]
         assert shared.get("loss") == pytest.approx(alone.get("loss"), abs=3e-4)
         assert shared["validation"] == pytest.approx(alone["validation"], abs=3e-4)
     alone = weights(one.folder)["best"]
     for name, tensor in weights(two.folder)["best"].items():
-        if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which AdamW makes a step of
+        if not name.endswith("key.bias"):  # its exact gradient is 0; AdamW scales the rounding error up to a full step
             torch.testing.assert_close(
                 tensor, alone[name], rtol=0, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
             )
 
 
-def test_two_processes_are_one(toy_run, tmp_path):
+def test_two_processes_train_the_same_model_as_one(toy_run, tmp_path):
     one, files, config = toy_run
     two = RunDirectory(tmp_path / "two")
-    process = begun([*files, "--config", config, "--output", two.folder])
+    process = start_training([*files, "--config", config, "--output", two.folder])
     output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
-    assert output.count("heads with a clear role") == 1  # one speaks for both
-    assert_alike(two, one)
+    assert output.count("heads with a clear role") == 1  # only the main process prints
+    assert_close_runs(two, one)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_any_process_may_be_killed(toy_run, tmp_path, rank):
+def test_a_run_resumes_after_a_process_was_killed(toy_run, tmp_path, rank):
     one, files, config = toy_run
     two = RunDirectory(tmp_path / "two")
-    process = begun([*files, "--config", config, "--output", two.folder])
+    process = start_training([*files, "--config", config, "--output", two.folder])
     while process.poll() is None and (not two.metrics() or two.metrics()[-1]["step"] < 8):
         time.sleep(0.002)
     os.kill(worker(process.pid, rank), signal.SIGKILL)
@@ -85,31 +90,31 @@ def test_any_process_may_be_killed(toy_run, tmp_path, rank):
     assert f"rank      : {rank} (local_rank: {rank})" in errors
     reached = two.metrics()[-1]["step"]
     assert 8 <= reached < 40
-    again = begun([*files, "--resume", "--output", two.folder])
+    again = start_training([*files, "--resume", "--output", two.folder])
     _, errors = again.communicate(timeout=200)
     assert again.returncode == 0, errors
     resumed = int(re.search(r"resumed at step (\d+)", errors)[1])
-    assert resumed in (reached, reached - 4)  # at most what was done since the last checkpoint, one validation ago
-    assert_alike(two, one)
+    assert resumed in (reached, reached - 4)  # metrics are written before the checkpoint, once per 4 steps
+    assert_close_runs(two, one)
 
 
 def worker(parent, rank):
-    """The process that torchrun has started as this rank."""
+    """Return the process id of a rank that torchrun has started."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            about = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            stat_fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
             environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
-        if int(about[1]) == parent and f"RANK={rank}".encode() in environment:
+        if int(stat_fields[1]) == parent and f"RANK={rank}".encode() in environment:
             return int(process.name)
     raise AssertionError(f"no process of rank {rank}")
 
 
-def test_all_ranks_are_told_that_the_folder_is_in_use(toy_run):
+def test_all_ranks_report_a_locked_folder(toy_run):
     one, files, _ = toy_run
     with one.locked(resume=True):
-        process = begun([*files, "--resume", "--output", one.folder])
+        process = start_training([*files, "--resume", "--output", one.folder])
         _, errors = process.communicate(timeout=200)
     assert process.returncode != 0
     for rank in range(2):

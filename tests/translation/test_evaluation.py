@@ -1,4 +1,4 @@
-"""Validation: loss, exact translations and BLEU."""
+"""Tests of validation: loss, exact translations and BLEU."""
 
 import pytest
 import torch
@@ -18,16 +18,16 @@ from support.toy_training import (
 
 
 class TestValidation:
-    def test_of_a_perfect_and_of_a_useless_translation(self):
+    def test_bleu_of_a_perfect_and_a_useless_translation(self):
         assert bleu_score(["ka ki ku ke"], ["ka ki ku ke"], "none") == pytest.approx(100)
         assert bleu_score(["so so so so"], ["ka ki ku ke"], "none") < 1
         assert bleu_score(["私は本を読んだ。"], ["私は本を読んだ。"], "ja-mecab") == pytest.approx(100)
 
-    def test_in_any_batches(self, monkeypatch):
-        """Loss per token, translations in order, and the model's mode as it was."""
+    def test_metrics_do_not_depend_on_the_batch_size(self, monkeypatch):
+        """Checks the loss, the order of the translations, and that the training mode is restored."""
         data = copying(30, 13)
         model = Transformer(TINY.model, len(data.vocabulary))
-        for layer in model.decoder:  # what it writes depends on what it reads
+        for layer in model.decoder:  # make the translations depend on the sources
             torch.nn.init.normal_(layer.cross.output.weight)
             torch.nn.init.normal_(layer.cross.value.weight)
         sources, references = [pair.source for pair in data.valid], [pair.target for pair in data.references]
@@ -42,7 +42,7 @@ class TestValidation:
                 assert model.training is mode
             written = [
                 hypothesis.tokens[:9] for hypothesis in decode_all(model.eval(), sources, beams=1)
-            ]  # a batch has one limit
+            ]  # the token limit depends on the longest source of a batch
             assert written == [decode_all(model, [source], beams=1)[0].tokens[:9] for source in sources]
             assert len(set(written)) > 1
         for other in metrics[1:]:
@@ -56,7 +56,7 @@ class TestValidation:
             validate(model, data.vocabulary, data.valid, [pair.target for pair in data.references], "none")
         assert all(module.training for module in model.modules())
 
-    def test_exact(self, monkeypatch):
+    def test_exact_is_the_share_of_equal_translations(self, monkeypatch):
         data = copying(30, 13)
         model = Transformer(TINY.model, len(data.vocabulary)).eval()
         texts = [

@@ -1,4 +1,4 @@
-"""The Transformer: against the formula written out, causality and padding, caches, weights, heads left out."""
+"""Tests of the Transformer: formula, causality, padding, caches, weights, ablation and gradients."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ LENGTHS = torch.tensor([7, 4])
 STACKS = ("encoder", "decoder", "cross")
 every_position = pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
 every_stack = pytest.mark.parametrize("stack", STACKS)
-padded_or_not = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["as long", "padded"])
+padded_or_not = pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["equal lengths", "padded"])
 
 
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +40,7 @@ def in_chunks(model, target, memory, cuts) -> torch.Tensor:
 
 
 def plain(model: Transformer, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Normalise, attend, add; normalise, feed forward, add: with torch's own attention."""
+    """Return the logits of a pre-norm Transformer, computed with torch's attention."""
 
     def embedded(tokens):
         weight = model.embedding.weight
@@ -68,7 +68,7 @@ def plain(model: Transformer, source: torch.Tensor, target: torch.Tensor) -> tor
     return model.decoder_norm(y) @ model.embedding.weight.T
 
 
-def test_it_is_the_formula():
+def test_logits_match_the_formula():
     model, (source, target) = make().float(), texts()
     with torch.no_grad():
         got = model(source, target)
@@ -76,34 +76,34 @@ def test_it_is_the_formula():
         assert_agrees(got, plain, model, source, target)
 
 
-def test_sizes_are_those_of_the_configuration():
+def test_sizes_follow_the_configuration():
     config = ModelConfig(d_model=20, heads=5, encoder_layers=3, decoder_layers=1, feed_forward=13, positions="rope")
     model = Transformer(config, 11)
     assert (len(model.encoder), len(model.decoder)) == (3, 1)
     assert model.encoder[2].attention.heads == model.decoder[0].cross.heads == 5
     assert model.encoder[2].feed_forward[0].weight.shape == (13, 20)
-    # the memory's tokens are of another text: no rotation between the two
+    # source and target positions are not comparable: no RoPE in cross-attention
     assert model.encoder[0].attention.rope is not None
     assert model.decoder[0].attention.rope is not None
     assert model.decoder[0].cross.rope is None
 
 
-def test_one_matrix_embeds_both_languages_and_makes_the_logits():
+def test_embeddings_and_output_projection_share_one_matrix():
     model = make()
     assert [name for name, p in model.named_parameters() if VOCABULARY in p.shape] == ["embedding.weight"]
     source, target = texts()
-    model(source, target)  # by now the table of positions is made
+    model(source, target)  # creates the table of positions, which is not a buffer
     assert model.state_dict().keys() == dict(model.named_parameters()).keys()
 
 
-def test_tokens_start_with_length_about_one_in_every_direction():
+def test_initial_embeddings_have_a_standard_deviation_of_one():
     model = Transformer(ModelConfig(d_model=256), 307)
     scaled = model.embedding.weight * 16
     assert scaled.std().item() == pytest.approx(1, rel=0.02)
 
 
 @every_position
-def test_a_token_sees_none_that_come_later(positions):
+def test_a_token_does_not_attend_to_later_tokens(positions):
     model, (source, target) = make(positions=positions), texts()
     other = target.clone()
     other[:, 3] = (other[:, 3] - 3) % (VOCABULARY - 4) + 4
@@ -116,7 +116,7 @@ def test_a_token_sees_none_that_come_later(positions):
 
 @every_position
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_the_order_of_tokens_counts(positions, side):
+def test_the_order_of_tokens_changes_the_logits(positions, side):
     model, (source, target) = make(positions=positions), texts()
     with torch.no_grad():
         before = model(source, target)
@@ -138,7 +138,7 @@ class TestPadding:
                 torch.testing.assert_close(together[row : row + 1], alone)
             assert not torch.allclose(model(source, target)[1], together[1], atol=1e-3)
 
-    def test_what_stands_in_the_padding_does_not_matter(self):
+    def test_padding_tokens_do_not_change_the_logits(self):
         model, (source, target) = make(), texts()
         other = source.clone()
         other[1, 4:] = 0
@@ -146,7 +146,7 @@ class TestPadding:
         with torch.no_grad():
             torch.testing.assert_close(model(source, target, LENGTHS), model(other, target, LENGTHS))
 
-    def test_a_targets_padding_changes_nothing_before_it(self):
+    def test_padding_of_a_target_does_not_change_earlier_logits(self):
         model, (source, target) = make(), texts()
         longer = torch.nn.functional.pad(target, (0, 3))
         with torch.no_grad():
@@ -157,14 +157,14 @@ class TestCaches:
     @every_position
     @padded_or_not
     @pytest.mark.parametrize("cuts", [(1, 2, 3, 4), (2,), (1, 3), ()], ids=str)
-    def test_chunks_are_the_same_as_one_pass(self, positions, lengths, cuts):
+    def test_decoding_in_chunks_equals_one_pass(self, positions, lengths, cuts):
         model, (source, target) = make(positions=positions), texts()
         with torch.no_grad():
             got = in_chunks(model, target, model.encode(source, lengths), cuts)
             torch.testing.assert_close(got, model(source, target, lengths))
 
     @every_position
-    def test_further_than_the_first_tables_and_buffers_reach(self, positions):
+    def test_tables_and_buffers_grow(self, positions):
         model = make(positions=positions, encoder_layers=1, decoder_layers=1)
         source, target = draw(1, 71), draw(1, 307)
         with torch.inference_mode():
@@ -173,8 +173,8 @@ class TestCaches:
             torch.testing.assert_close(got.clone(), model(source, target))
 
     @padded_or_not
-    def test_select(self, lengths):
-        """As in beam search: go on with other sequences than before, some of them twice."""
+    def test_select_continues_with_other_sequences(self, lengths):
+        """Sequences are dropped, reordered and repeated, as in beam search."""
         model, (source, target) = make(), texts()
         rows = torch.tensor([1, 1, 0])
         with torch.no_grad():
@@ -185,7 +185,7 @@ class TestCaches:
             expected = model(source[rows], target[rows], None if lengths is None else lengths[rows])
         torch.testing.assert_close(got, expected[:, 2:])
 
-    def test_select_of_a_memory(self):
+    def test_memory_select_reorders_states_and_mask(self):
         model, (source, _) = make(), texts()
         with torch.no_grad():
             memory = model.encode(source, LENGTHS)
@@ -198,7 +198,7 @@ class TestCaches:
 
 class TestWeights:
     @every_position
-    def test_all_matrices_of_all_layers(self, positions):
+    def test_weights_of_all_layers_are_returned(self, positions):
         model, (source, target) = make(positions=positions, encoder_layers=3), texts()
         with torch.no_grad():
             logits, attentions = model(source, target, return_weights=True)
@@ -213,8 +213,8 @@ class TestWeights:
             assert (weights.dense().triu(1) == 0).all()
             assert (weights.dense().tril() > 0).sum() == BATCH * 3 * TARGET * (TARGET + 1) // 2
 
-    def test_they_are_what_each_layer_multiplied_with(self):
-        """Layer by layer in order: with the values, the second layer's matrix gives what its heads put out."""
+    def test_weights_times_values_are_the_head_outputs(self):
+        """The weights at index 1 reproduce the head outputs of the second layer."""
         model, (source, target) = make(), texts()
         seen = {}
         for stack in STACKS:
@@ -228,7 +228,7 @@ class TestWeights:
                 together = (weights.dense() @ weights.value).transpose(1, 2).flatten(2)
                 torch.testing.assert_close(together, seen[stack])
 
-    def test_they_follow_the_padding(self):
+    def test_weights_of_padding_are_zero(self):
         model, (source, target) = make(), texts()
         with torch.no_grad():
             _, attentions = model(source, target, LENGTHS, return_weights=True)
@@ -238,7 +238,7 @@ class TestWeights:
                 assert (weights.dense()[1, ..., :4] > 0).all()
                 assert (weights.dense()[0] > 0).all()
 
-    def test_with_caches_a_row_for_each_new_token(self):
+    def test_with_caches_weights_have_a_row_for_each_new_token(self):
         model, (source, target) = make(), texts()
         with torch.no_grad():
             _, full = model(source, target, LENGTHS, return_weights=True)
@@ -251,7 +251,7 @@ class TestWeights:
 
 class TestAblate:
     def without_columns(self, model: Transformer, *addresses: tuple[str, int, int]) -> Transformer:
-        """The same model with the columns of W_O that these heads' outputs meet set to 0."""
+        """Return a copy of the model with the columns of W_O for these heads set to 0."""
         cut = copy.deepcopy(model)
         with torch.no_grad():
             for stack, layer, head in addresses:
@@ -260,7 +260,7 @@ class TestAblate:
 
     @every_stack
     @pytest.mark.parametrize(("layer", "head"), [(0, 2), (1, 0)])
-    def test_equals_zeros_in_the_output_projection(self, stack, layer, head):
+    def test_ablation_equals_zeros_in_the_output_projection(self, stack, layer, head):
         model, (source, target) = make(), texts()
         address = stack, layer, head
         with torch.no_grad():
@@ -270,7 +270,7 @@ class TestAblate:
             assert not torch.allclose(cut, intact, atol=1e-3)
             assert torch.equal(model(source, target, LENGTHS), intact)
 
-    def test_several_at_once_with_weights_and_caches(self):
+    def test_several_heads_are_ablated_with_weights_and_caches(self):
         model, (source, target) = make(), texts()
         ablate = {("encoder", 1, 0), ("encoder", 1, 2), ("decoder", 0, 1), ("cross", 0, 1)}
         with torch.no_grad():
@@ -280,12 +280,12 @@ class TestAblate:
             parts = [model.decode(target[:, n : n + 1], memory, caches=caches, ablate=ablate) for n in range(TARGET)]
         torch.testing.assert_close(torch.cat(parts, dim=1), expected)
 
-    def test_a_head_that_is_not_there(self):
+    def test_rejects_a_missing_head_or_layer(self):
         model, (source, target) = make(), texts()
         with pytest.raises(ValueError, match="ablate has head 3, but there are 3"):
             model(source, target, ablate=[("cross", 0, 3)])
         for address in (("cross", 2, 0), ("encoder", -1, 0), ("between", 0, 0)):
-            with pytest.raises(ValueError, match="in it, but of layers encoder has 2, decoder has 2") as error:
+            with pytest.raises(ValueError, match="but the model has these layers: encoder 2, decoder 2") as error:
                 model(source, target, ablate=[address])
             assert str(address) in str(error.value)
 
@@ -296,15 +296,15 @@ def test_gradients_reach_every_parameter(positions):
     model(source, target, LENGTHS).logsumexp(dim=-1).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        # a bias of all keys alike adds the same to every score of a row; rope turns it by each key's position
+        # a bias shared by all keys shifts all scores of a row equally, except with RoPE, which rotates it by position
         if name.endswith("key.bias") and (positions == "sinusoidal" or "cross" in name):
             assert parameter.grad.abs().max() < 1e-9, name
         else:
             assert parameter.grad.abs().max() > 1e-6, name
 
 
-def test_it_can_be_trained_after_it_has_translated():
-    """What was made in inference mode, such as the table of positions, must not get in the way."""
+def test_training_works_after_inference_mode():
+    """Tensors created in inference mode, such as the table of positions, must not break the backward pass."""
     model, (source, target) = make(), texts()
     with torch.inference_mode():
         model(source, target)
@@ -314,7 +314,7 @@ def test_it_can_be_trained_after_it_has_translated():
     assert torch.equal(copy.deepcopy(model).eval()(source, target), model.eval()(source, target))
 
 
-def test_dropout_only_in_training():
+def test_dropout_is_active_only_in_training():
     model, (source, target) = make(), texts()
     with torch.no_grad():
         still = model(source, target)

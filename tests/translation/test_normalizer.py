@@ -1,4 +1,4 @@
-"""Text in one form: tokenized text as people would type it, typed text left alone, and nothing changed twice."""
+"""Tests of text normalization: each option, typed text that must not change, and idempotence."""
 
 from itertools import product
 
@@ -11,18 +11,18 @@ from clearhead.translation.normalizer import Normalizer
 EVERY = [Normalizer(*flags) for flags in product((False, True), repeat=4)]
 
 
-def test_white_space_and_composition_always():
+def test_white_space_and_composition_are_always_normalized():
     assert Normalizer()(" \tone\u3000 two\u2028\r\n three \n") == "one two three"
     assert Normalizer()("Cafe\u0301 “é” Ａ…") == "Café “é” Ａ…"
     assert Normalizer()(" \n ") == ""
 
 
-def test_nothing_else_unasked():
+def test_default_options_change_nothing_else():
     text = "He said , '' I can 't — １０ ％ . '' CD プレーヤー"
     assert Normalizer()(text) == text
 
 
-def test_lowercase():
+def test_lowercase_includes_full_width_letters():
     assert Normalizer(lowercase=True)("Tom ÄSS ＣＤ") == "tom äss ｃｄ"
 
 
@@ -59,7 +59,7 @@ TOKENIZED = {
 
 
 @pytest.mark.parametrize("tokenized", TOKENIZED)
-def test_tokenized_english_as_it_would_be_typed(tokenized):
+def test_detokenize_joins_tokenized_english(tokenized):
     assert Normalizer(detokenize=True)(tokenized) == TOKENIZED[tokenized]
 
 
@@ -79,7 +79,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize("text", TYPED)
-def test_typed_english_stays(text):
+def test_detokenize_does_not_change_typed_english(text):
     assert Normalizer(detokenize=True)(text) == text
 
 
@@ -96,7 +96,7 @@ def test_typed_english_stays(text):
         ("𠮷 野 家", "𠮷野家"),
     ],
 )
-def test_join(spaced, joined):
+def test_remove_spaces_joins_scripts_without_word_spaces(spaced, joined):
     assert Normalizer(remove_spaces=True)(spaced) == joined
 
 
@@ -112,18 +112,18 @@ def test_join(spaced, joined):
         ("\ufeffRail\u200broad co\u00adop", "Railroad coop"),
     ],
 )
-def test_plain(typed, plain):
+def test_plain_maps_to_keyboard_characters(typed, plain):
     assert Normalizer(plain=True)(typed) == plain
 
 
-def test_two_sources_look_alike():
+def test_two_styles_normalize_to_the_same_text():
     english = Normalizer(lowercase=True, detokenize=True, plain=True)
     assert english("he said , '' i can 't . ''") == english("He said, “I can’t.”") == 'he said, "i can\'t."'
     assert english("don ’t !") == "don't!"
 
 
-def test_a_space_whose_removal_composes():
-    """Two letters that compose once nothing is between them: か and a mark that stands alone."""
+def test_removing_a_space_can_compose_characters():
+    """か and a combining mark compose once the space between them is removed."""
     assert Normalizer(remove_spaces=True)("か \u3099") == "が"
 
 
@@ -132,7 +132,7 @@ WORDS = """ ' '' `` " “ ” ’ ´ … . , ?! ( ) $ 5 % 't n't 's 'clock o gir
 
 @pytest.mark.parametrize("normalizer", EVERY, ids=repr)
 @given(st.text() | st.lists(st.sampled_from(["", *WORDS.split()])).map(" ".join))
-def test_a_second_time_changes_nothing(normalizer, text):
+def test_normalization_is_idempotent(normalizer, text):
     once = normalizer(text)
     assert normalizer(once) == once
     assert once == " ".join(once.split())

@@ -1,4 +1,4 @@
-"""Resuming: a run that is interrupted, however rudely, ends as one that was not."""
+"""Tests of resuming: an interrupted run ends with the same weights as an uninterrupted one."""
 
 import signal
 import subprocess
@@ -37,24 +37,24 @@ from support.toy_training import (
 
 @pytest.fixture(scope="module")
 def complete_run(tmp_path_factory):
-    """A run that nobody interrupted."""
+    """Uninterrupted run."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
     train(copying(), TINY, run)
     return run
 
 
 class TestResuming:
-    def test_the_toy_has_more_than_one_epoch(self):
+    def test_the_toy_run_has_more_than_one_epoch(self):
         assert 1 < EPOCH_STEPS < TINY.training.steps
         assert EPOCH_STEPS % TINY.training.validate_every
 
     @pytest.mark.parametrize("at", [1, EPOCH_STEPS, EPOCH_STEPS + 2])
-    def test_stopped_politely(self, complete_run, tmp_path, monkeypatch, at):
-        """In the first step, at the end of an epoch, and within one."""
+    def test_a_run_stopped_by_sigint_resumes(self, complete_run, tmp_path, monkeypatch, at):
+        """The signal arrives in the first step, at the end of an epoch, and within an epoch."""
         run = RunDirectory(tmp_path / "run")
         before = signal.getsignal(signal.SIGINT)
         messages = stop_run(run, at, monkeypatch)
-        assert messages == [f"stopped at step {at}, which is saved; --resume goes on from there"]
+        assert messages == [f"stopped at step {at} and saved a checkpoint; continue with --resume"]
         assert checkpoint_state(run)["step"] == at
         assert signal.getsignal(signal.SIGINT) is before
         resumed = []
@@ -62,23 +62,23 @@ class TestResuming:
         assert resumed == [f"resumed at step {at}"]
         assert_same(run, complete_run)
 
-    def test_asked_to_stop_in_the_last_step_it_comes_to_its_end(self, complete_run, tmp_path, monkeypatch):
-        def collating(rows):
+    def test_a_signal_in_the_last_step_does_not_stop_the_run(self, complete_run, tmp_path, monkeypatch):
+        def collate_and_signal(rows):
             signal.raise_signal(signal.SIGINT)
             return collate(rows)
 
         run = RunDirectory(tmp_path / "run")
-        monkeypatch.setattr(_trainer, "collate", collating)
+        monkeypatch.setattr(_trainer, "collate", collate_and_signal)
         train(copying(), changed(steps=1, validate_every=1), run)
         assert [line["step"] for line in run.metrics()] == [0, 1]
 
-    def test_stopped_by_a_kill_that_can_be_heard(self, complete_run, tmp_path, monkeypatch):
+    def test_a_run_stopped_by_sigterm_resumes(self, complete_run, tmp_path, monkeypatch):
         run = RunDirectory(tmp_path / "run")
         stop_run(run, 5, monkeypatch, signal.SIGTERM)
         train(copying(), TINY, run, resume=True)
         assert_same(run, complete_run)
 
-    def test_what_a_killed_process_left_half_written_is_removed(self, tmp_path, monkeypatch):
+    def test_temporary_files_are_removed_on_resume(self, tmp_path, monkeypatch):
         run = RunDirectory(tmp_path / "run")
         stop_run(run, 3, monkeypatch)
         names = ["config.json", "tokenizer.json", "metrics.jsonl", "best.safetensors", "last.safetensors"]
@@ -87,16 +87,16 @@ class TestResuming:
         (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp").mkdir()
         (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp" / "best.safetensors").write_bytes(b"half")
         train(copying(), TINY, run, resume=True)
-        assert [path.name for path in run.folder.glob(".*")] == [".config.json.swp"]  # an editor's, not ours
+        assert [path.name for path in run.folder.glob(".*")] == [".config.json.swp"]  # an editor's file is kept
 
-    def test_what_a_killed_beginning_left_is_removed(self, tmp_path):
+    def test_temporary_files_are_removed_from_a_new_run(self, tmp_path):
         run = RunDirectory(tmp_path / "run")
         run.folder.mkdir()
         (run.folder / ".tokenizer.json.k1ll3d__").write_bytes(b"half")
         train(copying(), changed(steps=1), run)
         assert not list(run.folder.glob(".*"))
 
-    def test_interrupted_twice(self, complete_run, tmp_path, monkeypatch):
+    def test_a_run_interrupted_twice_resumes(self, complete_run, tmp_path, monkeypatch):
         run = RunDirectory(tmp_path / "run")
         stop_run(run, 3, monkeypatch)
 
@@ -105,23 +105,23 @@ class TestResuming:
 
         with pytest.raises(RuntimeError, match="lights"):
             train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_validation=fail))
-        assert [line["step"] for line in run.metrics()] == [0, 4]  # measured, but the checkpoint is of step 3
+        assert [line["step"] for line in run.metrics()] == [0, 4]  # metrics of step 4 precede its checkpoint
         train(copying(), TINY, run, resume=True)
         assert_same(run, complete_run)
 
-    def test_a_second_signal_ends_it_at_once(self, tmp_path, monkeypatch):
-        def collating(rows):
+    def test_a_second_signal_stops_the_run_immediately(self, tmp_path, monkeypatch):
+        def signal_twice(rows):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(_trainer, "collate", collating)
+        monkeypatch.setattr(_trainer, "collate", signal_twice)
         run = RunDirectory(tmp_path / "run")
         with pytest.raises(KeyboardInterrupt):
             train(copying(), TINY, run)
         assert checkpoint_state(run)["step"] == 0
 
-    def test_killed_before_any_rename(self, tmp_path, monkeypatch):
-        """Files change by renaming alone: a run that ends just before any of these can be resumed, or begun anew."""
+    def test_a_run_killed_before_any_rename_resumes(self, tmp_path, monkeypatch):
+        """Files change only by renaming: a run killed before any rename can be resumed or started again."""
         data, config = copying(10, 2), changed(steps=4, validate_every=2)
         complete_run = RunDirectory(tmp_path / "whole")
         rename, renamed = Path.replace, []
@@ -146,17 +146,17 @@ class TestResuming:
             run = RunDirectory(tmp_path / f"{count}-{name}")
             with monkeypatch.context() as patch:
                 patch.setattr(Path, "replace", replace)
-                patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # who is killed does not tidy up
+                patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a killed process does not clean up
                 with pytest.raises(Killed):
                     train(data, config, run)
             if count < 2:
-                with pytest.raises(FileNotFoundError, match="no run in it"):
+                with pytest.raises(FileNotFoundError, match="contains no run"):
                     train(data, config, run, resume=True)
             train(data, config, run, resume=count >= 2)
             assert_same(run, complete_run)
 
-    def test_kill_9(self, tmp_path):
-        """A real process, in its second epoch or later, that nobody asked."""
+    def test_a_run_killed_by_sigkill_resumes(self, tmp_path):
+        """The run is a separate process, killed in its second epoch or later."""
         columns = written_columns(tmp_path / "copies.tsv")
         (tmp_path / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 60"))
         config = Config.from_file(tmp_path / "tiny.toml")
@@ -183,7 +183,7 @@ class TestResuming:
         assert "resumed at step " in result.stderr
         assert_same(run, complete_run)
 
-    def test_a_finished_run_is_left_as_it_is(self, complete_run):
+    def test_resuming_a_finished_run_changes_no_file(self, complete_run):
         before = {path.name: path.read_bytes() for path in complete_run.folder.iterdir()}
         model = train(copying(), TINY, complete_run, resume=True)
         assert {path.name: path.read_bytes() for path in complete_run.folder.iterdir()} == before
@@ -191,12 +191,12 @@ class TestResuming:
             torch.equal(tensor, weights(complete_run.folder)["best"][n]) for n, tensor in model.state_dict().items()
         )
 
-    def test_what_is_refused(self, complete_run, tmp_path):
-        with pytest.raises(ValueError, match="whole: there is a run in it already; resume it, or choose another"):
+    def test_refuses_an_existing_run_other_data_a_missing_run_and_float16(self, complete_run, tmp_path):
+        with pytest.raises(ValueError, match="whole: already contains a run; resume it, or choose another folder"):
             train(copying(), TINY, complete_run)
-        with pytest.raises(ValueError, match=r"the run began with other data \(copying\); give it the same"):
+        with pytest.raises(ValueError, match=r"the run was started with other data \(copying\); pass the same data"):
             train(replace(copying(), fingerprint=18), TINY, complete_run, resume=True)
-        with pytest.raises(FileNotFoundError, match="nothing: no run in it"):
+        with pytest.raises(FileNotFoundError, match="nothing: contains no run"):
             train(copying(), TINY, RunDirectory(tmp_path / "nothing"), resume=True)
         with pytest.raises(ValueError, match=r"dtype is torch.float16; expected torch.float32 or torch.bfloat16"):
             train(copying(), TINY, RunDirectory(tmp_path / "half"), dtype=torch.float16)

@@ -1,4 +1,4 @@
-"""`Vocabulary`: text to tokens and back, what was never seen, the words tokens are parts of, files."""
+"""Tests of the vocabulary: encoding, decoding, unknown characters, word indices and files."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ both = pytest.mark.parametrize("vocabulary", [SUBWORDS, WORDS], ids=["subwords",
 
 
 @given(st.lists(st.text(CHARACTERS, min_size=1, max_size=7), max_size=5))
-def test_what_was_seen_comes_back(words):
+def test_known_characters_survive_encoding_and_decoding(words):
     text = " ".join(words)
     token_ids = SUBWORDS.encode(text)
     assert SUBWORDS.decode(token_ids) == text
@@ -26,7 +26,7 @@ def test_what_was_seen_comes_back(words):
 
 
 @pytest.mark.parametrize("text", [*ENGLISH, *JAPANESE, "", "図書館 in 1998", "bread 本!"])
-def test_encoding(text):
+def test_encode_ends_with_the_end_token_and_decode_inverts_it(text):
     token_ids = SUBWORDS.encode(text)
     assert SUBWORDS.decode(token_ids) == text
     assert token_ids[-1] == END
@@ -34,7 +34,7 @@ def test_encoding(text):
     assert SUBWORDS.encode_all([text, "a hat"]) == [token_ids, SUBWORDS.encode("a hat")]
 
 
-def test_special_numbers():
+def test_special_tokens_have_fixed_ids():
     assert (PAD, START, END, UNKNOWN) == (0, 1, 2, 3)
     for vocabulary in (SUBWORDS, WORDS):
         assert vocabulary.pieces([PAD, START, END, UNKNOWN]) == ["<pad>", "<s>", "</s>", "<unk>"]
@@ -42,8 +42,7 @@ def test_special_numbers():
         assert vocabulary.encode("") == [END]
 
 
-def test_special_tokens_that_are_typed_are_text():
-    """Whoever writes </s> ends nothing."""
+def test_special_tokens_in_a_text_are_encoded_as_text():
     vocabulary = Vocabulary.from_texts(["a < b / c > s p d k u n"] * 2, 31)
     for text in ("a </s> b", "<pad>", "<s>a"):
         token_ids = vocabulary.encode(text)
@@ -52,7 +51,7 @@ def test_special_tokens_that_are_typed_are_text():
         assert vocabulary.encode_all([text]) == [token_ids]
 
 
-def test_a_word_is_the_same_token_wherever_it_stands():
+def test_a_word_is_the_same_token_at_any_position():
     (hat,) = SUBWORDS.encode("hat")[:-1]
     assert SUBWORDS.pieces([hat]) == [" hat"]
     assert hat in SUBWORDS.encode("a hat")
@@ -61,7 +60,7 @@ def test_a_word_is_the_same_token_wherever_it_stands():
     assert book in SUBWORDS.encode("大きな帽子")
 
 
-def test_size_and_length_of_subwords():
+def test_size_and_length_of_subwords_are_limited():
     assert len(SUBWORDS) <= 131
     long = Vocabulary.from_texts(["acknowledgementslessness " * 7], 97)
     pieces = long.pieces(range(4, len(long)))
@@ -69,12 +68,12 @@ def test_size_and_length_of_subwords():
     assert len({*pieces}) == len(pieces)
 
 
-def test_digits_and_marks_stand_alone():
+def test_digits_and_punctuation_are_single_tokens():
     pieces = SUBWORDS.pieces(SUBWORDS.encode("1998 books, 1998!"))
     assert pieces == [" ", "1", "9", "9", "8", " books", ",", " ", "1", "9", "9", "8", "!", "</s>"]
 
 
-def test_from_words():
+def test_from_words_encodes_whole_words():
     assert len(WORDS) == 9
     assert WORDS.encode("the man eats bread .") == [4, 5, 6, 7, 8, END]
     assert WORDS.encode("bread eats snow .") == [7, 6, UNKNOWN, 8, END]
@@ -83,16 +82,16 @@ def test_from_words():
     assert WORDS.pieces([4, 5]) == ["the", "man"]
 
 
-def test_the_unknown_is_named_once_each():
+def test_unknown_returns_each_unknown_piece_once():
     assert SUBWORDS.unknown("a ☃ and a ☃ red ★ hat") == ["☃", "★"]
     assert SUBWORDS.decode(SUBWORDS.encode("red ★hat")) == "red hat"
     assert WORDS.unknown("the snow eats sand , snow") == ["snow", "sand", ","]
     assert WORDS.unknown("the man") == []
 
 
-class TestWordsOf:
+class TestWordIndices:
     def words(self, vocabulary, token_ids):
-        """The text of each word, in the order of their numbers, which leave none out."""
+        """Return the text of each word, by index; check that the indices are consecutive."""
         texts = {}
         for word, piece in zip(vocabulary.word_indices(token_ids), vocabulary.pieces(token_ids), strict=True):
             if word is not None:
@@ -100,7 +99,7 @@ class TestWordsOf:
         assert sorted(texts) == list(range(len(texts)))
         return [texts[word].strip() for word in sorted(texts)]
 
-    @pytest.mark.parametrize("begun", [[], [START]], ids=["source", "target"])
+    @pytest.mark.parametrize("prefix", [[], [START]], ids=["source", "target"])
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -114,13 +113,13 @@ class TestWordsOf:
             ("", []),
         ],
     )
-    def test_subwords(self, text, words, begun):
-        assert self.words(SUBWORDS, [*begun, *SUBWORDS.encode(text)]) == words
+    def test_subwords_are_grouped_into_words(self, text, words, prefix):
+        assert self.words(SUBWORDS, [*prefix, *SUBWORDS.encode(text)]) == words
 
-    def test_whole_words(self):
+    def test_each_token_of_a_word_vocabulary_is_a_word(self):
         assert self.words(WORDS, [START, *WORDS.encode("the man eats bread .")]) == ["the", "man", "eats", "bread", "."]
 
-    def test_special_tokens_are_part_of_none(self):
+    def test_special_tokens_have_no_word_index(self):
         assert list(WORDS.word_indices([START, 4, UNKNOWN, 5, END, PAD])) == [None, 0, None, 2, None, None]
         read, sky = SUBWORDS.encode("read"), SUBWORDS.encode("☃")
         token_ids = [START, *read[:-1], *sky]
@@ -130,7 +129,7 @@ class TestWordsOf:
 
 class TestFiles:
     @both
-    def test_saved_and_loaded_it_is_the_same(self, vocabulary, tmp_path):
+    def test_save_and_load_round_trip(self, vocabulary, tmp_path):
         vocabulary.save(tmp_path / "tokenizer.json")
         assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
         loaded = Vocabulary.load(tmp_path / "tokenizer.json")
@@ -139,25 +138,25 @@ class TestFiles:
             assert loaded.encode(text) == vocabulary.encode(text)
             assert loaded.unknown(text) == vocabulary.unknown(text)
             assert loaded.decode(loaded.encode(text)) == vocabulary.decode(vocabulary.encode(text))
-            words = [list(each.word_indices(vocabulary.encode(text))) for each in (loaded, vocabulary)]
-            assert words[0] == words[1]
+            first, second = (list(each.word_indices(vocabulary.encode(text))) for each in (loaded, vocabulary))
+            assert first == second
 
     @pytest.mark.parametrize("content", ["", "{", "[1]", '{"model": {"type": "BPE"}}', "\x00"])
-    def test_a_broken_one_is_refused_in_one_line(self, content, tmp_path):
+    def test_a_damaged_file_is_refused_in_one_line(self, content, tmp_path):
         path = tmp_path / "broken.json"
         path.write_text(content)
         with pytest.raises(ValueError, match="broken.json: not a tokenizer ") as error:
             Vocabulary.load(path)
         assert "\n" not in str(error.value)
 
-    def test_a_missing_one_by_name(self, tmp_path):
+    def test_a_missing_file_is_named(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="missing.json: there is no such file"):
             Vocabulary.load(tmp_path / "missing.json")
         with pytest.raises(FileNotFoundError, match="there is no such file"):
             Vocabulary.load(tmp_path)
 
 
-def test_the_bundled_one():
+def test_the_bundled_vocabulary_round_trips_text():
     vocabulary = Translator.load().vocabulary
     for text in ("he doesn't know where the station is.", "彼は駅がどこにあるか知らない。"):
         assert vocabulary.decode(vocabulary.encode(text)) == text

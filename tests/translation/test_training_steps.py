@@ -1,4 +1,4 @@
-"""Training steps: loss, learning rate, the best weights, and what is learned."""
+"""Tests of training steps: loss, learning rate, best weights, divergence and a full run."""
 
 from dataclasses import replace
 
@@ -35,29 +35,28 @@ from support.toy_training import (
 
 @pytest.fixture(scope="module")
 def complete_run(tmp_path_factory):
-    """A run that nobody interrupted."""
+    """Uninterrupted run."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
     train(copying(), TINY, run)
     return run
 
 
 class TestSteps:
-    def test_the_rate_rises_and_falls(self):
+    def test_the_learning_rate_warms_up_and_decays(self):
         rates = [learning_rate_factor(step, TINY.training) for step in range(1, 13)]
         assert rates[:4] == [1 / 3, 2 / 3, 1.0, 1.0]
         assert rates[3:] == sorted(set(rates[3:]), reverse=True)
         assert rates[-1] == pytest.approx(1 / 9)
 
-    def test_the_rate_and_the_gradients_of_every_step(self, tmp_path):
-        """Seen as the optimizer sees them."""
+    def test_the_optimizer_gets_the_scheduled_rate_and_clipped_gradients(self, tmp_path):
         rates, norms = [], {}
 
-        def look(optimizer, arguments, options):
+        def collect(optimizer, arguments, options):
             group = optimizer.param_groups[0]
             rates.append(group["lr"])
             norms[clip].append(float(torch.cat([p.grad.flatten() for p in group["params"]]).norm()))
 
-        hook = register_optimizer_step_pre_hook(look)
+        hook = register_optimizer_step_pre_hook(collect)
         try:
             for clip in (0.25, 1e6):
                 norms[clip] = []
@@ -69,18 +68,17 @@ class TestSteps:
         assert norms[0.25] == pytest.approx([0.25] * 5, rel=1e-3)
         assert min(norms[1e6]) > 0.3
 
-    def test_label_smoothing(self):
+    def test_label_smoothing_matches_the_formula(self):
         logits = torch.randn(2, 3, 7)
         expected = torch.tensor([[5, 6, 2], [4, PAD, PAD]])
         logs = logits.log_softmax(dim=-1)
-        real = [(0, 0, 5), (0, 1, 6), (0, 2, 2), (1, 0, 4)]
-        by_hand = sum(
-            -0.7 * logs[row, position, token] - 0.3 * logs[row, position].mean() for row, position, token in real
+        tokens = [(0, 0, 5), (0, 1, 6), (0, 2, 2), (1, 0, 4)]  # all but the padding
+        loss = sum(
+            -0.7 * logs[row, position, token] - 0.3 * logs[row, position].mean() for row, position, token in tokens
         )
-        assert float(cross_entropy(logits, expected, 0.3)) == pytest.approx(float(by_hand), rel=1e-5)
+        assert float(cross_entropy(logits, expected, 0.3)) == pytest.approx(float(loss), rel=1e-5)
 
-    def test_the_loss_of_a_step(self, tmp_path):
-        """The mean over the tokens of the batch, with label smoothing."""
+    def test_the_loss_of_a_step_is_the_mean_over_its_tokens(self, tmp_path):
         config = replace(changed(steps=1, label_smoothing=0.3), model=replace(TINY.model, dropout=0.0))
         data, run = copying(), RunDirectory(tmp_path / "run")
         train(data, config, run)
@@ -92,21 +90,21 @@ class TestSteps:
             loss = cross_entropy(model(batch.source, batch.target, batch.lengths), batch.expected, 0.3)
         assert run.metrics()[-1]["loss"] == pytest.approx(float(loss) / int((batch.expected != PAD).sum()), abs=2e-5)
 
-    def test_other_seeds_other_weights(self, complete_run, tmp_path):
+    def test_another_seed_gives_other_weights(self, complete_run, tmp_path):
         run = RunDirectory(tmp_path / "run")
         train(copying(), changed(seed=1), run)
         with pytest.raises(AssertionError):
             assert_same(run, complete_run)
 
-    def test_bfloat16(self, tmp_path):
+    def test_bfloat16_training_keeps_float32_weights(self, tmp_path):
         run = RunDirectory(tmp_path / "run")
         train(copying(), TINY, run, dtype=torch.bfloat16)
         assert {tensor.dtype for tensor in weights(run.folder)["best"].values()} == {torch.float32}
         first, last = run.metrics()[0], run.metrics()[-1]
         assert last["validation"]["loss"] < first["validation"]["loss"]
 
-    def test_a_toy_is_learned(self, tmp_path):
-        """Seven sentences again and again; chance is ln 15 = 2.7 nats."""
+    def test_a_toy_task_is_learned(self, tmp_path):
+        """The task has seven sentences. A uniform guess has a loss of ln 15 = 2.7 nats."""
         data = copying(7, 7)
         data = replace(data, epoch=lambda index: data.valid)
         config = changed(steps=80, validate_every=80, warmup=8, label_smoothing=0.0)
@@ -118,7 +116,7 @@ class TestSteps:
         assert last["exact"] == 1
         assert not model.training
 
-    def test_a_model_of_ones_own(self, tmp_path):
+    def test_train_uses_the_model_that_was_passed(self, tmp_path):
         config = replace(TINY, model=replace(TINY.model, d_model=8))
         model = Transformer(config.model, len(copying().vocabulary))
         assert train(copying(), config, RunDirectory(tmp_path / "run"), model=model) is model
@@ -127,44 +125,44 @@ class TestSteps:
 class TestBest:
     @pytest.fixture
     def scripted(self, monkeypatch):
-        """Scripted validation scores; the weights at each validation."""
+        """Return a function that scripts the validation scores; it returns the weights at each validation."""
 
         def prepare(*scores):
-            script, met = iter(scores), []
+            script, snapshots = iter(scores), []
 
             def validate(model, *arguments):
-                met.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+                snapshots.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
                 bleu, loss = next(script)
                 return ValidationMetrics(loss, 0.0, bleu)
 
             monkeypatch.setattr(_trainer, "validate", validate)
-            return met
+            return snapshots
 
         return prepare
 
     def test_best_is_by_bleu_and_then_by_loss(self, scripted, tmp_path):
         run = RunDirectory(tmp_path / "run")
-        met = scripted((1, 9), (30, 5), (30, 4), (30, 4.5), (20, 1))
+        snapshots = scripted((1, 9), (30, 5), (30, 4), (30, 4.5), (20, 1))
         model = train(copying(), changed(steps=4, validate_every=1), run)
         best = weights(run.folder)["best"]
-        assert all(torch.equal(best[name], tensor) for name, tensor in met[2].items())
+        assert all(torch.equal(best[name], tensor) for name, tensor in snapshots[2].items())
         assert all(torch.equal(tensor, best[name]) for name, tensor in model.state_dict().items())
-        assert not torch.equal(best["embedding.weight"], met[3]["embedding.weight"])
+        assert not torch.equal(best["embedding.weight"], snapshots[3]["embedding.weight"])
 
-    def test_patience(self, scripted, tmp_path):
+    def test_patience_ends_the_run(self, scripted, tmp_path):
         messages, run = [], RunDirectory(tmp_path / "run")
         config = changed(steps=8, validate_every=1, patience=2)
         scripted((1, 9), (3, 9), (2, 9), (4, 9), (4, 9), (3, 9))
         train(copying(), config, run, callbacks=TrainingCallbacks(on_message=messages.append))
-        assert messages == ["ended at step 5: no better BLEU in 2 validations"]
+        assert messages == ["ended at step 5: BLEU has not improved in 2 validations"]
         assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4, 5]
         before = weights(run.folder)
-        train(copying(), config, run, resume=True)  # no validation is left in the script
+        train(copying(), config, run, resume=True)  # the script is empty: another validation would fail
         assert torch.equal(
             weights(run.folder)["last"]["model.embedding.weight"], before["last"]["model.embedding.weight"]
         )
 
-    def test_no_patience_is_no_end(self, scripted, tmp_path):
+    def test_zero_patience_never_ends_the_run(self, scripted, tmp_path):
         run = RunDirectory(tmp_path / "run")
         scripted((9, 9), *[(1, 9)] * 6)
         train(copying(), changed(steps=6, validate_every=1, patience=0), run)
@@ -172,7 +170,7 @@ class TestBest:
 
 
 class TestDiverging:
-    def test_a_loss_that_is_no_number_ends_the_run_and_says_so(self, tmp_path):
+    def test_a_nan_loss_raises(self, tmp_path):
         run = RunDirectory(tmp_path / "run")
         with pytest.raises(
             ValueError, match=r"step \d+: the loss is nan; a training.learning_rate below 1e\+30 may help"
@@ -180,14 +178,14 @@ class TestDiverging:
             train(copying(), changed(learning_rate=1e30, warmup=1), run)
         assert all("NaN" not in line for line in (run.folder / "metrics.jsonl").read_text().splitlines())
 
-    def test_another_dtype_does_not_go_on_with_a_run(self, complete_run):
-        with pytest.raises(ValueError, match="the run began with dtype float32, not bfloat16; give it the same"):
+    def test_resuming_in_another_dtype_is_refused(self, complete_run):
+        with pytest.raises(ValueError, match="dtype is bfloat16; expected float32, which the run was started with"):
             train(copying(), TINY, complete_run, dtype=torch.bfloat16, resume=True)
 
 
 @pytest.mark.slow
 def test_heads_specialize_in_a_full_run(tmp_path):
-    """`clearhead train` as it comes: it learns the grammar, and heads come to find what no fixed offset finds."""
+    """`clearhead train` with its defaults learns the grammar, and heads find relations that no fixed offset finds."""
     run = RunDirectory(tmp_path / "run")
     result = CliRunner().invoke(app, ["train", "--output", str(run.folder)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output

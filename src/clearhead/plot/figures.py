@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AxisTokens = Tokens | Sequence[str]
 MAX_FIGURE_BINS = 512  # bins each way of a head; larger matrices are pooled
 MAX_GRID_BINS = 128  # bins each way of a head in a grid of heads
-MAX_AXIS_TOKENS = 60  # a longer axis is labeled with numbers
+MAX_AXIS_TOKENS = 60  # longer axes are labeled with indices
 MAX_TOKEN_COLUMNS = 16  # width of a token on an axis, in character cells
 MASKED_COLOR = "#e9ebf0"  # cells with a weight of 0
 # fonts for Japanese, Chinese and Korean, which matplotlib's default font lacks
@@ -39,17 +39,19 @@ def plot_head(
     log: bool = True,
     cmap: str = "viridis",
 ) -> Axes:
-    """Draw the matrix of one head, queries down and keys across.
+    """Draw the attention weights of one head as a heatmap: a row per query, a column per key.
 
         stack = recording["decoder"]
         plot_head(stack.layers[3], 5, stack.queries).figure.savefig("head.pdf")
 
     Args:
-        weights: the weights of one text, or of several, of which the first is drawn.
-        tokens: tokens along both axes, or (queries, keys). Axes with more than 60 tokens show numbers instead.
-        ax: the axes to draw on (default: a new figure with a colour bar).
-        reduce: how a matrix of more than 512 rows or columns is pooled: "max" keeps thin lines.
-        log: colours on a logarithmic scale from a tenth of a uniform weight to 1; else linear from 0 to the largest.
+        weights: attention weights of a layer; the first text of the batch is drawn.
+        head: index of the head.
+        tokens: tokens along both axes, or (queries, keys). Axes with more than 60 tokens show indices instead.
+        ax: axes to draw on (default: a new figure with a color bar).
+        reduce: pooling of matrices with more than 512 rows or columns. "max" keeps thin lines visible.
+        log: logarithmic color scale from a tenth of a uniform weight to 1. If False, linear from 0 to the maximum.
+        cmap: name of a matplotlib colormap.
     """
     _, _, q_len, kv_len = weights.shape
     down, across = min(MAX_FIGURE_BINS, q_len), min(MAX_FIGURE_BINS, kv_len)
@@ -59,7 +61,7 @@ def plot_head(
 
 
 def plot_heads(stack: Stack, *, log: bool = True, cmap: str = "viridis") -> Figure:
-    """Draw small heatmaps of all heads of a stack, one row per layer: `plot_heads(recording["encoder"])`."""
+    """Draw small heatmaps of all heads of a stack, such as `recording["encoder"]`: a row per layer."""
     plt = _pyplot()
     if not stack.layers:
         raise ValueError("stack has no layers; expected at least one")
@@ -88,9 +90,17 @@ def plot_alignment(
     log: bool = False,
     cmap: str = "Blues",
 ) -> Axes:
-    """Draw the cross-attention of a layer, of one head or the mean of all: source tokens by target tokens.
+    """Draw the cross-attention of a layer: a row per target token, a column per source token.
 
-    Each row is the token that was read last; the next token follows from what it attends to.
+    Each row shows the attention of an input token of the decoder, which predicts the next token.
+
+    Args:
+        recording: recording of an encoder–decoder model.
+        layer: index of the layer.
+        head: index of the head (default: the mean of all heads).
+        ax: axes to draw on (default: a new figure with a color bar).
+        log: logarithmic color scale, as in `plot_head`.
+        cmap: name of a matplotlib colormap.
     """
     stack = recording["cross"]
     weights = stack.layers[layer]
@@ -165,7 +175,9 @@ def _axis_texts(
     queries, keys = (side.texts if isinstance(side, Tokens) else list(side) for side in pair)
     for name, texts, length in (("queries", queries, q_len), ("keys", keys, kv_len)):
         if len(texts) != length:
-            raise ValueError(f"tokens: {len(texts)} for {length} {name}; expected one each, or (queries, keys)")
+            raise ValueError(
+                f"tokens has {len(texts)} texts for {length} {name}; expected one per query and key, or (queries, keys)"
+            )
     return queries, keys
 
 

@@ -1,4 +1,4 @@
-"""A Transformer that learns to translate, and heads that are seen to specialize."""
+"""Transformer for translation: training, decoding, and probes that show how heads specialize."""
 
 from clearhead.translation._signals import TrainingStopped
 from clearhead.translation.callbacks import TrainingCallbacks

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors by name: "model.NAME", and "optimizer.INDEX.NAME" for each parameter's state."""
+    """Return the tensors by name: `model.NAME` for weights, `optimizer.INDEX.NAME` for the state of a parameter."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
@@ -15,7 +15,7 @@ def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load a checkpoint's tensors after checking that they are this model's and finite."""
+    """Load the tensors of a checkpoint. Raise ValueError if they are not finite or do not match the optimizer."""
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     states: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -30,10 +30,10 @@ def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: di
 
 
 def _check_states(states: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
-    """Check that the states are those of AdamW, which loads them unchecked and uses them by name."""
+    """Check the names and shapes of the states. AdamW loads them unchecked and fails later, in `step()`."""
     for index, state in states.items():
         if not 0 <= index < len(parameters):
-            raise ValueError(f"optimizer.{index} is the state of no parameter; expected 0 to {len(parameters) - 1}")
+            raise ValueError(f"optimizer.{index} does not match a parameter; expected 0 to {len(parameters) - 1}")
         shape = tuple(parameters[index].shape)
         expected = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
         actual = {name: tuple(tensor.shape) for name, tensor in state.items()}

@@ -15,15 +15,15 @@ from clearhead.translation.data._batching import TokenIds, batch_indices, pad_ro
 from clearhead.translation.model import Transformer
 from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
 
-EVALUATION_BATCH_TOKENS = 8192  # of sources and targets together
+EVALUATION_BATCH_TOKENS = 8192  # source and target tokens together
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Tokens of a translation, without the start and the end, and whether it came to an end by itself."""
+    """Tokens of a translation, without the start and end tokens."""
 
     tokens: tuple[int, ...]
-    ended: bool
+    ended: bool  # False if the translation was cut at the token limit
 
 
 @torch.inference_mode()
@@ -35,7 +35,7 @@ def greedy(
     max_tokens: int = 128,
     ablate: Collection[Address] = (),
 ) -> list[Hypothesis]:
-    """Translate all sources at once, each time with the most probable next token."""
+    """Translate a batch of sources, choosing the most probable next token at each step."""
     batch = source.shape[0]
     memory, caches = model.encode(source, lengths, ablate=ablate), model.caches()
     last = source.new_full((batch, 1), START)
@@ -62,10 +62,10 @@ def beam_search(
     max_tokens: int = 128,
     length_penalty: float = 1.0,
 ) -> list[Hypothesis]:
-    """Return the most probable translation among those whose beginnings were always among the `beams` best.
+    """Translate a batch of sources by beam search.
 
-    Log-probabilities are divided by (length)^length_penalty where finished translations are compared. A source is
-    done when `beams` translations of it have ended, or no unfinished one can still win.
+    Finished translations are compared by their log-probability divided by `length**length_penalty`. The search for
+    a source stops when `beams` translations have ended, or when no unfinished one can score higher.
     """
     if check_int("beams", beams) == 1:
         return greedy(model, source, lengths, max_tokens=max_tokens)
@@ -74,7 +74,7 @@ def beam_search(
     memory = model.encode(source, lengths).select(source_indices.expand(-1, beams).flatten())
     caches = model.caches()
     tokens = source.new_full((batch * beams, 1), START)
-    # all beams of a source start with the same token: only the first takes part in the first step
+    # all beams start with the same token: the first step expands only the first beam, or it would give duplicates
     scores = torch.zeros(batch, beams, device=device)
     scores[:, 1:] = -torch.inf
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
@@ -82,10 +82,10 @@ def beam_search(
         logits = _mask_special(model.decode(tokens[:, -1:], memory, caches=caches)[:, -1].float())
         vocabulary = logits.shape[-1]
         candidates = scores[..., None] + logits.log_softmax(dim=-1).view(batch, beams, vocabulary)
-        # among twice as many there are enough that have not ended
+        # each beam has one candidate that ends, so 2 * beams candidates contain at least `beams` that continue
         best, best_indices = candidates.flatten(1).topk(2 * beams, dim=-1)
         parents, next_tokens = best_indices // vocabulary, best_indices % vocabulary
-        ending = (next_tokens == END) & best.isfinite()  # with a small vocabulary, waiting beams come this far
+        ending = (next_tokens == END) & best.isfinite()  # with a small vocabulary, topk also returns -inf candidates
         for index, rank in ending.nonzero().tolist():
             if rank < beams and len(finished[index]) < beams:
                 row = tokens[index * beams + int(parents[index, rank]), 1:].tolist()
@@ -110,10 +110,10 @@ def beam_search(
 
 
 def decode_all(model: Transformer, sources: Sequence[list[int]], *, beams: int) -> list[Hypothesis]:
-    """Translate sources, those of similar length together; return the translations in the order of the sources."""
+    """Translate sources in batches of similar length; return the translations in the order of the sources."""
     device = model.embedding.weight.device
     hypotheses: dict[int, Hypothesis] = {}
-    pairs = [TokenIds(source, source) for source in sources]  # a translation is about as long
+    pairs = [TokenIds(source, source) for source in sources]  # assumes translations as long as their sources
     for indices in batch_indices(pairs, EVALUATION_BATCH_TOKENS // check_int("beams", beams)):
         source, lengths = pad_rows([sources[index] for index in indices], device)
         max_tokens = 2 * source.shape[1] + 32
@@ -123,7 +123,7 @@ def decode_all(model: Transformer, sources: Sequence[list[int]], *, beams: int) 
 
 
 def _mask_special(logits: Tensor) -> Tensor:
-    """Set the logits of padding, start and unknown to -inf, in place: they are never written."""
+    """Set the logits of the padding, start and unknown tokens to -inf, in place."""
     logits[..., [PAD, START, UNKNOWN]] = -torch.inf
     return logits
 
@@ -133,7 +133,7 @@ def _is_done(
 ) -> bool:
     if len(finished) >= beams:
         return True
-    # log-probabilities only fall; divided by the greatest length they fall least
+    # log-probabilities are negative and only fall: the largest possible divisor gives an upper bound
     longest = max_tokens if length_penalty > 0 else step
     return bool(finished) and max(finished)[0] >= best / longest**length_penalty
 

@@ -1,4 +1,4 @@
-"""Quality of a model on sentences it was not trained on: loss, exact translations and BLEU."""
+"""Validation metrics of a model: loss, share of exact translations and BLEU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ValidationMetrics:
     """Metrics of one validation."""
 
     loss: float  # cross-entropy per token, in nats
-    exact: float  # share of translations equal to the reference
+    exact: float  # share of translations that equal their reference translation
     bleu: float
 
 
@@ -33,7 +33,7 @@ def validate(
     references: Sequence[str],
     bleu: BleuTokenizer,
 ) -> ValidationMetrics:
-    """Return the loss on a validation set, and the quality of greedy translations of it."""
+    """Return the loss on a validation set, and the share of exact matches and BLEU of greedy translations."""
     device = model.embedding.weight.device
     loss_sum, token_count = 0.0, 0
     with evaluating(model):
@@ -49,7 +49,7 @@ def validate(
 
 
 def bleu_score(texts: Sequence[str], references: Sequence[str], tokenizer: BleuTokenizer) -> float:
-    """Return sacrebleu's score of the whole set."""
+    """Return the corpus BLEU, computed by sacrebleu."""
     with needs_extra("translate", "BLEU"):
         import sacrebleu
 

@@ -1,4 +1,4 @@
-"""Layers of the Transformer, and how their attention modules are called."""
+"""Encoder and decoder layers of the Transformer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from clearhead.recording.recording import Address
 from clearhead.translation.config import ModelConfig
 from clearhead.weights.matrix import AttentionWeights
 
-Attentions = dict[str, list[AttentionWeights]]  # "encoder", "decoder" and "cross": the layers' matrices
+Attentions = dict[str, list[AttentionWeights]]  # weights of every layer, by stack: "encoder", "decoder", "cross"
 
 
 @dataclass(frozen=True)
 class AttentionRunner:
-    """Runs the attention modules of one layer: leaves out the ablated heads, and collects the attention matrices.
+    """Runner of the attention modules of one layer: ablates heads and collects attention weights.
 
     Args:
-        attentions: the dictionary that the matrices are added to; None: they are not computed.
-        ablate: heads of the whole model that are left out.
-        layer_index: the index of the layer in its stack.
-        keep_qk: matrices hold query and key also where the scores are fewer numbers.
+        attentions: dictionary to add the weights to; None: weights are not returned.
+        ablate: heads of the whole model to ablate.
+        layer_index: index of the layer in its stack.
+        keep_qk: make the weights hold query and key even if the scores are smaller.
     """
 
     attentions: Attentions | None
@@ -36,7 +36,7 @@ class AttentionRunner:
     def run(
         self, stack: str, attention: MultiHeadAttention, x: Tensor, memory: Tensor | None = None, **options: object
     ) -> Tensor:
-        """Return the output of an attention module of this stack."""
+        """Call an attention module of a stack; return its output."""
         ablated_heads = [head for name, layer, head in self.ablate if (name, layer) == (stack, self.layer_index)]
         if ablated_heads:
             options["ablate"] = ablated_heads
@@ -48,7 +48,7 @@ class AttentionRunner:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each normalized before and added to its input."""
+    """Encoder layer (pre-norm): self-attention and feed-forward, each with a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the memory, and feed-forward."""
+    """Decoder layer (pre-norm): causal self-attention, cross-attention to the memory, and feed-forward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class DecoderLayer(nn.Module):
         cross_cache: KVCache | None,
         runner: AttentionRunner,
     ) -> Tensor:
-        # a cache takes the memory's keys once
+        # the cache already holds the memory's keys after the first call: append nothing
         memory = memory if cross_cache is None or not len(cross_cache) else memory[:, :0]
         y = runner.run("decoder", self.attention, self.attention_norm(x), mask=Causal(), cache=self_cache)
         x = x + self.dropout(y)
@@ -95,7 +95,7 @@ class DecoderLayer(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with a ReLU between them."""
+    """Feed-forward network: two linear layers with a ReLU between them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(
@@ -107,5 +107,5 @@ class FeedForward(nn.Sequential):
 
 
 def _make_attention(config: ModelConfig, rope: bool = False) -> MultiHeadAttention:
-    """Return an attention module without dropout: fused kernels are fastest so, and its output has dropout anyway."""
+    """Return an attention module without attention dropout, which would slow fused kernels down."""
     return MultiHeadAttention(config.d_model, config.heads, rope=rope or None)

@@ -1,4 +1,4 @@
-"""Cross-entropy of the next token, which training minimizes and validation reports."""
+"""Cross-entropy loss of the next token, for training and validation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cross_entropy(
     expected: Int[Tensor, "batch target"],
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Return the loss in nats, summed over all tokens that are not padding."""
+    """Return the loss in nats, summed over all non-padding tokens."""
     return nn.functional.cross_entropy(
         logits.flatten(0, -2).float(),
         expected.flatten(),

@@ -14,7 +14,7 @@ from clearhead.distributed.process_group import ProcessGroup
 
 
 class MeanLoss:
-    """Mean of the losses of several steps. Reading `value` synchronizes the device, and is a collective."""
+    """Running mean of the loss. Reading `value` synchronizes the device and is a collective operation."""
 
     def __init__(self, process_group: ProcessGroup) -> None:
         self.total, self.count, self.process_group = torch.zeros(()), 0, process_group
@@ -25,12 +25,12 @@ class MeanLoss:
 
     @property
     def value(self) -> float:
-        """The mean over the steps and the processes."""
+        """Mean loss over the steps and the processes."""
         return float(self.process_group.all_reduce(self.total)) / max(1, self.count) / self.process_group.world_size
 
 
 class TokenRate:
-    """Tokens per second, without the time of validations."""
+    """Tokens per second, excluding the time spent in `paused`."""
 
     def __init__(self) -> None:
         self.start_time, self.tokens = time.perf_counter(), 0
@@ -46,7 +46,7 @@ class TokenRate:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time of a block."""
+        """Exclude the time spent in a `with` block."""
         pause_start = time.perf_counter()
         yield
         self.start_time += time.perf_counter() - pause_start

@@ -1,4 +1,4 @@
-"""Stopping of a run by a signal."""
+"""Stop signals: SIGINT and SIGTERM end a run after the current step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """Training ended by a signal, whose number is `signal`."""
+    """Exception raised when a signal stopped training; `signal` is its number."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -17,7 +17,7 @@ class TrainingStopped(KeyboardInterrupt):
 
 @contextmanager
 def catch_stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list, which is empty until one arrives. A second signal raises at once."""
+    """Yield a list that is empty until SIGINT or SIGTERM arrives. A second signal raises `TrainingStopped`."""
     received: list[int] = []
 
     def remember(signal_number: int, frame: object) -> None:
@@ -27,7 +27,7 @@ def catch_stop_signals() -> Iterator[list[int]]:
 
     try:
         previous_handlers = {name: signal.signal(name, remember) for name in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where signals do not arrive
+    except ValueError:  # only the main thread can set signal handlers
         previous_handlers = {}
     try:
         yield received

@@ -1,4 +1,4 @@
-"""The training loop: steps, validations and checkpoints of one run."""
+"""Training loop: steps, validations and checkpoints of one run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from clearhead.translation.run_directory import RunDirectory, TrainerState
 from clearhead.translation.tokenizer import PAD
 from clearhead.translation.translator import Translator
 
-MAX_RECORDED_PAIRS = 32  # validation sentences that head statistics are measured on where no relations are known
+MAX_RECORDED_PAIRS = 32  # validation sentences to measure head statistics on, for data without annotated relations
 STEPS_BETWEEN_CALLBACKS = 10
 
 
 class Trainer:
-    """A run in progress: its data, directory, model and optimizer."""
+    """Training loop of one run: its data, directory, model and optimizer."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Trainer:
         """Validate the untrained model, and return the state of a run at step 0.
 
         Args:
-            create: describe the run in its directory first.
+            create: write the configuration and the tokenizer to the run directory first.
         """
 
         def create_and_validate() -> TrainerState:
@@ -75,25 +75,25 @@ class Trainer:
         return self.process_group.run_on_main(create_and_validate)
 
     def resume(self) -> TrainerState | None:
-        """Load the last checkpoint and return its state; None if there is none yet."""
+        """Load the last checkpoint and return its state; return None if the run has no checkpoint."""
         _, facts = self.run.read()
         if facts.get("fingerprint") != self.data.fingerprint:
             raise ValueError(
-                f"{self.run.folder}: the run began with other data ({facts.get('data')}); give it the same"
+                f"{self.run.folder}: the run was started with other data ({facts.get('data')}); pass the same data"
             )
         for name, value in self.numerical_facts().items():
             if facts.get(name, value) != value:
                 raise ValueError(
-                    f"{self.run.folder}: the run began with {name} {facts[name]}, not {value}; give it the same"
+                    f"{self.run.folder}: {name} is {value}; expected {facts[name]}, which the run was started with"
                 )
         state = self.process_group.run_on_main(self.load_checkpoint)
-        if state is not None and not self.process_group.is_main:  # the main process has checked it
+        if state is not None and not self.process_group.is_main:  # the main process has reported damaged checkpoints
             self.run.load_checkpoint(self.model, self.optimizer, lambda line: None)
         return state
 
     def load_checkpoint(self) -> TrainerState | None:
-        """Load the last checkpoint in the main process; replace best weights that are lost."""
-        self.run.metrics()  # raises now if they are damaged, not at the next validation
+        """Load the last checkpoint in the main process; replace missing or damaged best weights."""
+        self.run.metrics()  # raises now if metrics.jsonl is damaged, not at the next validation
         state = self.run.load_checkpoint(self.model, self.optimizer, self.callbacks.on_message)
         if state is None:
             return None
@@ -103,36 +103,36 @@ class Trainer:
         return state
 
     def ensure_best(self, state: TrainerState) -> bool:
-        """Save the current weights as the best ones if those are lost; return whether they were."""
+        """Replace missing or damaged best weights by the current weights; return whether they were replaced."""
         try:
             self.run.check_best()
         except (FileNotFoundError, ValueError) as error:
             self.run.save_best(self.model)
-            self.callbacks.on_message(f"{error}; the weights of step {state.step} take its place")
+            self.callbacks.on_message(f"{error}; replaced by the weights of step {state.step}")
             return True
         return False
 
     def run_facts(self) -> dict[str, Any]:
-        """Return what config.json holds besides the configuration."""
+        """Return the entries of config.json other than the configuration."""
         return {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.numerical_facts()}
 
     def numerical_facts(self) -> dict[str, object]:
-        """Return what the last bits of the weights depend on, besides the configuration."""
+        """Return the facts, other than the configuration, that determine the weights bit for bit."""
         return {"dtype": str(self.dtype).removeprefix("torch."), "processes": self.process_group.world_size}
 
     def run_steps(self, state: TrainerState, signals: Sequence[int]) -> TrainerState | None:
-        """Take all steps that are left; return the final state, or None if a signal has arrived."""
+        """Run the remaining steps; return the final state, or None if a signal stopped the run."""
         settings, callbacks = self.settings, self.callbacks
         self.model.train()
         mean_loss, token_rate = MeanLoss(self.process_group), TokenRate()
         for epoch, batch_index, pairs in _batches(self.data, settings, state):
             if settings.patience and state.worse >= settings.patience:
-                callbacks.on_message(f"ended at step {state.step}: no better BLEU in {state.worse} validations")
+                callbacks.on_message(f"ended at step {state.step}: BLEU has not improved in {state.worse} validations")
                 break
             if self.process_group.any(bool(signals), self.device):
                 if self.process_group.is_main:
                     self.run.save_checkpoint(self.model, self.optimizer, state)
-                    callbacks.on_message(f"stopped at step {state.step}, which is saved; --resume goes on from there")
+                    callbacks.on_message(f"stopped at step {state.step} and saved a checkpoint; continue with --resume")
                 return None
             batch = collate(pairs)
             state = replace(state, step=state.step + 1, epoch=epoch, batch=batch_index + 1)
@@ -145,7 +145,7 @@ class Trainer:
                 if not math.isfinite(loss):
                     raise ValueError(
                         f"step {state.step}: the loss is {loss}; a training.learning_rate below"
-                        f" {settings.learning_rate:g} may help (the last checkpoint is from before)"
+                        f" {settings.learning_rate:g} may help (the last checkpoint is from an earlier step)"
                     )
                 training_metrics = {"loss": round(loss, 5), "tokens_per_second": round(token_rate.value)}
                 mean_loss = MeanLoss(self.process_group)
@@ -154,16 +154,16 @@ class Trainer:
         return state
 
     def train_step(self, batch: Batch, step: int) -> Float[Tensor, ""]:
-        """Update the weights by one batch; return its loss, the mean over its tokens."""
+        """Update the weights with one batch; return its mean loss per token."""
         settings, process_group = self.settings, self.process_group
         shard = batch.shard(process_group.rank, process_group.world_size).to(self.device)
-        # dropout follows from the step, so that it is the same after a restart
+        # seed dropout by the step, so that a resumed run draws the same masks
         torch.manual_seed(random.Random(repr((settings.seed, step, process_group.rank))).getrandbits(63))
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * learning_rate_factor(step, settings)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits = self.parallel_model(shard.source, shard.target, shard.lengths)
-        # over the tokens of all processes, whose gradients are averaged
+        # DistributedDataParallel averages gradients: dividing by tokens / world_size gives the mean over all tokens
         token_count = int(batch.expected.ne(PAD).sum()) / process_group.world_size
         loss = cross_entropy(logits, shard.expected, settings.label_smoothing) / token_count
         self.optimizer.zero_grad(set_to_none=True)
@@ -173,7 +173,7 @@ class Trainer:
         return loss.detach()
 
     def validate_and_save(self, state: TrainerState, training_metrics: dict[str, Any]) -> TrainerState:
-        """Validate the model; write its metrics, the weights if they are the best so far, and a checkpoint."""
+        """Validate the model; write its metrics, its weights if they are the best so far, and a checkpoint."""
         data, references = self.data, [pair.target for pair in self.data.references]
         quality = validate(self.model, data.vocabulary, data.valid, references, self.config.text.bleu)
         metrics: dict[str, Any] = {"step": state.step, "epoch": state.epoch, **training_metrics}
@@ -189,13 +189,13 @@ class Trainer:
             state = replace(state, worse=state.worse + 1)
         self.run.add_metrics(metrics)
         for name in self.run.write_description(self.config, data.vocabulary, self.run_facts()):
-            self.callbacks.on_message(f"{self.run.folder / name}: there is no such file; it is written again")
+            self.callbacks.on_message(f"{self.run.folder / name}: the file was missing and has been written again")
         self.run.save_checkpoint(self.model, self.optimizer, state)
         self.callbacks.on_validation(metrics)
         return state
 
     def head_statistics(self) -> dict[str, dict[str, float]]:
-        """Return the statistics behind `clearhead roles` by head, for data whose relations are not known."""
+        """Return the statistics of every head that `clearhead roles` uses, for data without annotated relations."""
         translator = Translator(self.data.name, self.model, self.data.vocabulary, self.config)
         pairs = self.data.references[:MAX_RECORDED_PAIRS]
         with evaluating(self.model):
@@ -209,14 +209,14 @@ class Trainer:
 
 
 def learning_rate_factor(step: int, settings: TrainingConfig) -> float:
-    """Return the share of the learning rate: it rises in the first steps, then falls to 0 in a straight line."""
+    """Return the factor of the learning rate: linear warmup to 1, then linear decay."""
     rising = step / settings.warmup
     falling = (settings.steps - step + 1) / max(1, settings.steps - settings.warmup)
     return min(rising, falling, 1.0)
 
 
 def _batches(data: Dataset, settings: TrainingConfig, state: TrainerState) -> Iterator[tuple[int, int, list[TokenIds]]]:
-    """Yield the epoch, the index of the batch in it, and its pairs, from a state of the run to its last step."""
+    """Yield (epoch, batch index, pairs) for each step after `state`."""
     step = state.step
     for epoch in itertools.count(state.epoch):
         pairs = data.epoch(epoch)

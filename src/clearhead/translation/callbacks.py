@@ -9,12 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """Functions that `train` calls. Under torchrun, only the main process validates and resumes.
+    """Functions that `train` calls.
+
+    Under torchrun, every process calls `on_step`; only the main process calls `on_validation`.
 
     Args:
-        on_message: called with a line of text, such as that the run was resumed.
-        on_step: called every ten steps with the step, the number of steps, the mean loss and tokens per second.
-        on_validation: called after each validation with its metrics, as metrics.jsonl has them.
+        on_message: called with a line of text, such as "resumed at step 40".
+        on_step: called every ten steps with the step, the total number of steps, the mean loss and tokens per second.
+        on_validation: called after each validation with its metrics, in the format of `metrics.jsonl`.
     """
 
     on_message: Callable[[str], None] = lambda line: None

@@ -1,4 +1,4 @@
-"""Configuration of a run: sizes of the model, training settings, text processing. From a TOML file, or the defaults."""
+"""Configuration of a run: model sizes, training settings and text processing, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -31,34 +31,36 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Budgets are in steps; a step is one batch of about `batch_tokens` tokens, source and target together."""
+    """Training settings. A step is one batch of about `batch_tokens` tokens, source and target together."""
 
     steps: int = 1500
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
-    warmup: int = 150  # steps in which the rate rises; from then on it falls to 0 in the last step
+    warmup: int = 150  # steps of linear warmup; the rate then decays linearly until the last step
     weight_decay: float = 0.01
     label_smoothing: float = 0.1
-    clip: float = 1.0  # norm of the gradient
+    clip: float = 1.0  # maximal norm of the gradient
     validate_every: int = 150
-    patience: int = 0  # validations without a better BLEU after which it stops; 0: never
+    patience: int = 0  # stop after this many validations without a better BLEU; 0: never
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """How sentences become tokens, and how translations are scored."""
+    """Text processing: normalization, vocabulary, and scoring of translations."""
 
     source: Normalizer = field(default_factory=Normalizer)
     target: Normalizer = field(default_factory=Normalizer)
-    vocabulary: int = 8000  # subwords, of both languages together
-    max_tokens: int = 128  # pairs with a longer side are left out, and counted
-    bleu: BleuTokenizer = "13a"  # how sacrebleu splits words
-    validation: int = 500  # pairs taken from the data where no validation set is given
+    vocabulary: int = 8000  # subwords of both languages together
+    max_tokens: int = 128  # pairs with a longer source or target are left out
+    bleu: BleuTokenizer = "13a"  # sacrebleu's tokenizer
+    validation: int = 500  # pairs held out from the data if no validation set is passed
 
 
 @dataclass(frozen=True)
 class Config:
+    """Configuration of a run."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     text: TextConfig = field(default_factory=TextConfig)
@@ -82,15 +84,15 @@ class Config:
         for name, share in (("model.dropout", model.dropout), ("training.label_smoothing", training.label_smoothing)):
             if not 0 <= check_float(name, share, "a number in [0, 1)") < 1:
                 raise ValueError(f"{name} is {share}; expected a number in [0, 1)")
-        if check_float("training.weight_decay", training.weight_decay, "a number from 0 on") < 0:
-            raise ValueError(f"training.weight_decay is {training.weight_decay}; expected a number from 0 on")
+        if check_float("training.weight_decay", training.weight_decay, "a number of at least 0") < 0:
+            raise ValueError(f"training.weight_decay is {training.weight_decay}; expected a number of at least 0")
         for name in ("learning_rate", "clip"):
             if check_float(f"training.{name}", getattr(training, name), "a number above 0") <= 0:
                 raise ValueError(f"training.{name} is {getattr(training, name)}; expected a number above 0")
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Config:
-        """Read a TOML file with the tables model, training and text. Keys that are left out keep their defaults."""
+        """Read a TOML file with the tables `model`, `training` and `text`. Omitted keys keep their defaults."""
         if not Path(check_path("path", path)).is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
@@ -102,18 +104,18 @@ class Config:
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Config:
-        """Return the configuration in nested tables. An unknown key is an error that names it."""
+        """Return the configuration in nested dictionaries. Raise ValueError for an unknown key or a wrong value."""
         if not isinstance(table, dict):
             raise TypeError(f"table is {describe(table)}; expected a dict of tables")
         return _from_table(cls, table, "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested tables that `from_dict` reads."""
+        """Return nested dictionaries that `from_dict` reads."""
         return _to_table(self)
 
 
 def _from_table(cls: Any, table: dict[str, Any], prefix: str) -> Any:
-    """Return a dataclass with the values of a table. Error messages name a key with its `prefix`, such as "text."."""
+    """Return a dataclass with the values of a table. `prefix`, such as "text.", precedes the key in error messages."""
     known, hints = {_key(item): item.name for item in fields(cls)}, get_type_hints(cls)
     values = {}
     for name, value in table.items():
@@ -141,5 +143,5 @@ def _to_table(config: Any) -> dict[str, Any]:
 
 
 def _key(item: Field) -> str:
-    """Return the name of a field in files: its own, unless its metadata have another."""
+    """Return the key of a field in files: `key` in its metadata (default: its name)."""
     return item.metadata.get("key", item.name)

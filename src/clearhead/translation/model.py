@@ -1,4 +1,4 @@
-"""The Transformer: an encoder reads the source, a decoder writes the target, both built on `MultiHeadAttention`."""
+"""Encoder–decoder Transformer, built on `MultiHeadAttention`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from clearhead.translation.config import ModelConfig
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The encoder's output: a vector for every source token, and the mask of the padding."""
+    """Encoder output: the states of the source tokens, and the padding mask."""
 
     states: Float[Tensor, "batch source d_model"]
     mask: Mask | None
 
     def select(self, sequences: Int[Tensor, " chosen"]) -> Memory:
-        """Return these sequences, in this order; one may come several times."""
+        """Return the sequences with these indices, in this order; an index may be repeated."""
         mask = self.mask
         if isinstance(mask, Padding):
             mask = Padding(mask.lengths.index_select(0, sequences.to(mask.lengths.device)))
@@ -37,31 +37,30 @@ class Memory:
 
 
 class DecoderCaches:
-    """KV caches of the decoder: for each layer one of its self-attention, and one of its attention to the memory."""
+    """KV caches of the decoder: one per layer for self-attention, and one for cross-attention."""
 
     def __init__(self, layers: int, capacity: int = 64) -> None:
         self.self_attention = [KVCache(capacity) for _ in range(layers)]
         self.cross_attention = [KVCache(capacity) for _ in range(layers)]
 
     def __len__(self) -> int:
-        """Return the number of target tokens that were read."""
+        """Return the number of cached target tokens."""
         return len(self.self_attention[0])
 
     def select(self, sequences: Sequence[int]) -> None:
-        """Keep these sequences, in this order; one may come several times."""
+        """Keep the sequences with these indices, in this order; an index may be repeated."""
         for cache in (*self.self_attention, *self.cross_attention):
             cache.select(sequences)
 
 
 class Transformer(nn.Module):
-    """softmax over a vocabulary of what comes next in the target, given the source.
+    """Encoder–decoder Transformer that predicts the next target token, given the source.
 
-    Normalised before each part, not after (pre-norm). One matrix embeds both languages and turns the decoder's last
-    states into logits.
+    Layers are pre-norm. Source embedding, target embedding and output projection share one matrix.
 
     Args:
-        config: the sizes.
-        vocabulary: number of tokens, special ones included.
+        config: sizes of the model.
+        vocabulary: number of tokens, including special tokens.
     """
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
@@ -76,9 +75,9 @@ class Transformer(nn.Module):
         self.encoder_norm = nn.LayerNorm(config.d_model)
         self.decoder_norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        # scaled by √d_model on the way in, tokens start with length about 1 in every direction
+        # `_embed` multiplies by √d_model, so that the components of an embedding have a standard deviation of 1
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
-        # no buffer: each process of a run makes it as long as it needs, and buffers are kept equal
+        # not a buffer: its length differs between processes, and DistributedDataParallel broadcasts buffers
         self._sinusoid_table = torch.empty(0, config.d_model)
 
     def forward(
@@ -90,12 +89,15 @@ class Transformer(nn.Module):
         ablate: Collection[Address] = (),
         return_weights: bool | Literal["keep_qk"] = False,
     ) -> Float[Tensor, "batch target vocabulary"] | tuple[Tensor, Attentions]:
-        """Logits of the token that follows each token of the target.
+        """Return the logits of the token that follows each target token.
 
         Args:
-            lengths: of the sources, where they are padded on the right; a target's padding is never looked at.
-            ablate: heads (stack, layer, head) whose contribution is left out.
-            return_weights: also return the attention matrices, layer by layer, of "encoder", "decoder" and "cross".
+            source: token ids, padded on the right.
+            target: token ids that start with the start token. Padding on the right needs no mask.
+            lengths: numbers of source tokens without padding (default: no padding).
+            ablate: heads to leave out, as (stack, layer, head).
+            return_weights: also return the attention weights: lists of layers for "encoder", "decoder" and "cross".
+                "keep_qk" makes them hold query and key.
         """
         return_weights = check_return_weights(return_weights)
         attentions: Attentions | None = {} if return_weights else None
@@ -117,7 +119,7 @@ class Transformer(nn.Module):
         attentions: Attentions | None = None,
         keep_qk: bool = False,
     ) -> Memory:
-        """Read the source. `attentions` is a dictionary that is filled with the layers' matrices."""
+        """Return the encoder output. The attention weights of each layer are added to `attentions`, if passed."""
         self._check_ablate(ablate)
         mask = None if lengths is None else Padding(lengths)
         x = self._embed(source, 0, "source")
@@ -135,7 +137,7 @@ class Transformer(nn.Module):
         attentions: Attentions | None = None,
         keep_qk: bool = False,
     ) -> Float[Tensor, "batch target vocabulary"]:
-        """Logits after each token of the target. With caches, `target` is what follows the tokens they have read."""
+        """Return the logits after each target token. With caches, `target` contains only the new tokens."""
         self._check_ablate(ablate)
         x = self._embed(target, 0 if caches is None else len(caches), "target")
         for layer_index, layer in enumerate(self.decoder):
@@ -146,22 +148,22 @@ class Transformer(nn.Module):
         return self.decoder_norm(x) @ self.embedding.weight.T
 
     def caches(self) -> DecoderCaches:
-        """Return empty caches, for `decode`."""
+        """Return empty caches for `decode`."""
         return DecoderCaches(len(self.decoder))
 
     def _check_ablate(self, ablate: Collection[Address]) -> None:
-        """Raise if a layer does not exist, which nothing else would notice. `MultiHeadAttention` checks the heads."""
+        """Raise if a layer does not exist: it would be ignored silently. `MultiHeadAttention` checks the heads."""
         layer_counts = {"encoder": len(self.encoder), "decoder": len(self.decoder), "cross": len(self.decoder)}
         if not isinstance(ablate, Collection) or isinstance(ablate, str | bytes | dict | Tensor):
             raise TypeError(f"ablate is {describe(ablate)}; expected (stack, layer, head) triples")
         for address in ablate:
             triple = isinstance(address, tuple | list) and len(address) == 3
             if not triple or not isinstance(address[0], str) or not isinstance(address[1], int):
-                raise TypeError(f"ablate has {describe(address)} in it; expected (stack, layer, head)")
+                raise TypeError(f"ablate contains {describe(address)}; expected (stack, layer, head)")
             stack, layer, head = address
             if not 0 <= layer < layer_counts.get(stack, 0):
-                counts = ", ".join(f"{name} has {count}" for name, count in layer_counts.items())
-                raise ValueError(f"ablate has {(stack, layer, head)} in it, but of layers {counts}")
+                counts = ", ".join(f"{name} {count}" for name, count in layer_counts.items())
+                raise ValueError(f"ablate contains {(stack, layer, head)}, but the model has these layers: {counts}")
 
     def _embed(
         self, tokens: Int[Tensor, "batch n"], start: int, name: str = "tokens"
@@ -174,7 +176,7 @@ class Transformer(nn.Module):
             reject_inference_tensor(name, tokens)
         try:
             x = self.embedding(tokens) * math.sqrt(self.config.d_model)
-        except IndexError:  # raised on the CPU only: on a GPU looking would cost a sync
+        except IndexError:  # raised on the CPU only: checking on a GPU would require a sync
             expected = f"expected tokens from 0 to {weight.shape[0] - 1}"
             raise IndexError(f"{name} has tokens from {int(tokens.min())} to {int(tokens.max())}; {expected}") from None
         if self.config.positions == "sinusoidal":

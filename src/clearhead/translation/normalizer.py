@@ -1,7 +1,7 @@
-"""`Normalizer`: brings text into one form before it is split into tokens. It is saved with a model.
+"""Text normalization before tokenization.
 
-Two corpora seldom write alike: one says "i can 't come .", the other "I can’t come." A model that is to learn from
-both, and then to read what people type, needs one form for all three.
+Corpora differ in style: one contains "i can 't come .", another "I can’t come." A normalizer maps both to one form,
+and applies it to typed text too. It is saved with the model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Text in one form: composed (NFC), with no white space but single spaces between words.
+    """Text normalizer. Without options, it composes characters (NFC) and reduces white space to single spaces.
 
-    A second application changes nothing, so text that may have been normalised before is safe to normalise again.
+    Normalization is idempotent: a second application changes nothing.
 
     >>> Normalizer(detokenize=True)("he said ,  '' i can 't come . ''")
     'he said, "i can\\'t come."'
@@ -24,15 +24,16 @@ class Normalizer:
     """
 
     lowercase: bool = False
-    # English that was tokenized: "can 't ." becomes "can't."; typed text stays as it is
-    detokenize: bool = field(default=False, metadata={"key": "untokenise"})  # its name in files
-    # Japanese, Chinese, Thai and the like: no space beside a letter of theirs
+    # join the tokens of English text: "can 't ." becomes "can't."; typed text does not change
+    detokenize: bool = field(default=False, metadata={"key": "untokenise"})  # key in configuration files
+    # remove spaces next to characters of scripts without word spaces: Japanese, Chinese, Thai and others
     remove_spaces: bool = field(default=False, metadata={"key": "join"})
-    plain: bool = False  # NFKC, quotation marks and dashes as on a keyboard, nothing invisible
+    plain: bool = False  # NFKC, ASCII quotation marks and dashes, no invisible characters
 
     def __call__(self, text: str) -> str:
-        # A removed space can bring two characters together that compose, or a quotation mark to its partner: only a
-        # form that stays is final. It is reached, since all that repeats is that something gets shorter.
+        """Return the normalized text."""
+        # Repeat until nothing changes: removing a space can join two characters that compose, or a pair of quotation
+        # marks. The loop terminates because each repetition makes the text shorter.
         previous, text = text, self._apply_once(text)
         while text != previous:
             previous, text = text, self._apply_once(text)
@@ -52,15 +53,15 @@ class Normalizer:
 
 
 _PLAIN_CHARACTERS = str.maketrans(
-    dict.fromkeys("‘’‚‛ʼ′´", "'")  # NFKC would make ´ a space with an accent on it
+    dict.fromkeys("‘’‚‛ʼ′´", "'")  # NFKC would map ´ to a space and a combining accent
     | dict.fromkeys("“”„‟″", '"')
-    | dict.fromkeys("‐‑‒–—―−", "-")  # not ー, a letter
-    | {"〜": "~"}  # NFKC does so with ～, which other systems write for the same key
-    | dict.fromkeys("\u00ad\u200b\u2060\ufeff")  # soft hyphen, spaces of no width: removed
+    | dict.fromkeys("‐‑‒–—―−", "-")  # without ー, which is a letter
+    | {"〜": "~"}  # NFKC maps only ～; systems differ in which of the two a keyboard writes
+    | dict.fromkeys("\u00ad\u200b\u2060\ufeff")  # removed: soft hyphen and zero-width spaces
 )
 
-# Scripts that put no space between words, with their punctuation: Thai and Lao, Burmese, Khmer, Chinese and Japanese.
-# Full-width letters and digits (ff10–ff5a) are not among them: between "ｔｈａｎｋ" and "ｙｏｕ" the space is meant.
+# Scripts without word spaces, with their punctuation: Thai and Lao, Burmese, Khmer, Chinese and Japanese. Full-width
+# letters and digits (ff10–ff5a) are excluded: the space between "ｔｈａｎｋ" and "ｙｏｕ" is intended.
 _SPACELESS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f"
     "\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
@@ -69,16 +70,16 @@ _NEEDLESS_SPACE = re.compile(f" (?=[{_SPACELESS}])|(?<=[{_SPACELESS}]) ")
 
 _CLOSING = re.compile(r"[.,;:?!…]+|[)\]}”’]")
 _OPENING = re.compile(r"[(\[{“‘]")
-_CONTRACTED = re.compile(r"(?:n['’]t|['’](?:t|s|m|d|ll|re|ve))(?![\w'’])", re.IGNORECASE)  # not the 's' of 's'
+_CONTRACTED = re.compile(r"(?:n['’]t|['’](?:t|s|m|d|ll|re|ve))(?![\w'’])", re.IGNORECASE)  # but not 's'
 _ELIDED = {"o", "ma", "y"}  # o'clock, ma'am, y'all
 
 
 def _detokenize(text: str) -> str:
-    """Remove the spaces of `text` where English writes none.
+    """Remove the spaces that a tokenizer has inserted into English text.
 
-    Only marks that stand alone, and endings such as 't, are moved: typed text hardly has any.
+    Joins only isolated punctuation marks and endings such as 't, which are rare in typed text.
     """
-    words = text.replace("''", '"').replace("``", '"').split(" ")  # what tokenizers write for a quotation mark
+    words = text.replace("''", '"').replace("``", '"').split(" ")  # tokenizers write `` and '' for quotation marks
     opened = {'"': False, "'": False}
     joined, adjoins = "", True  # adjoins: no space before the next word
     for index, word in enumerate(words):
@@ -97,10 +98,10 @@ def _detokenize(text: str) -> str:
 
 
 def _opens(mark: str, previous: str, following: list[str]) -> bool:
-    """Whether a quotation mark that stands alone, outside quotation marks, begins a quotation.
+    """Return whether an isolated quotation mark opens a quotation; no quotation is open before it.
 
-    At the start it does; elsewhere if there is one to end it. A single one may also be an apostrophe: after
-    "the girls" or "goin" it is taken for one.
+    The mark opens a quotation at the start of the text, or if a closing mark follows. A single mark after "the girls"
+    or "goin" counts as an apostrophe.
     """
     if not previous:
         return True
@@ -110,7 +111,7 @@ def _opens(mark: str, previous: str, following: list[str]) -> bool:
 
 
 def _completes(word: str, previous: str) -> bool:
-    """Whether `word` is the rest of `previous`: don 't, o 'clock, 5 %."""
+    """Return whether `word` is the second part of `previous`: don 't, o 'clock, 5 %."""
     if word == "%":
         return previous[-1:].isdigit()
     if previous.lower() in _ELIDED and word[0] in "'’":

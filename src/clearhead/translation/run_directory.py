@@ -1,4 +1,4 @@
-"""Directory of a run: configuration, tokenizer, metrics and weights. Training can be killed at any moment."""
+"""Directory of a run: configuration, tokenizer, metrics and weights. Every file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WEIGHTS_FORMAT, CHECKPOINT_FORMAT, FORMAT_VERSION = "clearhead.Transformer", "cl
 BEST_FILE, LAST_FILE, PREVIOUS_FILE = "best.safetensors", "last.safetensors", "previous.safetensors"
 BROKEN_FILE = "broken.safetensors"
 CONFIG_FILE, TOKENIZER_FILE, METRICS_FILE = "config.json", "tokenizer.json", "metrics.jsonl"
-# temporary files: those of `files.replacing`, and those that earlier versions and safetensors have left
+# temporary files of `files.replacing`, of earlier versions and of safetensors
 _WRITTEN_FILES = "|".join(
     map(re.escape, (CONFIG_FILE, TOKENIZER_FILE, METRICS_FILE, BEST_FILE, LAST_FILE, ".new.safetensors"))
 )
@@ -39,14 +39,14 @@ TEMPORARY_NAME = re.compile(
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Position of a run. With the weights and the optimizer's state it determines the next step."""
+    """Trainer state. Together with the weights and the optimizer state, it determines the next step."""
 
     step: int = 0
     epoch: int = 0
-    batch: int = 0  # how many of the epoch's batches are done
-    bleu: float = -1.0  # of the best validation so far
-    loss: float = float("inf")  # and its loss
-    worse: int = 0  # validations since
+    batch: int = 0  # number of finished batches in the epoch
+    bleu: float = -1.0  # BLEU of the best validation so far
+    loss: float = float("inf")  # loss of the best validation so far
+    worse: int = 0  # number of validations since the best one
 
     def __post_init__(self) -> None:
         for name in ("step", "epoch", "batch", "worse"):
@@ -57,10 +57,14 @@ class TrainerState:
 
 
 class RunDirectory:
-    """The folder of one run.
+    """Directory of one run.
 
-    `config.json`, `tokenizer.json`, `metrics.jsonl` (a line for each validation), `best.safetensors` (the weights that
-    translate best), `last.safetensors` and `previous.safetensors` (what the run can be resumed from).
+    It contains these files:
+
+    - `config.json` and `tokenizer.json`
+    - `metrics.jsonl`: one line per validation
+    - `best.safetensors`: the weights with the best BLEU
+    - `last.safetensors` and `previous.safetensors`: the last two checkpoints
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -68,19 +72,23 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
+        """True if the folder contains a `config.json`."""
         return (self.folder / CONFIG_FILE).exists()
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder holds weights of a run; other models have a config.json too."""
+        """True if the folder contains a `config.json` and the weights of a run; other models have only the former."""
         return self.exists and (self.folder / BEST_FILE).exists()
 
     @contextmanager
     def locked(self, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for training; refuse if another process trains in it. Leftover temporary files are removed.
+        """Lock the folder for training, and remove leftover temporary files.
 
         Args:
-            resume: the folder must hold a run. Otherwise it must not, and is made.
+            resume: require that the folder contains a run. If False, create the folder; it must not contain a run.
+
+        Raises:
+            BlockingIOError: another process has locked the folder.
         """
         if resume:
             self.read()
@@ -93,19 +101,19 @@ class RunDirectory:
             yield
 
     def create(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any]) -> None:
-        """Make the folder and describe the run in it. A folder that holds a run is refused."""
+        """Create the folder and write `config.json` and `tokenizer.json`. Raise ValueError if it contains a run."""
         self._make_folder()
         self.write_description(config, vocabulary, facts)
 
     def _make_folder(self) -> None:
         if self.exists:
-            raise ValueError(f"{self.folder}: there is a run in it already; resume it, or choose another folder")
+            raise ValueError(f"{self.folder}: already contains a run; resume it, or choose another folder")
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder}: a file; expected a folder for the run")
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def write_description(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any]) -> list[str]:
-        """Write tokenizer.json and config.json where they are missing; return the names of those written."""
+        """Write `tokenizer.json` and `config.json` if they are missing; return the names of the written files."""
         missing = [name for name in (TOKENIZER_FILE, CONFIG_FILE) if not (self.folder / name).exists()]
         if TOKENIZER_FILE in missing:
             vocabulary.save(self.folder / TOKENIZER_FILE)
@@ -115,10 +123,10 @@ class RunDirectory:
         return missing
 
     def read(self) -> tuple[Config, dict[str, Any]]:
-        """Return the configuration, and the other facts in config.json."""
+        """Return the configuration and the other entries of `config.json`."""
         path = self.folder / CONFIG_FILE
         if not path.is_file():
-            raise FileNotFoundError(f"{self.folder}: no run in it (there is no config.json)")
+            raise FileNotFoundError(f"{self.folder}: contains no run (config.json is missing)")
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             return Config.from_dict(facts.pop("config")), facts
@@ -126,36 +134,39 @@ class RunDirectory:
             raise ValueError(f"{path}: not the configuration of a run ({error})") from None
 
     def vocabulary(self) -> Vocabulary:
+        """Load the vocabulary."""
         return Vocabulary.load(self.folder / TOKENIZER_FILE)
 
     def model(self, device: torch.device | str = "cpu") -> Transformer:
-        """Return the model with the best weights so far, in evaluation mode."""
+        """Load the model with the best weights so far, in evaluation mode."""
         config, _ = self.read()
         model = Transformer(config.model, len(self.vocabulary())).to(device)
         self.load_best(model)
         return model.eval()
 
     def load_best(self, model: Transformer) -> None:
+        """Load the best weights into a model."""
         path = self.folder / BEST_FILE
         tensors, _ = serialization.read(path, WEIGHTS_FORMAT, FORMAT_VERSION, "cpu")
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"{path}: weights that do not fit config.json ({reason})") from None
+            raise ValueError(f"{path}: the weights do not match config.json ({reason})") from None
 
     def check_best(self) -> None:
         """Raise FileNotFoundError or ValueError if the best weights are missing or damaged."""
         serialization.read(self.folder / BEST_FILE, WEIGHTS_FORMAT, FORMAT_VERSION, "cpu")
 
     def save_best(self, model: Transformer, dtype: torch.dtype | None = None) -> None:
+        """Save the weights of a model as the best ones, in `dtype` (default: unchanged)."""
         tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in model.state_dict().items()}
         serialization.write(self.folder / BEST_FILE, tensors, {"format": WEIGHTS_FORMAT, "version": FORMAT_VERSION})
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
-        """Write a checkpoint. The one before it is kept as the previous one."""
+        """Write a checkpoint, and keep the one before it as `previous.safetensors`."""
         facts = {"format": CHECKPOINT_FORMAT, "version": FORMAT_VERSION, "progress": vars(state)}
         tensors = checkpoint_tensors(model, optimizer)
         serialization.write(self.folder / LAST_FILE, tensors, facts, backup=self.folder / PREVIOUS_FILE)
@@ -163,9 +174,13 @@ class RunDirectory:
     def load_checkpoint(
         self, model: Transformer, optimizer: torch.optim.Optimizer, on_message: Callable[[str], None]
     ) -> TrainerState | None:
-        """Load the last checkpoint that is undamaged; return None if there is none yet.
+        """Load the last undamaged checkpoint and return its state; return None if the run has no checkpoint.
 
-        A damaged one is renamed, so that it does not become the previous checkpoint; `on_message` gets a line on it.
+        Damaged checkpoints are renamed, so that they do not become the previous checkpoint, and reported to
+        `on_message`.
+
+        Raises:
+            ValueError: all checkpoints are damaged.
         """
         broken: dict[str, str] = {}
         for name in (LAST_FILE, PREVIOUS_FILE):
@@ -182,18 +197,18 @@ class RunDirectory:
                 continue
             for broken_name, message in broken.items():
                 new_name = self._set_aside(broken_name)
-                on_message(f"{message}; it is kept as {new_name}, and the run goes on from {name}, step {state.step}")
+                on_message(f"{message}; renamed to {new_name}; the run continues from {name}, step {state.step}")
             if (self.folder / PREVIOUS_FILE).is_dir():
-                on_message(f"{self.folder / PREVIOUS_FILE}: a folder; it is kept as {self._set_aside(PREVIOUS_FILE)}")
+                on_message(f"{self.folder / PREVIOUS_FILE}: a folder; renamed to {self._set_aside(PREVIOUS_FILE)}")
             return state
         if broken:
             raise ValueError(
-                f"{'; '.join(broken.values())}; no checkpoint is left to go on from ({BEST_FILE} can still translate)"
+                f"{'; '.join(broken.values())}; no checkpoint is left to resume from ({BEST_FILE} can still translate)"
             )
         return None
 
     def _set_aside(self, name: str) -> str:
-        """Rename a checkpoint that cannot be used; return its new name, which nothing had before."""
+        """Rename a damaged checkpoint to an unused name; return this name."""
         new_name = BROKEN_FILE
         for suffix in itertools.count(2):
             if not (self.folder / new_name).exists():
@@ -218,15 +233,15 @@ class RunDirectory:
             metrics = _parse_metrics(line)
             if metrics is None:
                 raise ValueError(
-                    f"{path}, line {line_number}: {line[:40]!r} is not a validation; expected an object with a step."
-                    " Remove the line, or the file"
+                    f"{path}, line {line_number}: {line[:40]!r} is not a validation; expected an object with a step;"
+                    " remove the line or the file"
                 )
             validations.append(metrics)
-        last = _parse_metrics(torn)  # not ended: an earlier version was killed while it wrote the line
+        last = _parse_metrics(torn)  # a line without its end: an earlier version was killed while writing it
         return validations if last is None else [*validations, last]
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of a validation; drop those of this step or later, from before the run was resumed."""
+        """Add the metrics of a validation; drop metrics of this step or later, left from before the run was resumed."""
         earlier = [line for line in self.metrics() if line["step"] < metrics["step"]]
         write_text(
             self.folder / METRICS_FILE,
@@ -235,7 +250,7 @@ class RunDirectory:
 
 
 def _parse_metrics(line: str) -> dict[str, Any] | None:
-    """Parse a line of the metrics; return None if it is something else."""
+    """Parse a line of metrics; return None if it is not an object with a step."""
     try:
         metrics = json.loads(line)
         json.dumps(metrics, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Tensor parallelism for a Transformer: each rank has some heads of every layer, and some feed-forward columns."""
+"""Tensor parallelism of a Transformer: attention heads and feed-forward columns are split across ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from clearhead.translation.model import Transformer
 
 
 def shard_model(model: Transformer, mesh: DeviceMesh) -> Transformer:
-    """Shard a model over the ranks of a mesh, in place; all ranks must have the same one.
+    """Shard a model over the ranks of a mesh, in place, and return it. All ranks must pass the same weights.
 
-    Outputs and gradients are those of the whole model. Embeddings and norms stay whole on every rank. In training
-    dropout of what is whole has to be drawn alike: give all ranks the same seed.
+    Outputs and gradients equal those of the unsharded model. Embeddings and norms are replicated. For training, give
+    all ranks the same seed, so that they draw the same dropout masks for replicated tensors.
     """
     return parallelize_module(model, mesh, model_plan(model, mesh))  # pyright: ignore[reportReturnType]
 
 
 def model_plan(model: Transformer, mesh: DeviceMesh) -> dict[str, ParallelStyle]:
-    """Return the plan for `parallelize_module`: that of every layer's attention, and of its feed-forward."""
+    """Return the plan for `parallelize_module`: attention and feed-forward of every layer."""
     width, ranks = model.config.feed_forward, mesh.size()
     if width % ranks:
-        raise ValueError(f"feed_forward is {width} wide, which {ranks} ranks cannot share equally; expected a multiple")
+        raise ValueError(f"feed_forward is {width}; expected a multiple of the {ranks} ranks")
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):

@@ -1,4 +1,4 @@
-"""`Vocabulary`: text to tokens and back, by the `tokenizers` library: subwords of both languages, or whole words."""
+"""Vocabulary of subwords or whole words, based on the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
-MAX_SUBWORD_LENGTH = 16  # characters of a subword
-_FEATURE = "clearhead.translation"  # in the error if tokenizers is missing
+MAX_SUBWORD_LENGTH = 16  # characters
+_FEATURE = "clearhead.translation"  # name in the error message if tokenizers is not installed
 
 
 class Vocabulary:
-    """Tokens and their ids. The first four are padding, start, end and unknown."""
+    """Tokens and their ids. The first four tokens are padding, start, end and unknown."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         with needs_extra("translate", _FEATURE):
@@ -28,11 +28,14 @@ class Vocabulary:
 
         self._tokenizer = tokenizer
         self._word_level = isinstance(tokenizer.model, WordLevel)
-        tokenizer.encode_special_tokens = True  # "</s>" in a text is text, and ends nothing
+        tokenizer.encode_special_tokens = True  # encode "</s>" in a text as text, not as the end token
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], size: int) -> Vocabulary:
-        """Learn a byte-pair encoding from texts of both languages. A space belongs to the word after it."""
+        """Learn a byte-pair encoding of `size` subwords from texts of both languages.
+
+        A space is part of the word after it.
+        """
         with needs_extra("translate", _FEATURE):
             from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
             from tokenizers.models import BPE
@@ -58,7 +61,7 @@ class Vocabulary:
 
     @classmethod
     def from_words(cls, words: Iterable[str]) -> Vocabulary:
-        """Return a closed vocabulary of words; punctuation marks are words."""
+        """Return a fixed vocabulary of words. Punctuation marks are words."""
         with needs_extra("translate", _FEATURE):
             from tokenizers import Tokenizer, pre_tokenizers
             from tokenizers.models import WordLevel
@@ -72,35 +75,35 @@ class Vocabulary:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text's tokens, and the end."""
+        """Return the token ids of a text, with the end token."""
         return [*self._tokenizer.encode(self._preprocess(text)).ids, END]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """Encode many texts, on all cores."""
+        """Encode many texts in parallel."""
         encodings = self._tokenizer.encode_batch(list(map(self._preprocess, texts)))
         return [[*encoding.ids, END] for encoding in encodings]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of tokens; special ones are left out."""
+        """Return the text of tokens, without special tokens."""
         return self._tokenizer.decode([token_id for token_id in token_ids if token_id > UNKNOWN]).strip()
 
     def pieces(self, token_ids: Iterable[int]) -> list[str]:
-        """Return each token as it stands in the text, a space before it included."""
+        """Return the text of each token, including a space before it."""
         return [(self._tokenizer.id_to_token(token_id) or "").replace("▁", " ") for token_id in token_ids]
 
     def word_indices(self, token_ids: Sequence[int]) -> Iterator[int | None]:
-        """Yield the index of the word that each token is part of; None for special tokens. Each mark is a word."""
+        """Yield the index of each token's word; None for special tokens. A punctuation mark is a word."""
         word, after_mark, after_space = -1, True, False
         for token_id, piece in zip(token_ids, self.pieces(token_ids), strict=True):
             if token_id not in (PAD, START, END):
                 is_mark = not piece.isspace() and not any(map(str.isalnum, piece))
-                # a space that is a token has begun the word already
+                # a space that is a separate token already counts as the start of the word
                 word += not after_space and (self._word_level or after_mark or is_mark or piece.startswith(" "))
                 after_mark, after_space = is_mark, piece.isspace()
             yield word if token_id > UNKNOWN else None
 
     def unknown(self, text: str) -> list[str]:
-        """Return the words or characters of a text that are read as <unk>, each once."""
+        """Return the words or characters of a text that are encoded as <unk>, each once."""
         encoding = self._tokenizer.encode(preprocessed := self._preprocess(text))
         pieces = (
             preprocessed[start:end]
@@ -110,10 +113,12 @@ class Vocabulary:
         return list(dict.fromkeys(pieces))
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the vocabulary to a JSON file."""
         write_text(path, self._tokenizer.to_str(pretty=True))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
+        """Read a vocabulary from a JSON file. Raise ValueError if it is not a tokenizer."""
         with needs_extra("translate", _FEATURE):
             from tokenizers import Tokenizer
 
@@ -121,7 +126,7 @@ class Vocabulary:
             raise FileNotFoundError(f"{path}: there is no such file")
         try:
             return cls(Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises Exception itself
+        except Exception as error:  # the library raises Exception, not a subclass
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 
     def _preprocess(self, text: str) -> str:
@@ -129,8 +134,8 @@ class Vocabulary:
 
 
 def _add_leading_space(text: str) -> str:
-    """Put a space before a first word, so that it is the same token wherever it stands.
+    """Insert a space before the first word, so that a word is the same token at any position.
 
-    Words of languages that are written without spaces stay as they are.
+    Text that starts with a non-ASCII character does not change: most such scripts are written without spaces.
     """
     return f" {text}" if text and text[0].isascii() else text

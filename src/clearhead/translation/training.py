@@ -1,4 +1,4 @@
-"""`train`: from random weights to a Transformer that translates. Can be killed at any moment and resumed."""
+"""Training of a Transformer. A run can be killed at any moment and resumed."""
 
 from __future__ import annotations
 
@@ -33,22 +33,29 @@ def train(
     model: Transformer | None = None,
     callbacks: TrainingCallbacks | None = None,
 ) -> Transformer:
-    """Train, and return the model as it was when it translated the validation set best, by BLEU.
+    """Train a Transformer, and return it with the weights of the validation with the best BLEU.
 
-    Every step follows from the checkpoint and the step's number alone: a run that was interrupted and resumed ends
-    with the weights of one that was not, bit for bit on a CPU. Under torchrun all processes share each batch.
-    Ctrl-C or SIGTERM ends the run after the current step with `TrainingStopped`, a KeyboardInterrupt.
+    A run that was interrupted and resumed ends with the same weights as an uninterrupted run, bit for bit on a CPU.
+    Under torchrun, each batch is split across the processes.
 
     Args:
-        dtype: what products are computed in, float32 or bfloat16; weights are float32.
-        resume: go on with the run; `run.read()` gives the configuration it was begun with.
-        model: what to train, in place of a new model by the configuration.
+        data: sentences to train on and to validate with.
+        config: configuration of the run.
+        run: directory of the run.
+        device: device to train on.
+        dtype: compute dtype, float32 or bfloat16; weights are float32.
+        resume: resume the run in `run`; `run.read()` returns its configuration.
+        model: model to train (default: a new one with the sizes in `config.model`).
         callbacks: functions that are called with messages, losses and metrics.
+
+    Raises:
+        TrainingStopped: SIGINT or SIGTERM arrived. The run stops after the current step and writes a checkpoint; a
+            second signal stops it at once.
     """
     if dtype not in COMPUTE_DTYPES:
         raise ValueError(f"dtype is {dtype}; expected torch.float32 or torch.bfloat16")
     with needs_extra("translate", "training"):
-        import sacrebleu  # noqa: F401, before the first step: validation needs it
+        import sacrebleu  # noqa: F401, fail before the first step: validation needs it
     device = torch.device(device)
     with init_process_group(device) as process_group:
         torch.manual_seed(config.training.seed)
@@ -70,7 +77,7 @@ def train(
 
 @contextmanager
 def _locked(run: RunDirectory, process_group: ProcessGroup, resume: bool) -> Iterator[None]:
-    """Lock the run's folder in the main process, for all; a refusal is raised in all."""
+    """Lock the run directory in the main process; if it fails, raise the error in all processes."""
     with ExitStack() as stack:
         process_group.run_on_main(lambda: stack.enter_context(run.locked(resume=resume)))
         yield

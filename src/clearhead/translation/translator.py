@@ -1,4 +1,4 @@
-"""`Translator`: a trained model with its vocabulary, from the directory of a run or bundled."""
+"""Translator: a trained model with its vocabulary, bundled or loaded from a run directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SENTENCES_PER_BATCH = 256
 
 
 class Translator:
-    """A model that translates. It fulfils `RecordableModel`.
+    """Trained translation model with its vocabulary. It implements `RecordableModel`.
 
     >>> from clearhead.translation import Translator
     >>> translator = Translator.load()
@@ -44,12 +44,17 @@ class Translator:
     def load(
         cls, name: str | os.PathLike[str] = BUNDLED_MODELS[0], *, device: torch.device | str = "cpu"
     ) -> Translator:
-        """Load the bundled model by its name, or a run by its folder."""
+        """Load the bundled model by name, or a model from a run directory.
+
+        Args:
+            name: "en-ja", or the path of a folder that `train` wrote.
+            device: device of the model.
+        """
         bundled = str(name) in BUNDLED_MODELS
         folder = Path(str(resources.files("clearhead.translation") / str(name))) if bundled else Path(name)
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"{name}: there is no such folder; expected one that `clearhead train` wrote,"
+                f"{name}: there is no such folder; expected a folder that `clearhead train` wrote,"
                 f" or {', '.join(BUNDLED_MODELS)}"
             )
         run = RunDirectory(folder)
@@ -63,11 +68,11 @@ class Translator:
 
     @property
     def default_text(self) -> str:
-        """Text to show the model on."""
+        """Example sentence."""
         return EXAMPLE_SENTENCE
 
     def token_count(self, text: str) -> int:
-        """Return the number of tokens of a text, with the end token."""
+        """Return the number of tokens of a text, including the end token."""
         return len(self.vocabulary.encode(self.config.text.source(text)))
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -79,19 +84,22 @@ class Translator:
     @overload
     def translate(self, text: list[str] | tuple[str, ...], *, beams: int = ...) -> list[str]: ...
     def translate(self, text: str | list[str] | tuple[str, ...], *, beams: int = 4) -> str | list[str]:
-        """Translate a sentence, or many at once; an empty one stays empty. Warns of what the model cannot read well.
+        """Translate a sentence or a list of sentences. An empty sentence gives an empty translation.
+
+        Warns about characters that did not occur in the training data, and about sentences that are too long.
 
         Args:
-            beams: how many beginnings are followed at once; 1 is greedy.
+            text: a sentence, or a list of sentences.
+            beams: number of beams; 1 is greedy search.
         """
         if not isinstance(text, str | list | tuple):
-            raise TypeError(f"text is {text!r}; expected a string, or a list of them")
+            raise TypeError(f"text is {text!r}; expected a string or a list of strings")
         if isinstance(text, str):
             return next(self.stream([text], beams=beams))
         return list(self.stream(text, beams=beams))
 
     def stream(self, texts: Sequence[str], *, beams: int = 4) -> Iterator[str]:
-        """Yield translations as they are done: some hundred sentences at a time."""
+        """Yield the translations of sentences in order. Sentences are translated in batches of 256."""
         if check_int("beams", beams) > BEAM_LIMIT.value:
             raise BEAM_LIMIT.exceeded(f"beams is {beams}")
         for start in range(0, len(texts), SENTENCES_PER_BATCH):
@@ -107,18 +115,18 @@ class Translator:
                 hypothesis = hypotheses[index]
                 if not hypothesis.ended:
                     location, count = _location(index, len(texts)), len(hypothesis.tokens)
-                    warnings.warn(f"{location}: cut after {count} tokens", stacklevel=2)
+                    warnings.warn(f"{location}: translation cut after {count} tokens", stacklevel=2)
                 yield self.vocabulary.decode(hypothesis.tokens)
 
     def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
-        """Record the attention of encoder and decoder, and between them, while the model writes a translation.
+        """Record encoder, decoder and cross-attention while the model translates a text.
 
-        A row of "decoder" and "cross" stands for the token that was read last; it is what the next one follows from.
+        The query of a row of "decoder" and "cross" is an input token of the decoder: the row predicts the next token.
 
         Args:
-            text: a string, or its words, which are then read and numbered one by one.
-            target: a translation to write in place of the model's.
-            values: keep the values too, for each key's contribution to the output, and queries and keys in any case.
+            text: a string, or a list of its words, whose tokens then get the indices of these words.
+            target: translation to use instead of the model's.
+            values: also keep query, key and value, to compute the contribution of each key to the output.
         """
         if isinstance(text, str):
             source = self._encode_source(text, 0, 1)
@@ -153,13 +161,13 @@ class Translator:
         return Recording(self.name, stacks)
 
     def _encode_source(self, text: str, index: int, count: int) -> list[int]:
-        """Return the ids of a text's tokens, with the end. Warns of what the model never met.
+        """Return the token ids of a text, with the end token. Warn about unknown characters and long texts.
 
         Args:
-            index: the index of the text among `count` texts, for messages.
+            index: index of the text among `count` texts, for messages.
         """
         if not isinstance(text, str):
-            raise TypeError(f"text is {text!r}; expected a string, or several")
+            raise TypeError(f"text is {text!r}; expected a string")
         text = self.config.text.source(text)
         source = self.vocabulary.encode(text)
         if UNKNOWN in source:

@@ -1,4 +1,4 @@
-"""Batches: every pair once, no more tokens than allowed, an order that follows from the seed; what a batch holds."""
+"""Tests of batching: every pair once, the token limit, the seeded order, and the tensors of a batch."""
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def random_pairs(count: int = 307) -> list[TokenIds]:
 
 
 def tokens_of(pairs: list[TokenIds], batch: list[int]) -> int:
-    """With padding."""
+    """Return the number of tokens of a batch, including padding."""
     widest = [max(len(pairs[index][side]) for index in batch) for side in (0, 1)]
     return sum(widest) * len(batch)
 
 
 @given(st.lists(lengths, max_size=60), st.integers(1, 101), st.none() | st.integers())
-def test_every_pair_once_and_never_too_many_tokens(sizes, tokens, seed):
+def test_every_pair_is_in_one_batch_within_the_token_limit(sizes, tokens, seed):
     pairs = pairs_of(sizes)
     batches = batch_indices(pairs, tokens, seed)
     assert sorted(index for batch in batches for index in batch) == list(range(len(pairs)))
@@ -40,29 +40,29 @@ def test_every_pair_once_and_never_too_many_tokens(sizes, tokens, seed):
         assert collated.source.numel() + collated.target.numel() == tokens_of(pairs, batch)
 
 
-def test_a_pair_that_is_too_long_comes_alone():
+def test_a_pair_over_the_limit_is_a_batch_by_itself():
     pairs = pairs_of([(3, 3), (50, 60), (3, 3)])
     assert sorted(map(sorted, batch_indices(pairs, 20, 0))) == [[0, 2], [1]]
 
 
-def test_the_order_follows_from_the_seed():
+def test_the_seed_determines_the_order():
     pairs = random_pairs()
     first = batch_indices(pairs, 101, (3, 0))
     assert batch_indices(pairs, 101, (3, 0)) == first
     for other in ((3, 1), (4, 0)):
         again = batch_indices(pairs, 101, other)
         assert again != first
-        assert sorted(map(sorted, again)) != sorted(map(sorted, first))  # other pairs share a batch
+        assert sorted(map(sorted, again)) != sorted(map(sorted, first))  # the batches differ, not only their order
 
 
-def test_with_a_seed_lengths_are_shuffled_too():
-    """Or a model would learn from short sentences first, in every epoch."""
+def test_with_a_seed_batches_are_not_sorted_by_length():
+    """Sorted batches would train on short sentences first in every epoch."""
     pairs = random_pairs()
     sizes = [len(pairs[batch[0]].source) for batch in batch_indices(pairs, 101, 0)]
     assert sizes != sorted(sizes)
 
 
-def test_without_a_seed_shortest_first():
+def test_without_a_seed_batches_are_sorted_by_length():
     pairs = random_pairs()
     batches = batch_indices(pairs, 101)
     assert batch_indices(pairs, 101) == batches
@@ -73,22 +73,22 @@ def test_without_a_seed_shortest_first():
 def test_most_batches_have_one_source_length_and_are_at_least_half_full():
     pairs, tokens = random_pairs(), 211
     batches = batch_indices(pairs, tokens, 0)
-    alike = [len({len(pairs[index].source) for index in batch}) == 1 for batch in batches]
-    assert sum(alike) > 0.7 * len(batches)
+    one_length = [len({len(pairs[index].source) for index in batch}) == 1 for batch in batches]
+    assert sum(one_length) > 0.7 * len(batches)
     assert sum(tokens_of(pairs, batch) for batch in batches) < 1.1 * sum(len(side) for pair in pairs for side in pair)
-    # few pairs of each length: then those of several share a batch, or every batch would be almost empty
+    # with few pairs of each length, batches mix lengths: otherwise they would be almost empty
     few = pairs_of([(length, length) for length in range(2, 31)])
     mixed = batch_indices(few, 1000)
     assert len(mixed) == 3
     assert all(tokens_of(few, batch) > 400 for batch in mixed[:-1])
 
 
-def test_no_pairs_no_batches():
+def test_no_pairs_give_no_batches():
     assert batch_indices([], 101, 0) == batch_indices([], 101) == []
 
 
 class TestCollate:
-    def test_what_a_batch_holds(self):
+    def test_collate_pads_and_shifts_tokens(self):
         batch = collate([A, B, C])
         assert batch.source.tolist() == [[5, 6, 7, END], [8, END, PAD, PAD], [9, 5, 6, END]]
         assert batch.lengths.tolist() == [4, 2, 4]
@@ -109,7 +109,7 @@ class TestCollate:
         assert collate([B]).lengths is None
 
     @given(st.lists(lengths, min_size=1, max_size=11))
-    def test_lengths_are_none_only_then_and_the_target_is_shifted(self, sizes):
+    def test_lengths_are_none_only_for_equal_sources_and_targets_are_shifted(self, sizes):
         pairs = pairs_of(sizes)
         batch = collate(pairs)
         assert (batch.lengths is None) == (len({source for source, _ in sizes}) == 1)
@@ -122,7 +122,7 @@ class TestCollate:
             assert (batch.expected[row, count:] == PAD).all()
 
     @pytest.mark.parametrize("pairs", [[A, B], [A, C]], ids=["lengths", "no lengths"])
-    def test_to_and_map(self, pairs):
+    def test_to_and_map_apply_to_every_tensor(self, pairs):
         batch = collate(pairs)
         doubled = batch.map(lambda tensor: 2 * tensor)
         assert torch.equal(doubled.source, 2 * batch.source)
@@ -131,7 +131,7 @@ class TestCollate:
         moved = batch.to(torch.device("meta"))
         assert {tensor.device.type for tensor in moved if tensor is not None} == {"meta"}
 
-    def test_padded(self):
+    def test_pad_rows_returns_lengths_only_if_they_differ(self):
         rows, sizes = pad_rows([A.source, B.source], torch.device("cpu"))
         assert rows.tolist() == [[5, 6, 7, END], [8, END, PAD, PAD]]
         assert sizes.tolist() == [4, 2]

@@ -1,4 +1,4 @@
-"""Parallel text: every pair in its place, what is left out is said, and what does not fit is refused by its line."""
+"""Tests of parallel text: file formats, notes about pairs that are left out, and errors with line numbers."""
 
 import gzip
 
@@ -7,12 +7,12 @@ import pytest
 from clearhead.translation.data._corpus import Corpus, Pair, prepare_corpus, read_pairs
 from clearhead.translation.normalizer import Normalizer
 
-AS_IT_IS = Normalizer()
+UNCHANGED = Normalizer()
 
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a file into an empty folder, the current one, so that messages can be compared whole."""
+    """Return a function that writes a file to an empty current folder, so that messages contain short paths."""
     monkeypatch.chdir(tmp_path)
 
     def written(name: str, content: str | bytes) -> None:
@@ -22,7 +22,7 @@ def write(tmp_path, monkeypatch):
     return written
 
 
-def test_columns_and_parallel_files_in_order(write):
+def test_columns_and_parallel_files_are_read_in_order(write):
     write("tatoeba.tsv", "Good.\tよい。\nBad.\t悪い。\n")
     write("train.en", "one\ntwo\nthree\n")
     write("train.ja", "一\n二\n三\n")
@@ -31,14 +31,14 @@ def test_columns_and_parallel_files_in_order(write):
     )
 
 
-def test_packed(write):
+def test_gzip_files_are_read(write):
     write("a.tsv.gz", "one\t一\n")
     write("b.en.gz", "two\n")
     write("b.ja", "二\n")
     assert read_pairs(["a.tsv.gz", "b.en.gz,b.ja"]).pairs == (("one", "一"), ("two", "二"))
 
 
-def test_a_mark_in_front_other_line_ends_and_a_missing_last_one(write):
+def test_byte_order_marks_and_line_ends_are_removed(write):
     write("a.tsv", b"\xef\xbb\xbf" + "one\t一\r\ntwo\t二".encode())
     write("b.en", b"\xef\xbb\xbfthree\r\nfour")
     write("b.ja", "三\n四\n")
@@ -53,7 +53,7 @@ def test_only_a_line_feed_ends_a_line(write):
     assert read_pairs(["a.tsv", "b.en,b.ja"]).pairs == ((sentence, "一"), (sentence, "二"), ("seven", "七"))
 
 
-def test_a_comma_may_be_part_of_a_name(write):
+def test_a_file_name_may_contain_a_comma(write):
     write("a,b", "one\t一\n")
     write("a", "wrong\n")
     write("b", "違う\n")
@@ -75,12 +75,12 @@ def test_an_empty_side_is_left_out_and_noted(write):
 @pytest.mark.parametrize(
     ("english", "japanese", "message"),
     [
-        (3, 2, "a.en has 3 lines and a.ja 2; line 3 of a.en has no partner"),
-        (1, 4, "a.en has 1 line and a.ja 4; line 2 of a.ja has no partner"),
-        (0, 1, "a.en has 0 lines and a.ja 1; line 1 of a.ja has no partner"),
+        (3, 2, "a.en has 3 lines and a.ja 2; line 3 of a.en has no counterpart"),
+        (1, 4, "a.en has 1 line and a.ja 4; line 2 of a.ja has no counterpart"),
+        (0, 1, "a.en has 0 lines and a.ja 1; line 1 of a.ja has no counterpart"),
     ],
 )
-def test_files_of_different_lengths(write, english, japanese, message):
+def test_files_of_different_lengths_are_refused(write, english, japanese, message):
     write("a.en", "one\n" * english)
     write("a.ja", "一\n" * japanese)
     with pytest.raises(ValueError, match=f"^{message}$"):
@@ -90,13 +90,13 @@ def test_files_of_different_lengths(write, english, japanese, message):
 @pytest.mark.parametrize(
     ("line", "columns"), [("no tab", "1 column"), ("", "1 column"), ("two\t二\tCC-BY", "3 columns")]
 )
-def test_a_line_of_other_than_two_columns(write, line, columns):
+def test_a_line_without_two_columns_is_refused(write, line, columns):
     write("a.tsv", f"one\t一\n{line}\nthree\t三\n")
-    with pytest.raises(ValueError, match=f"^a.tsv, line 2: has {columns}; expected 2, with a tab between them$"):
+    with pytest.raises(ValueError, match=f"^a.tsv, line 2: has {columns}; expected 2, separated by a tab$"):
         read_pairs(["a.tsv"])
 
 
-def test_not_utf8(write):
+def test_text_that_is_not_utf8_is_refused(write):
     write("a.tsv", b"one\t1\nGr\xf6\xdfe\t2\n")
     with pytest.raises(ValueError, match="^a.tsv, line 2: not UTF-8"):
         read_pairs(["a.tsv"])
@@ -114,13 +114,13 @@ def test_a_missing_file_is_named(write):
         assert str(error.value) == f"{missing}: there is no such file"
 
 
-def test_a_folder_is_no_file(write, tmp_path):
+def test_a_folder_is_refused(write, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(ValueError, match="^data: a folder; expected a file$"):
         read_pairs(["data"])
 
 
-def test_broken_gzip(write, tmp_path):
+def test_damaged_gzip_is_refused(write, tmp_path):
     packed = gzip.compress(b"one\t1\n" * 1000)
     for content in (packed[:-6], packed[:20] + b"\xff" * 40, b"one\t1\n"):
         (tmp_path / "a.tsv.gz").write_bytes(content)
@@ -128,14 +128,14 @@ def test_broken_gzip(write, tmp_path):
             read_pairs(["a.tsv.gz"])
 
 
-def test_three_files(write):
+def test_three_files_are_refused(write):
     for name in ("a", "b", "c"):
         write(name, "one\n")
-    with pytest.raises(ValueError, match="^a,b,c: 3 files with commas between them; expected two"):
+    with pytest.raises(ValueError, match="^a,b,c: 3 files separated by commas; expected two"):
         read_pairs(["a,b,c"])
 
 
-def test_no_pairs_at_all(write):
+def test_files_without_pairs_and_strings_are_refused(write):
     write("a.en", "\n")
     write("a.ja", "\n")
     write("b.tsv", "")
@@ -147,20 +147,20 @@ def test_no_pairs_at_all(write):
         read_pairs("a.en,a.ja")
 
 
-def test_prepare_corpus_normalizes_each_side_in_its_way():
+def test_prepare_corpus_normalizes_each_side():
     corpus = Corpus((Pair("He CAN 'T .", "行 か な い 。 A B"),), ())
     got = prepare_corpus(corpus, Normalizer(lowercase=True, detokenize=True), Normalizer(remove_spaces=True))
     assert got == Corpus((Pair("he can't.", "行かない。A B"),), ())
 
 
-def test_prepared_says_what_it_leaves_out():
+def test_prepare_corpus_notes_the_pairs_it_leaves_out():
     pairs = [
         Pair("Yes.", "はい。"),
         Pair("No.", "いいえ。"),
-        Pair("yes .", "は い 。"),  # as the first, once normalised
+        Pair("yes .", "は い 。"),  # equals the first one after normalization
         Pair("Yes.", "うん。"),  # another translation
-        Pair("\u200b", "空"),  # nothing, once what is invisible is gone
-        Pair("no.", "いいえ。"),  # held out, and so no repetition
+        Pair("\u200b", "空"),  # empty after normalization
+        Pair("no.", "いいえ。"),  # held out, so not counted as a duplicate
         Pair("Yes.", "はい。"),
     ]
     english = Normalizer(lowercase=True, detokenize=True, plain=True)
@@ -171,20 +171,20 @@ def test_prepared_says_what_it_leaves_out():
     assert got.pairs == (Pair("yes.", "はい。"), Pair("yes.", "うん。"))
     assert got.notes == (
         "an earlier note",
-        "1 pair with a side that normalising leaves empty left out (the first: '\\u200b')",
+        "1 pair with a side that is empty after normalization left out (the first: '\\u200b')",
         "2 pairs that are held out for validation left out (the first: 'No.')",
-        "2 pairs that stand further up already left out (the first: 'yes .')",
+        "2 pairs that are duplicates left out (the first: 'yes .')",
     )
 
 
-def test_prepared_is_final():
+def test_prepare_corpus_keeps_a_normalized_corpus():
     corpus = Corpus((Pair("a", "あ"), Pair("b", "い")), ())
-    assert prepare_corpus(corpus, AS_IT_IS, AS_IT_IS) == corpus
+    assert prepare_corpus(corpus, UNCHANGED, UNCHANGED) == corpus
 
 
-def test_nothing_remains():
+def test_a_corpus_without_remaining_pairs_is_refused():
     corpus = Corpus((Pair("a", "あ"),) * 2, ())
     with pytest.raises(ValueError, match="^no pairs remain of 2: 2 pairs that are held out for validation left out"):
-        prepare_corpus(corpus, AS_IT_IS, AS_IT_IS, without=corpus.pairs)
-    with pytest.raises(ValueError, match="^no pairs remain of 0: there were none$"):
-        prepare_corpus(Corpus((), ()), AS_IT_IS, AS_IT_IS)
+        prepare_corpus(corpus, UNCHANGED, UNCHANGED, without=corpus.pairs)
+    with pytest.raises(ValueError, match="^no pairs remain of 0: the corpus is empty$"):
+        prepare_corpus(Corpus((), ()), UNCHANGED, UNCHANGED)

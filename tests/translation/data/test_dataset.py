@@ -1,4 +1,4 @@
-"""Datasets: the grammar, and parallel text from files."""
+"""Tests of datasets: the built-in grammar, and parallel text from files."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from support.toy_training import (
 
 
 class TestData:
-    def test_the_grammar(self, monkeypatch):
+    def test_grammar_data_are_reproducible_and_disjoint_from_held_out_sentences(self, monkeypatch):
         monkeypatch.setattr(dataset, "GRAMMAR_EPOCH_SIZE", 300)
         monkeypatch.setattr(dataset, "PROBE_SIZE", 50)
         data, again = from_grammar(TINY), from_grammar(TINY)
@@ -36,25 +36,25 @@ class TestData:
         assert len(held_out) == 57
         assert not learned & held_out
 
-    def test_a_validation_set_out_of_the_data(self, tmp_path):
+    def test_a_validation_set_is_held_out_from_the_data(self, tmp_path):
         data = from_files([written_columns(tmp_path / "copies.tsv")], [], TINY)
         texts = set(sentences(47))
         learned = {data.vocabulary.decode(pair.source) for pair in data.epoch(0)}
-        kept = {pair.source for pair in data.references}
-        assert len(kept) == 7
-        assert not kept & learned
-        assert kept | learned == texts
+        held_out = {pair.source for pair in data.references}
+        assert len(held_out) == 7
+        assert not held_out & learned
+        assert held_out | learned == texts
         assert [data.vocabulary.decode(pair.target) for pair in data.valid] == [pair.target for pair in data.references]
         assert data.notes == ()
 
-    def test_a_validation_set_of_its_own(self, tmp_path):
+    def test_a_separate_validation_set_is_removed_from_the_data(self, tmp_path):
         columns, held_out = written_columns(tmp_path / "copies.tsv"), written_columns(tmp_path / "valid.tsv", 5)
         data = from_files([columns], [held_out], TINY)
         assert [pair.source for pair in data.references] == sentences(5)
         assert {data.vocabulary.decode(pair.source) for pair in data.epoch(0)} == set(sentences(47)[5:])
         assert data.notes == (f"5 pairs that are held out for validation left out (the first: {sentences(1)[0]!r})",)
 
-    def test_what_is_too_long_is_noted(self, tmp_path):
+    def test_long_pairs_are_left_out_and_noted(self, tmp_path):
         columns = tmp_path / "long.tsv"
         written_columns(columns)
         long = " ".join(WORDS * 4)
@@ -69,8 +69,8 @@ class TestData:
         with pytest.raises(ValueError, match="no training pair has at most 2 tokens"):
             from_files([str(columns)], [], replace(TINY, text=replace(TINY.text, max_tokens=2)))
 
-    def test_too_few_to_validate_with(self, tmp_path):
-        with pytest.raises(ValueError, match=r"data has 7 pairs and 7 are to be kept to validate with"):
+    def test_too_few_pairs_for_validation_are_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"data has 7 pairs, but 7 are held out for validation"):
             from_files([written_columns(tmp_path / "few.tsv", 7)], [], TINY)
 
     def test_other_data_have_another_fingerprint(self, tmp_path):
@@ -81,6 +81,6 @@ class TestData:
         assert first.fingerprint == same.fingerprint != more.fingerprint
 
     def test_fingerprints_are_those_of_earlier_runs(self, tmp_path):
-        """Runs store the fingerprint of their data, and are resumed only with the same."""
+        """Runs store the fingerprint of their data, and can be resumed only with the same fingerprint."""
         assert from_grammar(TINY).fingerprint == 1452404977
         assert from_files([written_columns(tmp_path / "copies.tsv")], [], TINY).fingerprint == 2984895509

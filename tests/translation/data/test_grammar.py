@@ -1,4 +1,4 @@
-"""The built-in corpus: one right answer a sentence, gold relations that no fixed distance finds, and no drift."""
+"""Tests of the built-in grammar: one translation per sentence, links that no fixed offset finds, and no drift."""
 
 import itertools
 import zlib
@@ -125,13 +125,13 @@ def corpus() -> list[AnnotatedPair]:
 
 
 def linked_words(example: AnnotatedPair, relation: str) -> list[tuple[str, str]]:
-    """The words that look, and those they find."""
+    """Return the pairs of words that a relation links."""
     side = example.target if relation in TARGET_RELATIONS else example.source
     return [(side[link.at], example.source[link.to]) for link in example.links if link.relation == relation]
 
 
 def answer(example: AnnotatedPair, relation: str, at: int) -> int | None:
-    """The one place that the token at this place is to find."""
+    """Return the position that the token at `at` is linked to, or None."""
     return next((link.to for link in example.links if link[:2] == (relation, at)), None)
 
 
@@ -147,11 +147,11 @@ class TestStream:
 
     @settings(max_examples=10, deadline=None)
     @given(seed=st.integers(0, 2**32), split=st.sampled_from(["train", "valid", "probe"]))
-    def test_a_seed_decides(self, seed, split):
+    def test_the_seed_determines_the_sentences(self, seed, split):
         assert first(7, seed, split) == first(7, seed, split)
         assert first(7, seed, split) != first(7, seed + 1, split)
 
-    def test_splits_are_disjoint_whatever_the_seed(self):
+    def test_splits_are_disjoint_for_all_seeds(self):
         sources = {
             split: {example.source for seed in (2, 5) for example in first(500, seed, split)}
             for split in ("train", "valid", "probe")
@@ -161,20 +161,20 @@ class TestStream:
         shares = {split: {zlib.crc32(" ".join(s).encode()) % 16 for s in sources[split]} for split in sources}
         assert shares == {"train": set(range(2, 16)), "valid": {1}, "probe": {0}}
 
-    def test_more_than_a_million_sentences(self, corpus):
-        """Of n drawn evenly from N, about n² / 2N pairs are alike; drawn unevenly, more: so N is at least this."""
-        again = Counter(example.source for example in corpus)
-        alike = sum(count * (count - 1) // 2 for count in again.values())
-        assert len(corpus) ** 2 / (2 * alike) > 1_000_000
+    def test_the_grammar_has_more_than_a_million_sentences(self, corpus):
+        """Among n uniform draws from N sentences, about n² / 2N pairs are equal. Nonuniform draws give more."""
+        counts = Counter(example.source for example in corpus)
+        equal_pairs = sum(count * (count - 1) // 2 for count in counts.values())
+        assert len(corpus) ** 2 / (2 * equal_pairs) > 1_000_000
 
-    def test_lengths(self, corpus):
+    def test_lengths_are_within_the_limits(self, corpus):
         lengths = [len(example.source) for example in corpus]
         assert (min(lengths), max(lengths)) == (MIN_SOURCE_TOKENS, MAX_SOURCE_TOKENS) == (4, 20)
         assert max(len(example.target) for example in corpus) <= 30
 
 
 class TestVocabulary:
-    def test_closed_and_every_word_in_use(self, corpus):
+    def test_every_word_of_the_vocabulary_is_used(self, corpus):
         for side, words in zip(("source", "target"), vocabulary(), strict=True):
             assert words == sorted(set(words))
             assert 120 <= len(words) <= 200
@@ -183,7 +183,7 @@ class TestVocabulary:
             rarest = min(uses, key=lambda word: uses[word])
             assert uses[rarest] >= 80, f"{rarest}: {uses[rarest]}"  # 20 in every 5,000 sentences
 
-    def test_no_japanese_word_is_of_two_classes(self):
+    def test_word_classes_are_disjoint_in_japanese(self):
         adverbs = {*FREQUENCIES.values(), *MANNERS.values(), *DEGREES.values(), *PRONOUNS.values()}
         classes = (JAPANESE_NOUNS, JAPANESE_ADJECTIVES, STEMS, adverbs)
         assert sum(map(len, classes)) == len(set().union(*classes))
@@ -192,15 +192,15 @@ class TestVocabulary:
         assert len(VERB_OF) == 4 * len(VERBS)
 
 
-class TestOneAnswer:
+class TestTranslations:
     def test_a_source_has_one_target(self, corpus):
         answers: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
         for example in corpus:
             answers[example.source].add(example.target)
-        assert len(answers) < len(corpus)  # some do come again, or this would show nothing
+        assert len(answers) < len(corpus)  # some sources repeat, otherwise the test would be vacuous
         assert all(len(targets) == 1 for targets in answers.values())
 
-    def test_a_word_is_translated_by_itself_and_the_word_it_hangs_on(self, corpus):
+    def test_a_translation_depends_on_the_word_and_its_linked_noun(self, corpus):
         answers: dict[tuple[str, ...], set[str]] = defaultdict(set)
         for example in corpus:
             for token, word in linked_words(example, "noun"):
@@ -223,7 +223,7 @@ class TestOneAnswer:
         assert answers["verb", "was", "cat"] == {"i"}
         assert answers["verb", "was", "cup"] == {"ari"}
 
-    def test_a_verb_that_hangs_on_its_object_says_so(self, corpus):
+    def test_a_verb_with_several_senses_is_linked_to_its_object(self, corpus):
         for example in corpus[:2000]:
             ((stem, word),) = linked_words(example, "verb")
             decided_by = [noun for _, noun in linked_words(example, "object of the verb")]
@@ -234,14 +234,14 @@ class TestOneAnswer:
 
 
 class TestLinks:
-    def test_within_bounds_and_with_one_answer(self, corpus):
+    def test_links_are_within_bounds_and_unique(self, corpus):
         for example in corpus:
             for relation, at, to in example.links:
                 assert 0 <= at < len(example.target if relation in TARGET_RELATIONS else example.source)
                 assert 0 <= to < len(example.source)
             assert len({link[:2] for link in example.links}) == len(example.links)
 
-    def test_of_the_right_classes(self, corpus):
+    def test_links_connect_the_right_word_classes(self, corpus):
         subjects = {*NOUNS, *PRONOUNS}
         classes = {
             "noun": (JAPANESE_NOUNS, NOUNS),
@@ -261,10 +261,10 @@ class TestLinks:
         assert classes.keys() | {"alignment"} == {*TARGET_RELATIONS, *SOURCE_RELATIONS}
         seen = Counter()
         for example in corpus:
-            for relation, (looking, sought) in classes.items():
+            for relation, (from_class, to_class) in classes.items():
                 for token, word in linked_words(example, relation):
-                    assert token in looking, (relation, token)
-                    assert word in sought, (relation, word)
+                    assert token in from_class, (relation, token)
+                    assert word in to_class, (relation, word)
                     seen[relation] += 1
         assert all(seen[relation] > 5000 for relation in classes)
 
@@ -278,7 +278,7 @@ class TestLinks:
                     if link.relation == relation:
                         assert answer(example, "alignment", link.at) == link.to
 
-    def test_tense_is_found_in_the_word_that_carries_it(self, corpus):
+    def test_tense_is_linked_to_the_word_that_marks_it(self, corpus):
         for example in corpus:
             for ending, word in linked_words(example, "tense"):
                 assert (ending in ("mashita", "deshita")) == (word in PAST)
@@ -286,8 +286,8 @@ class TestLinks:
             assert negative == ("not" in example.source)
             assert len(linked_words(example, "tense")) == (not negative or "deshita" in example.target)
 
-    def test_two_answers_are_no_link(self, corpus):
-        """A noun of two adjectives: each finds the noun, the noun neither."""
+    def test_a_word_with_two_answers_has_no_link(self, corpus):
+        """Two adjectives are linked to their noun, but the noun to neither."""
         double = 0
         for example in corpus:
             nouns = Counter(link.to for link in example.links if link.relation == "adjective → noun")
@@ -308,14 +308,14 @@ class TestLinks:
 
 
 class TestSentences:
-    def test_half_have_an_auxiliary(self, corpus):
+    def test_at_least_half_of_the_sentences_have_an_auxiliary(self, corpus):
         auxiliary = sum(
             not {"do", "does", "did", "will"}.isdisjoint(example.source) or not PROGRESSIVES.isdisjoint(example.source)
             for example in corpus
         )
         assert 0.5 <= auxiliary / len(corpus) <= 0.8
 
-    def test_everything_occurs(self, corpus):
+    def test_every_phenomenon_occurs(self, corpus):
         phenomena = {
             "question": lambda words: words[-1] == "?",
             "negation": lambda words: "not" in words,
@@ -341,10 +341,10 @@ class TestSentences:
             "recipient after": lambda words: "to" in words,
             "possession": lambda words: not {"my", "your", "his", "her"}.isdisjoint(words),
         }
-        for name, shown in phenomena.items():
-            assert sum(shown(example.source) for example in corpus) > 100, name
+        for name, occurs in phenomena.items():
+            assert sum(occurs(example.source) for example in corpus) > 100, name
 
-    def test_articles_fit_what_follows(self, corpus):
+    def test_articles_agree_with_the_next_word(self, corpus):
         for example in corpus:
             for word, following in itertools.pairwise(example.source):
                 assert word not in ("a", "an") or (word == "an") == (following[0] in "aeiou")
@@ -362,7 +362,7 @@ class TestSentences:
                         seen[subject] += 1
         assert min(seen[pronoun] for pronoun in PRONOUNS) > 100
 
-    def test_the_verb_comes_last_and_what_describes_comes_first(self, corpus):
+    def test_in_japanese_verbs_come_last_and_adjectives_before_nouns(self, corpus):
         for example in corpus:
             (stem,) = (link.at for link in example.links if link.relation == "verb")
             nouns = {link.to: link.at for link in example.links if link.relation == "noun"}
@@ -378,7 +378,7 @@ class TestSentences:
             assert ("ka" in after) == (example.source[-1] == "?")
             assert (example.target[stem + 1] == "i") == (not PROGRESSIVES.isdisjoint(example.source))
 
-    def test_an_adjective_after_its_noun_comes_before_the_others(self, corpus):
+    def test_an_adjective_after_its_noun_comes_first_in_japanese(self, corpus):
         compared = 0
         for example in corpus:
             positions = {link.to: link.at for link in example.links if link.relation == "adjective"}
@@ -389,8 +389,8 @@ class TestSentences:
                     compared += second > nouns[second]
         assert compared > 1000
 
-    def test_a_subject_is_marked(self, corpus):
-        """With wa; with ga if it is "a", and what there is with ga too, unless there is none."""
+    def test_subjects_are_marked_with_wa_or_ga(self, corpus):
+        """The particle is ga after "a" and in positive sentences with "there is"; otherwise it is wa."""
         seen = Counter()
         for example in corpus:
             (marker,) = (token for token in example.target if token in ("wa", "ga"))

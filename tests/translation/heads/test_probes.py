@@ -1,5 +1,4 @@
-"""Which head finds which relation: on attention that is known beforehand, chosen apart from scored; what goes wrong
-without a head; the chart."""
+"""Tests of head analysis: probes on models with known attention, emergence, ablation and the plot."""
 
 import xml.etree.ElementTree as ElementTree
 from itertools import islice
@@ -28,21 +27,22 @@ VOCABULARY = Vocabulary.from_words(WORDS)
 
 
 def make_pair(index: int, length: int, steps: dict[str, int] | int, relations=tuple(RELATION_STACKS)) -> AnnotatedPair:
-    """Return a sentence of this length; from its third token each relation leads so many steps on."""
+    """Return a sentence of this length; each relation links its third token to the one `steps` further on."""
     steps = dict.fromkeys(RELATION_STACKS, steps) if isinstance(steps, int) else steps
     source = (WORDS[index], *WORDS[1:length])
     links = tuple(Link(relation, 2, 2 + steps[relation]) for relation in relations)
     return AnnotatedPair(source, (WORDS[30], WORDS[29], WORDS[index]), links)
 
 
-class Known(Transformer):
-    """A model whose heads are given: functions of a query's position, its answers, and the number of words.
+class ScriptedHeads(Transformer):
+    """Model whose heads are functions of a query's position, its answer, and the number of words.
 
-    A head says which keys it likes, the best first; the last key of a sentence is the end, and then comes padding.
+    A head returns the keys that it attends to, in order of decreasing weight. The last key of a sentence is the end
+    token; padding follows.
     """
 
     def __init__(self, probe, encoder, cross):
-        nn.Module.__init__(self)  # none of a Transformer's layers
+        nn.Module.__init__(self)  # skip the layers of Transformer
         self.embedding = nn.Embedding(2, 3)
         self.pairs = {tuple(encode_pair(VOCABULARY, pair).source): pair for pair in probe}
         self.heads = {"encoder": encoder, "cross": cross}
@@ -83,16 +83,18 @@ def first_word(query, answer, words):
 
 
 def distracted(query, answer, words):
-    """Most to the token itself, to the end and to padding, and only then to the answer."""
+    """Return the token itself, the end token and padding before the answer."""
     return [query, words, words + 1, words + 2, answer]
 
 
 class TestAccuracies:
-    # five sentences of either half: on the even ones 4 of 5 lead to the next word, on the odd ones 2
+    # five sentences in each half: 4 of 5 even ones link to the next word, and 2 of 5 odd ones
     PROBE = tuple(make_pair(index, 5 + index % 3, 1 if index in (0, 2, 4, 6, 1, 3) else -1) for index in range(10))
 
-    def test_of_heads_that_are_known(self):
-        model = Known(self.PROBE, [[gold, next_word], [first_word, distracted]], [[first_word, gold, next_word]])
+    def test_accuracies_of_scripted_heads(self):
+        model = ScriptedHeads(
+            self.PROBE, [[gold, next_word], [first_word, distracted]], [[first_word, gold, next_word]]
+        )
         table = head_accuracies(model, VOCABULARY, self.PROBE)
         assert table.keys() == RELATION_STACKS.keys()
         for relation in SOURCE_RELATIONS:
@@ -100,37 +102,36 @@ class TestAccuracies:
         for relation in TARGET_RELATIONS:
             assert table[relation] == {"0.0": (0, 0), "0.1": (1, 1), "0.2": (0.8, 0.4)}
 
-    def test_the_translations_own_place_is_no_word_of_the_source(self):
-        """Token 2 of the target may well look at word 2 of the source; a word of the source not at itself."""
+    def test_only_self_attention_excludes_the_word_itself(self):
+        """Token 2 of the target may attend to word 2 of the source; a word of the source not to itself."""
         probe = tuple(make_pair(index, 5, dict.fromkeys(TARGET_RELATIONS, 0) | dict.fromkeys(SOURCE_RELATIONS, 1))
                       for index in range(4))  # fmt: skip
-        model = Known(probe, [[distracted]], [[lambda query, answer, words: [query]]])
+        model = ScriptedHeads(probe, [[distracted]], [[lambda query, answer, words: [query]]])
         table = head_accuracies(model, VOCABULARY, probe)
         assert {table[relation]["0.0"] for relation in RELATION_STACKS} == {(1, 1)}
 
-    def test_neither_the_end_nor_padding_is_chosen(self):
+    def test_the_end_and_padding_are_excluded(self):
         def end_first(query, answer, words):
             return [words, words + 1, words + 2, answer]
 
-        model = Known(self.PROBE, [[end_first]], [[end_first]])
+        model = ScriptedHeads(self.PROBE, [[end_first]], [[end_first]])
         table = head_accuracies(model, VOCABULARY, self.PROBE)
         assert {table[relation]["0.0"] for relation in RELATION_STACKS} == {(1, 1)}
 
     @pytest.mark.parametrize("batch", [1, 3, 100])
-    def test_halves_are_those_of_the_probe_not_of_a_batch(self, batch, monkeypatch):
+    def test_halves_do_not_depend_on_the_batch_size(self, batch, monkeypatch):
         monkeypatch.setattr(probes, "PROBE_BATCH_SIZE", batch)
-        model = Known(self.PROBE, [[next_word]], [[next_word]])
+        model = ScriptedHeads(self.PROBE, [[next_word]], [[next_word]])
         assert head_accuracies(model, VOCABULARY, self.PROBE)["noun"] == {"0.0": (0.8, 0.4)}
         assert model.batches[0] == min(batch, 10)
 
     @pytest.mark.parametrize("training", [False, True])
-    def test_it_leaves_the_model_as_it_was(self, training):
-        model = Known(self.PROBE, [[gold]], [[gold]]).train(training)
+    def test_the_training_mode_is_restored(self, training):
+        model = ScriptedHeads(self.PROBE, [[gold]], [[gold]]).train(training)
         head_accuracies(model, VOCABULARY, self.PROBE)
         assert model.training == training
 
-    def test_of_a_model_sentence_by_sentence(self, monkeypatch):
-        """In padded batches the same as one at a time, counted by hand."""
+    def test_padded_batches_give_the_accuracies_of_single_sentences(self, monkeypatch):
         monkeypatch.setattr(probes, "PROBE_BATCH_SIZE", 31)
         probe = tuple(islice(generate.sentences(0, "probe"), 71))
         source, target = generate.vocabulary()
@@ -164,8 +165,8 @@ def test_every_word_of_the_grammar_is_one_token(monkeypatch):
 
 
 class TestProbeResults:
-    def test_chosen_on_one_half_and_scored_on_the_other(self):
-        """On the even sentences 0.0 and the next word are best, on the odd ones neither."""
+    def test_heads_are_selected_on_one_half_and_scored_on_the_other(self):
+        """Head 0.0 and the next word are best on the even sentences, but not on the odd ones."""
         probe = [make_pair(index, 5, 1 if index in (0, 2, 3) else -2) for index in range(8)]
         probe[4] = probe[0]
         table = {"noun": {"0.0": (0.9, 0.25), "1.2": (0.8, 1.0)}, "verb → object": {"0.0": (0.1, 1.0), "2.1": (0.2, 0)}}
@@ -182,8 +183,8 @@ class TestProbeResults:
         ] == [2, 3]
 
     @pytest.mark.parametrize(("count", "clear"), [(5, False), (10, True)])
-    def test_clear_only_if_surely_better_than_the_offset(self, count, clear):
-        """The offset is right in 3 of 5, the head always: of 5 that says 57 % at least, of 10 it says 72 %."""
+    def test_clear_requires_a_significant_difference(self, count, clear):
+        """The offset is right in 3 of 5, the head always: its lower bound is 57 % for 5 links and 72 % for 10."""
         odd = [make_pair(index, 5, 1 if index % 5 < 3 else -1) for index in range(count)]
         probe = [pair for couple in zip([make_pair(0, 5, 1)] * count, odd, strict=True) for pair in couple]
         (result,) = probe_results({"noun": {"0.0": (1.0, 1.0)}}, probe)
@@ -191,7 +192,7 @@ class TestProbeResults:
         assert result.low == wilson(count, count)[0]
         assert result.clear is clear
 
-    def test_as_good_as_the_offset_is_not_clear(self):
+    def test_a_head_equal_to_the_offset_is_not_clear(self):
         probe = [make_pair(index, 5, 1) for index in range(20)]
         (result,) = probe_results({"noun": {"0.0": (1.0, 1.0)}}, probe)
         assert (result.accuracy, result.baseline, result.clear) == (1.0, 1.0, False)
@@ -215,10 +216,10 @@ class TestEmergence:
     def quality(self, bleu: float):
         return {"validation": {"loss": 1.0, "exact": 0.0, "bleu": bleu}}
 
-    def test_from_the_metrics_alone(self, tmp_path):
+    def test_emergence_is_read_from_the_metrics(self, tmp_path):
         emergence = measure_emergence(self.run(tmp_path), self.PROBE)
         assert emergence.steps == [0, 10, 20]
-        assert emergence.curves["noun"] == [0.15, 0.65, 0.95]  # of the head found at the end, on the other half
+        assert emergence.curves["noun"] == [0.15, 0.65, 0.95]  # scores of the head selected at the end
         assert emergence.curves["tense"] == [0.2, 0.5, 0.5]
         assert emergence.curves.keys() == RELATION_STACKS.keys()
         trained, untrained = (
@@ -228,7 +229,7 @@ class TestEmergence:
         assert (untrained["noun"].address, untrained["noun"].accuracy) == (("cross", 0, 0), 0.2)
         assert trained["noun"].baseline == 0.5
 
-    def test_of_the_weights_that_were_kept(self, tmp_path):
+    def test_trained_results_are_those_of_the_best_step(self, tmp_path):
         run = self.run(tmp_path)
         run.add_metrics({"step": 30, "heads": self.table((1.0, 0.0), (0.0, 0.0)), **self.quality(65)})
         emergence = measure_emergence(run, self.PROBE)
@@ -236,26 +237,26 @@ class TestEmergence:
         assert emergence.trained[0].address == ("cross", 0, 1)
         assert emergence.curves["noun"] == [0.15, 0.65, 0.95, 0.0]
 
-    def test_labels_only_where_it_is_clear(self, tmp_path):
+    def test_only_clear_relations_are_labels(self, tmp_path):
         labels = measure_emergence(self.run(tmp_path), self.PROBE).labels()
         assert labels == {
             ("cross", 0, 1): [relation for relation in TARGET_RELATIONS if relation != "tense"],
             ("encoder", 0, 1): [*SOURCE_RELATIONS],
         }
 
-    def test_a_run_without_relations(self, tmp_path):
+    def test_a_run_without_head_accuracies_is_refused(self, tmp_path):
         run = RunDirectory(tmp_path)
         for _ in range(2):
-            with pytest.raises(ValueError, match="no heads were measured in this run"):
+            with pytest.raises(ValueError, match="has no head accuracies"):
                 measure_emergence(run, self.PROBE)
             run.add_metrics({"step": 0})
 
 
 class Oracle(Transformer):
-    """Knows each translation; without a head of the encoder its verbs, in sentences that begin with w3, are wrong."""
+    """Model that returns the reference translations; with an ablated head, the verb of w3 sentences is wrong."""
 
     def __init__(self, probe):
-        nn.Module.__init__(self)  # none of a Transformer's layers
+        nn.Module.__init__(self)  # skip the layers of Transformer
         self.embedding = nn.Embedding(len(VOCABULARY), 1)
         self.pairs = {tuple(encode_pair(VOCABULARY, pair).source): pair for pair in probe}
 
@@ -283,8 +284,8 @@ class Oracle(Transformer):
 
 
 class TestAblation:
-    def test_a_head_that_a_relation_hangs_on(self):
-        # the verb stands at 2, the adjective at 0, the noun where nothing is asked of it
+    def test_ablating_a_necessary_head_causes_errors(self):
+        # the verb is at 2, the adjective at 0; the link within the source has no effect
         probe = [
             AnnotatedPair(
                 (WORDS[index % 5], *WORDS[10 : 13 + index]),
@@ -302,7 +303,7 @@ class TestAblation:
             (" ".join(probe[3].source), "w20 w21 w22 w23 w23 w23", "w20 w21 w7 w23 w23 w23"),
         )
 
-    def test_a_head_that_contributes_nothing(self):
+    def test_ablating_an_idle_head_has_no_effect(self):
         probe = tuple(islice(generate.sentences(0, "probe"), 31))
         source, target = generate.vocabulary()
         vocabulary = Vocabulary.from_words(sorted({*source, *target}))
@@ -316,7 +317,7 @@ class TestAblation:
         assert idle.example is None
 
 
-def test_kinds_of_tokens():
+def test_token_kinds_name_adverbs_tenses_and_particles():
     pair = next(
         candidate
         for candidate in generate.sentences(0)
@@ -336,7 +337,7 @@ class TestPlot:
         ]
         return Emergence(trained, trained, 20, [0, 10, 20], {relation: [0.1, 0.5, 0.9] for relation in RELATION_STACKS})
 
-    def test_an_svg_and_nothing_beside_it(self, tmp_path):
+    def test_an_svg_is_written_without_temporary_files(self, tmp_path):
         pytest.importorskip("matplotlib")
         from clearhead.translation.heads.emergence_plot import plot_emergence
 
@@ -349,7 +350,7 @@ class TestPlot:
             assert f"{relation} (0." in text
         assert "a run &lt; another &amp; so on" in text
 
-    def test_the_same_file_for_the_same_run(self, tmp_path):
+    def test_files_of_the_same_run_are_identical(self, tmp_path):
         pytest.importorskip("matplotlib")
         from clearhead.translation.heads.emergence_plot import plot_emergence
 
@@ -358,7 +359,7 @@ class TestPlot:
         assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
         assert b"dc:date" not in (tmp_path / "one.svg").read_bytes()
 
-    def test_a_picture_and_a_kind_there_is_not(self, tmp_path):
+    def test_png_is_supported_and_an_unknown_format_is_refused(self, tmp_path):
         pytest.importorskip("matplotlib")
         from clearhead.translation.heads.emergence_plot import plot_emergence
 

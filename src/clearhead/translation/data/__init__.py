@@ -1,4 +1,4 @@
-"""Training data: parallel corpora, and a grammar that writes them."""
+"""Training data: parallel text from files, and a grammar that generates it."""
 
 from clearhead.translation.data.dataset import Dataset, from_files, from_grammar
 

@@ -1,4 +1,4 @@
-"""Batches of sentences of similar length, so that little is padded; in an order that follows from a seed."""
+"""Batches of sentences of similar length, in a seeded order."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from clearhead.translation.tokenizer import PAD, START
 
 
 class TokenIds(NamedTuple):
-    """Token ids of a sentence and of its translation, both with their end."""
+    """Token ids of a sentence and of its translation, both with the end token."""
 
     source: list[int]
     target: list[int]
 
 
 class Batch(NamedTuple):
-    """Padded tensors of several sentences and their translations."""
+    """Batch of sentences and their translations, padded on the right."""
 
     source: Int[Tensor, "batch source"]
-    lengths: Int[Tensor, " batch"] | None  # of the sources; None where all are as long, and no mask is needed
-    target: Int[Tensor, "batch target"]  # what the decoder reads: the start, and all but the last token
-    expected: Int[Tensor, "batch target"]  # what it is to write after each; PAD where there is nothing
+    lengths: Int[Tensor, " batch"] | None  # lengths of the sources; None if all are equal: no mask is needed
+    target: Int[Tensor, "batch target"]  # input of the decoder: the start token, and all tokens but the last
+    expected: Int[Tensor, "batch target"]  # next token after each token of `target`
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device."""
+        """Copy the batch to a device."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -39,7 +39,10 @@ class Batch(NamedTuple):
         return Batch(function(self.source), lengths, function(self.target), function(self.expected))
 
     def shard(self, rank: int, world_size: int) -> Batch:
-        """Return every `world_size`-th sentence, from `rank` on; a rank without one gets a sentence of padding."""
+        """Return every `world_size`-th sentence, starting with `rank`.
+
+        A rank without a sentence gets one whose expected tokens are all padding.
+        """
         if rank < self.source.shape[0]:
             return self.map(lambda tensor: tensor[rank::world_size])
         first = self.map(lambda tensor: tensor[:1])
@@ -47,10 +50,11 @@ class Batch(NamedTuple):
 
 
 def batch_indices(pairs: Sequence[TokenIds], max_tokens: int, seed: object | None = None) -> list[list[int]]:
-    """Return the indices of the pairs in each batch of at most `max_tokens` tokens with padding.
+    """Return the indices of the pairs in each batch.
 
-    A pair that is longer gets a batch to itself. Batches are shuffled unless seed is None. A batch ends where sources
-    get longer, unless it is not even half full: most have sources of one length, and need no mask.
+    A batch has at most `max_tokens` tokens, including padding; a longer pair is a batch by itself. Batches are
+    shuffled unless `seed` is None. A batch that is at least half full ends where the sources get longer: most batches
+    then have sources of one length, and need no mask.
     """
     order = list(range(len(pairs)))
     rng = random.Random(None if seed is None else repr(seed))
@@ -79,7 +83,7 @@ def batch_indices(pairs: Sequence[TokenIds], max_tokens: int, seed: object | Non
 
 
 def collate(pairs: Sequence[TokenIds]) -> Batch:
-    """Return pairs as one batch."""
+    """Pad pairs to a batch."""
     lengths = [len(pair.source) for pair in pairs]
     return Batch(
         _pad([pair.source for pair in pairs]),
@@ -92,14 +96,14 @@ def collate(pairs: Sequence[TokenIds]) -> Batch:
 def pad_rows(
     rows: Sequence[list[int]], device: torch.device
 ) -> tuple[Int[Tensor, "batch n"], Int[Tensor, " batch"] | None]:
-    """Return rows as one tensor, and their lengths if they differ."""
+    """Pad rows to one tensor; return it and the lengths of the rows, or None if all lengths are equal."""
     lengths = [len(row) for row in rows]
     same = min(lengths) == max(lengths)
     return _pad(rows).to(device), None if same else torch.tensor(lengths, device=device)
 
 
 def _pad(rows: Sequence[list[int]]) -> Int[Tensor, "batch n"]:
-    padded = np.full((len(rows), max(map(len, rows))), PAD)  # torch takes ten times as long for nested lists
+    padded = np.full((len(rows), max(map(len, rows))), PAD)  # torch.tensor is ten times slower on nested lists
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return torch.from_numpy(padded)

@@ -1,7 +1,4 @@
-"""Parallel text: `read_pairs` reads it from files, `prepare_corpus` normalizes it for training.
-
-The notes of a corpus name everything that was left out.
-"""
+"""Parallel text: `read_pairs` reads it from files, `prepare_corpus` normalizes it for training."""
 
 from __future__ import annotations
 
@@ -24,20 +21,20 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pairs in the order of their files, and a sentence on each kind that was left out: how many, and the first."""
+    """Pairs in the order of their files, and notes about pairs that were left out."""
 
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...]
 
 
 def read_pairs(paths: Sequence[str]) -> Corpus:
-    """Return the pairs of all `paths`, as they are written there. Pairs with an empty side are left out, and noted.
+    """Read the pairs of all `paths`. Pairs with an empty side are left out, with a note.
 
-    A path is one file of two columns with a tab between them ("tatoeba.tsv"), or two files with a comma between
-    them, a sentence a line ("train.en,train.ja"). Each may be packed as .gz.
+    A path is a file with two columns, separated by a tab ("tatoeba.tsv"), or two files with one sentence per line,
+    separated by a comma ("train.en,train.ja"). Files may be compressed with gzip (.gz).
     """
     if isinstance(paths, str):
-        raise TypeError(f"paths is the string {paths!r}; expected a list of such")
+        raise TypeError(f"paths is the string {paths!r}; expected a list of strings")
     pairs: list[Pair] = []
     notes: list[str] = []
     for path in paths:
@@ -57,22 +54,23 @@ def read_pairs(paths: Sequence[str]) -> Corpus:
 
 
 def prepare_corpus(corpus: Corpus, source: Normalizer, target: Normalizer, without: Iterable[Pair] = ()) -> Corpus:
-    """Normalize a corpus; keep each pair once, and none of `without`: a validation set that training is not to see.
+    """Normalize a corpus; remove duplicates and the pairs of `without`, a validation set.
 
-    `without` is normalized in the same way before it is compared. A pair counts for the first reason that holds.
+    `without` is normalized in the same way before the comparison. Notes count a removed pair under the first reason
+    that applies.
     """
 
     def normalize(pair: Pair) -> Pair:
         return Pair(source(pair.source), target(pair.target))
 
     held_out = {normalize(pair) for pair in without}
-    unique_pairs: dict[Pair, None] = {}  # a set that remembers the order
+    unique_pairs: dict[Pair, None] = {}  # an ordered set
     left_out: dict[str, list[Pair]] = {
-        "with a side that normalising leaves empty": [],
+        "with a side that is empty after normalization": [],
         "that are held out for validation": [],
-        "that stand further up already": [],
+        "that are duplicates": [],
     }
-    empty, validation, repeated = left_out.values()
+    empty, validation, duplicates = left_out.values()
     for original in corpus.pairs:
         pair = normalize(original)
         if not (pair.source and pair.target):
@@ -80,7 +78,7 @@ def prepare_corpus(corpus: Corpus, source: Normalizer, target: Normalizer, witho
         elif pair in held_out:
             validation.append(original)
         elif pair in unique_pairs:
-            repeated.append(original)
+            duplicates.append(original)
         else:
             unique_pairs[pair] = None
     notes = [
@@ -89,16 +87,16 @@ def prepare_corpus(corpus: Corpus, source: Normalizer, target: Normalizer, witho
         if pairs
     ]
     if not unique_pairs:
-        raise ValueError(f"no pairs remain of {len(corpus.pairs)}: {'; '.join(notes) or 'there were none'}")
+        raise ValueError(f"no pairs remain of {len(corpus.pairs)}: {'; '.join(notes) or 'the corpus is empty'}")
     return Corpus(tuple(unique_pairs), (*corpus.notes, *notes))
 
 
 def _numbered_pairs(path: str) -> tuple[str, Iterator[tuple[int, Pair]]]:
-    """Return the file to name in notes, and the pairs with the numbers of their lines."""
-    files = [path] if Path(path).exists() else path.split(",")  # a comma may also be part of a file's name
+    """Return the file name for notes, and the pairs with their line numbers."""
+    files = [path] if Path(path).exists() else path.split(",")  # a file name may contain a comma
     if len(files) > 2:
         raise ValueError(
-            f"{path}: {len(files)} files with commas between them; expected two (source,target), or one of two columns"
+            f"{path}: {len(files)} files separated by commas; expected two (source,target), or one with two columns"
         )
     for file in files:
         if not file or not Path(file).exists():
@@ -113,7 +111,7 @@ def _columns(path: str) -> Iterator[tuple[int, Pair]]:
         columns = line.split("\t")
         if len(columns) != 2:
             raise ValueError(
-                f"{path}, line {line_number}: has {_count(len(columns), 'column')}; expected 2, with a tab between them"
+                f"{path}, line {line_number}: has {_count(len(columns), 'column')}; expected 2, separated by a tab"
             )
         yield line_number, Pair(*columns)
 
@@ -131,7 +129,7 @@ def _side_by_side(source: str, target: str) -> Iterator[tuple[int, Pair]]:
         longer = source if lengths[0] > lengths[1] else target
         raise ValueError(
             f"{source} has {_count(lengths[0], 'line')} and {target} {lengths[1]};"
-            f" line {min(lengths) + 1} of {longer} has no partner"
+            f" line {min(lengths) + 1} of {longer} has no counterpart"
         )
 
 

@@ -21,22 +21,22 @@ PROBE_SIZE = 1000  # sentences
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Sentences to train on, sentences to validate with, and sentences to probe heads with."""
+    """Training pairs, a validation set, and sentences for probing heads."""
 
     name: str
     vocabulary: Vocabulary
-    epoch: Callable[[int], Sequence[TokenIds]]
+    epoch: Callable[[int], Sequence[TokenIds]]  # training pairs of an epoch
     valid: tuple[TokenIds, ...]
     references: tuple[Pair, ...]  # the validation set as text
-    probe: tuple[AnnotatedPair, ...]  # sentences whose relations are known, never met in training
-    notes: tuple[str, ...]  # what was left out, and why
-    fingerprint: int  # differs where the data do
+    probe: tuple[AnnotatedPair, ...]  # held-out sentences with annotated relations
+    notes: tuple[str, ...]  # notes about pairs that were left out
+    fingerprint: int  # checksum of the data
 
 
 def from_grammar(config: Config) -> Dataset:
-    """Return sentences of the grammar, drawn as they are needed.
+    """Return a dataset of sentences of the built-in grammar.
 
-    Every epoch has other ones. Those to validate and to probe with are never among them.
+    Every epoch has new sentences. The validation set and the probe are disjoint from them.
     """
     source_words, target_words = generate.vocabulary()
     vocabulary = Vocabulary.from_words(sorted({*source_words, *target_words}))
@@ -46,7 +46,7 @@ def from_grammar(config: Config) -> Dataset:
         return [encode_pair(vocabulary, pair) for pair in itertools.islice(pairs, GRAMMAR_EPOCH_SIZE)]
 
     valid = _distinct_pairs("valid", config.text.validation)
-    # runs store the fingerprint: it must stay as it was when the class was called Example
+    # runs store the fingerprint: it must not change with the name of the class, which was Example
     content = repr((valid, source_words, target_words)).replace("AnnotatedPair(", "Example(")
     return Dataset(
         "grammar",
@@ -68,7 +68,14 @@ def encode_pair(vocabulary: Vocabulary, pair: AnnotatedPair) -> TokenIds:
 def from_files(
     paths: Sequence[str], valid: Sequence[str], config: Config, vocabulary: Vocabulary | None = None
 ) -> Dataset:
-    """Return parallel text from files. Subwords are learned from it, unless a vocabulary is given."""
+    """Return a dataset of parallel text from files.
+
+    Args:
+        paths: files to train on: "pairs.tsv" with two columns, or "train.en,train.ja".
+        valid: files to validate with, in the same format. If empty, `config.text.validation` pairs are held out.
+        config: configuration of the run.
+        vocabulary: vocabulary to use (default: subwords learned from the training pairs).
+    """
     text = config.text
     corpus = read_pairs(paths)
     if valid:
@@ -81,8 +88,8 @@ def from_files(
         random.Random(0).shuffle(train_pairs)
         if len(train_pairs) <= text.validation:
             raise ValueError(
-                f"data has {len(train_pairs)} pairs and {text.validation} are to be kept to validate with"
-                " (text.validation); give more, or a validation set"
+                f"data has {len(train_pairs)} pairs, but {text.validation} are held out for validation"
+                " (text.validation); pass more pairs, or a validation set"
             )
         held_out = replace(corpus, pairs=tuple(train_pairs[: text.validation]), notes=())
         train_pairs = train_pairs[text.validation :]
@@ -93,11 +100,11 @@ def from_files(
     if len(vocabulary) > text.vocabulary:
         notes.append(
             f"{len(vocabulary)} tokens instead of {text.vocabulary} (text.vocabulary):"
-            " the text has that many different characters"
+            " the text has this many different characters"
         )
 
     def encode_short(split: str, pairs: Sequence[Pair]) -> tuple[list[TokenIds], list[Pair]]:
-        """Return the pairs of at most max_tokens tokens, as token ids and as text; note the others."""
+        """Return the pairs of at most `max_tokens` tokens, as token ids and as text; add a note about the others."""
         encoded, max_tokens = _encode_all(vocabulary, pairs), text.max_tokens
         fits = [max(len(ids.source), len(ids.target)) <= max_tokens for ids in encoded]
         if not all(fits):
@@ -130,7 +137,7 @@ def _encode_all(vocabulary: Vocabulary, pairs: Sequence[Pair]) -> list[TokenIds]
 
 
 def _distinct_pairs(split: generate.Split, count: int) -> tuple[AnnotatedPair, ...]:
-    """Return the first `count` pairs of a split that have different sources."""
+    """Return the first `count` pairs of a split with different sources."""
     pairs: dict[tuple[str, ...], AnnotatedPair] = {}
     for pair in generate.sentences(0, split):
         pairs.setdefault(pair.source, pair)

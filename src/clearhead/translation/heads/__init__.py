@@ -1,4 +1,4 @@
-"""Probes of heads, when in training heads specialize, and what goes wrong without one."""
+"""Head analysis of translation models: probes, emergence during training, and ablation."""
 
 from clearhead.translation.heads.ablation import AblationEffect, ablation_effect
 from clearhead.translation.heads.emergence import Emergence, measure_emergence

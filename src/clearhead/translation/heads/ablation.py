@@ -1,4 +1,4 @@
-"""Effect of a head on translations: what goes wrong without it."""
+"""Ablation of a head: its effect on translations."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ JAPANESE_ADVERBS = {*FREQUENCIES.values(), *MANNERS.values(), *(time.japanese.sp
 
 @dataclass(frozen=True)
 class AblationEffect:
-    """What goes wrong in translations without a head."""
+    """Effect of ablating a head. Pairs of numbers are (intact model, ablated model)."""
 
     address: Address
-    exact: tuple[float, float]  # share of translations that are right, with it and without
-    errors: dict[str, tuple[float, float]]  # by kind of token: share that is predicted wrongly, with it and without
-    example: tuple[str, str, str] | None  # a source, its translation, and what is written without the head
+    exact: tuple[float, float]  # share of translations that equal their reference
+    errors: dict[str, tuple[float, float]]  # error rate of the next token, by kind of token
+    example: tuple[str, str, str] | None  # source, reference translation, translation of the ablated model
 
 
 @torch.inference_mode()
 def ablation_effect(
     model: Transformer, vocabulary: Vocabulary, probe: Sequence[AnnotatedPair], address: Address
 ) -> AblationEffect:
-    """Compare the model with itself without the head, on sentences it never met."""
+    """Compare the translations of a model with and without a head, on held-out sentences."""
     pairs = probe[:MAX_TRANSLATED_PAIRS]
     with evaluating(model):
         errors, errors_without = (_error_rates(model, vocabulary, probe, ablate) for ablate in ((), (address,)))
@@ -60,7 +60,7 @@ def ablation_effect(
 def _error_rates(
     model: Transformer, vocabulary: Vocabulary, probe: Sequence[AnnotatedPair], ablate: Collection[Address]
 ) -> dict[str, float]:
-    """Return how often a token of each kind is predicted wrongly after the right ones before it."""
+    """Return the error rate of the next token, given the reference before it, for each kind of token."""
     device = model.embedding.weight.device
     error_counts: Counter[str] = Counter()
     token_counts: Counter[str] = Counter()

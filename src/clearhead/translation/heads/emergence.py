@@ -1,4 +1,4 @@
-"""Emergence of relations in training: which head came to find which relation, and when."""
+"""Emergence of relations in training: the heads that learn to find them, and the steps at which they do."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from clearhead.translation.run_directory import METRICS_FILE, RunDirectory
 
 @dataclass(frozen=True)
 class Emergence:
-    """What a run's metrics say of its heads."""
+    """Accuracies of a run's heads over the steps of training."""
 
-    trained: list[ProbeResult]  # when it translated best: of the weights that were kept
+    trained: list[ProbeResult]  # at the step with the best BLEU
     untrained: list[ProbeResult]  # before the first step
-    best: int  # the step of the former
+    best: int  # step with the best BLEU
     steps: list[int]
-    curves: dict[str, list[float]]  # by relation: accuracy of the head of `trained`, at each of the steps
+    curves: dict[str, list[float]]  # by relation: accuracy of its head in `trained`, at each of `steps`
 
     def labels(self) -> dict[Address, list[str]]:
-        """Return the relations that each head clearly finds: better than any fixed offset."""
+        """Return the relations that each head finds significantly better than a fixed offset."""
         labels: dict[Address, list[str]] = {}
         for result in self.trained:
             if result.clear:
@@ -33,20 +33,20 @@ class Emergence:
 def measure_emergence(run: RunDirectory, probe: Sequence[AnnotatedPair]) -> Emergence:
     """Read the emergence of relations from a run's metrics.
 
-    Each head is chosen on one half of the probe, and all accuracies are those of the other half.
+    Each head is selected on one half of the probe and scored on the other half.
     """
     try:
         return _read_emergence(run, probe)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{run.folder / METRICS_FILE}: not what training measured on heads ({type(error).__name__}: {error})"
+            f"{run.folder / METRICS_FILE}: not the head accuracies of a run ({type(error).__name__}: {error})"
         ) from None
 
 
 def _read_emergence(run: RunDirectory, probe: Sequence[AnnotatedPair]) -> Emergence:
     validations = [line for line in run.metrics() if "heads" in line]
     if not validations:
-        raise ValueError(f"{run.folder}: no heads were measured in this run; only the built-in grammar has relations")
+        raise ValueError(f"{run.folder}: has no head accuracies; only the built-in grammar has annotated relations")
     best = max(validations, key=lambda line: (line["validation"]["bleu"], -line["validation"]["loss"]))
     trained = probe_results(best["heads"], probe)
     curves = {}

@@ -1,4 +1,4 @@
-"""Plot of relations emerging over the steps of a run, by matplotlib (extra `plot`)."""
+"""Plot of the emergence of relations over the steps of a run, with matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ STACK_TITLES = {"cross": "from the translation to the source", "encoder": "withi
 
 
 def plot_emergence(emergence: Emergence, path: str | os.PathLike[str], title: str = "") -> None:
-    """Write a figure with a line for each relation: the accuracy of the head that finds it best; dotted: an offset."""
+    """Plot the accuracy of the best head of each relation over the steps; write the figure to a file.
+
+    Dotted lines show the accuracy of the best fixed offset.
+    """
     with needs_extra("plot", "the chart"):
         from matplotlib import colormaps, rc_context
         from matplotlib.figure import Figure
@@ -36,6 +39,6 @@ def plot_emergence(emergence: Emergence, path: str | os.PathLike[str], title: st
     if title:
         figure.suptitle(title)
     file_format = os.fspath(path).rsplit(".", 1)[-1]
-    # the same file for the same run: the same names in it every time, and no date
+    # reproducible files: a fixed hash salt for SVG ids, and no date
     with rc_context({"svg.hashsalt": "clearhead"}), replacing(path) as temporary:
         figure.savefig(temporary, format=file_format, metadata={"Date": None} if file_format == "svg" else None)

@@ -1,7 +1,8 @@
-"""Probes of heads: which heads attend along the relations of the grammar, on sentences the model never met.
+"""Probes of heads: accuracy with which heads attend along the relations of the grammar, on held-out sentences.
 
-For every head and relation: how often, of all source words but itself, it attends most to the right one. A relation
-from the target to the source is read on the decoder's row that *predicts* the token.
+The accuracy of a head for a relation is the share of links for which the head attends most to the linked source word.
+The query word itself is excluded from the argmax. For relations from the target to the source, the query is the row
+of the decoder that *predicts* the token.
 """
 
 from __future__ import annotations
@@ -28,38 +29,38 @@ RELATION_STACKS: dict[str, str] = {
     **dict.fromkeys(SOURCE_RELATIONS, "encoder"),
 }
 PROBE_BATCH_SIZE = 100  # sentences
-# a head and an offset are chosen on the first half of the probe, and scored on the second
+# heads and offsets are selected on the even sentences of the probe and scored on the odd ones
 SELECTION_HALF, SCORING_HALF = PROBE_HALVES = (0, 1)
 
-# by relation: by head "layer.head": accuracy on either half
+# accuracies on the two halves, by relation and by head "layer.head"
 AccuracyTable = dict[str, dict[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The head that finds a relation best, next to the best fixed offset."""
+    """Head that finds a relation best, compared with the best fixed offset."""
 
     relation: str
     address: Address
     accuracy: float
-    low: float  # Wilson's 95 % interval
+    low: float  # 95 % Wilson interval of the accuracy
     high: float
-    count: int  # questions
+    count: int  # links
     offset: int
     baseline: float  # accuracy of the offset
 
     @property
     def clear(self) -> bool:
-        """Whether the head is significantly better than the offset: only then does it get a label."""
+        """True if the head is significantly better than the offset. Only such heads get a label."""
         return self.low > self.baseline
 
 
 @torch.inference_mode()
 def head_accuracies(model: Transformer, vocabulary: Vocabulary, probe: Sequence[AnnotatedPair]) -> AccuracyTable:
-    """Return the accuracy of every head for every relation of its stack, on the even and on the odd sentences."""
+    """Return the accuracies of every head for every relation of its stack, on the even and the odd sentences."""
     device = model.embedding.weight.device
     correct: dict[tuple[str, int], Tensor] = {}  # relation, half: [layers, heads]
-    question_counts: Counter[tuple[str, int]] = Counter()
+    link_counts: Counter[tuple[str, int]] = Counter()
     with evaluating(model):
         for start in range(0, len(probe), PROBE_BATCH_SIZE):
             pairs = probe[start : start + PROBE_BATCH_SIZE]
@@ -71,10 +72,10 @@ def head_accuracies(model: Transformer, vocabulary: Vocabulary, probe: Sequence[
                     key = relation, (start + row) % 2
                     hits = (most_attended[RELATION_STACKS[relation]][row, ..., at] == to).double()
                     correct[key] = correct[key] + hits if key in correct else hits
-                    question_counts[key] += 1
+                    link_counts[key] += 1
     table: AccuracyTable = {}
     for relation in RELATION_STACKS:
-        first, second = (correct[relation, half] / question_counts[relation, half] for half in PROBE_HALVES)
+        first, second = (correct[relation, half] / link_counts[relation, half] for half in PROBE_HALVES)
         layers, heads = first.shape
         table[relation] = {
             f"{layer}.{head}": (round(float(first[layer, head]), 4), round(float(second[layer, head]), 4))
@@ -85,9 +86,9 @@ def head_accuracies(model: Transformer, vocabulary: Vocabulary, probe: Sequence[
 
 
 def probe_results(table: AccuracyTable, probe: Sequence[AnnotatedPair]) -> list[ProbeResult]:
-    """Return the best head of each relation, chosen on one half of the probe and scored on the other.
+    """Return the best head of each relation, selected on one half of the probe and scored on the other.
 
-    The fixed offset is chosen and scored in the same way.
+    Fixed offsets are selected and scored in the same way.
     """
     offsets = {(relation, half): Counter() for relation in RELATION_STACKS for half in PROBE_HALVES}
     for index, pair in enumerate(probe):
@@ -109,7 +110,7 @@ def probe_results(table: AccuracyTable, probe: Sequence[AnnotatedPair]) -> list[
 def _most_attended(
     attentions: dict, stack: str, pairs: Sequence[AnnotatedPair]
 ) -> Int[Tensor, "batch layers heads queries"]:
-    """Return the source word that each query attends to most, except itself and the end."""
+    """Return the most attended source word of each query, excluding the word itself and the end token."""
     weights = torch.stack([layer.dense() for layer in attentions[stack]], dim=1)
     for row, pair in enumerate(pairs):
         weights[row, ..., len(pair.source) :] = -1.0

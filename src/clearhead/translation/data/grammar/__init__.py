@@ -1,4 +1,4 @@
-"""A grammar that writes English sentences with their Japanese translations."""
+"""Grammar that generates English sentences with Japanese translations and annotated relations."""
 
 from clearhead.translation.data.grammar.generate import (
     SOURCE_RELATIONS,

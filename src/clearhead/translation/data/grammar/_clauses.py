@@ -1,4 +1,4 @@
-"""The grammar's sentences, in both languages: what somebody does, and what there is."""
+"""Clauses of the grammar, in both languages: actions, and sentences with "there is"."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _form(rng: random.Random, *, progressive: float) -> _Form:
 
 
 def _ending(form: _Form, tense: Word, negation: Word, mark: Word) -> list[Piece]:
-    """Return the tokens after the stem. A negative past has two: masen is "not", and deshita alone says past."""
+    """Return the tokens after the stem. A negative past has two: masen is "not", and deshita marks the past."""
     past = form.tense == "past"
     if form.negative:
         pieces = [Piece("masen", negation), *([Piece("deshita", tense, "tense")] if past else [])]
@@ -69,7 +69,7 @@ def _be(agreement: str, tense: Tense) -> str:
 
 
 def _finite(verb: Verb, agreement: str, form: _Form) -> tuple[Word | None, Word]:
-    """Return the auxiliary, if there is one, and the verb."""
+    """Return the auxiliary (or None) and the verb."""
     if form.progressive:
         return Word(_be(agreement, form.tense)), Word(verb.progressive)
     if form.tense == "future":
@@ -80,25 +80,28 @@ def _finite(verb: Verb, agreement: str, form: _Form) -> tuple[Word | None, Word]
     return None, Word((verb.third if agreement == "he" else verb.base) if present else verb.past)
 
 
-# a verb of many senses comes more often, or each of them would be rare
+# verbs with several senses are drawn more often, so that no sense is rare
 _VERBS_BY_WEIGHT = [verb for verb in VERBS for _ in range(3 + len(verb.senses))]
 
 
 def action(rng: random.Random) -> Phrase:
-    """Somebody does something: subject, time, place, recipient, manner, object and verb, in the order of Japanese."""
+    """Draw a sentence about an action.
+
+    The Japanese order is subject, time, place, recipient, manner, object, verb.
+    """
     form, verb, used = _form(rng, progressive=0.33), pick(rng, _VERBS_BY_WEIGHT), set[str]()
     sense = pick(rng, verb.senses)
     subject = draw_subject(rng, verb.subjects, used)
     auxiliary, word = _finite(verb, subject.agreement, form)
     target, recipient = Phrase(), Phrase()
-    before, after = list[Word](), list[Word]()  # where the recipient stands: "him a hat", "a hat to him"
+    before, after = list[Word](), list[Word]()  # recipient before or after the object: "him a hat", "a hat to him"
     if sense.objects:
         target = noun_phrase(rng, draw_unused_noun(rng, sense.objects, used), draw_determiner(rng), bare=0.25)
         if len(verb.senses) == 1 and len(sense.objects) > 1 and chance(rng, 0.1):
             second = noun_phrase(rng, draw_unused_noun(rng, sense.objects, used), draw_determiner(rng))
             target = join_phrases(target, second)
     if verb.recipient and chance(rng, 0.8):
-        # what is given to one's own is kureru rather than ageru
+        # without "my": giving to one's own family is kureru, not ageru
         recipient = noun_phrase(rng, draw_unused_noun(rng, PEOPLE, used), draw_determiner(rng, without=("my",)))
         if chance(rng, 0.5):
             after = [Word("to"), *recipient.english]
@@ -137,7 +140,7 @@ def _circumstances(rng: random.Random, verb: Verb, form: _Form) -> list[Adverbia
     adverbials: list[Adverbial] = []
     if chance(rng, 0.4):
         adverbials.append(draw_time(rng, form.tense))
-    if not form.negative and chance(rng, 0.25):  # "not often" would be another word, amari
+    if not form.negative and chance(rng, 0.25):  # "not often" has another translation, amari
         adverbials.append(draw_adverb(rng, "frequency"))
     if chance(rng, 0.35):
         adverbials.append(draw_place(rng, "de"))
@@ -147,7 +150,7 @@ def _circumstances(rng: random.Random, verb: Verb, form: _Form) -> list[Adverbia
 
 
 def existence(rng: random.Random) -> Phrase:
-    """There is something somewhere: i if it lives, ari if not, and so the noun decides."""
+    """Draw a sentence with "there is". The noun decides the verb: i for living beings, ari for things."""
     form = _form(rng, progressive=0.0)
     noun = NOUNS[pick(rng, EXISTENCE_NOUNS)]
     subject = noun_phrase(rng, noun, "a")

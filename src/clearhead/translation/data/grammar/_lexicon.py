@@ -1,6 +1,7 @@
-"""The words of the built-in corpus: English, and what each is in Japanese, where that hangs on another word too.
+"""Lexicon of the built-in corpus: English words and their Japanese translations.
 
-A translation is written as its tokens with spaces between: "shizuka na" is two, the particle being one of its own.
+Some translations depend on another word of the sentence. Spaces separate the tokens of a translation: "shizuka na" is
+an adjective and a particle.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 NounCategory = Literal["person", "animal", "thing", "clothing", "text", "food", "drink", "medicine", "place", "sport"]
-# "many" is plural in form, as shoes are; "mass" has neither article nor plural
+# "many": plural in form, such as "shoes"; "mass": without article and plural
 GrammaticalNumber = Literal["one", "many", "mass"]
 Tense = Literal["present", "past", "future"]
 
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun and its translation."""
+    """Noun and its translation."""
 
     english: str
     japanese: str
@@ -26,10 +27,10 @@ class Noun:
 
 @dataclass(frozen=True)
 class Adjective:
-    """An adjective, whose translation depends on its noun: an old man is toshioita, an old book furui."""
+    """Adjective, whose translation depends on its noun: an old man is toshioita, an old book furui."""
 
     english: str
-    group: int  # two adjectives of one noun are of different groups, and stand in their order
+    group: int  # adjectives of one noun come from different groups, in the order of the groups
     japanese: dict[NounCategory, str]
 
 
@@ -39,27 +40,27 @@ class Sense:
 
     stem: str
     progressive: str
-    objects: tuple[str, ...] = ()  # none for an intransitive verb
+    objects: tuple[str, ...] = ()  # empty for an intransitive verb
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb. If it has more than one sense, its object decides between them."""
+    """Verb. Its object selects the sense if there are several."""
 
     base: str
     third: str
     past: str
     progressive: str
     senses: tuple[Sense, ...]
-    particle: str = "o"  # which marks the object
+    particle: str = "o"  # particle of the object
     subjects: tuple[NounCategory, ...] = ("person",)
-    recipient: bool = False  # it may be done to someone
-    manner: bool = True  # it may be done slowly
+    recipient: bool = False  # allows a recipient
+    manner: bool = True  # allows an adverb of manner
 
 
 @dataclass(frozen=True)
 class Time:
-    """An adverbial of time, and the tenses it goes with."""
+    """Adverbial of time, and the tenses it combines with."""
 
     english: str
     japanese: str
@@ -90,10 +91,10 @@ NOUNS: dict[str, Noun] = {
         *_nouns("place", station="eki", school="gakkou", hospital="byouin"),
     )
 }
-AT_PLACES = ("station", "school")  # one is at these, and in the other places
+AT_PLACES = ("station", "school")  # places with "at"; the others take "in"
 PEOPLE = tuple(noun.english for noun in NOUNS.values() if noun.category == "person")
 PLACES = tuple(noun.english for noun in NOUNS.values() if noun.category == "place")
-ANIMATE_CATEGORIES: tuple[NounCategory, ...] = ("person", "animal")  # of these there is "i", of all else "ari"
+ANIMATE_CATEGORIES: tuple[NounCategory, ...] = ("person", "animal")  # "there is" is i for these, ari for the others
 _CLOTHES = ("hat", "helmet", "coat", "shirt", "shoes", "trousers", "glasses")
 _GOODS = (*_CLOTHES, "guitar", "umbrella", "chair", "cup", "plate", "clock", "bicycle", "book", "cake", "apple")
 _FOOD = ("tea", "coffee", "soup", "medicine")
@@ -228,7 +229,7 @@ PRONOUNS = {
 }
 DETERMINERS = {
     "the": "",
-    "a": "",  # "an" before a vowel, and nothing before what is plural or has no number
+    "a": "",  # "an" before a vowel; no article before plural and mass nouns
     "this": "kono",
     "my": "watashi no",
     "your": "anata no",

@@ -1,4 +1,4 @@
-"""Parts of the grammar's sentences, in both languages: noun phrases, subjects, and what says when, where and how."""
+"""Phrases of the grammar, in both languages: noun phrases, subjects and adverbials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ADJECTIVES_BY_CATEGORY = {
 }
 
 
-# only random() is promised to give the same numbers in every version of Python
+# Python guarantees the same numbers in every version only for random()
 def chance(rng: random.Random, probability: float) -> bool:
     return rng.random() < probability
 
@@ -48,14 +48,14 @@ def _shuffled(rng: random.Random, items: Iterable[T]) -> list[T]:
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """A token of the source. Two are equal only if they are one object, so that a word can be located later."""
+    """Token of the source. Words compare by identity, so that each occurrence can be located later."""
 
     text: str
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A token of the target, the word it translates, and the noun that decides its form, if it is another one."""
+    """Token of the target, the word that it translates, and the noun that its form depends on."""
 
     text: str
     aligned_to: Word | None = None
@@ -64,7 +64,7 @@ class Piece:
 
 
 class Edge(NamedTuple):
-    """Two words of the source that belong together: `subject` to `verb`, `adjective` to `noun`."""
+    """Dependency between two words of the source, such as from a subject to its verb."""
 
     dependent: str
     head: str
@@ -78,13 +78,15 @@ class Phrase:
     english: list[Word] = field(default_factory=list)
     japanese: list[Piece] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
-    heads: list[Word] = field(default_factory=list)  # the noun; two of them if joined by "and"
+    heads: list[Word] = field(default_factory=list)  # the noun, or two nouns joined by "and"
 
 
 @dataclass(eq=False)
 class Subject(Phrase):
+    """Subject of a sentence."""
+
     definite: bool = True
-    agreement: Literal["i", "he", "they"] = "he"  # whose verb forms it takes
+    agreement: Literal["i", "he", "they"] = "he"  # pronoun with the same verb forms
 
 
 AdverbialKind = Literal["time", "frequency", "place", "manner"]
@@ -93,6 +95,8 @@ AdverbialPosition = Literal["front", "middle", "end"]
 
 @dataclass(eq=False)
 class Adverbial(Phrase):
+    """Adverbial of time, frequency, place or manner."""
+
     kind: AdverbialKind = "time"
     position: AdverbialPosition = "end"
 
@@ -108,7 +112,13 @@ def _pieces(text: str, word: Word, relation: str = "alignment") -> list[Piece]:
 
 
 def noun_phrase(rng: random.Random, noun: Noun, determiner: str, *, bare: float = 0.4) -> Phrase:
-    """English: the very old hat that is red. Japanese: what follows the noun comes first."""
+    """Draw a noun phrase, such as "the very old hat that is red".
+
+    In Japanese, the relative clause precedes the other adjectives.
+
+    Args:
+        bare: probability of a phrase without adjectives.
+    """
     phrase, head = Phrase(), Word(noun.english)
     before, after = _adjectives(rng, noun.category, bare)
     english: list[Word] = []
@@ -140,7 +150,7 @@ def noun_phrase(rng: random.Random, noun: Noun, determiner: str, *, bare: float 
 
 
 def _adjectives(rng: random.Random, category: NounCategory, bare: float) -> tuple[list[Adjective], Adjective | None]:
-    """Return the adjectives before a noun, and one after it; none with the probability `bare`."""
+    """Return adjectives before a noun, and one after it. With the probability `bare`, return no adjectives."""
     fitting = _ADJECTIVES_BY_CATEGORY[category]
     if not fitting or chance(rng, bare):
         return [], None
@@ -157,7 +167,7 @@ def _adjectives(rng: random.Random, category: NounCategory, bare: float) -> tupl
 def _describe(
     rng: random.Random, adjective: Adjective, category: NounCategory, *, degree: bool
 ) -> tuple[list[Word], list[Piece]]:
-    """Return an adjective, the last of the words, perhaps with a degree before it."""
+    """Return the words and the pieces of an adjective, with an optional adverb of degree before it."""
     word = Word(adjective.english)
     words, pieces = [word], _pieces(adjective.japanese[category], word, "adjective")
     if degree and chance(rng, 0.3):
@@ -202,7 +212,7 @@ def _nouns_in(categories: tuple[NounCategory, ...]) -> Iterator[str]:
 
 
 def draw_unused_noun(rng: random.Random, names: Iterable[str], used: set[str]) -> Noun:
-    """Return a noun that the sentence does not have yet: nobody meets themselves."""
+    """Draw a noun that the sentence does not contain yet."""
     name = pick(rng, (name for name in names if name not in used))
     used.add(name)
     return NOUNS[name]
@@ -231,7 +241,10 @@ def draw_place(rng: random.Random, particle: str) -> Adverbial:
 def assign_positions(
     rng: random.Random, adverbials: list[Adverbial], *, negative: bool, question: bool
 ) -> list[Adverbial]:
-    """Give each a position, no two the front nor the middle; those at the end in some order, but manner first."""
+    """Assign a position to each adverbial: at most one in front and one in the middle, the others at the end.
+
+    Return the adverbials in random order, manner first.
+    """
     taken = set[AdverbialPosition](["front"] if question else [])
     for adverbial in _shuffled(rng, adverbials):
         allowed: tuple[AdverbialPosition, ...] = ("front", "end")

@@ -1,14 +1,14 @@
-"""The built-in corpus: English made by a small grammar, its Japanese in romaji, and which word answers to which.
+"""Built-in corpus: English sentences of a small grammar, Japanese translations in romaji, and links between words.
 
-Everything that has to be found in the source for a sentence to be translated is known here as a link, so that it can
-be asked of a head whether it finds it. None of it lies at a fixed distance: adjectives stand before their noun or
-after it, adverbs in three places, subjects before the auxiliary or behind it.
+A link connects a token to the source word that its translation depends on, so that a probe can test whether a head
+finds this word. Linked words occur at varying distances: adjectives precede or follow their noun, adverbs have three
+positions, and subjects precede or follow the auxiliary.
 
     did the man wear this hat that is very old ?
     otoko wa kono totemo furui boushi o kaburi mashita ka .
 
-Each English sentence has one translation. Articles have none, but a subject with "a" takes ga for wa. What Japanese
-does not say it does not say here: "will" and "does" are both masu.
+Each English sentence has one translation. Articles are not translated, but a subject with "a" takes ga instead of wa.
+Distinctions that Japanese lacks are dropped: "will" and "does" both become masu.
 """
 
 from __future__ import annotations
@@ -54,25 +54,27 @@ _TARGET_FUNCTION_WORDS = (*_TARGET_PARTICLES, "i", "ari", "masu", "mashita", "ma
 
 
 class Link(NamedTuple):
-    """A token, and the token of the source that it is to find.
+    """Link from a token to a word of the source.
 
-    noun, adjective, verb: the word it translates. Pronouns, days and determiners have an alignment only.
-    tense: from masu, mashita or deshita to the auxiliary, or to the verb where there is none. The masen of a sentence
-        that is not past says no more than "not".
-    object of the verb: from a stem that hangs on a noun to that noun: what is worn, or what there is.
-    alignment: of every token that answers to one of the source. Of the particles, to does ("and") and ka ("?").
+    - noun, adjective, verb: from a target token to the word that it translates. Pronouns, days and determiners have
+      only an alignment.
+    - tense: from masu, mashita or deshita to the auxiliary, or to the verb if the sentence has no auxiliary. A masen
+      outside the past translates only "not", so it has no such link.
+    - object of the verb: from a verb stem that depends on a noun to this noun, such as the garment of "wear".
+    - alignment: from every target token that translates a source token. Most particles have none; the exceptions are
+      to ("and") and ka ("?").
 
-    Within the source, a word that has two answers (the noun of two adjectives) has no link.
+    Within the source, a word with two answers (a noun with two adjectives) has no link.
     """
 
     relation: str  # one of TARGET_RELATIONS or SOURCE_RELATIONS
-    at: int  # position of the token that looks: in the target, or, for relations within the source, in the source
-    to: int  # position in the source of the token it is to find
+    at: int  # position of the linking token: in the target, or in the source for SOURCE_RELATIONS
+    to: int  # position of the linked word in the source
 
 
 @dataclass(frozen=True)
 class AnnotatedPair:
-    """A sentence and its translation, word by word, with the links between their words."""
+    """Words of a sentence and of its translation, with the links between them."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -80,9 +82,9 @@ class AnnotatedPair:
 
 
 def sentences(seed: int, split: Split = "train") -> Iterator[AnnotatedPair]:
-    """Yield an endless stream of sentences, the same for the same seed; a sentence may come again.
+    """Yield an endless stream of sentences, determined by the seed. Sentences may repeat.
 
-    A sentence belongs to one split whatever the seed: the checksum of its source decides.
+    The split of a sentence depends only on the checksum of its source, so splits are disjoint for all seeds.
 
     >>> pair = next(sentences(0))
     >>> " ".join(pair.source)
@@ -100,7 +102,7 @@ def sentences(seed: int, split: Split = "train") -> Iterator[AnnotatedPair]:
 
 
 def vocabulary() -> tuple[list[str], list[str]]:
-    """Return the words of the sources and those of the targets, sorted."""
+    """Return the sorted words of the sources, and those of the targets."""
     source = {*_SOURCE_FUNCTION_WORDS, *NOUNS, *PRONOUNS, *DETERMINERS, *DEGREES, *FREQUENCIES, *MANNERS}
     source |= {adjective.english for adjective in ADJECTIVES}
     source |= {form for verb in VERBS for form in (verb.base, verb.third, verb.past, verb.progressive)}
