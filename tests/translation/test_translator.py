@@ -86,7 +86,7 @@ class TestTranslating:
         with pytest.warns(UserWarning, match=r"^text: never seen in training: '☃'$"):
             assert translator.translate("I like ☃ and ☃.")
         with pytest.warns(UserWarning, match=r"^line 2: never seen in training: '☃', '♞'$"):
-            translator.translate([BOOK, "☃ is no ♞."])
+            translator.translate([BOOK, "☃ is not ♞."])
 
     def test_long_sentences_give_a_warning(self, translator):
         with pytest.warns(UserWarning, match="^text: 201 tokens, but the model was trained on at most 128; the trans"):
