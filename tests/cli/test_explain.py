@@ -137,7 +137,7 @@ class TestCheck:
         assert "2 checked: 0 agree, 1 differ, 1 carried\n" in shown
 
     def test_the_docs_audit_is_short_and_comes_out_as_printed_there(self, tmp_path):
-        docs = (ROOT / "docs" / "worked-examples.md").read_text()
+        docs = (ROOT / "docs" / "learn" / "worked-examples.md").read_text()
         [text], [printed] = (re.findall(rf"```{kind}\n(.*?)```", docs, re.DOTALL) for kind in ("toml", "text"))
         path = tmp_path / "post.toml"
         path.write_text(text)

@@ -88,7 +88,7 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch, raw):
 
 
 def test_every_limit_is_documented():
-    page = (ROOT / "docs" / "command-line.md").read_text()
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     limits = [value for value in vars(bounded_reads).values() if isinstance(value, bounded_reads.Limit)]
     assert set(limits) == {TEXT_LIMIT, LINE_LIMIT, TOKEN_LIMIT, SENTENCE_LIMIT, BEAM_LIMIT}
     for limit in limits:
