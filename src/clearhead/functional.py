@@ -91,12 +91,13 @@ def attention(
     A query that may attend to no key has output 0, weights 0, log-sum-exp −inf (with a sink: the sink's logit) and
     finite gradients. kv_len and q_len may be 0.
 
-    >>> import torch
-    >>> from clearhead import Causal, attention
-    >>> x = torch.randn(1, 8, 100, 64)
-    >>> output, weights = attention(x, x, x, mask=Causal(), return_weights=True)
-    >>> output.shape, weights[0, 5, 10:12].shape
-    (torch.Size([1, 8, 100, 64]), torch.Size([2, 100]))
+    Examples:
+        >>> import torch
+        >>> from clearhead import Causal, attention
+        >>> x = torch.randn(1, 8, 100, 64)
+        >>> output, weights = attention(x, x, x, mask=Causal(), return_weights=True)
+        >>> output.shape, weights[0, 5, 10:12].shape
+        (torch.Size([1, 8, 100, 64]), torch.Size([2, 100]))
     """
     call = build_call(
         query,

@@ -20,8 +20,9 @@ class ZigzagLayout:
     The text is split into 2 · ranks chunks. Rank r holds chunk r from the start and chunk r from the end. This balances
     causal masks, where later queries attend to more keys. Chunk lengths differ by at most one token.
 
-    >>> [ZigzagLayout(10, 2).chunks(rank) for rank in (0, 1)]
-    [[slice(0, 2, None), slice(7, 10, None)], [slice(2, 5, None), slice(5, 7, None)]]
+    Examples:
+        >>> [ZigzagLayout(10, 2).chunks(rank) for rank in (0, 1)]
+        [[slice(0, 2, None), slice(7, 10, None)], [slice(2, 5, None), slice(5, 7, None)]]
     """
 
     length: int

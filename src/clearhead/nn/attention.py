@@ -64,11 +64,12 @@ class MultiHeadAttention(nn.Module):
     The four projections are the submodules `query`, `key`, `value` and `output`. Their weights are initialized
     Xavier-uniform (with "slice" per slice), biases and sinks with 0, gains with 1.
 
-    >>> layer = MultiHeadAttention(d_model=512, heads=8)
-    >>> x = torch.randn(2, 10, 512)
-    >>> output, weights = layer(x, mask=Causal(), return_weights=True)
-    >>> output.shape, weights.shape
-    (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 10]))
+    Examples:
+        >>> layer = MultiHeadAttention(d_model=512, heads=8)
+        >>> x = torch.randn(2, 10, 512)
+        >>> output, weights = layer(x, mask=Causal(), return_weights=True)
+        >>> output.shape, weights.shape
+        (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 10]))
     """
 
     def __init__(

@@ -30,9 +30,10 @@ class Rotary:
     Scores of rotated queries and keys depend only on the distance between positions. Angles are computed in float64,
     because in float32 their error is 0.06 radians at a million tokens.
 
-    >>> query = torch.randn(1, 8, 5, 64)
-    >>> Rotary()(query, torch.arange(5)).shape
-    torch.Size([1, 8, 5, 64])
+    Examples:
+        >>> query = torch.randn(1, 8, 5, 64)
+        >>> Rotary()(query, torch.arange(5)).shape
+        torch.Size([1, 8, 5, 64])
     """
 
     base: float = 10_000.0

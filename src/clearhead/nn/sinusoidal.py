@@ -24,10 +24,11 @@ def sinusoidal(positions: int | Integer[Tensor, "*n"], dim: int, *, base: float 
     Returns:
         A float32 tensor with the shape of the positions and a last axis of size `dim`.
 
-    >>> sinusoidal(3, 4).round(decimals=2)
-    tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
-            [ 0.8400,  0.5400,  0.0100,  1.0000],
-            [ 0.9100, -0.4200,  0.0200,  1.0000]])
+    Examples:
+        >>> sinusoidal(3, 4).round(decimals=2)
+        tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
+                [ 0.8400,  0.5400,  0.0100,  1.0000],
+                [ 0.9100, -0.4200,  0.0200,  1.0000]])
     """
     check_base("base", base)
     if isinstance(positions, Tensor):

@@ -17,10 +17,11 @@ class Normalizer:
 
     Normalization is idempotent: a second application changes nothing.
 
-    >>> Normalizer(detokenize=True)("he said ,  '' i can 't come . ''")
-    'he said, "i can\\'t come."'
-    >>> Normalizer(remove_spaces=True)("New York で CD を 買 っ た 。")
-    'New YorkでCDを買った。'
+    Examples:
+        >>> Normalizer(detokenize=True)("he said ,  '' i can 't come . ''")
+        'he said, "i can\\'t come."'
+        >>> Normalizer(remove_spaces=True)("New York で CD を 買 っ た 。")
+        'New YorkでCDを買った。'
     """
 
     lowercase: bool = False

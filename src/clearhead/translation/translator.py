@@ -29,10 +29,11 @@ SENTENCES_PER_BATCH = 256
 class Translator:
     """Trained translation model with its vocabulary. It implements `RecordableModel`.
 
-    >>> from clearhead.translation import Translator
-    >>> translator = Translator.load()
-    >>> translator.translate("I read a book in the library yesterday.")  # doctest: +SKIP
-    '私は昨日図書館で本を読んだ。'
+    Examples:
+        >>> from clearhead.translation import Translator
+        >>> translator = Translator.load()
+        >>> translator.translate("I read a book in the library yesterday.")  # doctest: +SKIP
+        '私は昨日図書館で本を読んだ。'
     """
 
     max_interactive_tokens = 256

@@ -47,11 +47,12 @@ class AttentionWeights(TensorLike):
     Indexing with integers and slices returns exact weights as plain tensors. `entropy`, `received`, `distance`, `topk`
     and `pool` take O(n) memory. numpy and torch functions convert the matrix to a plain tensor, up to a size limit.
 
-    >>> from clearhead import Causal, attention
-    >>> x = torch.randn(1, 8, 100, 64)
-    >>> _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
-    >>> weights[0, 5, 10, :3].shape, weights.entropy().shape
-    (torch.Size([3]), torch.Size([1, 8, 100]))
+    Examples:
+        >>> from clearhead import Causal, attention
+        >>> x = torch.randn(1, 8, 100, 64)
+        >>> _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
+        >>> weights[0, 5, 10, :3].shape, weights.entropy().shape
+        (torch.Size([3]), torch.Size([1, 8, 100]))
     """
 
     def __init__(

@@ -86,11 +86,12 @@ def sentences(seed: int, split: Split = "train") -> Iterator[AnnotatedPair]:
 
     The split of a sentence depends only on the checksum of its source, so splits are disjoint for all seeds.
 
-    >>> pair = next(sentences(0))
-    >>> " ".join(pair.source)
-    'a doctor that is strong breaks her big red chair in the evening .'
-    >>> " ".join(pair.target)
-    'tsuyoi isha ga yuugata kanojo no ookii akai isu o kowashi masu .'
+    Examples:
+        >>> pair = next(sentences(0))
+        >>> " ".join(pair.source)
+        'a doctor that is strong breaks her big red chair in the evening .'
+        >>> " ".join(pair.target)
+        'tsuyoi isha ga yuugata kanojo no ookii akai isu o kowashi masu .'
     """
     rng = random.Random(seed)
     while True:
