@@ -1,4 +1,8 @@
-"""Command line. Each command parses, calls one library function and renders; torch is imported when one runs."""
+"""Command line of clearhead.
+
+Each command parses its arguments, calls one library function and renders the result. Commands import torch when they
+run, so that `--help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     cls=OneLineErrors,
-    help="Multi-head attention you can see through.",
+    help="Multi-head attention you can see through: explain, measure, record and view it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,7 +40,7 @@ def main(
     ] = False,
 ) -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
 
 

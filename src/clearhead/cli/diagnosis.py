@@ -1,4 +1,4 @@
-"""Diagnosis of this machine: versions, devices, and which backend can do what."""
+"""Diagnosis of this machine: versions, devices, and the calls that each backend supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPORTED_PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "ja
 
 @dataclass(frozen=True)
 class BackendCase:
-    """A kind of attention call, the backends that can do it, fastest first, and why the others cannot."""
+    """One kind of attention call, the backends that support it (fastest first), and why the others do not."""
 
     name: str
     device: str
@@ -30,7 +30,7 @@ class BackendCase:
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra of the package: whether all of it is installed, and the packages that are not."""
+    """An optional extra of clearhead, and those of its packages that are missing."""
 
     installed: bool
     missing: list[str]
@@ -38,6 +38,8 @@ class Extra:
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """Versions, devices, backend support and installed extras of this machine."""
+
     versions: dict[str, str]
     devices: list[str]
     cases: list[BackendCase]
@@ -45,7 +47,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Return what this machine supports. Runs no kernel."""
+    """Diagnose this machine without running a kernel."""
     return Diagnosis(
         {"python": platform.python_version(), **{name: _version(name) for name in REPORTED_PACKAGES}},
         _devices(),
@@ -61,17 +63,17 @@ def _examine(device: str) -> list[BackendCase]:
 
 
 def _case(name: str, call: AttentionCall, task: dispatch.Task = "output") -> BackendCase:
-    answers = dispatch.explain_choice(call, task)
+    reasons_by_backend = dispatch.explain_choice(call, task)
     return BackendCase(
         name,
         str(call.query.device.type),
-        [backend for backend, reasons in answers.items() if not reasons],
-        {backend: reasons for backend, reasons in answers.items() if reasons},
+        [backend for backend, reasons in reasons_by_backend.items() if not reasons],
+        {backend: reasons for backend, reasons in reasons_by_backend.items() if reasons},
     )
 
 
 def _example_calls(device: str) -> dict[str, AttentionCall]:
-    """Return one call of each kind that backends differ in, of a usual size (12 heads of 64, 1,024 tokens)."""
+    """Return one call for each feature that only some backends support (12 heads of 64, 1,024 tokens)."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     x = torch.empty((2, 12, 1024, 64), dtype=dtype, device=device)
     bias = torch.empty((12, 1024, 1024), dtype=dtype, device=device)

@@ -14,7 +14,7 @@ from clearhead.cli.options import JsonOption
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, devices, and which backend can do what on this machine."""
+    """Show versions, devices, and the attention calls that each backend supports on this machine."""
     from clearhead.cli.diagnosis import diagnose
 
     diagnosis = diagnose()
@@ -28,7 +28,7 @@ def doctor(as_json: JsonOption = False) -> None:
     for name, extra in diagnosis.extras.items():
         missing = f"missing {', '.join(extra.missing)}: pip install 'clearhead[{name}]'"
         console.print(Text(f"extra {name}: {'installed' if extra.installed else missing}"))
-    table = Table("call", "device", "backends, fastest first", "refused, and why", title="What runs where")
+    table = Table("call", "device", "backends, fastest first", "unsupported, and why", title="Backends for each call")
     for case in diagnosis.cases:
         reasons = "\n".join(f"{backend}: {'; '.join(why)}" for backend, why in case.refusals.items())
         table.add_row(case.name, case.device, ", ".join(case.able), reasons)

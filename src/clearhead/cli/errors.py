@@ -1,7 +1,10 @@
-"""Errors of the command line: one line on stderr and an exit code, for every command.
+"""Error handling of the command line: every error becomes one line on stderr and an exit code.
 
-0: done, or `check` agrees; 1: `check` found a difference; 2: unusable input, or anything else that went wrong;
-130: interrupted; 141: the reader of standard output has gone.
+- 0: success; for `check`, all claims agree
+- 1: `check` found a difference
+- 2: unusable input, or any other error
+- 130: interrupted by Ctrl-C
+- 141: the reader of standard output closed the pipe
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from typer.core import TyperGroup
 
 from clearhead._utils.text import printable
 
-TRACEBACK = "CLEARHEAD_TRACEBACK"  # the environment variable that shows where an error comes from
+TRACEBACK = "CLEARHEAD_TRACEBACK"  # environment variable; if set, an error also prints its traceback
 
 
 class OneLineErrors(TyperGroup):
-    """A group of commands in which every error ends in one line and an exit code."""
+    """Command group that turns every error into one line on stderr and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _one_line_errors():
@@ -38,24 +41,24 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Print one line on stderr."""
     typer.echo(printable(line), err=True)
 
 
 def _check_streams() -> None:
-    """Refuse a closed standard output; replace a closed stderr by the null device.
+    """Raise if standard output is closed; replace a closed stderr by the null device.
 
-    A descriptor that is closed is given to the next file that is opened, and what a library prints would go into it.
+    The operating system reuses a closed descriptor for the next file that is opened. Libraries would print into it.
     """
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, for the rest of the process
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, open until the process exits
     if sys.stdout is None:
         raise ValueError("standard output is closed; expected a terminal, a file, a pipe or /dev/null")
 
 
 def _check_encoding(arguments: list[str]) -> None:
-    """Refuse text that is not UTF-8. Files may have any name."""
+    """Raise if an argument is not valid UTF-8, unless it is the path of a file."""
     for position, argument in enumerate(arguments, 1):
         try:
             argument.encode()
@@ -82,18 +85,18 @@ def _one_line_errors() -> Iterator[None]:
         _discard_output()
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except Exception as error:
-        if hasattr(error, "format_message"):  # about the command's usage: typer prints it, with the usage
+        if hasattr(error, "format_message"):  # a usage error: typer prints it together with the usage line
             error.message = printable(getattr(error, "message", ""))  # pyright: ignore[reportAttributeAccessIssue]
             raise
         if os.environ.get(TRACEBACK):
             traceback.print_exc()
         rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        say(f"clearhead{rank}: {' '.join(_in_words(error).split())}")
+        print_stderr(f"clearhead{rank}: {' '.join(_describe(error).split())}")
         raise typer.Exit(2) from None
 
 
 def _flush() -> None:
-    """Write out what standard output still holds; on failure drop it, or Python would try again while it exits."""
+    """Flush standard output. On failure discard the buffer, because Python would flush it again at exit."""
     if sys.stdout is None:
         return
     try:
@@ -109,25 +112,25 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:  # without its number
-        # an open file's error does not name it; files that are written here name themselves
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:  # without the errno
+        # an error on an open file has no filename, except for files that clearhead writes
         name = error.filename or ("standard output" if error.errno == errno.ENOSPC else "input or output")
         return f"{name}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, ValueError | OSError | ImportError):
         return str(error)
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-        return f"not enough memory ({str(error)[:200] or type(error).__name__}); expected a shorter input"
-    advice = f"{TRACEBACK}=1 shows where; please report it"
+        return f"not enough memory ({str(error)[:200] or type(error).__name__}); try a shorter input"
+    advice = f"set {TRACEBACK}=1 to see the traceback; please report it"
     return f"unexpected error: {type(error).__name__}: {str(error)[:300]} ({advice})"
 
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Warnings of the library as one line each on stderr."""
+    """Print each warning of the library as one line on stderr."""
 
     def show(message: Warning | str, *args: object, **kwargs: object) -> None:
-        say(f"clearhead: {' '.join(str(message).split())}")
+        print_stderr(f"clearhead: {' '.join(str(message).split())}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

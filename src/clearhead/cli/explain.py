@@ -26,27 +26,33 @@ class Format(StrEnum):
 ExampleArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help=f"A built-in example ({', '.join(BUILT_IN)}) or a TOML file.")
 ]
-DigitsOption = Annotated[int | None, typer.Option(help="Digits after the point.", min=0, max=15)]
+DigitsOption = Annotated[
+    int | None, typer.Option(help="Digits after the decimal point (default: 3; in JSON: all).", min=0, max=15)
+]
 
 
 def explain(
     example: ExampleArgument,
     output_format: Annotated[
-        Format, typer.Option("--format", help="What to write; toml is the example itself, as a file to edit.")
+        Format, typer.Option("--format", help="Output format; toml writes the example itself, as a file to edit.")
     ] = Format.text,
-    output: Annotated[Path | None, typer.Option(help="A file to write to, instead of standard output.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
     digits: DigitsOption = None,
-    step: Annotated[list[str] | None, typer.Option(help="Only this step, such as scores. Repeatable.")] = None,
-    head: Annotated[list[int] | None, typer.Option(help="Only this head's steps, from 1. Repeatable.")] = None,
+    step: Annotated[list[str] | None, typer.Option(help="Show only this step, such as scores. Repeatable.")] = None,
+    head: Annotated[
+        list[int] | None, typer.Option(help="Show only the steps of this head, counted from 1. Repeatable.")
+    ] = None,
 ) -> None:
-    """Write an attention calculation out step by step, with its real numbers."""
+    """Write out an attention calculation step by step, with all its numbers."""
     from clearhead.explain import load
     from clearhead.explain.render import DEFAULT_DIGITS, print_trace, render
 
     worked = load(example)
     if output_format is Format.toml:
         if step or head or digits is not None:
-            raise ValueError("--step, --head and --digits do not go with --format toml, which is the whole example")
+            raise ValueError(
+                "--step, --head and --digits cannot be combined with --format toml, which writes the whole example"
+            )
         write(worked.to_toml(), output)
         return
     trace = worked.trace().select(step or (), [index - 1 for index in head or ()])
@@ -57,7 +63,10 @@ def explain(
 
 
 def check(example: ExampleArgument, digits: DigitsOption = None, as_json: JsonOption = False) -> None:
-    """Recompute a worked example and report each of its claims. Exit 0: all agree; 1: not all; 2: unreadable."""
+    """Recompute a worked example and compare each of its claims with the result.
+
+    Exit code: 0 if all claims agree, 1 if some differ, 2 if the example cannot be read.
+    """
     from clearhead.explain import check
     from clearhead.explain.render import DEFAULT_DIGITS, print_audit
 

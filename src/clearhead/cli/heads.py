@@ -1,4 +1,4 @@
-"""Commands `stats`, `roles` and `record`: what the heads of a model do, and its attention as a file."""
+"""Commands `stats`, `roles` and `record`, which run a model on texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 @takes_analysis_options
 def stats(options: AnalysisOptions) -> None:
-    """Run a model on texts; show how broadly, how far and how strongly each head attends. torchrun shares them out."""
+    """Run a model on texts; show the mean entropy, distance and largest weight of each head.
+
+    Under torchrun, the texts are split across ranks.
+    """
     with process_group_for(options.device) as process_group:
         if options.output is not None:
             resolve_target(options.output)
@@ -67,10 +70,14 @@ def stats(options: AnalysisOptions) -> None:
 def roles(
     options: AnalysisOptions,
     treebank: Annotated[
-        list[Path] | None, typer.Option(help="Sentences with dependency trees (CoNLL-U, .gz too). Repeatable.")
+        list[Path] | None,
+        typer.Option(help="CoNLL-U file of sentences with dependency trees, may be gzipped. Repeatable."),
     ] = None,
 ) -> None:
-    """Find out what kind of head each is: previous token, sink, induction, syntactic … torchrun shares texts out."""
+    """Run a model on texts; label each head by its role: previous token, sink, induction, syntactic and others.
+
+    Under torchrun, the texts are split across ranks.
+    """
     with process_group_for(options.device) as process_group:
         if options.output is not None:
             resolve_target(options.output)
@@ -101,24 +108,25 @@ def _load(options: AnalysisOptions) -> tuple[RecordableModel | Recording, list[s
 
 def record(
     output: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
-    text: Annotated[str | None, typer.Argument(help="A text to read; one of our own where none is given.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text file to read.")] = None,
+    text: Annotated[str | None, typer.Argument(help="Text to run the model on (default: a built-in sentence).")] = None,
+    file: Annotated[Path | None, typer.Option(help="Text file to run the model on.")] = None,
     model: Annotated[
-        str, typer.Option("--model", help="As in `stats`; the bundled translator, en-ja, where none is named.")
+        str, typer.Option("--model", help="Model, as in `stats`; en-ja is the bundled translator.")
     ] = "en-ja",
     values: Annotated[
-        bool, typer.Option("--values/--no-values", help="Keep what contributions to the output are computed from.")
+        bool,
+        typer.Option("--values/--no-values", help="Store the values too, which contributions to the output require."),
     ] = True,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.float32,
     download: DownloadOption = False,
 ) -> None:
-    """Record a model's attention on a text, to look at here or elsewhere: `view`, `stats` and `roles` read the file."""
+    """Record a model's attention on a text in a file that `view`, `stats` and `roles` read."""
     if output.suffix != RECORDING_SUFFIX:
         raise ValueError(f"--output is {output}; expected a name that ends in {RECORDING_SUFFIX}")
     resolve_target(output)
     if text is not None and file is not None:
-        raise ValueError("TEXT and --file are both given; a recording is of one text")
+        raise ValueError("TEXT and --file are both given; expected one text to record")
     texts = texts_to_read(text, [file] if file else None) if text is not None or file else None
     with Console(stderr=True).status("loading and running the model …"):
         loaded = load_model(model, device, dtype.value, download)

@@ -1,4 +1,4 @@
-"""Inputs of the commands that run a model: texts, the model or a recording, its device, and a choice of layers."""
+"""Inputs of the commands that run a model: texts, a model or a recording, a device, and a choice of layers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from clearhead.recording.protocol import RecordableModel
     from clearhead.recording.recording import Recording
 
-RECORDING_SUFFIX = ".safetensors"  # as in clearhead.models, which imports torch
+RECORDING_SUFFIX = ".safetensors"  # copied from clearhead.models, which imports torch
 
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
-    """Return TEXT and the contents of the files, or example passages without either."""
+    """Return TEXT and the contents of the files (default: the built-in example passages)."""
     if text is not None and _is_file(text):
         raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
     texts = {} if text is None else {"TEXT": text}
     named = [*texts.items(), *((str(path), read_text(path)) for path in files or ())]
     for name, content in named:
         if not content.strip():
-            raise ValueError(f"{name} is empty; expected a text to read")
+            raise ValueError(f"{name} is empty; expected a text")
     if named:
         return [content for _, content in named]
     from clearhead.recording.example_texts import EXAMPLE_PASSAGES
@@ -39,12 +39,12 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
 def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # too long for a name, or with a letter that no name has
+    except (OSError, ValueError):  # too long for a file name, or with a null byte
         return False
 
 
 def load_model(model: str, device: str | None, dtype: str, download: bool) -> RecordableModel:
-    """Load the model on its device."""
+    """Load a model onto a device (default: a GPU if there is one)."""
     import torch
 
     from clearhead.models import load
@@ -53,7 +53,7 @@ def load_model(model: str, device: str | None, dtype: str, download: bool) -> Re
 
 
 def usable_device(name: str | None) -> torch.device:
-    """Return the device of that name (default: a GPU if there is one)."""
+    """Return the named device (default: a GPU if there is one). Raise if it cannot be used."""
     import torch
 
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -71,15 +71,15 @@ def is_recording(text: str | None) -> bool:
 
 
 def check_recording_alone(path: str, files: list[Path] | None, model: str | None) -> None:
-    """Raise if a text or a model is given with a recording, which has both."""
+    """Raise if --file or --model is given with a recording."""
     if files or model is not None:
-        raise ValueError(f"{path} is a recording, which --file and --model do not go with")
+        raise ValueError(f"{path} is a recording, which cannot be combined with --file or --model")
 
 
 def load_source(
     text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
 ) -> tuple[RecordableModel | Recording, list[str]]:
-    """Return a model and the texts it is to read; or a recording, and no texts."""
+    """Return a model and the texts to run it on, or a recording and no texts."""
     if text is not None and is_recording(text):
         from clearhead.recording.recording import Recording
 
@@ -94,33 +94,33 @@ def load_source(
 
 
 def source_name(source: RecordableModel | Recording) -> str:
-    """Return the name of a model, or of the model that a recording is of."""
+    """Return the name of the model, or of the recorded model."""
     from clearhead.recording.recording import Recording
 
     return source.model if isinstance(source, Recording) else source.name
 
 
 def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Container[int]:
-    """Return the layers that a choice such as "0,3-5" names; all of them without a choice."""
+    """Return the layers of a choice such as "0,3-5" (default: all layers)."""
     if layers is None:
         return range(sys.maxsize)
     count = source.layer_count
     chosen: set[int] = set()
-    shown = repr(layers if len(layers) <= 40 else f"{layers[:37]}...")
+    printed = repr(layers if len(layers) <= 40 else f"{layers[:37]}...")
     for part in layers.split(","):
         first, _, last = part.strip().partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal()):
-            raise ValueError(f"--layers is {shown}; expected numbers and ranges such as 0,3-5")
-        if max(len(first), len(last)) > 9 or not int(first) <= int(last) < count:  # before a range of them is made
-            raise ValueError(f"--layers is {shown}, but the layers are 0 to {count - 1}")
+            raise ValueError(f"--layers is {printed}; expected numbers and ranges such as 0,3-5")
+        if max(len(first), len(last)) > 9 or not int(first) <= int(last) < count:  # checked before the range is built
+            raise ValueError(f"--layers is {printed}, but the layers are 0 to {count - 1}")
         chosen |= set(range(int(first), int(last) + 1))
     return chosen
 
 
 @contextmanager
 def process_group_for(device: str | None) -> Iterator[ProcessGroup]:
-    """Yield the process group that torchrun has started, or that of this process alone."""
+    """Yield the process group that torchrun started, or a group of this process alone."""
     from clearhead.distributed.process_group import init_process_group
 
     with init_process_group(usable_device(device)) as process_group:

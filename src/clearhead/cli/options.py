@@ -19,11 +19,15 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
-FilesOption = Annotated[list[Path] | None, typer.Option("--file", help="A text file to read, as one text. Repeatable.")]
-DeviceOption = Annotated[str | None, typer.Option(help="Where to run, such as cpu or cuda; a GPU if there is one.")]
-DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="What to compute in.")]
+FilesOption = Annotated[
+    list[Path] | None, typer.Option("--file", help="Text file to run the model on, as one text. Repeatable.")
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Device to run on, such as cpu or cuda (default: a GPU if there is one).")
+]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Dtype of the model and its calculations.")]
 DownloadOption = Annotated[
-    bool, typer.Option("--download", help="Fetch the model from the Hugging Face hub if need be.")
+    bool, typer.Option("--download", help="Download the model from the Hugging Face Hub if it is not cached.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -36,27 +40,29 @@ class AnalysisOptions:
         str | None,
         typer.Argument(
             metavar="TEXT|RECORDING",
-            help="A text to read, ordinary English prose where none is given; or a .safetensors file made by `record`.",
+            help="Text to run the model on (default: built-in English passages), or a .safetensors file from `record`.",
         ),
     ] = None
     file: FilesOption = None
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A folder of Hugging Face files or of a run, a .gguf file, a hub id, or en-ja."),
+        typer.Option(
+            "--model",
+            help="Folder or hub id of a Hugging Face model, .gguf file, folder of a training run, or en-ja (bundled).",
+        ),
     ] = None
-    layers: Annotated[str | None, typer.Option(help="Only these layers, from 0, such as 0,3-5.")] = None
+    layers: Annotated[str | None, typer.Option(help="Show only these layers, counted from 0, such as 0,3-5.")] = None
     device: DeviceOption = None
     dtype: DtypeOption = Dtype.float32
     download: DownloadOption = False
     as_json: JsonOption = False
-    output: Annotated[Path | None, typer.Option(help="A file to write JSON to, instead of standard output.")] = None
+    output: Annotated[Path | None, typer.Option(help="Write JSON to this file instead of printing tables.")] = None
 
 
 def takes_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of `AnalysisOptions` as parameters; it is called with an instance of them.
+    """Give a command the fields of `AnalysisOptions` as parameters, and call it with an instance.
 
-    typer reads the parameters of a command from its signature. Parameters that the command adds come after the shared
-    ones.
+    typer reads the parameters of a command from its signature. The command's own parameters follow the shared ones.
     """
     hints = get_type_hints(command, include_extras=True)
     shared_hints = get_type_hints(AnalysisOptions, include_extras=True)
@@ -79,5 +85,5 @@ def takes_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [*shared, *added]
     wrapper.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue], or its signature would be read instead
+    del wrapper.__wrapped__  # pyright: ignore[reportAttributeAccessIssue], typer would read its signature instead
     return wrapper

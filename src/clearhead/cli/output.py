@@ -1,4 +1,4 @@
-"""Output that several commands share: text or files, progress bars, and folders for partial results."""
+"""Output functions shared by several commands: text, files, progress bars, and folders for partial results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from clearhead._utils.files import resolve_target, write_text
 from clearhead._utils.text import printable
-from clearhead.cli.errors import say
+from clearhead.cli.errors import print_stderr
 
 
 def write(text: str, output: Path | None) -> None:
@@ -21,7 +21,7 @@ def write(text: str, output: Path | None) -> None:
         typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
     else:
         write_text(output, text)
-        say(f"wrote {output}")
+        print_stderr(f"wrote {output}")
 
 
 @contextmanager
@@ -39,15 +39,15 @@ def progress_bar(label: str, count: int) -> Iterator[Callable[[int, int], None]]
 
 @contextmanager
 def results_folder(output: Path | None) -> Iterator[Path | None]:
-    """Yield a folder for partial results, beside the file that is to be written; remove it once that is done.
+    """Yield a folder for partial results next to the output file, and remove it after success.
 
-    Yields None for standard output, a terminal or a pipe.
+    Yields None if the output is standard output, a terminal or a pipe.
     """
     target = None if output is None else resolve_target(output)
     if output is None or (target is not None and target.exists() and not target.is_file()):
         yield None
         return
-    folder = output.with_name(f".{output.name}.parts")  # named after the file, not after the target of a link
+    folder = output.with_name(f".{output.name}.parts")  # named after a symbolic link, not after its target
     yield folder
     from clearhead.analysis.resumable import discard_results
     from clearhead.distributed.process_group import is_main_process

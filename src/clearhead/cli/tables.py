@@ -1,4 +1,4 @@
-"""Tables of heads, for the terminal."""
+"""Tables of heads for the terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from clearhead.analysis.roles import Roles
 from clearhead.recording.recording import Address, Recording
 from clearhead.translation.heads import AblationEffect, Emergence
 
-MIN_ERROR_INCREASE = 0.005  # of a kind of token, to be printed
+MIN_ERROR_INCREASE = 0.005  # increases of a token kind's error rate below this are not printed
 SCORE_ORDER = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
 
 
 def print_statistics(console: Console, columns: dict[str, list], title: str) -> None:
-    """Print one row per head: names as they are, means with three digits."""
+    """Print one row per head, with three digits for means."""
     table = Table(title=title)
     for name, values in columns.items():
         numeric = bool(values) and not isinstance(values[0], str)
@@ -33,7 +33,7 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
 
 
 def print_roles(console: Console, roles: Roles) -> None:
-    """Print the heads with a label, the best of each score, and the relations."""
+    """Print the heads with labels, the best heads of each score, and the relations."""
     labeled = [address for address in roles.heads if roles.labels(address)]
     table = Table(
         "head", "labels", "entropy", "distance", title=f"{visible_text(roles.model)}: heads with a clear role"
@@ -44,7 +44,7 @@ def print_roles(console: Console, roles: Roles) -> None:
         table.add_row(head_name(address), labels, _format(statistics.entropy), _format(statistics.distance))
     console.print(table)
     console.print(f"{len(roles.heads) - len(labeled)} of {len(roles.heads)} heads have no clear role")
-    table = Table("score", "heads that score highest", title="Best heads")
+    table = Table("score", "highest-scoring heads", title="Best heads")
     for score in SCORE_ORDER:
         best = roles.top(score)
         if best:
@@ -52,8 +52,10 @@ def print_roles(console: Console, roles: Roles) -> None:
     console.print(table)
     if not roles.relations:
         return
-    columns = ("relation", "direction", "best head", "right", "95 %", "fixed offset", "pairs")
-    table = Table(*columns, title="Relations: the head chosen on one half of the sentences, scored on the other")
+    columns = ("relation", "direction", "best head", "accuracy", "95% CI", "fixed offset", "pairs")
+    table = Table(
+        *columns, title="Best head of each relation (selected on one half of the sentences, scored on the other)"
+    )
     for score in roles.relations:
         interval, fixed = f"{score.low:.2f}–{score.high:.2f}", f"{score.baseline:.2f} at {score.offset:+d}"
         head = (visible_text(score.relation), score.direction, head_name(score.address))
@@ -62,7 +64,7 @@ def print_roles(console: Console, roles: Roles) -> None:
 
 
 def head_name(address: Address) -> str:
-    """Return the name of a head: decoder 3.7 is head 7 of layer 3, both from 0."""
+    """Return the name of a head: "decoder 3.7" is head 7 of layer 3, both counted from 0."""
     stack, layer, head = address
     return f"{visible_text(stack)} {layer}.{head}"
 
@@ -72,9 +74,9 @@ def _format(value: float | None) -> str:
 
 
 def print_emergence(console: Console, emergence: Emergence) -> None:
-    """Print each relation with the head that finds it best, the untrained model and a fixed offset."""
-    columns = ("relation", "head", "right", "95 %", "untrained", "fixed offset", "questions", "found")
-    table = Table(*columns, title="Which head came to find which relation (chosen on one half, scored on the other)")
+    """Print the best head of each relation, compared with the untrained model and with a fixed offset."""
+    columns = ("relation", "head", "accuracy", "95% CI", "untrained", "fixed offset", "questions", "found")
+    table = Table(*columns, title="Best head of each relation (selected on one half of the probe, scored on the other)")
     for after, before in zip(emergence.trained, emergence.untrained, strict=True):
         interval, fixed = f"{after.low:.2f}–{after.high:.2f}", f"{after.baseline:.2f} at {after.offset:+d}"
         head = (after.relation, head_name(after.address), f"{after.accuracy:.2f}", interval, f"{before.accuracy:.2f}")
@@ -85,7 +87,7 @@ def print_emergence(console: Console, emergence: Emergence) -> None:
 def print_ablation_effects(
     console: Console, effects: Iterable[AblationEffect], labels: Mapping[Address, list[str]]
 ) -> None:
-    """Print what goes wrong without each head that has a label."""
+    """Print the errors that ablating each labeled head causes."""
     for effect in effects:
         before, after = effect.exact
         worse = [
@@ -93,20 +95,18 @@ def print_ablation_effects(
         ]
         worse.sort(key=lambda item: item[1] - item[2])
         wrong = ", ".join(f"{kind} {was:.1%} → {now:.1%}" for kind, was, now in worse)
-        hurt = (
-            f"wrong tokens: {wrong}" if wrong else f"no kind of token is wrong more often by {MIN_ERROR_INCREASE:.1%}"
-        )
+        errors = f"wrong tokens: {wrong}" if wrong else f"no error rate rises by {MIN_ERROR_INCREASE:.1%} or more"
         label = ", ".join(labels[effect.address])
-        console.print(f"without {head_name(effect.address)} ({label}): {before:.1%} → {after:.1%} exact; {hurt}")
+        console.print(f"without {head_name(effect.address)} ({label}): {before:.1%} → {after:.1%} exact; {errors}")
         if effect.example is not None:
             source, right, written = effect.example
             console.print(f"  {source}\n    with it:    {right}\n    without it: {written}")
 
 
 def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
-    """Print a row per written token and a column per source word, darker for more weight: the mean of all cross heads.
+    """Print the cross-attention weights, a row per target token and a column per source word.
 
-    The weight of a word is that of its tokens together.
+    A darker cell has more weight. The weights are the mean over all heads, and the sum over the tokens of a word.
     """
     cross = recording["cross"]
     mean = torch.stack([weights.dense()[0].mean(dim=0) for weights in cross.layers]).mean(dim=0)

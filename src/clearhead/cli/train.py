@@ -15,7 +15,7 @@ import typer
 from clearhead._utils.bounded_reads import numbered_lines, stdin_lines
 from clearhead._utils.consoles import PlainConsole, console_for_output
 from clearhead._utils.text import printable
-from clearhead.cli.errors import say
+from clearhead.cli.errors import print_stderr
 from clearhead.cli.inputs import usable_device
 from clearhead.cli.options import DeviceOption, Dtype, DtypeOption
 from clearhead.cli.output import progress_bar, write
@@ -23,7 +23,7 @@ from clearhead.cli.output import progress_bar, write
 if TYPE_CHECKING:
     from clearhead.translation import Config, Dataset, RunDirectory, TrainingCallbacks, Translator
 
-MAX_ROLE_SENTENCES = 100  # validation sentences that show the roles of heads where no relations are known
+MAX_ROLE_SENTENCES = 100  # validation sentences for head roles, if the data has no relations
 
 
 def train(
@@ -31,22 +31,23 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="FILE|SOURCE,TARGET",
-            help="Parallel text: a TSV file, or two files with a comma between (.gz too). Repeatable."
-            " The built-in grammar where none is given.",
+            help="Parallel text: a TSV file, or a source and a target file separated by a comma, may be gzipped."
+            " Repeatable. Default: sentences of the built-in grammar.",
         ),
     ] = None,
     valid: Annotated[
-        list[str] | None, typer.Option(metavar="FILE|SOURCE,TARGET", help="Pairs to validate with. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="FILE|SOURCE,TARGET", help="Parallel text for validation. Repeatable."),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with sizes and settings.")] = None,
-    output: Annotated[Path, typer.Option(help="The run's folder.")] = Path("run"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    steps: Annotated[int | None, typer.Option(help="How many steps to train for.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="What everything random is drawn from.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with model sizes and training settings.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --output.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.float32,
 ) -> None:
-    """Train a Transformer to translate, and see which head comes to find which relation."""
+    """Train a Transformer to translate, and show which head finds which relation."""
     import torch
 
     from clearhead.distributed.process_group import is_main_process
@@ -55,7 +56,9 @@ def train(
 
     run = RunDirectory(output)
     if resume and (config is not None or steps is not None or seed is not None):
-        raise ValueError("--config, --steps and --seed do not go with --resume, which goes on with the run's own")
+        raise ValueError(
+            "--config, --steps and --seed cannot be combined with --resume, which uses the settings of the run"
+        )
     settings = run.read()[0] if resume else _read_config(config, steps, seed)
     torch_device = usable_device(device)
     dataset = _read_data(run, data or [], valid or [], settings, resume)
@@ -69,30 +72,33 @@ def train(
 
 
 def translate(
-    text: Annotated[str | None, typer.Argument(help="A sentence to translate.")] = None,
+    text: Annotated[str | None, typer.Argument(help="Sentence to translate.")] = None,
     file: Annotated[
-        list[Path] | None, typer.Option("--file", help='Translate line by line; "-" is standard input. Repeatable.')
+        list[Path] | None,
+        typer.Option("--file", help='File to translate line by line; "-" is standard input. Repeatable.'),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="The bundled model, en-ja, or a run's folder.")] = "en-ja",
-    show: Annotated[bool, typer.Option("--show", help="Show which source words each token follows from.")] = False,
-    beams: Annotated[int, typer.Option(help="How many beginnings are followed at once; 1 is greedy.", min=1)] = 4,
+    model: Annotated[
+        str, typer.Option("--model", help="en-ja, the bundled model, or the folder of a training run.")
+    ] = "en-ja",
+    show: Annotated[bool, typer.Option("--show", help="Show which source words each target token attends to.")] = False,
+    beams: Annotated[int, typer.Option(help="Beam size; 1 is greedy decoding.", min=1)] = 4,
     device: DeviceOption = None,
-    output: Annotated[Path | None, typer.Option(help="A file to write to, instead of standard output.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
 ) -> None:
     """Translate a sentence, or files line by line."""
     from clearhead.translation import Translator
 
     if (text is None) == (not file):
-        raise ValueError("give a sentence, or --file")
+        raise ValueError("expected either a sentence or --file")
     if show and output is not None:
-        raise ValueError("--output does not go with --show, which draws on the terminal")
+        raise ValueError("--output cannot be combined with --show, which prints to the terminal")
     lines = [text] if text is not None else [line for path in file or () for line in _read_lines(path)]
     translator = Translator.load(model, device=usable_device(device))
     translations = []
     with progress_bar("lines", len(lines) if file else 0) as advance:
         for translation in translator.stream(lines, beams=beams):
             translations.append(translation)
-            if output is None and not show:  # one by one, so that an interrupt loses nothing that is done
+            if output is None and not show:  # at once, so that an interrupt loses no finished translation
                 typer.echo(printable(translation))
             advance(len(translations), len(lines))
     if show:
@@ -102,7 +108,7 @@ def translate(
 
 
 def _read_config(config: Path | None, steps: int | None, seed: int | None) -> Config:
-    """Return the configuration of a file, or the default, with the steps and the seed of the command line."""
+    """Read the configuration file (default: the default configuration), and apply --steps and --seed."""
     from clearhead.translation import Config
 
     settings = Config() if config is None else Config.from_file(config)
@@ -111,11 +117,11 @@ def _read_config(config: Path | None, steps: int | None, seed: int | None) -> Co
 
 
 def _read_data(run: RunDirectory, data: list[str], valid: list[str], config: Config, resume: bool) -> Dataset:
-    """Read the files, or generate sentences by the built-in grammar."""
+    """Read the files (default: generate sentences with the built-in grammar)."""
     from clearhead.translation import from_files, from_grammar
 
     if valid and not data:
-        raise ValueError("--valid was given without --data; the built-in grammar has a validation set of its own")
+        raise ValueError("--valid was given without --data; the built-in grammar has its own validation set")
     if not data:
         return from_grammar(config)
     return from_files(data, valid, config, run.vocabulary() if resume else None)
@@ -123,7 +129,7 @@ def _read_data(run: RunDirectory, data: list[str], valid: list[str], config: Con
 
 @contextmanager
 def _training_callbacks(config: Config) -> Iterator[TrainingCallbacks]:
-    """Show a bar with loss, speed and time left on a terminal's stderr, and a line for each validation."""
+    """Yield callbacks that print each validation on stderr and, on a terminal, show a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from clearhead.distributed.process_group import is_main_process
@@ -139,7 +145,7 @@ def _training_callbacks(config: Config) -> Iterator[TrainingCallbacks]:
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=config.training.steps, state="")
 
-        def say(line: str) -> None:
+        def print_line(line: str) -> None:
             bar.console.print(line, soft_wrap=True)
 
         def step(done: int, total: int, loss: float, speed: float) -> None:
@@ -148,17 +154,17 @@ def _training_callbacks(config: Config) -> Iterator[TrainingCallbacks]:
         def measured(metrics: dict[str, Any]) -> None:
             validation = metrics["validation"]
             trained = f"loss {metrics['loss']:.3f}, " if "loss" in metrics else ""
-            say(
+            print_line(
                 f"step {metrics['step']}: {trained}validation loss {validation['loss']:.3f},"
                 f" {validation['exact']:.1%} exact, BLEU {validation['bleu']:.1f}"
             )
 
-        yield TrainingCallbacks(say, step, measured)
+        yield TrainingCallbacks(print_line, step, measured)
 
 
 @contextmanager
 def _signal_as_exit_code() -> Iterator[None]:
-    """End the command with 128 + the number of the signal that has stopped the training."""
+    """Exit with 128 + the signal number if a signal stopped the training."""
     from clearhead.translation import TrainingStopped
 
     try:
@@ -168,14 +174,17 @@ def _signal_as_exit_code() -> Iterator[None]:
 
 
 def _read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file, or of standard input if it is called "-"."""
+    """Return the lines of a text file, or of standard input for "-"."""
     if str(file) != "-":
         return [line for _, line in numbered_lines(file)]
     return stdin_lines()
 
 
 def _show_run(run: RunDirectory, data: Dataset) -> None:
-    """Print which head finds which relation, and draw a chart into the run's folder; without relations, print roles."""
+    """Print which head finds which relation, and write a chart to the run's folder.
+
+    Prints the roles of heads if the data has no relations.
+    """
     from clearhead.cli.tables import print_ablation_effects, print_emergence, print_roles
     from clearhead.translation import Translator
     from clearhead.translation.heads import ablation_effect, measure_emergence, plot_emergence
@@ -204,20 +213,20 @@ def _show_run(run: RunDirectory, data: Dataset) -> None:
     try:
         plot_emergence(emergence, run.folder / "heads.svg")
     except ImportError as error:
-        say(f"clearhead: no chart: {error}")
+        print_stderr(f"clearhead: no chart: {error}")
     else:
-        say(f"wrote {run.folder / 'heads.svg'}")
+        print_stderr(f"wrote {run.folder / 'heads.svg'}")
 
 
 def _show_alignment(translator: Translator, lines: list[str], translations: list[str]) -> None:
-    """Print each translation, and below it the source words that each of its tokens attends to."""
+    """Print each translation, followed by the source words that each of its tokens attends to."""
     from clearhead.cli.tables import print_alignment
 
     console = console_for_output()
     for line, translation in zip(lines, translations, strict=True):
         console.print(translation)
         if translation:
-            with warnings.catch_warnings(action="ignore"):  # what there is to say was said when it was translated
+            with warnings.catch_warnings(action="ignore"):  # the translation has already shown them
                 recording = translator.record(line, target=translation)
-            # a row stands for the token read last, and shows what the next one, which it writes, follows from
+            # the query of a token predicts the next token, so each row is labeled with the next token
             print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))

@@ -31,27 +31,33 @@ def view(
         str | None,
         typer.Argument(
             metavar="TEXT|RECORDING",
-            help="A text to read, or a .safetensors file made by `record`; a sentence of our own.",
+            help="Text to run the model on (default: a built-in sentence), or a .safetensors file from `record`.",
         ),
     ] = None,
     file: FilesOption = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="As in `stats`; the bundled translator, en-ja, where none is named."),
+        typer.Option("--model", help="Model, as in `stats` (default: en-ja, the bundled translator)."),
     ] = None,
     roles: Annotated[
-        Path | None, typer.Option(help="Labels from a file made by `clearhead roles --output`, induction included.")
+        Path | None,
+        typer.Option(help="Show the labels of this file from `clearhead roles --output`, which include induction."),
     ] = None,
-    port: Annotated[int, typer.Option(help="The port to serve on; if it is in use, the next free one.", min=1)] = 5006,
+    port: Annotated[
+        int, typer.Option(help="Port to serve on. If it is in use, the next free port is used.", min=1)
+    ] = 5006,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     output: Annotated[
-        Path | None, typer.Option(help="Write a report to keep, one HTML file, instead of serving the page.")
+        Path | None, typer.Option(help="Write a report, one self-contained HTML file, instead of serving the page.")
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.float32,
     download: DownloadOption = False,
 ) -> None:
-    """See every head in the browser, from the whole matrix to one cell. Served on this machine only."""
+    """Show every head in the browser, from the whole matrix to one cell.
+
+    The page is served on this machine only.
+    """
     source, texts = _source(text, file, model)
     options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text))
     if output is None:
@@ -70,7 +76,7 @@ class LoadOptions:
     is_recording: bool
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `view` and `load_source`. Imports torch, and checks the device."""
+        """Return keyword arguments for `view` and `load_source`. Imports torch and checks the device."""
         import torch
 
         device = usable_device(self.device)
@@ -80,23 +86,23 @@ class LoadOptions:
 
 
 def _source(text: str | None, files: list[Path] | None, model: str | None) -> tuple[str, list[str] | None]:
-    """Return the path of a recording; or the name of a model and its texts, None for its default."""
+    """Return the path of a recording and None, or the name of a model and its texts (None: the default text)."""
     if text is not None and is_recording(text):
         check_recording_alone(text, files, model)
         return text, None
     if model is not None and is_recording(model):
-        raise ValueError(f"--model is {model}, which is the name of a recording; expected it in place of TEXT")
+        raise ValueError(f"--model is {model}, which is a recording; pass it in place of TEXT")
     texts = texts_to_read(text, files) if text is not None or files else None
     return "en-ja" if model is None else model, texts
 
 
 def _write_report(output: Path, source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None) -> None:
-    """Write one page of one text; print its size, and what was left out."""
+    """Write a report on one text, and print its size and its notes."""
     if output.suffix == RECORDING_SUFFIX:
         raise ValueError(f"--output is {output}; expected the name of an HTML file, such as report.html")
     resolve_target(output)
     if texts is not None and len(texts) > 1:
-        raise ValueError(f"{len(texts)} texts are given; a report is of one")
+        raise ValueError(f"{len(texts)} texts are given; expected one for a report")
     labels = None if roles is None else _read_roles(roles)
     with Console(stderr=True).status("loading and running the model …"):
         from clearhead.models import load_source
@@ -118,7 +124,7 @@ def _write_report(output: Path, source: str, texts: list[str] | None, options: L
 def _serve(
     source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None, port: int, browser: bool
 ) -> None:
-    """Serve until Ctrl-C. Prints the link, and how to reach it from another machine."""
+    """Serve until Ctrl-C. Prints the link and how to open it from another machine."""
     labels = None if roles is None else _read_roles(roles)
     status, viewer = 0, None
     signal.signal(signal.SIGTERM, _stop)
@@ -130,12 +136,12 @@ def _serve(
                 source, texts, roles=labels, port=port, browser=False, wait=False, **options.arguments()
             )
         if viewer.port != port:
-            print(f"Port {port} is in use; this is the next free one.")
+            print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()
         if browser:
             viewer.open()
         viewer.wait()
-    except KeyboardInterrupt:  # before there was anything to serve
+    except KeyboardInterrupt:  # while the model was loading
         status = 128 + signal.SIGINT
     except _Stopped:
         status = 128 + signal.SIGTERM
@@ -159,7 +165,7 @@ def _exit(status: int) -> None:
 
 
 class _Stopped(BaseException):
-    """SIGTERM has arrived."""
+    """Raised when SIGTERM arrives."""
 
 
 def _stop(*_: object) -> None:

@@ -1,6 +1,6 @@
-"""Worked examples: any attention calculation step by step with its numbers, written out and checked.
+"""Worked examples: attention calculations written out step by step with their numbers, and checks of such texts.
 
-Names are loaded on first use: the command line reads `BUILT_IN` without torch.
+Names are imported on first use, so that the command line can read `BUILT_IN` without importing torch.
 """
 
 import importlib

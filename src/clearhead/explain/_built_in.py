@@ -1,3 +1,3 @@
-"""Names of the examples that come with clearhead. Imports no torch: the command line lists them in its help."""
+"""Names of the built-in examples. Does not import torch, because `clearhead --help` must be fast."""
 
 BUILT_IN = ("two-heads", "two-heads-projected", "song", "song-causal")

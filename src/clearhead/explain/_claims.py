@@ -1,4 +1,4 @@
-"""Claims of a text about a calculation: matrices, shapes, sums and counts."""
+"""Claims of a text about the matrices of a calculation: values, shapes, sums and counts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import torch
 from clearhead.explain._printed_matrix import PrintedMatrix, read_matrix, short_repr, to_float
 from clearhead.explain.steps import STEP_NAMES
 
-# besides a step's result, a text can claim the mask M and the learned matrices
+# a claim is about the result of a step, the mask M, or a learned matrix
 LEARNED_MATRICES = ("query_weight", "key_weight", "value_weight", "output_weight")
 CLAIMABLE_MATRICES = (*STEP_NAMES, "mask", *LEARNED_MATRICES)
-SHARED_MATRICES = ("input", "concat", "output", "mask", "output_weight")  # one for all heads
+SHARED_MATRICES = ("input", "concat", "output", "mask", "output_weight")  # shared by all heads
 CLAIM_KINDS = ("values", "shape", "sum", "count")
 _CLAIM_KEYS = ("step", "head", *CLAIM_KINDS, "tolerance")
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One claim; exactly one of the last four fields is not None."""
+    """One claim of a text. Exactly one of the last four fields is not None."""
 
-    position: int  # in the file, from 1
+    position: int  # in the file, counted from 1
     step: str
-    head: int | None  # counted from 0; None: all heads, or a step of all heads
-    tolerance: float | None  # instead of what the printed digits say
+    head: int | None  # counted from 0; None for all heads, or for a matrix shared by all heads
+    tolerance: float | None  # overrides the tolerance of the printed digits
     values: PrintedMatrix | None = None
     shape: tuple[int, int] | None = None
     sum: Literal["rows", "columns"] | None = None
@@ -72,7 +72,7 @@ def _read_head(name: str, raw: object, step: str, heads: int, *, required: bool)
         return None
     if raw is None:
         if required and heads > 1:
-            raise ValueError(f"{name}: each of the {heads} heads has one; give head, from 1 to {heads}")
+            raise ValueError(f"{name}: head is missing; expected a whole number from 1 to {heads}")
         return 0 if heads == 1 and required else None
     if isinstance(raw, bool) or not isinstance(raw, int) or not 1 <= raw <= heads:
         raise ValueError(f"{name}: head is {short_repr(raw)}; expected a whole number from 1 to {heads}")
@@ -92,7 +92,10 @@ def _read_values(name: str, raw: object) -> PrintedMatrix:
 
 
 def _read_mask_values(name: str, raw: object, *, exact: bool) -> PrintedMatrix:
-    """Read −1e9 as −∞. The 0 of a mask is `exact`: it has no unprinted digits, as the 0 of a masked score may have."""
+    """Read a mask or masked scores. A very negative number such as −1e9 is read as −∞.
+
+    With `exact`, the tolerance is 0: the 0 of a mask is not rounded, unlike a masked score.
+    """
     matrix = _read_values(name, raw)
     tolerance = torch.zeros_like(matrix.tolerance) if exact else matrix.tolerance
     return replace(matrix, values=torch.where(matrix.values <= -1e4, -torch.inf, matrix.values), tolerance=tolerance)
@@ -106,9 +109,7 @@ def _read_shape(name: str, raw: object) -> tuple[int, int]:
 
 def _read_sum(name: str, raw: object) -> str:
     if raw not in ("rows", "columns"):
-        raise ValueError(
-            f'{name}: sum is {short_repr(raw)}; expected "rows" or "columns", which are claimed to sum to 1'
-        )
+        raise ValueError(f'{name}: sum is {short_repr(raw)}; expected "rows" or "columns", to claim that they sum to 1')
     return str(raw)
 
 
@@ -122,13 +123,13 @@ _READERS: dict[str, Any] = {"values": _read_values, "shape": _read_shape, "sum":
 
 
 def check_keys(name: str, raw: Mapping[str, object], known: Collection[str]) -> None:
-    """Raise on an unknown key, with the nearest known one."""
+    """Raise if a key is unknown, and suggest the nearest known key."""
     for key in raw:
         if key not in known:
             raise ValueError(f"{name} has an unknown key {short_repr(key)}; {suggestion(key, known)}")
 
 
 def suggestion(word: str, known: Collection[str]) -> str:
-    """Return a question with the nearest known word, or a list of all."""
+    """Suggest the nearest known word, or else list all known words."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Error propagation in a text: which wrong numbers are new errors, and which follow from an earlier error."""
+"""Error propagation in a text: separates new errors from wrong numbers that follow from an earlier error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
 from clearhead.explain.example import Example
 
-FLOAT64_ROUNDING = 1e-12  # relative to a matrix's largest number; matters where a digit stands exactly halfway
+FLOAT64_ROUNDING = 1e-12  # relative to the largest number of a matrix; decides ties in rounding
 _MAX_VARIED_CELLS = 2000  # cells of one matrix whose unprinted digits are varied
 _MAX_BATCH_ELEMENTS = 2**22  # numbers in a batch of variations
-_MAX_ERROR_SETS = 64  # sets of errors that are tried one by one
+_MAX_ERROR_SETS = 64  # with more sets of errors than this, only some sets are tried
 
 CellIndex = tuple[int, int]
 
@@ -41,7 +41,7 @@ class CheckedMatrix:
 
     @cached_property
     def new_errors(self) -> Bool[Tensor, "rows columns"]:
-        """The wrong cells that follow from no earlier error."""
+        """Wrong cells that do not follow from an earlier error."""
         cells = self.wrong.clone()
         for carried_cells in self.carried.values():
             cells &= ~carried_cells
@@ -60,12 +60,12 @@ class CheckedMatrix:
     def corrected_for(
         self, root: CheckedMatrix, matrix: Float[Tensor, "rows columns"]
     ) -> Float[Tensor, "rows columns"]:
-        """Correct the cells of a version of this matrix that have, or follow from, the new errors of `root`."""
+        """Return a version of this matrix with the new errors of `root`, and the cells carried from them, corrected."""
         cells = self.new_errors if root is self else self.carried.get(root)
         return matrix if cells is None else torch.where(cells, self.corrected, matrix)
 
 
-AssumedValues = dict[CheckedMatrix, Tensor]  # the values with which the author may have continued
+AssumedValues = dict[CheckedMatrix, Tensor]  # values with which the author may have continued
 
 
 def check_matrix(
@@ -76,10 +76,10 @@ def check_matrix(
     tolerance: Float[Tensor, "rows columns"],
     earlier: Sequence[CheckedMatrix],
 ) -> CheckedMatrix:
-    """Compare a claimed matrix with the computed one, and search for the causes of each difference.
+    """Compare a claimed matrix with the computed one, and search for the cause of each difference.
 
-    Where a number follows from correct numbers as printed, rounded, it is not wrong. Where it follows from a wrong one,
-    it is carried. What is left is a new error.
+    A number that follows from correct numbers, rounded as printed, is not wrong. A number that follows from a wrong
+    number is carried. Every other difference is a new error.
     """
     search = _CauseSearch(example, claim, claimed, tolerance, [entry for entry in earlier if entry.is_source_of(claim)])
     search.run()
@@ -94,7 +94,7 @@ def check_matrix(
 
 
 class _CauseSearch:
-    """The search for values before a claimed matrix that explain its wrong cells."""
+    """Search for earlier values that explain the wrong cells of a claimed matrix."""
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class _CauseSearch:
         self.closest = self.without_errors = self.computed
 
     def run(self) -> None:
+        """Try assumptions about the earlier values until every wrong cell is explained."""
         if not self.wrong.any():
             return
         self.without_errors = self._recompute({matrix: matrix.corrected for matrix in self.earlier})
@@ -142,7 +143,7 @@ class _CauseSearch:
                 return
 
     def _assume_no_errors(self) -> Iterator[AssumedValues]:
-        """Yield correct numbers to continue with, rounded as printed: all matrices of the text, or one or two."""
+        """Yield assumptions without errors: all earlier matrices, or one or two, correct and rounded as printed."""
         yield {matrix: matrix.corrected for matrix in self.earlier}
         rounded = [matrix for matrix in self.earlier if not matrix.exact]
         for size in (1, 2):
@@ -150,7 +151,7 @@ class _CauseSearch:
                 yield {matrix: matrix.corrected for matrix in chosen}
 
     def _assume_errors(self) -> Iterator[AssumedValues]:
-        """Yield wrong numbers to continue with: some errors are followed, the others are only misprints."""
+        """Yield assumptions with errors: the author used some wrong numbers, and only misprinted the others."""
         for roots in _subsets(self.roots):
             yield {matrix: matrix.claimed.values if matrix in roots else matrix.intended for matrix in self.earlier}
             yield {root: root.claimed.values for root in roots}
@@ -160,7 +161,7 @@ class _CauseSearch:
                     yield {root: root.claimed.values, other: other.claimed.values}
 
     def _keep_closest(self, result: Tensor, most_matches: int) -> int:
-        """Keep the result that agrees with most cells: the author's numbers before the new errors."""
+        """Keep the result that agrees with the most cells, an estimate of the author's numbers without new errors."""
         matches = int(self._matches(result).sum())
         if matches > most_matches:
             self.closest = result
@@ -191,9 +192,9 @@ class _CauseSearch:
         self.unexplained &= ~matches
 
     def _rounding_bound(self, assumed: AssumedValues, result: Tensor) -> Tensor | None:
-        """Return how far the unprinted digits of the assumed matrices could move each cell, added up.
+        """Return a bound on how much the unprinted digits of the assumed matrices can change each cell.
 
-        None if there are too many to vary.
+        Returns None if there are too many cells to vary.
         """
         total = torch.zeros_like(result)
         tokens = len(self.example.tokens)
@@ -210,7 +211,7 @@ class _CauseSearch:
         return total
 
     def _recompute(self, assumed: AssumedValues) -> Tensor:
-        """Recompute the claimed matrix from other numbers before it."""
+        """Recompute the claimed matrix from the assumed values."""
         given = self.example.given_values
         for matrix, values in assumed.items():
             key = (matrix.claim.step, matrix.claim.head)
@@ -222,14 +223,14 @@ class _CauseSearch:
 
 
 def _subsets(roots: Sequence[CheckedMatrix]) -> Iterator[tuple[CheckedMatrix, ...]]:
-    """Yield every set of errors, small ones first; of many errors only the sets of one, of two and of all."""
+    """Yield every set of errors, small sets first. If there are many, yield only the sets of one, two and all."""
     sizes = range(1, len(roots) + 1) if 2 ** len(roots) <= _MAX_ERROR_SETS else (1, 2, len(roots))
     for size in sizes:
         yield from combinations(roots, size)
 
 
 def _rounded(values: Float[Tensor, "rows columns"], like: PrintedMatrix) -> Float[Tensor, "rows columns"]:
-    """Round to the digits that most numbers of a printed matrix have."""
+    """Round to the most frequent number of digits in a printed matrix."""
     inexact = like.tolerance[like.tolerance > 0]
     if not len(inexact):
         return values
@@ -238,7 +239,7 @@ def _rounded(values: Float[Tensor, "rows columns"], like: PrintedMatrix) -> Floa
 
 
 def agree(claimed: Tensor, computed: Tensor, tolerance: Tensor) -> Tensor:
-    """Return the cells where a claimed number is the computed one, within its tolerance."""
+    """Return the cells where a claimed number equals the computed one within its tolerance."""
     return _distance(claimed, computed) <= tolerance + FLOAT64_ROUNDING * _largest(computed)
 
 
@@ -251,7 +252,7 @@ def _largest(matrix: Tensor) -> Tensor:
 
 
 def _distance(left: Tensor, right: Tensor) -> Tensor:
-    """|left − right|, 0 between equal infinities."""
+    """Return |left − right|, which is 0 for equal infinities."""
     return torch.where(left == right, 0.0, (left - right).abs())
 
 

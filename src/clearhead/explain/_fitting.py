@@ -1,4 +1,4 @@
-"""Test whether a printed matrix is X·W for any W: the smallest largest error over all W."""
+"""Fit of X·W to a printed matrix: the smallest possible maximum error over all W."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _RELATIVE_GAP = 1e-3  # between the lower and the upper bound, relative to the u
 
 @dataclass(frozen=True)
 class Fit:
-    """The best W for a printed matrix."""
+    """Error of the best W for a printed matrix."""
 
-    max_error: float  # every W is off by at least this much in some cell
-    within_tolerance: bool  # False: every W is off in some cell by more than the tolerance of the printed number
+    max_error: float  # every W has at least this error in some cell
+    within_tolerance: bool  # False: every W has an error above the tolerance of the printed number in some cell
 
 
 def best_fit(x: Float[Tensor, "rows input"], claimed: PrintedMatrix) -> Fit:
-    """Fit each column by Lawson's reweighting: where a fit is off, its weight grows. Blanks do not count.
+    """Fit each column by Lawson's algorithm, which increases the weights of rows with large errors.
 
-    A weighted least-squares error never exceeds the largest error of the best fit. The error is therefore never
-    overstated, whenever the iteration stops.
+    Blank cells are ignored. A weighted least-squares error never exceeds the maximum error of the best fit. The
+    returned error is therefore never too large, even if the iteration stops early.
     """
     max_error, within_tolerance = 0.0, True
     for column in range(claimed.shape[1]):
@@ -41,7 +41,7 @@ def best_fit(x: Float[Tensor, "rows input"], claimed: PrintedMatrix) -> Fit:
 
 
 def _minimax_error(x: Float[Tensor, "rows input"], target: Float[Tensor, " rows"]) -> float:
-    """Return the largest error of the W whose largest error is smallest."""
+    """Return a lower bound on the maximum error of `x @ w` over all `w`, close to the best one."""
     row_weights = torch.full_like(target, 1 / len(target))
     low, high = 0.0, float("inf")
     for _ in range(_MAX_ITERATIONS):

@@ -1,4 +1,4 @@
-"""Steps of a layer's calculation: its inputs, each head, and the output."""
+"""Steps of a layer's calculation: inputs, heads and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 class HeadTracer:
-    """The calculation of one head."""
+    """Tracer of the calculation of one head."""
 
     def __init__(
         self, layer: MultiHeadAttention, index: int, x: Step, source: Step, given: dict[StepKey, Tensor]
@@ -67,7 +67,7 @@ class HeadTracer:
         return _column_operand(self.source, self.head.kv_columns)
 
     def _projected(self, name: str, head_input: Step) -> Step:
-        """Apply W_Q, W_K or W_V, the bias, the norm, and the rotation by positions."""
+        """Apply W_Q, W_K or W_V, then the bias, the norm and the rotary embedding."""
         layer, letter = self.layer, name[0].upper()
         weight, bias = getattr(self.head, f"{name}_weight"), getattr(self.head, f"{name}_bias")
         factor = self._projection_input(name, head_input)
@@ -88,7 +88,7 @@ class HeadTracer:
             count = values.shape[0]
             values = layer.rope(values[None, None], query_positions(count, count, 0, values.device))[0, 0]
             text, latex, how = f"RoPE({text})", f"\\text{{RoPE}}({latex})", "other"
-        if how == "other":  # a norm and a rotation mix the columns
+        if how == "other":  # a norm or a rotation mixes the columns
             operands[1:] = [replace(operand, marks="all") for operand in operands[1:]]
         return self._step(
             name,
@@ -167,7 +167,7 @@ class HeadTracer:
         )
 
     def _weights(self, scores: Step) -> Step:
-        """Apply softmax to each row; a row without a key is 0, and a sink takes its share."""
+        """Apply softmax to each row, with the sink as an additional score. A row without visible keys is 0."""
         sinks, values = self.layer.sinks, scores.values
         logits = values if sinks is None else torch.cat([values, sinks[self.index].expand(len(values), 1)], dim=1)
         has_keys = (logits > -torch.inf).any(dim=1, keepdim=True)
@@ -207,7 +207,7 @@ class HeadTracer:
 
 
 def input_steps(x: Tensor, memory: Tensor | None, given: dict[StepKey, Tensor]) -> Iterator[Step]:
-    """Yield the input X, and Z if keys and values have their own."""
+    """Yield the input X, and the memory Z if keys and values are computed from it."""
     yield _with_given(Step("input", None, "X", "X", _shape_text(x), x, how="input"), given)
     if memory is not None:
         step = Step("input", None, "Z", "Z", _shape_text(memory), memory, rows="memory", how="input")
@@ -256,7 +256,7 @@ def output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[Ste
 
 
 def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
-    """Return the step, with a given matrix in place of the computed one; that is then removed from `given`."""
+    """Replace the computed matrix of a step by the given one, if any, and remove it from `given`."""
     values = given.pop((step.name, step.head), None)
     if values is None:
         return step
@@ -282,7 +282,7 @@ def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
 
 
 def _column_operand(step: Step, columns: slice) -> Operand:
-    """Return some columns of X or Z."""
+    """Return a range of columns of X or Z as an operand."""
     column_range = f"{columns.start}:{columns.stop}"
     return Operand(
         f"{step.symbol}[:, {column_range}]",

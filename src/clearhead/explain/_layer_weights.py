@@ -1,4 +1,4 @@
-"""The four weight matrices of a worked example: stated ones, and others drawn from a seed."""
+"""Weight matrices of a worked example, stated in the file or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHT_NAMES = ("query", "key", "value", "output")
 
 
 class LayerWidths:
-    """The widths of a layer: from stated and given matrices, and else as in `MultiHeadAttention`."""
+    """Widths of a layer, from stated and given matrices (default: those of `MultiHeadAttention`)."""
 
     def __init__(
         self,
@@ -28,7 +28,9 @@ class LayerWidths:
         self.input = x[1]
         if split == "slice":
             if x[1] % heads:
-                raise ValueError(f'x has {x[1]} columns, which {heads} heads cannot slice equally (split = "slice")')
+                raise ValueError(
+                    f'x has {x[1]} columns; expected a multiple of the {heads} heads, because split is "slice"'
+                )
             self.input = x[1] // heads
 
         def stated_width(*names: str) -> int | None:
@@ -42,23 +44,26 @@ class LayerWidths:
         key_dim = stated_width("query", "key")
         if key_dim is None:
             if x[1] % heads:
-                raise ValueError(f"x has {x[1]} columns, which {heads} heads do not divide; state weights.query")
+                raise ValueError(
+                    f"x has {x[1]} columns; expected a multiple of the {heads} heads, or weights.query in the file"
+                )
             key_dim = x[1] // heads
         self.key_dim = key_dim
         self.value_dim = stated_width("value") or key_dim
         self.output_dim = stated["output"].shape[-1] if "output" in stated else x[1]
 
     def weights(self, seed: int) -> dict[str, Tensor]:
-        """Return the stated matrices, and the others drawn in steps of 0.1, so that they can be printed exactly.
+        """Return the stated matrices, and draw the others in steps of 0.1, so that they can be printed exactly.
 
-        W_Q and W_K from -3.0 to 3.0, or small inputs would attend to everything alike; W_V and W_O from -1.0 to 1.0.
+        W_Q and W_K range from -3.0 to 3.0, because smaller weights give nearly uniform attention on small inputs.
+        W_V and W_O range from -1.0 to 1.0.
         """
         generator = torch.Generator().manual_seed(seed)
         weights = {}
         for name in WEIGHT_NAMES:
             shape = self._shape(name)
             limit = 30 if name in ("query", "key") else 10
-            # drawn even where it is stated, so that stating one matrix leaves the others as they were
+            # draw stated matrices too, so that stating one does not change the random numbers of the others
             drawn = torch.randint(-limit, limit + 1, shape, generator=generator).double() / 10
             weights[name] = self.stated.get(name, drawn)
             if tuple(weights[name].shape) != shape:
@@ -73,9 +78,9 @@ class LayerWidths:
     def _mismatch(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
         rows = self.x[0]
         if name == "output":
-            what = f"the heads' outputs side by side ({rows}, {expected[0]})"
+            factor = f"the concatenated heads ({rows}, {expected[0]})"
         elif shape[0] != expected[0]:
-            what = f"{'X' if self.input == self.x[1] else 'a slice of X'} ({rows}, {self.input})"
+            factor = f"{'X' if self.input == self.x[1] else 'a slice of X'} ({rows}, {self.input})"
         else:
-            return f"weights.{name} is {shape}, but Q and K must have equal columns; expected {expected}"
-        return f"weights.{name} is {shape}: {what} × {shape} cannot be multiplied; expected {expected}"
+            return f"weights.{name} is {shape}, but Q and K must have equally many columns; expected {expected}"
+        return f"weights.{name} is {shape}: {factor} × {shape} cannot be multiplied; expected {expected}"

@@ -1,4 +1,4 @@
-"""A matrix as a text prints it: blanks stay blank, and the printed digits give the tolerance of each number."""
+"""Matrices as printed in a text: cells may be blank, and the printed digits give the tolerance of each number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CellValue = TypeVar("CellValue")
 
 @dataclass(frozen=True, eq=False)
 class PrintedMatrix:
-    """Numbers with their text and tolerance: 0.50 claims ± 0.005, half a unit of its last digit."""
+    """Numbers with their printed text and tolerance: 0.50 has ± 0.005, half a unit of its last digit."""
 
     values: Float[Tensor, "rows columns"]  # NaN where blank
     tolerance: Float[Tensor, "rows columns"]
@@ -39,11 +39,13 @@ class PrintedMatrix:
 
 
 def read_matrix(name: str, raw: object, *, blanks: bool = False, infinite: bool = False) -> PrintedMatrix:
-    """Read a list of rows of equal length, as TOML gives it with `parse_float=Decimal`.
+    """Read a list of rows of equal length, parsed by `tomllib` with `parse_float=Decimal`.
 
     Args:
-        blanks: whether a cell may be "_".
-        infinite: whether a cell may be -inf, as masked scores are.
+        name: name of the matrix in error messages.
+        raw: the parsed list.
+        blanks: accept "_" for a blank cell.
+        infinite: accept -inf, the value of a masked score.
     """
 
     def read_cell(cell_name: str, cell: object) -> Decimal | None:
@@ -67,7 +69,7 @@ def read_matrix(name: str, raw: object, *, blanks: bool = False, infinite: bool 
 
 
 def read_rows(name: str, raw: object, read: Callable[[str, object], CellValue]) -> list[list[CellValue]]:
-    """Read a list of rows of equal length, each cell by `read(name, cell)`."""
+    """Read a list of rows of equal length, calling `read(name, cell)` for each cell."""
     if not isinstance(raw, list) or not raw:
         raise ValueError(f"{name} is {short_repr(raw)}; expected a list of rows")
     for row_index, row in enumerate(raw, 1):
@@ -86,13 +88,13 @@ def _tensor(rows: list[list[float]]) -> Tensor:
 
 
 def half_unit(value: Decimal) -> float:
-    """Return half a unit of the last digit that was written."""
+    """Return half a unit of the last written digit."""
     exponent = value.as_tuple().exponent
     return to_float(Decimal(5).scaleb(exponent - 1)) if isinstance(exponent, int) else 0.0
 
 
 def to_float(value: Decimal) -> float:
-    """Convert to a float, infinite where it is too large for one."""
+    """Convert to a float. A number that overflows becomes infinite."""
     try:
         return float(value)
     except OverflowError:
@@ -100,6 +102,6 @@ def to_float(value: Decimal) -> float:
 
 
 def short_repr(cell: object) -> str:
-    """Return a value as text, short enough for one line."""
+    """Return a short representation for an error message of one line."""
     text = str(cell) if isinstance(cell, Decimal) else repr(cell)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,6 +1,6 @@
-"""Recomputation of an example's matrices, from its weights or from numbers that a text printed in their place.
+"""Recomputation of an example's matrices, from its weights or from numbers printed in the text.
 
-Leading axes broadcast, so that many variations of a matrix are followed through at once.
+Leading axes broadcast, so that many variations of a matrix are computed at once.
 """
 
 from __future__ import annotations
@@ -33,22 +33,25 @@ _OPERANDS = {
 
 @cache
 def source_matrices(name: str) -> frozenset[str]:
-    """Return every matrix that is read, directly or not, on the way to one."""
+    """Return the names of all matrices that a matrix is computed from, directly or indirectly."""
     operands = _OPERANDS.get(name, ())
     return frozenset(operands).union(*(source_matrices(operand) for operand in operands))
 
 
 class Recomputation:
-    """Every matrix that can be claimed, computed on demand. A NaN in a given matrix stands for the computed number."""
+    """Every matrix that can be claimed, computed on demand.
+
+    A given matrix replaces the computed one, except where it is NaN.
+    """
 
     def __init__(self, example: Example, given: Mapping[StepKey, Tensor]) -> None:
         self.example, self.given = example, given
         self._cache: dict[StepKey, Tensor] = {}
 
     def matrix(self, name: str, head: int) -> Tensor:
-        """Return a matrix by the name of a step, or mask, query_weight and so on.
+        """Return a matrix by name: a step, the mask, or a learned matrix such as query_weight.
 
-        `head` is ignored where there is one matrix for all heads.
+        `head` is ignored for matrices shared by all heads.
         """
         key = (name, None if name in SHARED_MATRICES else head)
         if key not in self._cache:

@@ -1,4 +1,4 @@
-"""Results of `check()`: claim by claim, and cell by cell where they differ."""
+"""Results of `check()` for each claim, and for each cell that differs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ Verdict = Literal["agrees", "differs", "carried"]
 
 @dataclass(frozen=True)
 class CellDifference:
-    """A cell that differs. `carried_from` names the text's own earlier matrix from which the claimed number follows."""
+    """A claimed number that differs from the computed one.
 
-    row: int  # from 0, as columns
+    `carried_from` names the earlier matrix of the text that the claimed number follows from, or is None.
+    """
+
+    row: int  # rows and columns are counted from 0
     column: int
     row_label: str
     column_label: str
-    printed: str  # as the text has it
+    printed: str  # as printed in the text
     claimed: float
     computed: float
     carried_from: str | None = None
@@ -32,11 +35,11 @@ class CellDifference:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The verdict on one claim, or on one given matrix (then `claim` is None)."""
+    """Verdict on one claim, or on one given matrix (then `claim` is None)."""
 
-    claim: int | None  # its position in the file, from 1
+    claim: int | None  # position in the file, counted from 1
     step: str
-    head: int | None  # from 0
+    head: int | None  # counted from 0
     kind: str  # values, shape, sum, count; or given
     verdict: Verdict
     message: str
@@ -45,17 +48,18 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Audit:
-    """The results for one example: first its given matrices, then its claims in the order of the file."""
+    """Results for one example: its given matrices, then its claims in the order of the file."""
 
     title: str
     findings: tuple[CheckResult, ...]
 
     @property
     def agrees(self) -> bool:
+        """True if all results agree."""
         return all(result.verdict == "agrees" for result in self.findings)
 
     def to_json(self) -> str:
-        """Everything but the labels, rows, columns and heads counted from 0; infinities are null."""
+        """Return the results as JSON, without labels. Heads, rows and columns count from 0; infinities are null."""
         findings = [
             dataclasses.asdict(result) | {"cells": [_cell_to_dict(cell) for cell in result.cells]}
             for result in self.findings
@@ -63,6 +67,7 @@ class Audit:
         return json_text({"title": self.title, "agrees": self.agrees, "findings": findings})
 
     def count(self, verdict: Verdict) -> int:
+        """Return the number of results with this verdict."""
         return sum(result.verdict == verdict for result in self.findings)
 
 

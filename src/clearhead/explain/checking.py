@@ -1,4 +1,4 @@
-"""`check()`: recompute a worked example and compare each claim with the result."""
+"""Checking of worked examples: `check()` recomputes an example and compares each claim with the result."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ from clearhead.explain.toml_format import load
 
 
 def check(example: Example | str | os.PathLike[str]) -> Audit:
-    """Recompute an example (one that was read, a file, or the name of a built-in one) and check each of its claims.
+    """Recompute a worked example and compare each of its claims with the result.
 
-    A number agrees if it is the computed one to its printed digits. One that differs, but follows from the text's own
-    earlier matrices, is carried: the error is theirs.
+    A number agrees if it equals the computed one to its printed digits. A number that differs but follows from an
+    earlier matrix of the text is carried: the error is in the earlier matrix.
+
+    Args:
+        example: an `Example`, the path of a TOML file, or the name of a built-in example.
 
     >>> [finding.message for finding in check("song").findings if finding.step == "query"]
     ['18 of 24 cells differ']
@@ -36,7 +39,7 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
 
 
 class _Auditor:
-    """The check of one example."""
+    """Checker of the claims of one example."""
 
     def __init__(self, example: Example) -> None:
         self.example = example
@@ -141,7 +144,7 @@ class _Auditor:
             other, rows, there = "slice", width // heads, here // heads
         if shape != (rows, self.example.weights[claim.step.removesuffix("_weight")].shape[-1]):
             return ""
-        return f'; that is another layer, split = "{other}", with {there} projection weights where this has {here}'
+        return f'; this shape belongs to split = "{other}", a layer with {there} projection weights instead of {here}'
 
     def _check_sum(self, claim: Claim, which: str, matrices: list[Tensor]) -> CheckResult:
         tolerance = 1e-6 if claim.tolerance is None else claim.tolerance
@@ -161,14 +164,12 @@ class _Auditor:
         return _claim_result(claim, "differs", f"{which} sum to {' | '.join(sums)}, not to 1{note}", tuple(cells))
 
     def _check_count(self, claim: Claim, matrices: list[Tensor]) -> CheckResult:
-        """Compare the number of rows; of scores and weights that of matrices, unless a head is named."""
+        """Compare the number of rows; for scores and weights of all heads, the number of matrices."""
         if claim.step in SCORE_STEPS and claim.head is None:
             count, what = len(matrices), "one matrix for each head, with a row for each token"
         else:
             count = matrices[0].shape[0]
-            what = (
-                "one row for each column that it reads" if claim.step in LEARNED_MATRICES else "one row for each token"
-            )
+            what = "one row for each input column" if claim.step in LEARNED_MATRICES else "one row for each token"
         if count == claim.count:
             return _claim_result(claim, "agrees", f"{count}: {what}")
         return _claim_result(claim, "differs", f"claimed {claim.count}, computed {count}: {what}")
@@ -204,7 +205,7 @@ def _check_any_product(step: Step, claimed: PrintedMatrix) -> CheckResult:
     fit = best_fit(factor.values, claimed)
     if fit.within_tolerance:
         return _given_result(step, "agrees", f"is {factor.symbol}·W for some W")
-    message = f"is {factor.symbol}·W for no W: the best fit still misses a cell by {fit.max_error:.2g}"
+    message = f"is not {factor.symbol}·W for any W: the best fit has an error of {fit.max_error:.2g} in some cell"
     return _given_result(step, "differs", message)
 
 
@@ -227,7 +228,7 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
         parts += [f"{carried} of them carried"] if carried else []
     if rounded:
-        parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from the rounded numbers printed before")
+        parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from rounded numbers printed earlier")
     parts += [f"{blank} blank" if written else "all blank"] if blank else []
     return _claim_result(claim, verdict, ", ".join(parts), cells)
 
@@ -240,7 +241,7 @@ _REARRANGEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _rearrangement_note(claimed: PrintedMatrix, computed: Tensor) -> str:
-    """Return a note if the text has written the computed matrix transposed or in reverse order."""
+    """Return a note if the text prints the computed matrix transposed or in reverse order."""
     for description, rearrange in _REARRANGEMENTS.items():
         other = rearrange(computed)
         if (
@@ -258,16 +259,16 @@ def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:
 
 
 def _mask_notes(claimed: PrintedMatrix, cells: tuple[CellDifference, ...]) -> str:
-    """Return a note on a wrong mask: how many cells are open and closed wrongly, or that it is not additive."""
+    """Return a note on a wrong mask: the number of wrong cells, or that the mask is not additive."""
     written = claimed.values[~claimed.blank]
     if ((written == 0) | (written == -inf)).all():
         closed = sum(cell.claimed == -inf for cell in cells)
-        return f": {len(cells) - closed} open and {closed} closed wrongly" if cells else ""
+        return f": {len(cells) - closed} wrongly open and {closed} wrongly masked" if cells else ""
     if ((written == 0) | (written == 1)).all():
-        return "; it is written as 1 and 0, but what is added to the scores is 0 and −∞"
+        return "; it contains 1 and 0, but an additive mask contains 0 and −∞"
     return ""
 
 
 def _calculation_order(claim: Claim) -> tuple[int, int]:
-    """Return a sort key: matrices come after those that they are computed from."""
+    """Return a sort key that puts each matrix after those that it is computed from."""
     return len(source_matrices(claim.step)), claim.head or 0

@@ -22,7 +22,7 @@ from clearhead.ops.masks import Mask
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One calculation, without biases and in float64, and the claims about it."""
+    """One attention calculation in float64 without biases, and the claims of a text about it."""
 
     title: str
     tokens: tuple[str, ...]
@@ -31,10 +31,10 @@ class Example:
     split: str
     mask: Mask | None
     weights: Mapping[str, Tensor]  # query, key, value: [heads, input, dim]; output: [heads · value_dim, output_dim]
-    stated: tuple[str, ...]  # those of the weights that the file states
+    stated: tuple[str, ...]  # names of the weights that the file states
     given: Mapping[StepKey, PrintedMatrix]
     claims: tuple[Claim, ...]
-    source: str  # the file
+    source: str  # text of the TOML file
 
     def additive_mask(self) -> Float[Tensor, "tokens tokens"]:
         """Return M: 0 where a query may attend, −∞ where not."""
@@ -44,11 +44,12 @@ class Example:
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """Names of the weights that were drawn from the seed; a given projection may be X·W for another W."""
+        """Names of the weights drawn from the seed, without those whose projection is given."""
         given = {name for name, _ in self.given}
         return tuple(name for name in WEIGHT_NAMES if name not in self.stated and name not in given)
 
     def layer(self) -> MultiHeadAttention:
+        """Return the layer with the weights of the example."""
         query, value, output = (self.weights[name] for name in ("query", "value", "output"))
         layer = MultiHeadAttention(
             self.x.shape[1],
@@ -65,11 +66,11 @@ class Example:
 
     @property
     def given_values(self) -> dict[StepKey, Tensor]:
-        """The given matrices as tensors; NaN where a cell is left to be computed."""
+        """Given matrices as tensors, with NaN in blank cells."""
         return {key: matrix.values for key, matrix in self.given.items()}
 
     def trace(self) -> Trace:
-        """Trace every step, with given matrices in their places."""
+        """Trace every step, with given matrices in place of computed ones."""
         return self._trace(self.given_values)
 
     def trace_without_given(self) -> Trace:
@@ -80,7 +81,7 @@ class Example:
         return trace(self.layer(), self.x, mask=self.mask, tokens=self.tokens, given=given)
 
     def to_toml(self) -> str:
-        """Return the file with the drawn weights written into it: the same calculation, every number editable."""
+        """Return the TOML file with the drawn weights added, so that every number can be edited."""
         with needs_extra("explain", "the TOML format"):
             import tomlkit
 
@@ -93,7 +94,10 @@ class Example:
 
 
 def _toml_matrix(values: Tensor, indent: str = "") -> str:
-    """Write one matrix, or one for each head, a row to a line; a single head's has no list around it."""
+    """Format one matrix, or a list of one matrix per head, with one row per line.
+
+    The matrix of a single head is not nested in a list.
+    """
     if values.ndim == 3 and len(values) == 1:
         return _toml_matrix(values[0])
     inner_indent = indent + "  "

@@ -1,4 +1,4 @@
-"""Steps of a calculation in order, each with its formula, its operands and its cost."""
+"""Steps of a calculation, each with its formula, operands and cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead._utils.checks import check_int
 from clearhead.nn.head import check_head_indices
 
-# in the order in which they come; slice only where heads see slices, masked only where there is a mask
+# in order; slice occurs only with split="slice", masked only with a mask
 STEP_NAMES = (
     "input",
     "slice",
@@ -29,17 +29,18 @@ STEP_NAMES = (
 )
 SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
 
-StepKey = tuple[str, int | None]  # a step and its head, from 0; None for a step of all heads
-Axis = Literal["token", "memory", "dimension"]  # of a matrix's rows or columns
+StepKey = tuple[str, int | None]  # a step and its head, counted from 0; None for a step of all heads
+Axis = Literal["token", "memory", "dimension"]  # meaning of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
 Operation = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A matrix that a step reads. Cell (i, j) of the result is made of row i of it, or column j, or cell (i, j).
+    """A matrix that a step reads.
 
-    `shift` is added to j first: a slice's first column is the third of X, and so on.
+    Cell (i, j) of the result depends on row i, column j, cell (i, j) or all cells of the operand, as `marks` specifies.
+    `shift` is added to j first: the first column of a slice can be the third column of X.
     """
 
     symbol: str
@@ -49,26 +50,26 @@ class Operand:
     columns: Axis
     marks: Marks
     shift: int = 0
-    new: bool = False  # a learned matrix or a mask, which no step before has shown
+    new: bool = False  # a learned matrix or a mask, which is not the result of an earlier step
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One matrix of the calculation, how it was made and what that cost."""
+    """One matrix of the calculation, with its formula, operands and cost."""
 
     name: str
-    head: int | None  # counted from 0; None where all heads take part. Typeset they count from 1
+    head: int | None  # counted from 0, but from 1 in formulas and output; None for a step of all heads
     formula: str
     latex: str
-    shapes: str  # a sentence such as "(8, 2) × (2, 8) / √2 = (8, 8)"
+    shapes: str  # such as "(8, 2) × (2, 8) / √2 = (8, 8)"
     values: Float[Tensor, "rows columns"]
     multiply_adds: int = 0
-    weights: int = 0  # how many learned numbers took part
+    weights: int = 0  # number of learned parameters that the step uses
     rows: Axis = "token"
     columns: Axis = "dimension"
     operands: tuple[Operand, ...] = ()
     how: Operation = "other"
-    scaling: str = ""  # what "scaled" does to each number, such as "/ √2"
+    scaling: str = ""  # operation of the step "scaled" on each number, such as "/ √2"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,7 +78,7 @@ class Step:
 
     @property
     def symbol(self) -> str:
-        """The left side of the formula, or all of it if it has none."""
+        """Left side of the formula, or the whole formula if it has no left side."""
         return self.formula.split(" = ")[0]
 
     @property
@@ -95,7 +96,7 @@ class Trace:
 
     steps: tuple[Step, ...]
     tokens: tuple[str, ...]
-    memory_tokens: tuple[str, ...]  # what keys and values belong to: the same as `tokens` in self-attention
+    memory_tokens: tuple[str, ...]  # tokens of keys and values; equal to `tokens` in self-attention
     heads: int
 
     def __iter__(self) -> Iterator[Step]:
@@ -105,36 +106,36 @@ class Trace:
         return len(self.steps)
 
     def step(self, name: str, head: int | None = None) -> Step:
-        """Return one step by its name, and its head (from 0) if each head has one."""
+        """Return one step by name, and by head (counted from 0) if each head has one."""
         steps = self.named(name)
         if not steps:
             raise ValueError(f"step {name!r} does not occur in this calculation")
         if steps[0].head is None:
             return steps[0]
         if head is None and len(steps) > 1:
-            raise ValueError(f"step {name!r} occurs once for each of {len(steps)} heads; give head")
+            raise ValueError(f"step {name!r} occurs once for each of {len(steps)} heads; pass head")
         [index] = check_head_indices("head", 0 if head is None else check_int("head", head, least=0), len(steps))
         return steps[index]
 
     def named(self, name: str) -> list[Step]:
-        """Return all steps of a name: one, or one for each head, or none."""
+        """Return all steps with a name: one, one for each head, or an empty list."""
         if name not in STEP_NAMES:
             raise ValueError(f"step is {name!r}; expected one of {', '.join(STEP_NAMES)}")
         return [step for step in self.steps if step.name == name]
 
     def select(self, names: Collection[str] = (), heads: Collection[int] = ()) -> Trace:
-        """Select steps by name and by head (from 0); an empty choice selects all."""
+        """Select steps by name and by head (counted from 0). An empty collection selects all."""
         for name in names:
             if not self.named(name):
                 raise ValueError(f"step {name!r} does not occur in this calculation")
         for head in heads:
             if not 0 <= head < self.heads:
-                raise ValueError(f"head {head + 1} does not occur: this calculation has {self.heads}, counted from 1")
+                raise ValueError(f"head {head + 1} does not occur; expected 1 to {self.heads}, counted from 1")
         chosen = [
             step for step in self.steps if step.name in (names or STEP_NAMES) and (not heads or step.head in heads)
         ]
         if not chosen:
-            raise ValueError(f"no head has a step {' or '.join(names)} of its own; leave the head out")
+            raise ValueError(f"step {' or '.join(names)} is shared by all heads; leave the head out")
         return replace(self, steps=tuple(chosen))
 
     def labels(self, axis: Axis, count: int) -> tuple[str, ...]:
@@ -145,4 +146,5 @@ class Trace:
 
     @property
     def output(self) -> Float[Tensor, "q_len output_dim"]:
+        """Matrix of the last step."""
         return self.steps[-1].values

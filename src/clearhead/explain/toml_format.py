@@ -1,4 +1,4 @@
-"""Worked examples as TOML files, read strictly: an error names the key, its value and what was expected."""
+"""Strict reader of worked examples in TOML files. An error names the key, its value and the expected value."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from clearhead.explain.example import Example
 from clearhead.explain.steps import STEP_NAMES, StepKey
 from clearhead.ops.masks import Causal, Dense, Mask
 
-MAX_FILE_BYTES = 2**24  # bytes of a file
+MAX_FILE_BYTES = 2**24
 _FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 
 def load(name: str | os.PathLike[str]) -> Example:
-    """Load a built-in example by its name, or one from a TOML file."""
+    """Load a built-in example by name, or an example from a TOML file.
+
+    Raises:
+        ValueError: the file cannot be read, or is not a valid example.
+    """
     if name in BUILT_IN:
         source = resources.files("clearhead.explain").joinpath("examples", f"{name}.toml").read_bytes()
     else:
@@ -35,9 +39,7 @@ def load(name: str | os.PathLike[str]) -> Example:
     except UnicodeDecodeError:
         raise ValueError(f"{name}: not a text file (it is not UTF-8)") from None
     except ArithmeticError:
-        raise ValueError(
-            f"{name}: not a TOML file that can be read (a number in it has too large an exponent)"
-        ) from None
+        raise ValueError(f"{name}: not a readable TOML file (the exponent of a number is too large)") from None
     except RecursionError:
         raise ValueError(f"{name}: nested too deeply; expected a worked example") from None
     except tomllib.TOMLDecodeError as error:
@@ -65,7 +67,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def parse(source: str, title: str = "A worked example") -> Example:
-    """Read an example from the text of a TOML file; `title` is used if the file has none.
+    """Parse the text of a TOML file. `title` is used if the file has no title.
 
     >>> parse("x = [[1, 0], [0, 1]]").trace().output.shape
     torch.Size([2, 2])
@@ -101,7 +103,7 @@ def parse(source: str, title: str = "A worked example") -> Example:
     _check_given(example)
     for step in example.trace():
         if step.values.isnan().any() or (step.values.isinf() & (step.name != "masked")).any():
-            raise ValueError(f"step {step.name!r} has numbers that are too large to be computed")
+            raise ValueError(f"step {step.name!r} overflows; expected smaller numbers")
     return example
 
 
@@ -146,7 +148,7 @@ def _check_given(example: Example) -> None:
 
 
 def _per_head(name: str, raw: object, heads: int) -> list[tuple[str, object]]:
-    """Return each head's matrix with a label; a single head's may stand without a list around it."""
+    """Return a label and a matrix for each head. The matrix of a single head may be given without a list."""
     if heads == 1 and not _nested(raw, 3):
         return [(name, raw)]
     if not isinstance(raw, list) or len(raw) != heads:
@@ -160,7 +162,7 @@ def _nested(raw: object, depth: int) -> bool:
 
 
 def _read_mask(raw: object, count: int) -> Mask | None:
-    """Read "causal", "none", or a matrix: of true (may attend) and false, or of 0 and -inf, added to the scores."""
+    """Read a mask: "causal", "none", or a matrix of true (attend) and false, or of 0 (attend) and -inf."""
     if raw == "none":
         return None
     if raw == "causal":

@@ -1,4 +1,4 @@
-"""`trace()`: the calculation of a layer, step by step, with every matrix in between."""
+"""Tracing of a layer: `trace()` returns its calculation step by step, with every intermediate matrix."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ def trace(
     memory_tokens: Sequence[str] | None = None,
     given: GivenMatrices | None = None,
 ) -> Trace:
-    """Follow one text through a layer: every step of every head, written out.
+    """Run a layer on one text, and return every step of every head.
 
     Args:
-        x, memory: one text each, `[length, width]` (or with a batch of one before it).
-        mask: as for the layer.
-        tokens, memory_tokens: names of the rows; numbered by default.
-        given: matrices to use in place of computed ones, by step and head (from 0; None for a step of all heads), as in
-            `{("key", 0): sample}`. A NaN leaves its cell as computed.
+        layer: the layer to trace.
+        x: one text, `[length, width]` or `[1, length, width]`.
+        memory: the text of keys and values, in the same layout (default: `x`).
+        mask: the same as for the layer.
+        tokens: labels of the rows of `x` (default: numbers).
+        memory_tokens: labels of the rows of `memory` (default: numbers).
+        given: matrices to use in place of computed ones, such as `{("key", 0): sample}`. A key is a step and a head,
+            counted from 0, or None for a step of all heads. A NaN keeps the computed number.
 
-    The last step is the layer's output to rounding, unless something is given; dropout is left out.
+    Returns:
+        The steps in order. Without `given`, the last one equals the layer's output up to rounding. Dropout is not
+        applied.
 
     >>> steps = trace(MultiHeadAttention(4, 2, split="slice"), torch.randn(8, 4))
     >>> steps.step("scaled", head=0).shapes
@@ -50,7 +55,7 @@ def trace(
     memory_names = names if memory is None else _row_names("memory_tokens", memory_tokens, source.shape[0])
     given = {} if given is None else dict(given)
     with torch.no_grad():
-        layer(x[None], None if memory is None else memory[None], mask=mask)  # for its checks, in its own words
+        layer(x[None], None if memory is None else memory[None], mask=mask)  # validates the arguments
         allowed = _allowed_keys(mask, x.shape[0], source.shape[0])
         inputs = list(input_steps(x, memory, given))
         steps, outputs = list(inputs), []
@@ -61,7 +66,7 @@ def trace(
         steps += output_steps(layer, outputs, given)
     if given:
         name, head = next(iter(given))
-        raise ValueError(f"given has {(name, head)}, and this calculation has no such step and head")
+        raise ValueError(f"given has {(name, head)}, but this calculation has no such step and head")
     return Trace(tuple(steps), names, memory_names, layer.heads)
 
 
@@ -79,7 +84,7 @@ def _row_names(argument: str, tokens: Sequence[str] | None, length: int) -> tupl
     if tokens is None:
         return tuple(f"token {position}" for position in range(1, length + 1))
     if len(tokens) != length:
-        raise ValueError(f"{argument} has {len(tokens)} names, but there are {length} rows")
+        raise ValueError(f"{argument} has {len(tokens)} labels, but there are {length} rows")
     return tuple(str(token) for token in tokens)
 
 

@@ -1,4 +1,4 @@
-"""Worked examples as documents to go on writing: Markdown with formulas in dollars, and LaTeX."""
+"""Worked examples as Markdown and LaTeX documents."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _PREAMBLE = r"""\documentclass{article}
 \setlength{\parindent}{0pt}
 \raggedbottom
 \newsavebox{\matrixbox}
-% a matrix too wide for the page is made smaller
+% scale down a matrix that is wider than the page
 \newcommand{\fitted}[1]{\sbox{\matrixbox}{#1}%
   \ifdim\wd\matrixbox>\linewidth\resizebox{\linewidth}{!}{\usebox{\matrixbox}}\else\usebox{\matrixbox}\fi}
 """
 
 
 def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
-    """Return Markdown for GitHub, notebooks and other readers of tables and `$$`."""
+    """Return Markdown with tables and `$$` formulas, which GitHub and notebooks support."""
     parts = [f"# {_escape_markdown(title)}"]
     for count, step in enumerate(trace, 1):
         parts += [
@@ -65,7 +65,7 @@ def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
 
 
 def as_latex(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
-    """Return a complete document. Tokens beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."""
+    """Return a complete LaTeX document. Non-Latin tokens require LuaLaTeX or XeLaTeX, and a font for them."""
     parts = [_PREAMBLE + f"\\title{{{_escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
     for count, step in enumerate(trace, 1):
         shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _escape_latex(_shapes_and_cost(step)))
@@ -79,7 +79,7 @@ def as_latex(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
 
 
 def _displayed_matrices(step: Step) -> Iterator[tuple[str, Step | Operand]]:
-    """Yield a step's learned matrices and its result, each with its name in LaTeX."""
+    """Yield a step's learned matrices and its result, each with its LaTeX symbol."""
     for operand in step.operands:
         if operand.new:
             yield operand.latex, operand
@@ -94,7 +94,7 @@ def _shapes_and_cost(step: Step) -> str:
 def _table_rows(
     trace: Trace, matrix: Step | Operand, digits: int, escape: Callable[[str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return column labels, and rows that start with their label."""
+    """Return the column labels, and the rows, each of which starts with its label."""
     count, width = matrix.values.shape
     labels = [escape(label) for label in trace.labels(matrix.rows, count)]
     columns = [escape(label) for label in trace.labels(matrix.columns, width)]

@@ -1,4 +1,4 @@
-"""A worked example as one HTML page: no network, every matrix a table, every cell with its calculation."""
+"""Worked examples as self-contained HTML pages that show the calculation of each cell."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Table:
     symbol: str
     formula: Markup
     shape: str
-    sign: str  # the operator before it
+    sign: str  # operator before the table
     marks: str
     shift: int
     columns: tuple[str, ...]
@@ -58,10 +58,10 @@ class _Table:
 @dataclass(frozen=True)
 class _Section:
     id: str
-    position: int  # from 1
+    position: int  # counted from 1
     heading: str
     formula: Markup
-    text: str  # the formula in plain letters
+    text: str  # the formula as plain text
     sentence: str
     shapes: str
     cost: str
@@ -71,7 +71,7 @@ class _Section:
 
 
 def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
-    """Return one self-contained page: steps by keyboard, light and dark, printable."""
+    """Return one self-contained HTML page with keyboard navigation, two themes and a print style."""
     page = _TEMPLATES.get_template("page.html")
     return page.render(
         title=visible_text(title),
@@ -98,7 +98,7 @@ def _section(position: int, step: Step, trace: Trace, digits: int) -> _Section:
 
 
 def _anchor(step: Step, trace: Trace) -> str:
-    """Return the id in the page's address: weights-2 is head 2's. The second input is the memory."""
+    """Return the id of a step's section, used in URLs: weights-2 for head 2, input-2 for the memory."""
     if step.head is not None:
         return f"{step.name}-{step.head + 1}"
     return step.name if step is trace.named(step.name)[0] else f"{step.name}-2"
@@ -127,6 +127,6 @@ def _table(
 
 
 def _table_cell(text: str, shade: float) -> _TableCell:
-    """Return a cell with its shade as a CSS variable, from which the style sheet makes a color by the theme."""
+    """Return a cell with its shade as a CSS variable, which the style sheet mixes with a color of the theme."""
     style = "" if math.isnan(shade) else f"--{'warm' if shade >= 0 else 'cool'}:{abs(shade):.0%}"
     return _TableCell(text.replace("-", "−"), style)

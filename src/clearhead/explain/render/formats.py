@@ -1,4 +1,4 @@
-"""A worked example in any of its formats."""
+"""Rendering of worked examples in every format."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ FORMATS = ("text", "html", "markdown", "latex", "json")
 
 
 def render(trace: Trace, style: str = "text", *, title: str = "A worked example", digits: int | None = None) -> str:
-    """Write a calculation out as text, one HTML page, Markdown, LaTeX or JSON.
+    """Render a calculation as text, HTML, Markdown, LaTeX or JSON.
 
     Args:
-        digits: after the point; by default 3, and in JSON all of them.
+        trace: the calculation.
+        style: one of `FORMATS`.
+        title: title of the document.
+        digits: digits after the decimal point (default: 3; in JSON: all).
     """
     if style == "json":
         steps = [_as_json(step, digits) for step in trace]
@@ -30,7 +33,7 @@ def render(trace: Trace, style: str = "text", *, title: str = "A worked example"
 
 
 def _writer(style: str) -> Callable[[Trace, str, int], str]:
-    if style == "html":  # with packages that are optional
+    if style == "html":  # requires optional packages
         from clearhead.explain.render._html import as_html
 
         return as_html

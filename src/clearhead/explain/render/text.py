@@ -1,4 +1,4 @@
-"""Worked examples and audits in a terminal: tables with shaded cells, or plain text in files and pipes."""
+"""Worked examples and audits as text: tables with shaded cells in a terminal, plain text in files and pipes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NEUTRAL_COLOR, _POSITIVE_COLOR, _NEGATIVE_COLOR = (
     ColorTriplet(0, 102, 178),
     ColorTriplet(178, 74, 0),
 )
-_COLUMN_GAP = 2  # between columns
+_COLUMN_GAP = 2
 _VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
 
 
@@ -47,7 +47,7 @@ def as_text(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
 
 
 def print_trace(console: Console, trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> None:
-    """Print every step with its formula, shapes and matrices; learned matrices where they are first read."""
+    """Print every step with its formula, shapes and matrices, including the learned matrices that it uses."""
     console.print(Text(visible_text(title), style="bold"))
     for count, step in enumerate(trace, 1):
         console.print()
@@ -63,7 +63,7 @@ def print_trace(console: Console, trace: Trace, title: str, digits: int = DEFAUL
 
 
 def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int) -> Iterator[Table]:
-    """Yield one matrix, in several tables if a terminal is too narrow for one."""
+    """Yield one matrix as a table, or as several tables if the terminal is too narrow."""
     rows, columns = (_label_texts(trace, axis, count) for axis, count in _axes(matrix))
     cells = format_matrix(matrix.values, digits)
     levels = cell_shades(matrix.values)
@@ -91,7 +91,7 @@ def _label_texts(trace: Trace, axis: Axis, count: int) -> list[Text]:
 
 
 def _shade_style(level: float) -> Style:
-    if math.isnan(level):  # infinite: a score that the mask has closed
+    if math.isnan(level):  # an infinite, masked score
         return Style(dim=True)
     triplet = blend_rgb(_NEUTRAL_COLOR, _POSITIVE_COLOR if level >= 0 else _NEGATIVE_COLOR, cross_fade=abs(level))
     return Style(color="white", bgcolor=Color.from_triplet(triplet))
@@ -111,7 +111,7 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
             table = _difference_table(result, digits)
             widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
             wide = PlainConsole(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
-            wide.print(table)  # a line that is too long rather than a number that is cut
+            wide.print(table)  # long lines instead of truncated numbers
     agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
     summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
     console.print(Text(summary, style="bold"))

@@ -1,4 +1,4 @@
-"""Words and number formats of a written-out calculation, shared by all formats."""
+"""Words and number formats that all output formats of a calculation share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from clearhead._utils.color_scales import signed_shades
 from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain.steps import Step, Trace
 
-DEFAULT_DIGITS = 3  # after the point
-SCIENTIFIC_FROM = 1e7  # larger numbers are written with an exponent
-MAX_LABEL_LETTERS = 16  # of a token over a column
+DEFAULT_DIGITS = 3  # after the decimal point
+SCIENTIFIC_FROM = 1e7  # numbers from here on are written with an exponent
+MAX_LABEL_LETTERS = 16  # in a column header
 
 STEP_TITLES = {
     "input": "Input",
@@ -25,33 +25,33 @@ STEP_TITLES = {
     "masked": "Masked scores",
     "weights": "Attention weights",
     "head_output": "Output of the head",
-    "concat": "All heads side by side",
+    "concat": "Concatenated heads",
     "output": "Output",
 }
 STEP_SENTENCES = {
     "input": "One row for each token.",
-    "slice": "This head sees only its own columns of the input.",
-    "query": "What each token looks for.",
-    "key": "What each token can be found by.",
-    "value": "What each token has to give.",
-    "scores": "Every query against every key: the larger the product, the better they match.",
-    "scaled": "Products of longer vectors are larger; the scaling takes that out again.",
-    "masked": "Where a query may not look, the score becomes −∞, and its weight 0.",
-    "weights": "Each row becomes numbers from 0 to 1 that sum to 1: how a query divides its attention among the keys.",
-    "head_output": "Each token's mixture of values, by its attention weights.",
-    "concat": "The outputs of all heads, joined column by column.",
-    "output": "The last matrix mixes what the heads have found.",
+    "slice": "This head reads only its own columns of the input.",
+    "query": "A query describes what a token looks for in other tokens.",
+    "key": "A key describes what a token has, and is compared with the queries.",
+    "value": "A value is what a token passes on to the tokens that attend to it.",
+    "scores": "A score is the dot product of a query and a key: the larger it is, the better they match.",
+    "scaled": "Longer vectors have larger dot products. The scaling compensates for that.",
+    "masked": "The mask sets a score to −∞ where a query may not attend, so that the weight is 0.",
+    "weights": "Softmax turns each row into numbers from 0 to 1 that sum to 1: the attention of a query to each key.",
+    "head_output": "Each row is the mean of the values, weighted by the attention weights of a query.",
+    "concat": "The outputs of all heads are joined column by column.",
+    "output": "The output matrix mixes the outputs of the heads.",
 }
 
 
 def step_sentence(step: Step) -> str:
-    """Return one sentence on the purpose of a step."""
+    """Return one or two sentences that explain a step."""
     if step.how == "given":
         return "This matrix is given, not computed."
     if step.how == "partly":
-        return "Some of these numbers are given, the others computed."
+        return "Some of these numbers are given, the others are computed."
     if step.name == "weights" and len(step.operands) > 1:
-        return "Each row becomes numbers from 0 to 1 that sum to 1 together with the sink's share."
+        return "Softmax turns each row into numbers from 0 to 1. They sum to 1 together with the weight of the sink."
     return STEP_SENTENCES[step.name]
 
 
@@ -63,19 +63,19 @@ def step_heading(step: Step, trace: Trace) -> str:
 
 
 def step_cost(step: Step) -> str:
-    """Return the cost of a step in words, empty if it costs nothing."""
+    """Return the cost of a step in words, or an empty string."""
     parts = ((step.multiply_adds, "multiply-add"), (step.weights, "weight"))
     return ", ".join(count_noun(count, noun) for count, noun in parts if count)
 
 
 def short_label(token: str) -> str:
-    """Return a token that fits over a column."""
+    """Return a token, shortened to fit a column header."""
     label = visible_text(token)
     return label if len(label) <= MAX_LABEL_LETTERS else f"{label[: MAX_LABEL_LETTERS - 1]}…"
 
 
 def format_matrix(values: Tensor, digits: int = DEFAULT_DIGITS) -> list[list[str]]:
-    """Format a matrix's numbers with as many digits after the point as they need, at most `digits`."""
+    """Format the numbers of a matrix with as few digits after the point as possible, at most `digits`."""
     rows = values.tolist()
     finite = [cell for row in rows for cell in row if math.isfinite(cell)]
     largest = max((abs(cell) for cell in finite), default=0.0)
@@ -89,12 +89,12 @@ def format_matrix(values: Tensor, digits: int = DEFAULT_DIGITS) -> list[list[str
 
 
 def cell_shades(values: Tensor) -> list[list[float]]:
-    """Return `signed_shades` of a matrix of any dtype, on any device."""
+    """Return the `signed_shades` of a tensor of any dtype and device."""
     return signed_shades(values.double().cpu().numpy()).tolist()
 
 
 def format_number(value: float, digits: int, style: str = "f") -> str:
-    """Format one number, without the minus of a negative zero."""
+    """Format one number. Negative zero has no minus sign."""
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     text = f"{value:.{digits}{'e' if abs(value) >= SCIENTIFIC_FROM else style}}"

@@ -45,7 +45,7 @@ single.addEventListener("click", toggleSingle);
 select.addEventListener("change", () => show(select.selectedIndex));
 window.addEventListener("hashchange", fromAddress);
 
-// whoever scrolls on is where the page is, not where the last key has led
+// scrolling selects the step at the top of the window, except right after a jump to a step
 function follow() {
   if (document.body.classList.contains("single") || performance.now() - shownAt < 500) return;
   const top = bar.getBoundingClientRect().bottom + 40;
@@ -56,16 +56,16 @@ window.addEventListener("scroll", follow, { passive: true });
 
 const measure = () => document.documentElement.style.setProperty("--bar", bar.offsetHeight + "px");
 window.addEventListener("resize", measure);
-// on paper nothing scrolls: what is wider than a page is made smaller
-const PAPER = 680;
+// a printed table cannot scroll, so a table wider than the page is scaled down
+const PAGE_WIDTH = 680;
 window.addEventListener("beforeprint", () => {
   for (const box of document.querySelectorAll(".scroll")) {
-    box.style.setProperty("--fit", Math.min(1, PAPER / box.firstElementChild.offsetWidth));
+    box.style.setProperty("--fit", Math.min(1, PAGE_WIDTH / box.firstElementChild.offsetWidth));
   }
 });
 
-// presenters' remotes send these; a page that scrolls needs them itself
-const turning = {
+// presentation remotes send these keys; with all steps on the page they keep their function, scrolling
+const singleKeys = {
   PageDown: () => show(current + 1),
   PageUp: () => show(current - 1),
   Home: () => show(0),
@@ -85,14 +85,14 @@ document.addEventListener("keydown", (event) => {
   const cell = event.target.closest("tbody td");
   if (cell && moveFrom(cell, event.key)) return event.preventDefault();
   if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return; // the table itself scrolls
-  const act = keys[event.key] ?? (document.body.classList.contains("single") ? turning[event.key] : undefined);
+  const act = keys[event.key] ?? (document.body.classList.contains("single") ? singleKeys[event.key] : undefined);
   if (act) {
     act();
     event.preventDefault();
   }
 });
 
-// -- what a cell is made of ----------------------------------------------------------------------------------------
+// -- calculation of a cell -----------------------------------------------------------------------------------------
 
 const tablesOf = (section) => [...section.querySelectorAll("table")];
 const cellAt = (table, row, column) => table.tBodies[0].rows[row]?.cells[column + 1];
@@ -100,13 +100,13 @@ const rowOf = (table, row) => [...(table.tBodies[0].rows[row]?.cells ?? [])].sli
 const columnOf = (table, column) => [...table.tBodies[0].rows].map((row) => row.cells[column + 1]).filter(Boolean);
 const cellsOf = (table) => [...table.tBodies[0].rows].flatMap((row) => [...row.cells].slice(1));
 
-function made(table, row, column) {
+function sourceCells(table, row, column) {
   const { marks, shift } = table.dataset;
-  const moved = column + Number(shift);
+  const shifted = column + Number(shift);
   if (marks === "row") return rowOf(table, row);
-  if (marks === "column") return columnOf(table, moved);
+  if (marks === "column") return columnOf(table, shifted);
   if (marks === "all") return cellsOf(table);
-  return [moved < 0 ? undefined : cellAt(table, row, moved)].filter(Boolean);
+  return [shifted < 0 ? undefined : cellAt(table, row, shifted)].filter(Boolean);
 }
 
 function clear() {
@@ -121,17 +121,17 @@ function explain(cell) {
   const row = cell.parentElement.rowIndex - 1;
   const column = cell.cellIndex - 1;
   const operands = tablesOf(section).filter((other) => other.dataset.marks !== "result");
-  const read = operands.map((other) => made(other, row, column));
-  for (const marked of [cell, ...read.flat()]) {
+  const sources = operands.map((other) => sourceCells(other, row, column));
+  for (const marked of [cell, ...sources.flat()]) {
     marked.classList.add("marked");
     marked.parentElement.cells[0].classList.add("marked");
     marked.closest("table").tHead.rows[0].cells[marked.cellIndex].classList.add("marked");
   }
   const line = section.querySelector(".arithmetic");
-  if (line) line.textContent = arithmetic(section, operands, read, cell);
+  if (line) line.textContent = arithmetic(section, operands, sources, cell);
 }
 
-// long sums lose their middle, but never the term that is pointed at
+// a long sum is abbreviated, but keeps the term of the selected cell
 function shortened(terms, sign, pinned = 0) {
   if (terms.length <= 12) return terms.join(sign);
   const start = terms.slice(0, 8);
@@ -142,8 +142,8 @@ const bracketed = (text) => (text.startsWith("−") ? `(${text})` : text);
 
 const nameOf = (table) => table.closest("figure").querySelector("[role=math]").getAttribute("aria-label");
 
-function arithmetic(section, operands, read, cell) {
-  const texts = read.map((cells) => cells.map((other) => other.textContent));
+function arithmetic(section, operands, sources, cell) {
+  const texts = sources.map((cells) => cells.map((other) => other.textContent));
   const [first = [], second = [], third = []] = texts;
   const sums = {
     product: () => {
@@ -153,17 +153,17 @@ function arithmetic(section, operands, read, cell) {
     scaled: () => `${first[0]} ${section.dataset.scaling}`,
     masked: () => `${first[0]} + ${bracketed(second[0])}`,
     softmax: () => {
-      // a closed key adds nothing
+      // a masked key adds 0
       const open = first.map((text, index) => ({ text, index })).filter(({ text }) => text !== "−∞");
       const powers = [...open.map(({ text }) => text), ...second].map((text) => `e^${bracketed(text)}`);
       const chosen = open.findIndex(({ index }) => index === cell.cellIndex - 1);
-      return powers.length ? `${chosen < 0 ? "0" : powers[chosen]} / (${shortened(powers, " + ", chosen)})` : "no key may be seen";
+      return powers.length ? `${chosen < 0 ? "0" : powers[chosen]} / (${shortened(powers, " + ", chosen)})` : "the query attends to no key";
     },
   };
   const left = sums[section.dataset.how];
   if (left) return `${left()} ≈ ${cell.textContent}`;
-  const names = operands.filter((_, index) => read[index].length).map(nameOf);
-  return `made of the marked numbers of ${names.join(" and ")}`;
+  const names = operands.filter((_, index) => sources[index].length).map(nameOf);
+  return `computed from the marked numbers of ${names.join(" and ")}`;
 }
 
 function moveFrom(cell, key) {
