@@ -1,4 +1,4 @@
-"""Damaged recordings, given to every command that reads one: an answer or one line, never a traceback."""
+"""Tests of damaged recordings: every command gives a result or an error of one line, never a traceback."""
 
 import contextlib
 import copy
@@ -13,47 +13,49 @@ from clearhead._utils.consoles import PlainConsole
 from clearhead.analysis.relations import RelationScore
 from clearhead.analysis.roles import Roles, head_roles
 from clearhead.cli.tables import print_roles
-from support.hostile_input import change_fact, controls, damaged, typed
+from support.hostile_input import change_metadata, controls, damaged, run_cli
 from support.recordings import decoder
 
 FILES = 500
-AT_ONCE = 50
+BATCH = 50
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("first", range(0, FILES, AT_ONCE))
-def test_damaged_recordings(tmp_path, first):
+@pytest.mark.parametrize("first", range(0, FILES, BATCH))
+def test_damaged_recordings_never_cause_a_traceback(tmp_path, first):
     path, page, failures = tmp_path / "damaged.safetensors", tmp_path / "report.html", []
     rest = (("stats", path, "--json"), ("roles", path), ("roles", path, "--json"), ("view", path, "--output", page))
-    for seed in range(first, first + AT_ONCE):
+    for seed in range(first, first + BATCH):
         torch.manual_seed(0)
-        said = damaged(path, seed)
+        changes = damaged(path, seed)
         commands = [("stats", path)]
         for command in commands:
-            found = typed(*command)
-            if len(commands) == 1 and (found.code == 0 or seed % 10 == 0):  # what stats refuses, all refuse
+            outcome = run_cli(*command)
+            if len(commands) == 1 and (
+                outcome.code == 0 or seed % 10 == 0
+            ):  # all commands reject a file that stats rejects
                 commands += rest
-            lines = len(found.stderr.splitlines())
+            lines = len(outcome.stderr.splitlines())
             if (
-                found.traceback
-                or found.code not in (0, 2)
-                or (found.code == 2 and lines != 1)
-                or controls(found.stdout + found.stderr)
+                outcome.traceback
+                or outcome.code not in (0, 2)
+                or (outcome.code == 2 and lines != 1)
+                or controls(outcome.stdout + outcome.stderr)
             ):
-                failures.append(f"seed {seed} ({said}), {command[0]}: {found.code}, {found.stderr[:300]}")
+                failures.append(f"seed {seed} ({changes}), {command[0]}: {outcome.code}, {outcome.stderr[:300]}")
     assert not failures, "\n".join(failures)
 
 
 @pytest.mark.attack
-def test_damaged_files_of_roles():
-    """Print and write each recording that is read; any other is refused with a ValueError."""
+def test_damaged_role_files_raise_only_value_errors():
+    """Print and write every role file that can be read. All others raise a ValueError."""
     relation = RelationScore("amod", "dependent → head", ("decoder", 0, 1), 0.5, 0.4, 0.6, 3, 0.1, 1)
     whole = head_roles([decoder("abcdefghi", special=(0,))], relations=[relation]).to_dict()
     for seed in range(FILES):
-        facts = copy.deepcopy(whole)
-        change_fact(random.Random(seed), {}, facts)
+        metadata = copy.deepcopy(whole)
+        change_metadata(random.Random(seed), {}, metadata)
         with contextlib.suppress(ValueError):
-            roles = Roles.from_json(json.dumps(facts))
+            roles = Roles.from_json(json.dumps(metadata))
             console = PlainConsole(file=io.StringIO())
             try:
                 print_roles(console, roles)

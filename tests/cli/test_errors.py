@@ -1,4 +1,4 @@
-"""Errors of the command line: one line, an exit code, and never a traceback unless one is asked for."""
+"""Tests of command-line errors: one line, an exit code, and a traceback only on request."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ from clearhead.cli import app
 from support.hostile_input import controls
 
 
-def typed(*arguments, code, **environment):
+def run_cli(*arguments, code, **environment):
     result = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200", **environment})
     assert result.exit_code == code, result.output
     return result
 
 
 def shell(command):
-    """Run a command line in a shell, `clearhead` in it being this one."""
+    """Run a command in a shell where `clearhead` is this package."""
     script = f'clearhead() {{ "{sys.executable}" -m clearhead "$@"; }}; {command}'
     done = subprocess.run(["bash", "-c", script], capture_output=True, env={**os.environ, "COLUMNS": "200"})
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
@@ -27,7 +27,7 @@ def shell(command):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Let `check` raise an error."""
+    """Return a function that makes `check` raise an error."""
 
     def fail_with(error):
         def check(example):
@@ -39,41 +39,41 @@ def failing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "says"),
+    ("error", "code", "message"),
     [
-        (KeyError("x"), 2, "clearhead: unexpected error: KeyError: 'x' (CLEARHEAD_TRACEBACK=1 shows where;"),
+        (KeyError("x"), 2, "clearhead: unexpected error: KeyError: 'x' (set CLEARHEAD_TRACEBACK=1 to see"),
         (RuntimeError("a\nb\x1b[2J"), 2, r"clearhead: unexpected error: RuntimeError: a b\x1b[2J ("),
         (RecursionError("deep"), 2, "clearhead: unexpected error: RecursionError: deep"),
         (ValueError("x is 1;\nexpected 2"), 2, "clearhead: x is 1; expected 2\n"),
         (FileNotFoundError(2, "No such file", "a\x1bb"), 2, "clearhead: a\\x1bb: no such file\n"),
         (ImportError("needs an extra"), 2, "clearhead: needs an extra\n"),
-        (MemoryError(), 2, "clearhead: not enough memory (MemoryError); expected a shorter input"),
+        (MemoryError(), 2, "clearhead: not enough memory (MemoryError); try a shorter input"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5"), 2, "clearhead: not enough memory (Default"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )  # fmt: skip
-def test_an_error_is_one_line_and_no_verdict(failing, error, code, says):
+def test_error_prints_one_line_and_no_output(failing, error, code, message):
     failing(error)
-    result = typed("check", "song", code=code)
-    assert result.stderr.startswith(says)
-    assert len(result.stderr.splitlines()) == (1 if says else 0)
+    result = run_cli("check", "song", code=code)
+    assert result.stderr.startswith(message)
+    assert len(result.stderr.splitlines()) == (1 if message else 0)
     assert result.stdout == ""
 
 
-def test_a_traceback_is_shown_when_it_is_asked_for(failing):
+def test_traceback_is_printed_on_request(failing):
     failing(KeyError("x"))
-    result = typed("check", "song", code=2, CLEARHEAD_TRACEBACK="1")
+    result = run_cli("check", "song", code=2, CLEARHEAD_TRACEBACK="1")
     assert result.stderr.startswith("Traceback")
     assert result.stderr.splitlines()[-1].startswith("clearhead: unexpected error: KeyError")
 
 
-def test_a_warning_is_one_safe_line(monkeypatch):
+def test_warning_prints_one_escaped_line(monkeypatch):
     def check(example):
         warnings.warn("odd\ntoken \x1b[2J", stacklevel=1)
         raise ValueError("and an error")
 
     monkeypatch.setattr("clearhead.explain.check", check)
-    assert typed("check", "song", code=2).stderr == "clearhead: odd token \\x1b[2J\nclearhead: and an error\n"
+    assert run_cli("check", "song", code=2).stderr == "clearhead: odd token \\x1b[2J\nclearhead: and an error\n"
 
 
 @pytest.mark.parametrize(
@@ -88,38 +88,38 @@ def test_a_warning_is_one_safe_line(monkeypatch):
         ("\udcff",),
     ],
 )
-def test_arguments_have_to_be_utf_8(arguments, tmp_path, monkeypatch):
+def test_rejects_arguments_that_are_not_utf_8(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = typed(*arguments, code=2)
+    result = run_cli(*arguments, code=2)
     position = next(index for index, argument in enumerate(arguments, 1) if "\udcff" in argument)
     assert result.stderr.startswith(f"clearhead: argument {position} is '")
     assert result.stderr.endswith("\\xff'; expected text in UTF-8\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_may_have_any_name(tmp_path):
+def test_file_names_need_not_be_utf_8(tmp_path):
     with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w") as file:
         file.write("I read a book.\n")
-    assert typed("translate", "--file", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), code=0).stdout.strip()
+    assert run_cli("translate", "--file", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), code=0).stdout.strip()
 
 
 @pytest.mark.parametrize(
     "arguments", [("--\x1b[2J",), ("explain", "song", "--\x1b[2J"), ("explain", "song", "\x1b]0;")]
 )
-def test_usage_errors_are_safe_to_print(arguments):
-    result = typed(*arguments, code=2)
+def test_usage_errors_escape_control_characters(arguments):
+    result = run_cli(*arguments, code=2)
     assert not controls(result.stderr)
     assert "\\x1b" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["explain song", "doctor", "--help", "translate Hello"])
-def test_a_closed_standard_output_is_refused_first(command):
+def test_rejects_closed_standard_output(command):
     code, _, stderr = shell(f"clearhead {command} >&-")
     assert code == 2
     assert stderr == "clearhead: standard output is closed; expected a terminal, a file, a pipe or /dev/null\n"
 
 
-def test_a_closed_standard_input_or_stderr():
+def test_closed_standard_input_is_an_error_and_closed_stderr_is_not():
     code, _, stderr = shell("clearhead translate --file - <&-")
     assert (code, stderr) == (2, "clearhead: standard input is closed; expected text, such as from a pipe\n")
     assert shell("clearhead check song 2>&- | tail -1")[1].startswith("13 checked")
@@ -127,7 +127,7 @@ def test_a_closed_standard_input_or_stderr():
 
 
 @pytest.mark.parametrize("command", ["doctor", "--help", "--version"])
-def test_a_full_device_is_one_line(command):
+def test_full_device_prints_one_line(command):
     code, _, stderr = shell(f"clearhead {command} > /dev/full")
     assert code == 2
     assert stderr.startswith("clearhead: ")
@@ -135,6 +135,6 @@ def test_a_full_device_is_one_line(command):
     assert len(stderr.splitlines()) == 1
 
 
-def test_a_reader_that_has_gone_is_no_error():
+def test_closed_pipe_exits_with_141_without_a_message():
     _, _, stderr = shell("{ sleep 1; clearhead doctor; echo $? >&2; } | true")
     assert stderr == "141\n"

@@ -1,4 +1,4 @@
-"""`clearhead explain` and `clearhead check` as they are typed."""
+"""Tests of `clearhead explain` and `clearhead check`."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from support.paths import ROOT
 from support.refused_examples import REFUSED, X
 
 
-def typed(*arguments: str, code: int = 0):
+def run_cli(*arguments: str, code: int = 0):
     result = CliRunner().invoke(app, [*arguments])
     assert result.exit_code == code, result.output
     return result
@@ -27,47 +27,47 @@ def typed(*arguments: str, code: int = 0):
 class TestExplain:
     @pytest.mark.parametrize("name", BUILT_IN)
     @pytest.mark.parametrize("style", ["text", "html", "markdown", "latex", "json", "toml"])
-    def test_every_example_in_every_format(self, name, style):
-        result = typed("explain", name, "--format", style)
+    def test_every_example_renders_in_every_format(self, name, style):
+        result = run_cli("explain", name, "--format", style)
         assert result.stderr == ""
         assert load(name).title in result.stdout
 
-    def test_json_stands_alone_on_stdout_and_counts_heads_from_0(self):
-        document = json.loads(typed("explain", "two-heads", "--format", "json").stdout)
+    def test_json_output_counts_heads_from_0(self):
+        document = json.loads(run_cli("explain", "two-heads", "--format", "json").stdout)
         assert [step["name"] for step in document["steps"]].count("weights") == 2
         assert {step["head"] for step in document["steps"]} == {None, 0, 1}
         assert document["steps"][0]["values"][0] == [0.2, 0.5, 0.1, 0.8]
 
-    def test_steps_and_heads_are_chosen_and_heads_typed_from_1(self):
-        both = json.loads(typed("explain", "two-heads", "--format", "json", "--head", "1", "--head", "2").stdout)
+    def test_step_and_head_options_select_steps(self):
+        both = json.loads(run_cli("explain", "two-heads", "--format", "json", "--head", "1", "--head", "2").stdout)
         assert {step["head"] for step in both["steps"]} == {0, 1}
         options = ("--format", "json", "--step", "query", "--step", "scores", "--head", "2")
-        document = json.loads(typed("explain", "two-heads", *options).stdout)
+        document = json.loads(run_cli("explain", "two-heads", *options).stdout)
         assert [(step["name"], step["head"]) for step in document["steps"]] == [("query", 1), ("scores", 1)]
-        only = json.loads(typed("explain", "two-heads", "--format", "json", "--head", "1").stdout)
+        only = json.loads(run_cli("explain", "two-heads", "--format", "json", "--head", "1").stdout)
         assert {step["head"] for step in only["steps"]} == {0}
-        assert "Queries, head 1: Q₁" in typed("explain", "two-heads", "--head", "1").stdout
+        assert "Queries, head 1: Q₁" in run_cli("explain", "two-heads", "--head", "1").stdout
 
-    def test_digits(self):
-        assert "7.3 " in typed("explain", "song", "--digits", "1").stdout
-        rounded = json.loads(typed("explain", "song", "--format", "json", "--digits", "1").stdout)
+    def test_digits_option_rounds_numbers(self):
+        assert "7.3 " in run_cli("explain", "song", "--digits", "1").stdout
+        rounded = json.loads(run_cli("explain", "song", "--format", "json", "--digits", "1").stdout)
         assert rounded["steps"][1]["values"][1][2] == 7.3
 
-    def test_output_is_written_whole_and_named_on_stderr(self, tmp_path):
+    def test_output_file_is_replaced_and_named_on_stderr(self, tmp_path):
         path = tmp_path / "page.html"
         path.write_text("old")
-        result = typed("explain", "two-heads", "--format", "html", "--output", str(path))
+        result = run_cli("explain", "two-heads", "--format", "html", "--output", str(path))
         assert result.stdout == ""
         assert result.stderr == f"wrote {path}\n"
         assert path.read_text().startswith("<!doctype html>")
         assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-        typed("explain", "song", "--output", str(path))
+        run_cli("explain", "song", "--output", str(path))
         assert path.read_text().startswith("List new ideas for a song\n")
 
-    def test_toml_is_a_file_that_can_be_read_again(self, tmp_path):
+    def test_toml_output_can_be_read_again(self, tmp_path):
         path = tmp_path / "mine.toml"
-        typed("explain", "two-heads", "--format", "toml", "--output", str(path))
-        assert typed("explain", str(path)).stdout == typed("explain", "two-heads").stdout
+        run_cli("explain", "two-heads", "--format", "toml", "--output", str(path))
+        assert run_cli("explain", str(path)).stdout == run_cli("explain", "two-heads").stdout
         assert parse(path.read_text()).drawn == ()
 
     @pytest.mark.parametrize("columns", ["20", "80"])
@@ -79,7 +79,7 @@ class TestExplain:
         assert "Q Kᵀ     List     new    ideas     for       a     song\n" in piped
         assert "new     1.359  -0.711    9.808  15.380   7.746   22.540\n" in piped
 
-    def test_a_narrow_terminal_gets_several_tables_and_colours(self):
+    def test_narrow_terminal_splits_a_table(self):
         console = Console(file=StringIO(), width=40, force_terminal=True, color_system="truecolor")
         print_trace(console, load("song").trace().select(["scores"]), "song")
         shown = console.file.getvalue()
@@ -92,7 +92,7 @@ class TestExplain:
         assert "Q Kᵀ        a     song" in lines
         assert "song    1.051    3.308" in lines
 
-    def test_where_letters_cannot_be_shown_they_are_written_out(self):
+    def test_unencodable_characters_are_escaped(self):
         done = subprocess.run(
             [sys.executable, "-m", "clearhead", "explain", "song", "--step", "scores"],
             capture_output=True, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"},
@@ -103,13 +103,13 @@ class TestExplain:
 
 class TestCheck:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_the_texts_do_not_agree(self, name):
-        assert typed("check", name, code=1).stdout.startswith(f"{load(name).title}\n")
+    def test_built_in_texts_exit_with_1(self, name):
+        assert run_cli("check", name, code=1).stdout.startswith(f"{load(name).title}\n")
 
-    def test_song(self):
-        shown = typed("check", "song", code=1).stdout
+    def test_output_for_song(self):
+        shown = run_cli("check", "song", code=1).stdout
         for line in (
-            "✗ key, head 1: given K is X·W for no W: the best fit still misses a cell by 0.58",
+            "✗ key, head 1: given K is not X·W for any W: the best fit has an error of 0.58 in some cell",
             "✗ claim 5, query, head 1: 18 of 24 cells differ",
             "  new         3     4.49     7.310      -2.820",
             "✗ claim 6, key: claimed 4, computed 6: one row for each token",
@@ -119,33 +119,33 @@ class TestCheck:
         ):
             assert f"{line}\n" in shown
 
-    def test_what_agrees_exits_with_0(self, tmp_path):
+    def test_agreement_exits_with_0(self, tmp_path):
         path = tmp_path / "right.toml"
         path.write_text(X + "[[claims]]\nstep = 'weights'\nsum = 'rows'")
-        assert "1 checked: 1 agree, 0 differ, 0 carried" in typed("check", str(path)).stdout
+        assert "1 checked: 1 agree, 0 differ, 0 carried" in run_cli("check", str(path)).stdout
         path.write_text(X)
-        assert "0 checked" in typed("check", str(path)).stdout
+        assert "0 checked" in run_cli("check", str(path)).stdout
 
-    def test_carried_cells_say_from_where(self, tmp_path):
+    def test_carried_cells_name_their_cause(self, tmp_path):
         path = tmp_path / "carried.toml"
         claims = "[[claims]]\nstep = 'query'\nvalues = [[9.0], [0.5]]\n[[claims]]\nstep = 'scores'\nvalues = "
         text = "x = [[1.0], [0.5]]\n[weights]\nquery = [[1]]\nkey = [[2]]\n" + claims + "[[18.0, 9.0], [1.0, 0.5]]"
         path.write_text(text)
-        shown = typed("check", str(path), code=1).stdout
+        shown = run_cli("check", str(path), code=1).stdout
         assert "→ claim 2, scores, head 1: 2 of 4 cells differ, carried from the text's own Q\n" in shown
         assert "  token 1  token 1     18.0     2.000      16.000             Q\n" in shown
         assert "2 checked: 0 agree, 1 differ, 1 carried\n" in shown
 
-    def test_the_docs_audit_is_short_and_comes_out_as_printed_there(self, tmp_path):
+    def test_example_in_the_docs_prints_the_documented_output(self, tmp_path):
         docs = (ROOT / "docs" / "learn" / "worked-examples.md").read_text()
         [text], [printed] = (re.findall(rf"```{kind}\n(.*?)```", docs, re.DOTALL) for kind in ("toml", "text"))
         path = tmp_path / "post.toml"
         path.write_text(text)
         assert len(text.splitlines()) <= 30
-        assert typed("check", str(path), code=1).stdout == printed
+        assert run_cli("check", str(path), code=1).stdout == printed
 
-    def test_json(self):
-        document = json.loads(typed("check", "song-causal", "--json", code=1).stdout)
+    def test_json_output(self):
+        document = json.loads(run_cli("check", "song-causal", "--json", code=1).stdout)
         assert set(document) == {"title", "agrees", "findings"}
         assert document["agrees"] is False
         [mask] = [entry for entry in document["findings"] if entry["step"] == "mask"]
@@ -154,14 +154,14 @@ class TestCheck:
             "row": 0, "column": 1, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
         }  # fmt: skip
 
-    def test_a_narrow_terminal_cuts_no_number(self):
+    def test_narrow_terminal_does_not_truncate_numbers(self):
         console = Console(file=StringIO(), width=30)
         print_audit(console, check("song"))
         assert "  new         3     4.49     7.310      -2.820" in console.file.getvalue().splitlines()
 
 
-class TestBadInput:
-    def test_output_that_fails_is_no_verdict(self):
+class TestErrors:
+    def test_failed_output_exits_with_2(self):
         for command in ("explain", "check"):
             with open("/dev/full", "w") as full:
                 done = subprocess.run(
@@ -170,7 +170,7 @@ class TestBadInput:
             assert done.returncode == 2
             assert re.fullmatch("clearhead: (input or|standard) output: no space left on device\n", done.stderr)
 
-    def test_a_reader_that_has_enough_is_no_error(self):
+    def test_closed_pipe_prints_no_error(self):
         command = f"{sys.executable} -m clearhead explain song | head -1; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert (done.stdout, done.stderr) == ("List new ideas for a song\n", "")
@@ -178,36 +178,39 @@ class TestBadInput:
 
     @pytest.mark.parametrize("command", ["explain", "check"])
     @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text.removeprefix(X)[:40])
-    def test_one_line_on_stderr_and_exit_2(self, command, text, tmp_path):
+    def test_rejects_invalid_examples_in_one_line(self, command, text, tmp_path):
         path = tmp_path / "mine.toml"
         path.write_text(text)
-        result = typed(command, str(path), code=2)
+        result = run_cli(command, str(path), code=2)
         assert result.stdout == ""
         assert result.stderr.startswith(f"clearhead: {path}: ")
         assert REFUSED[text] in result.stderr
         assert result.stderr.count("\n") == 1
 
     @pytest.mark.parametrize(
-        ("arguments", "says"),
+        ("arguments", "message"),
         [
             (("nowhere.toml",), "nowhere.toml: there is no such file"),
             (("song", "--step", "softmax"), "step is 'softmax'; expected one of input, slice"),
             (("song", "--step", "slice"), "step 'slice' does not occur in this calculation"),
-            (("song", "--head", "2"), "head 2 does not occur: this calculation has 1, counted from 1"),
+            (("song", "--head", "2"), "head 2 does not occur; expected 1 to 1, counted from 1"),
             (("song", "--head", "0"), "head 0 does not occur"),
-            (("song", "--head", "1", "--step", "concat"), "no head has a step concat of its own; leave the head out"),
-            (("song", "--format", "toml", "--head", "1"), "--step, --head and --digits do not go with --format toml"),
+            (("song", "--head", "1", "--step", "concat"), "step concat is shared by all heads; leave the head out"),
+            (
+                ("song", "--format", "toml", "--head", "1"),
+                "--step, --head and --digits cannot be combined with --format toml",
+            ),
             (("song", "--output", "/nowhere/at/all"), "/nowhere/at/all: there is no folder /nowhere/at"),
             (("song", "--output", "/"), "/: a folder; expected the name of a file"),
         ],
     )
-    def test_arguments(self, arguments, says):
-        result = typed("explain", *arguments, code=2)
+    def test_rejects_invalid_arguments(self, arguments, message):
+        result = run_cli("explain", *arguments, code=2)
         assert result.stdout == ""
-        assert says in result.stderr
+        assert message in result.stderr
         assert result.stderr.count("\n") == 1
 
-    def test_no_traceback_from_the_real_command(self, tmp_path):
+    def test_rejects_binary_file_without_traceback(self, tmp_path):
         (tmp_path / "junk").write_bytes(bytes(range(256)))
         for command in ("explain", "check"):
             done = subprocess.run(

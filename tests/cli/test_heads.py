@@ -1,4 +1,4 @@
-"""`clearhead stats` and `clearhead roles`."""
+"""Tests of `clearhead stats` and `clearhead roles`."""
 
 import json
 import sys
@@ -30,18 +30,18 @@ def run(*arguments, status=0):
     return result
 
 
-def test_statistics_of_a_text(folder):
+def test_stats_of_a_text_as_table_and_json(folder):
     table = run("stats", "--model", folder, TEXT).stdout
     assert "tiny: means over queries" in table
     assert len([line for line in table.splitlines() if "encoder" in line]) == 8
-    facts = json.loads(run("stats", "--model", folder, TEXT, "--json", "--layers", "1").stdout)
-    assert facts["model"] == "tiny"
-    assert facts["heads"]["layer"] == [1] * 4
-    assert facts["heads"]["head"] == [0, 1, 2, 3]
-    assert facts["heads"]["queries"] == [6 * 6 + 2] * 4
+    document = json.loads(run("stats", "--model", folder, TEXT, "--json", "--layers", "1").stdout)
+    assert document["model"] == "tiny"
+    assert document["heads"]["layer"] == [1] * 4
+    assert document["heads"]["head"] == [0, 1, 2, 3]
+    assert document["heads"]["queries"] == [6 * 6 + 2] * 4
 
 
-def test_statistics_of_files(folder, tmp_path):
+def test_stats_average_over_files(folder, tmp_path):
     for index in range(2):
         (tmp_path / f"{index}.txt").write_text(TEXT)
     files = [part for index in range(2) for part in ("--file", tmp_path / f"{index}.txt")]
@@ -51,7 +51,7 @@ def test_statistics_of_files(folder, tmp_path):
     assert both["heads"]["entropy"] == pytest.approx(one["heads"]["entropy"])
 
 
-def test_roles(folder, tmp_path):
+def test_roles_as_table_and_json(folder, tmp_path):
     shown = run("roles", "--model", folder, TEXT).stdout
     for title in ("heads with a clear role", "have no clear role", "Best heads"):
         assert title in shown
@@ -65,7 +65,7 @@ def test_roles(folder, tmp_path):
     assert {layer for _, layer, _ in Roles.from_json(target.read_text()).heads} == {1}
 
 
-def test_without_transformers(folder, monkeypatch):
+def test_rejects_hugging_face_models_without_transformers(folder, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("clearhead.huggingface")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -73,7 +73,7 @@ def test_without_transformers(folder, monkeypatch):
     assert "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'" in result.stderr
 
 
-def test_what_is_wrong_is_said_in_one_line(folder, tmp_path):
+def test_rejects_invalid_arguments_in_one_line(folder, tmp_path):
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "bad.conllu").write_text("1\tonly\ttwo\n")
     for arguments, message in (

@@ -1,11 +1,11 @@
-"""Every option and argument of every command with odd values: an answer or an error, never a traceback."""
+"""Tests of every option and argument with unusual values: a result or an error, never a traceback."""
 
 import pytest
 
-from support.hostile_input import ARGUMENTS, controls, typed
+from support.hostile_input import ARGUMENTS, controls, run_cli
 from support.recordings import decoder
 
-# "?" stands for the odd value. Every line is cheap, or ends before a model is trained or a page is served.
+# "?" is replaced by the unusual value. Every line is fast, or fails before it trains a model or serves a page.
 COMMANDS = {
     "top level": ("?", "? --help", "--version ?", "--? explain"),
     "explain": ("explain ?", "explain song --digits ?", "explain song --step ?", "explain song --head ?",
@@ -27,7 +27,7 @@ COMMANDS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory, and low limits, so that refusing is quick."""
+    """Working directory, with low size limits so that rejections are fast."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLEARHEAD_MAX_TEXT_MIB", "1")
     monkeypatch.setenv("CLEARHEAD_MAX_LINE_KIB", "1")
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def fill(folder):
-    """A recording R, a file where a run's folder is expected, and nested files; commands may have replaced them."""
+    """Write a recording R, a file in place of a run's folder, and nested files. Commands may replace them."""
     decoder("abcdefghi").save(folder / "R.safetensors")
     (folder / "R").write_text("not a folder")
     (folder / "nested.toml").write_text("x = " + "[" * 5000)
@@ -47,18 +47,20 @@ def fill(folder):
 
 @pytest.mark.attack
 @pytest.mark.parametrize("command", COMMANDS)
-def test_odd_arguments(folder, command):
+def test_unusual_arguments_never_cause_a_traceback(folder, command):
     failures = []
     for line in COMMANDS[command]:
         fill(folder)
-        for odd in ARGUMENTS:
+        for value in ARGUMENTS:
             recorded = [
                 "R.safetensors" if part == "R" and line.split()[0] != "train" else part for part in line.split()
             ]
-            arguments = [part.replace("?", odd) for part in recorded]
-            found = typed(*arguments)
-            if found.traceback or found.code not in (0, 1, 2) or controls(found.stdout + found.stderr):
-                failures.append(f"{line} with {odd[:40]!r}: {found.code}, {found.traceback or found.stderr[:300]}")
-            if found.code == 1 and command != "check":
-                failures.append(f"{line} with {odd[:40]!r}: exit code 1")
+            arguments = [part.replace("?", value) for part in recorded]
+            outcome = run_cli(*arguments)
+            if outcome.traceback or outcome.code not in (0, 1, 2) or controls(outcome.stdout + outcome.stderr):
+                failures.append(
+                    f"{line} with {value[:40]!r}: {outcome.code}, {outcome.traceback or outcome.stderr[:300]}"
+                )
+            if outcome.code == 1 and command != "check":
+                failures.append(f"{line} with {value[:40]!r}: exit code 1")
     assert not failures, "\n".join(failures)

@@ -1,4 +1,4 @@
-"""Hostile names of models, stacks, tokens, titles, files and translations, in every output of every command."""
+"""Tests of hostile names of models, stacks, tokens, titles, files and translations in all outputs."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from clearhead import Recording
 from clearhead._utils.text import visible_text
 from clearhead.recording.recording import Stack
 from clearhead.translation import Translator
-from support.hostile_input import NAMES, controls, typed
+from support.hostile_input import NAMES, controls, run_cli
 from support.recordings import layer, tokens
 
 pytestmark = [pytest.mark.attack, pytest.mark.parametrize("name", NAMES)]
 
 
 def recording(name, path):
-    """A recording with the name wherever one can stand."""
-    stack = visible_text(name)  # a stack's name has to be printable
+    """Save a recording with the name in every possible place; return the name of its stack."""
+    stack = visible_text(name)  # the name of a stack must be printable
     queries, keys = tokens([name, "a", name]), tokens(["b", name])
     made = Recording(name, {stack: Stack((layer(3, 2),), queries, keys)})
     made.save(path)
@@ -26,46 +26,46 @@ def recording(name, path):
 
 
 @pytest.mark.parametrize("command", ["stats", "roles"])
-def test_tables_and_json_of_a_recording(tmp_path, name, command):
+def test_tables_and_json_escape_names(tmp_path, name, command):
     stack = recording(name, tmp_path / "r.safetensors")
-    found = typed(command, tmp_path / "r.safetensors")
+    found = run_cli(command, tmp_path / "r.safetensors")
     assert (found.code, found.traceback) == (0, "")
     assert not controls(found.stdout + found.stderr)
     assert "".join(f"{visible_text(name)}:".split()) in "".join(found.stdout.split())  # a long title is wrapped
-    found = typed(command, tmp_path / "r.safetensors", "--json")
+    found = run_cli(command, tmp_path / "r.safetensors", "--json")
     assert not controls(found.stdout)
-    facts = json.loads(found.stdout)
-    assert facts["model"] == name
-    heads = facts["heads"]
+    document = json.loads(found.stdout)
+    assert document["model"] == name
+    heads = document["heads"]
     assert (heads["stack"] if command == "stats" else [row["stack"] for row in heads]) == [stack] * 4
 
 
-def test_a_report(tmp_path, name):
+def test_names_do_not_change_the_structure_of_a_report(tmp_path, name):
     pages = []
-    for own in ("harmless", name):
-        recording(own, tmp_path / "r.safetensors")
-        found = typed("view", tmp_path / "r.safetensors", "--output", tmp_path / "r.html")
+    for used_name in ("harmless", name):
+        recording(used_name, tmp_path / "r.safetensors")
+        found = run_cli("view", tmp_path / "r.safetensors", "--output", tmp_path / "r.html")
         assert (found.code, found.traceback) == (0, "")
         assert not controls(found.stdout)
-        pages.append(Skeleton.of((tmp_path / "r.html").read_text(encoding="utf-8")))
+        pages.append(Skeleton.from_html((tmp_path / "r.html").read_text(encoding="utf-8")))
     assert pages[0] == pages[1]
 
 
 class Skeleton(HTMLParser):
-    """The elements of a page and the names of their attributes, which no name in it may change."""
+    """Elements of a page with the names of their attributes."""
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.elements = []
 
     def handle_starttag(self, tag, attributes):
-        self.found.append((tag, [key for key, _ in attributes]))
+        self.elements.append((tag, [key for key, _ in attributes]))
 
     @classmethod
-    def of(cls, page):
+    def from_html(cls, page):
         parser = cls()
         parser.feed(page)
-        return parser.found
+        return parser.elements
 
 
 TOML = """title = {name}
@@ -86,26 +86,26 @@ def example(tmp_path, name):
 
 
 @pytest.mark.parametrize("style", ["text", "html", "markdown", "latex", "json"])
-def test_worked_examples(example, style):
-    found = typed("explain", example, "--format", style)
+def test_explain_escapes_names(example, style):
+    found = run_cli("explain", example, "--format", style)
     assert (found.code, found.traceback, found.stderr) == (0, "", "")
     assert not controls(found.stdout)
 
 
-def test_audits(example, name):
+def test_check_escapes_names(example, name):
     for options in ((), ("--json",)):
-        found = typed("check", example, *options)
+        found = run_cli("check", example, *options)
         assert (found.code, found.traceback) == (1, "")
         assert not controls(found.stdout)
     assert json.loads(found.stdout)["title"] == name
 
 
-def test_translations(name, monkeypatch):
+def test_translate_escapes_control_characters(name, monkeypatch):
     monkeypatch.setattr(Translator, "stream", lambda self, texts, beams: iter([name] * len(texts)))
-    found = typed("translate", "Thank you.")
+    found = run_cli("translate", "Thank you.")
     assert (found.code, found.traceback) == (0, "")
     assert not controls(found.stdout.replace("\t", ""))
-    shown = typed("translate", "Thank you.", "--show")
+    shown = run_cli("translate", "Thank you.", "--show")
     assert (shown.code, shown.traceback) == (0, "")
     assert not controls(shown.stdout.replace("\t", ""))
 
@@ -131,8 +131,8 @@ def test_translations(name, monkeypatch):
         ("stats", "--{}"),
     ],
 )
-def test_names_of_files_in_messages(tmp_path, monkeypatch, name, command):
+def test_messages_escape_file_names(tmp_path, monkeypatch, name, command):
     monkeypatch.chdir(tmp_path)
-    found = typed(*(part.replace("{}", name) for part in command))
+    found = run_cli(*(part.replace("{}", name) for part in command))
     assert (found.code, found.traceback) == (2, "")
     assert not controls(found.stdout + found.stderr)

@@ -1,4 +1,4 @@
-"""Reading text with a limit on its size, which a message names and a variable raises."""
+"""Tests of bounded reads: size limits that messages name and environment variables raise."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ def small(monkeypatch):
     monkeypatch.setenv(LINE_LIMIT.variable, "1")
 
 
-def test_a_file_up_to_the_limit_is_read(small, tmp_path):
+def test_reads_file_up_to_the_limit(small, tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"x" * MIB)
     assert len(read_text(path)) == MIB
@@ -39,14 +39,14 @@ def test_a_file_up_to_the_limit_is_read(small, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["/dev/zero"])
-def test_an_endless_file_is_refused(small, source):
+def test_rejects_endless_file(small, source):
     with pytest.raises(ValueError, match="/dev/zero is too large"):
         read_text(Path(source))
     with pytest.raises(ValueError, match="line 1 is too long; expected at most 1 KiB .CLEARHEAD_MAX_LINE_KIB raises"):
         list(numbered_lines(source))
 
 
-def test_many_lines_count_together_also_when_unpacked(small, tmp_path):
+def test_size_limit_applies_to_all_decompressed_lines(small, tmp_path):
     path = tmp_path / "lines.gz"
     path.write_bytes(gzip.compress(b"0123456\n" * (MIB // 8)))
     assert len(list(numbered_lines(path))) == MIB // 8
@@ -55,7 +55,7 @@ def test_many_lines_count_together_also_when_unpacked(small, tmp_path):
         list(numbered_lines(path))
 
 
-def test_a_line_up_to_the_limit_is_read(small, tmp_path):
+def test_reads_line_up_to_the_limit(small, tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"a" * 1023 + b"\n" + b"b" * 1024)
     assert [len(line) for _, line in numbered_lines(path)] == [1023, 1024]
@@ -64,15 +64,15 @@ def test_a_line_up_to_the_limit_is_read(small, tmp_path):
         list(numbered_lines(path))
 
 
-class _Input:
+class _Stdin:
     def __init__(self, content):
         self.buffer = io.BytesIO(content)
 
 
-def test_standard_input_by_lines(small, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", _Input("\ufeffein\r\n\nzwei".encode()))
+def test_reads_standard_input_line_by_line(small, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", _Stdin("\ufeffein\r\n\nzwei".encode()))
     assert stdin_lines() == ["ein", "", "zwei"]
-    monkeypatch.setattr(sys, "stdin", _Input(b"a\n\xff"))
+    monkeypatch.setattr(sys, "stdin", _Stdin(b"a\n\xff"))
     with pytest.raises(ValueError, match="standard input, line 2: not UTF-8"):
         stdin_lines()
     monkeypatch.setattr(sys, "stdin", None)
@@ -81,7 +81,7 @@ def test_standard_input_by_lines(small, monkeypatch):
 
 
 @pytest.mark.parametrize("raw", ["", "0", "-1", "1e9", "many", "9" * 5000])
-def test_a_limit_that_is_no_number_is_refused(monkeypatch, raw):
+def test_rejects_invalid_limit(monkeypatch, raw):
     monkeypatch.setenv(BEAM_LIMIT.variable, raw)
     with pytest.raises(ValueError, match="CLEARHEAD_MAX_BEAMS is .*; expected a whole number of beams above 0"):
         _ = BEAM_LIMIT.value

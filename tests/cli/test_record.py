@@ -1,4 +1,4 @@
-"""`clearhead record`, and the commands that read what it wrote."""
+"""Tests of `clearhead record`, and of the commands that read recordings."""
 
 import json
 import sys
@@ -25,13 +25,13 @@ def run(*arguments, status=0):
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     path = tmp_path_factory.mktemp("kept") / "piano.safetensors"
-    said = run("record", TEXT, "--output", path).stdout
-    assert said.startswith(f"wrote {path}: Recording('en-ja': encoder 4 × 8 heads, 11 × 11 tokens;")
-    assert said.endswith(f" MiB\nclearhead view {path}\n")
+    output = run("record", TEXT, "--output", path).stdout
+    assert output.startswith(f"wrote {path}: Recording('en-ja': encoder 4 × 8 heads, 11 × 11 tokens;")
+    assert output.endswith(f" MiB\nclearhead view {path}\n")
     return path
 
 
-def test_values_and_vectors_are_kept_unless_they_are_not_wanted(kept, tmp_path):
+def test_no_values_option_omits_the_values(kept, tmp_path):
     layer = Recording.load(kept)["cross"].layers[0]
     assert layer.value is not None
     assert "holds query and key" in repr(layer)
@@ -44,7 +44,7 @@ def test_values_and_vectors_are_kept_unless_they_are_not_wanted(kept, tmp_path):
     assert (tmp_path / "lean.safetensors").stat().st_size < kept.stat().st_size
 
 
-def test_statistics_of_a_recording_are_those_of_its_model(kept):
+def test_stats_of_a_recording_equal_those_of_its_model(kept):
     ours = json.loads(run("stats", kept, "--json").stdout)
     theirs = json.loads(run("stats", TEXT, "--model", "en-ja", "--json").stdout)
     assert ours["model"] == theirs["model"] == "en-ja"
@@ -56,13 +56,13 @@ def test_statistics_of_a_recording_are_those_of_its_model(kept):
     assert set(some["heads"]["layer"]) == {3}
 
 
-def test_roles_of_a_recording(kept, tmp_path):
+def test_roles_of_a_recording_cover_all_heads(kept, tmp_path):
     run("roles", kept, "--output", tmp_path / "roles.json")
     assert len(Roles.from_json((tmp_path / "roles.json").read_text()).heads) == 96
     assert "heads with a clear role" in run("roles", kept).stdout
 
 
-def test_of_a_file_and_of_a_text_of_our_own(tmp_path):
+def test_records_a_file_or_the_default_text(tmp_path):
     (tmp_path / "text.txt").write_text("He reads.")
     run("record", "--file", tmp_path / "text.txt", "--output", tmp_path / "read.safetensors")
     assert Recording.load(tmp_path / "read.safetensors")["encoder"].keys.texts[0] == "he"
@@ -70,7 +70,7 @@ def test_of_a_file_and_of_a_text_of_our_own(tmp_path):
     assert Recording.load(tmp_path / "ours.safetensors")["encoder"].keys.texts[:2] == ("my", "mother")
 
 
-def test_none_of_this_needs_transformers(kept, monkeypatch, tmp_path):
+def test_recordings_do_not_require_transformers(kept, monkeypatch, tmp_path):
     for name in [
         name for name in sys.modules if name.startswith(("clearhead.huggingface", "clearhead.analysis.corpus"))
     ]:
@@ -87,7 +87,7 @@ def test_none_of_this_needs_transformers(kept, monkeypatch, tmp_path):
         (("record", TEXT, "--file", "y", "--output", "x.safetensors"), "TEXT and --file are both given"),
         (("record", " ", "--output", "x.safetensors"), "TEXT is empty"),
         (("record", TEXT, "--output", "/nowhere/x.safetensors"), "there is no folder /nowhere"),
-        (("stats", "{kept}", "--model", "en-ja"), "is a recording, which --file and --model do not go with"),
+        (("stats", "{kept}", "--model", "en-ja"), "is a recording, which cannot be combined with --file or --model"),
         (("stats", "none.safetensors"), "none.safetensors: there is no such file"),
         (("stats", "{kept}", "--layers", "9"), "--layers is '9', but the layers are 0 to 3"),
         (("roles", "{kept}", "--treebank", "{treebank}"), "sentences are given, but a recording is of its own text"),
@@ -98,7 +98,7 @@ def test_none_of_this_needs_transformers(kept, monkeypatch, tmp_path):
         (("roles", "{cut}"), "cut.safetensors: not a whole safetensors file"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(kept, tmp_path, arguments, message):
+def test_rejects_invalid_arguments_in_one_line(kept, tmp_path, arguments, message):
     cut, treebank = tmp_path / "cut.safetensors", tmp_path / "one.conllu"
     cut.write_bytes(kept.read_bytes()[:1000])
     treebank.write_text("1\tHe\the\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\treads\tread\tVERB\t_\t_\t0\troot\t_\t_\n\n")
@@ -116,20 +116,20 @@ def test_what_is_wrong_is_said_in_one_line(kept, tmp_path, arguments, message):
         ("llama[v2]", "llama[v2]: "),
     ],
 )
-def test_a_model_s_name_is_shown_as_it_is(tmp_path, command, name, shown):
+def test_model_name_is_printed_literally(tmp_path, command, name, shown):
     made = decoder(["a", "b", "\x1b[2J"])
     path = tmp_path / "r.safetensors"
     Recording(name, {"dec[/x]": made["decoder"]}).save(path)
-    said = run(command, path).stdout
-    assert shown in said
-    assert "dec[/x]" in said
-    assert "\x1b" not in said
+    output = run(command, path).stdout
+    assert shown in output
+    assert "dec[/x]" in output
+    assert "\x1b" not in output
     assert json.loads(run(command, path, "--json").stdout)["model"] == name
 
 
 @pytest.mark.parametrize("layers", ["0-9999999999", "9999999999", f"0-{'9' * 5000}", "1-0"])
-def test_layers_are_bounded_before_they_are_listed(tmp_path, layers):
+def test_rejects_huge_layer_ranges(tmp_path, layers):
     decoder("abc").save(tmp_path / "r.safetensors")
-    said = run("stats", tmp_path / "r.safetensors", "--layers", layers, status=2).stderr
-    assert said.endswith(", but the layers are 0 to 1\n")
-    assert len(said) < 100
+    output = run("stats", tmp_path / "r.safetensors", "--layers", layers, status=2).stderr
+    assert output.endswith(", but the layers are 0 to 1\n")
+    assert len(output) < 100

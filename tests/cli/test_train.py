@@ -1,4 +1,4 @@
-"""`clearhead train` and `clearhead translate`, and the commands that show heads, on a model of our own."""
+"""Tests of `clearhead train` and `clearhead translate`, and of `stats` and `roles` on translation models."""
 
 import gzip
 import io
@@ -31,8 +31,8 @@ def run(*arguments, status=0, stdin=None):
     return result
 
 
-def refused(message, *arguments):
-    """What is wrong is said in one line, and nothing else."""
+def assert_rejected(message, *arguments):
+    """Check that a command prints one line on stderr, and nothing on stdout."""
     result = run(*arguments, status=2)
     assert message in result.stderr
     assert result.stderr.startswith("clearhead: ")
@@ -42,7 +42,7 @@ def refused(message, *arguments):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current one, with a small corpus and a small configuration."""
+    """Change to a directory with a small corpus and a small configuration."""
     monkeypatch.chdir(tmp_path)
     written_columns(tmp_path / "copies.tsv")
     (tmp_path / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 4"))
@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run's folder, and what was printed on the way."""
+    """Folder of a run, and the output of its training."""
     folder = tmp_path_factory.mktemp("trained")
     columns = written_columns(folder / "copies.tsv")
     (folder / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 4"))
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
 
 
 class TestTraining:
-    def test_what_is_left_in_the_folder(self, trained):
+    def test_run_folder_contains_checkpoints_and_metrics(self, trained):
         folder, result = trained
         names = {"config.json", "tokenizer.json", "metrics.jsonl"}
         names |= {f"{name}.safetensors" for name in ("best", "last", "previous")}
@@ -76,8 +76,8 @@ class TestTraining:
         assert steps[1].startswith(f"step 4: loss {lines[1]['loss']:.3f}, validation loss ")
         assert "6 of 6 heads" in result.stdout or "heads with a clear role" in result.stdout
 
-    def test_files_side_by_side_and_packed(self, folder, trained):
-        """The same data in another form makes the same run."""
+    def test_separate_and_gzipped_files_give_the_same_run(self, folder, trained):
+        """Train on the same data in two other file formats."""
         texts = sentences(47)
         (folder / "a.en").write_text("".join(f"{text}\n" for text in texts))
         (folder / "a.xx.gz").write_bytes(gzip.compress("".join(f"{text.upper()}\n" for text in texts).encode()))
@@ -89,7 +89,7 @@ class TestTraining:
         assert (folder / "two" / "best.safetensors").read_bytes() == expected
         assert (folder / "packed" / "best.safetensors").read_bytes() == expected
 
-    def test_several_files_and_a_validation_set(self, folder):
+    def test_several_data_files_and_a_validation_set(self, folder):
         written_columns(folder / "more.tsv", 50)
         written_columns(folder / "valid.tsv", 5)
         arguments = ("--data", "copies.tsv", "--data", "more.tsv", "--valid", "valid.tsv")
@@ -99,7 +99,7 @@ class TestTraining:
         settings = RunDirectory(folder / "run").read()[0].training
         assert (settings.steps, settings.seed) == (2, 3)
 
-    def test_the_grammar(self, folder, monkeypatch):
+    def test_grammar_run_reports_relations_and_can_be_resumed(self, folder, monkeypatch):
         monkeypatch.setattr(dataset, "GRAMMAR_EPOCH_SIZE", 60)
         monkeypatch.setattr(dataset, "PROBE_SIZE", 60)
         result = run("train", "--config", "tiny.toml", "--output", "run")
@@ -112,7 +112,7 @@ class TestTraining:
         assert "resumed at step 4" in again.stderr
         assert again.stdout == result.stdout
 
-    def test_what_is_wrong(self, folder, trained):
+    def test_rejects_invalid_arguments(self, folder, trained):
         (folder / "a.en").write_text("one\ntwo\nthree\n")
         (folder / "a.ja").write_text("一\n二\n")
         (folder / "bad.tsv").write_text("one\t一\ntwo\n")
@@ -130,8 +130,8 @@ class TestTraining:
             ("deep.toml: nested too deeply", "--config", "deep.toml"),
             ("none.toml: there is no such file", "--config", "none.toml"),
             ("--valid was given without --data", "--valid", "copies.tsv"),
-            ("do not go with --resume", "--resume", "--config", "tiny.toml"),
-            ("do not go with --resume", "--resume", "--steps", "3"),
+            ("cannot be combined with --resume", "--resume", "--config", "tiny.toml"),
+            ("cannot be combined with --resume", "--resume", "--steps", "3"),
             ("run: contains no run", "--resume"),
             ("--device is 'nowhere', which cannot be used here", "--device", "nowhere"),
             ("data has 47 pairs, but 500 are held out for validation", "--data", "copies.tsv"),
@@ -139,11 +139,11 @@ class TestTraining:
             ("already contains a run", "--data", "copies.tsv", "--config", "tiny.toml", "--output", done),
             ("the run was started with other data", "--data", "other.tsv", "--resume", "--output", done),
         ):
-            refused(message, "train", *arguments)
+            assert_rejected(message, "train", *arguments)
         assert not (folder / "run").exists()
 
     @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-    def test_the_exit_code_of_a_signal(self, folder, monkeypatch, signal_number, code):
+    def test_signal_sets_the_exit_code(self, folder, monkeypatch, signal_number, code):
         def collating(rows):
             signal.raise_signal(signal_number)
             return collate(rows)
@@ -153,7 +153,7 @@ class TestTraining:
         assert "stopped at step 1 and saved a checkpoint; continue with --resume" in result.stderr
         assert "Traceback" not in result.output
 
-    def test_metrics_without_what_was_measured_on_heads(self, folder, monkeypatch):
+    def test_rejects_metrics_without_head_measurements(self, folder, monkeypatch):
         monkeypatch.setattr(dataset, "GRAMMAR_EPOCH_SIZE", 60)
         monkeypatch.setattr(dataset, "PROBE_SIZE", 60)
         run("train", "--config", "tiny.toml", "--output", "run")
@@ -163,7 +163,7 @@ class TestTraining:
         assert "Traceback" not in result.output
 
     @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left")])
-    def test_a_full_disk(self, folder, monkeypatch, error):
+    def test_full_disk_prints_one_line(self, folder, monkeypatch, error):
         def save_file(tensors, path, metadata):
             raise error
 
@@ -177,12 +177,12 @@ class TestTraining:
 
 
 class TestTranslating:
-    def test_a_sentence(self):
+    def test_translates_a_sentence(self):
         result = run("translate", BOOK)
         assert result.stdout == f"{HON}\n"
         assert result.stderr == ""
 
-    def test_line_by_line(self, tmp_path):
+    def test_translates_files_line_by_line(self, tmp_path):
         (tmp_path / "in.txt").write_bytes(f"{BOOK}\r\n\n{BOOK.lower()}\n\n".encode())
         (tmp_path / "more.txt").write_text(BOOK)
         (tmp_path / "empty.txt").write_text("")
@@ -190,21 +190,21 @@ class TestTranslating:
         assert run("translate", *files).stdout == f"{HON}\n\n{HON}\n\n{HON}\n"
         assert run("translate", "--file", tmp_path / "empty.txt").stdout == ""
 
-    def test_standard_input_and_an_output(self, tmp_path):
+    def test_standard_input_and_output_file(self, tmp_path):
         assert run("translate", "--file", "-", stdin=f"{BOOK}\n\n").stdout == f"{HON}\n\n"
         result = run("translate", "--file", "-", "--output", tmp_path / "out.txt", stdin=f"\n{BOOK}")
         assert result.stdout == ""
         assert result.stderr == f"wrote {tmp_path / 'out.txt'}\n"
         assert (tmp_path / "out.txt").read_text() == f"\n{HON}\n"
 
-    def test_shown(self):
+    def test_show_prints_the_alignment(self):
         shown = run("translate", BOOK, "--show").stdout
         first, header, *rows = shown.splitlines()
         assert first == HON
         assert header.split() == ["i", "read", "a", "book", "in", "the", "library", "yesterday", "."]
         assert "".join(row.split()[0] for row in rows) == HON
 
-    def test_shown_in_parts_where_a_terminal_is_narrow(self):
+    def test_alignment_is_split_in_a_narrow_terminal(self):
         console = Console(file=io.StringIO(), width=30)
         recording = Translator.load().record(BOOK)
         print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))
@@ -215,22 +215,22 @@ class TestTranslating:
         ]  # fmt: skip
         assert max(map(cell_len, shown.splitlines())) <= 30
 
-    def test_shown_line_by_line(self):
+    def test_show_prints_an_alignment_for_each_line(self):
         shown = run("translate", "--file", "-", "--show", stdin=f"{BOOK}\n\nThank you.\n").stdout.splitlines()
         assert shown.count(HON) == 1
         assert sum("yesterday" in line or "thank" in line for line in shown) == 2
         assert "" in shown
 
-    def test_warnings_are_lines(self):
+    def test_warning_prints_one_line(self):
         result = run("translate", "--file", "-", stdin=f"{BOOK}\nI like ☃.\n")
         assert result.stderr == "clearhead: line 2: never seen in training: '☃'\n"
         assert result.stdout.splitlines()[0] == HON
 
-    def test_shown_without_a_known_word(self):
+    def test_show_without_known_words_prints_a_note(self):
         shown = run("translate", "👩\u200d👩\u200d👧", "--show").stdout
         assert shown.endswith("no word of the source is in the model's vocabulary, so there is no alignment to show\n")
 
-    def test_beams_and_sentences_have_a_limit(self, tmp_path, monkeypatch):
+    def test_rejects_too_many_beams_and_too_long_sentences(self, tmp_path, monkeypatch):
         message = run("translate", BOOK, "--beams", "100000", status=2).stderr
         limit = "1,024 beams (CLEARHEAD_MAX_BEAMS raises the limit)"
         assert message == f"clearhead: beams is 100000; expected at most {limit}\n"
@@ -241,51 +241,53 @@ class TestTranslating:
         monkeypatch.setenv("CLEARHEAD_MAX_BEAMS", "2")
         assert run("translate", BOOK, "--beams", "2").stdout == f"{HON}\n"
 
-    def test_control_characters_of_a_translation_are_shown(self, monkeypatch):
+    def test_control_characters_of_a_translation_are_escaped(self, monkeypatch):
         monkeypatch.setattr(Translator, "stream", lambda self, texts, beams: iter(["\x1b[2J本\u3000[/]"]))
         assert run("translate", BOOK).stdout == "\\x1b[2J本\u3000[/]\n"
 
-    def test_a_run_of_ones_own(self, trained):
+    def test_translates_with_a_trained_run(self, trained):
         assert run("translate", sentences(1)[0], "--model", trained[0], "--beams", "1").stdout.count("\n") == 1
 
-    def test_what_is_wrong(self, tmp_path):
+    def test_rejects_invalid_arguments(self, tmp_path):
         (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
         (tmp_path / "in.txt").write_text(BOOK)
         for message, *arguments in (
-            ("give a sentence, or --file",),
-            ("give a sentence, or --file", BOOK, "--file", tmp_path / "in.txt"),
+            ("expected either a sentence or --file",),
+            ("expected either a sentence or --file", BOOK, "--file", tmp_path / "in.txt"),
             ("nowhere: there is no such folder", BOOK, "--model", "nowhere"),
             ("contains no run", BOOK, "--model", tmp_path),
             ("none.txt", "--file", tmp_path / "none.txt"),
             ("bytes.txt, line 1: not UTF-8", "--file", tmp_path / "bytes.txt"),
             ("--device is 'nowhere'", BOOK, "--device", "nowhere"),
-            ("--output does not go with --show", BOOK, "--show", "--output", tmp_path / "out.txt"),
+            ("--output cannot be combined with --show", BOOK, "--show", "--output", tmp_path / "out.txt"),
             ("there is no folder", BOOK, "--output", tmp_path / "none" / "out.txt"),
         ):
-            refused(message, "translate", *arguments)
+            assert_rejected(message, "translate", *arguments)
         assert "beams" in run("translate", BOOK, "--beams", "0", status=2).stderr
 
 
 class TestShowingHeads:
-    def test_statistics(self):
+    def test_stats_list_the_heads_of_every_stack(self):
         table = run("stats", "--model", "en-ja", BOOK).stdout
         assert "en-ja: means over queries" in table
         for stack in ("encoder", "decoder", "cross"):
             assert len([line for line in table.splitlines() if stack in line]) == 4 * 8
-        facts = json.loads(run("stats", "--model", "en-ja", BOOK, "--json", "--layers", "3").stdout)
-        assert facts["heads"]["layer"] == [3] * 24
+        document = json.loads(run("stats", "--model", "en-ja", BOOK, "--json", "--layers", "3").stdout)
+        assert document["heads"]["layer"] == [3] * 24
 
-    def test_roles(self):
+    def test_roles_of_the_bundled_model(self):
         shown = run("roles", "--model", "en-ja", BOOK).stdout
         assert "en-ja: heads with a clear role" in shown
         assert "Best heads" in shown
 
-    def test_of_a_run(self, trained):
-        facts = json.loads(run("stats", "--model", trained[0], sentences(1)[0], "--json").stdout)
-        assert facts["model"] == "run"
-        assert len(facts["heads"]["layer"]) == 3 * 2
+    def test_stats_of_a_trained_run(self, trained):
+        document = json.loads(run("stats", "--model", trained[0], sentences(1)[0], "--json").stdout)
+        assert document["model"] == "run"
+        assert len(document["heads"]["layer"]) == 3 * 2
 
-    def test_what_is_wrong(self):
+    def test_rejects_invalid_arguments(self):
         for command in ("stats", "roles"):
-            refused("--layers is '9', but the layers are 0 to 3", command, "--model", "en-ja", BOOK, "--layers", "9")
-            refused("expected torch.float32", command, "--model", "en-ja", BOOK, "--dtype", "bfloat16")
+            assert_rejected(
+                "--layers is '9', but the layers are 0 to 3", command, "--model", "en-ja", BOOK, "--layers", "9"
+            )
+            assert_rejected("expected torch.float32", command, "--model", "en-ja", BOOK, "--dtype", "bfloat16")

@@ -1,4 +1,4 @@
-"""`clearhead view`: what it is given, what it says, how it ends."""
+"""Tests of `clearhead view`: arguments, messages and exit."""
 
 import os
 import signal
@@ -44,15 +44,15 @@ def lines_of(process, count):
     return [process.stdout.readline() for _ in range(count)]
 
 
-def test_it_says_where_the_page_is_and_ends_with_ctrl_c(recorded):
+def test_prints_the_link_and_stops_on_ctrl_c(recorded):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start(recorded, "--port", port)
         notice, opened, forwarded, last = lines_of(process, 4)
-    assert notice == f"Port {port} is in use; this is the next free one.\n"
     url = opened.split()[1]
     assert fetch(url.replace("/enter?", "/static/js/bokeh.min.js?"))[0] == 200
     served = url.split(":")[2].split("/")[0]
+    assert notice == f"Port {port} is in use; using {served}, the next free port.\n"
     assert f"ssh -L {served}:127.0.0.1:{served} " in forwarded
     assert last == "Press Ctrl-C to stop.\n"
     process.send_signal(signal.SIGINT)
@@ -65,7 +65,7 @@ def stop(process):
     process.communicate(timeout=30)
 
 
-def test_a_new_link_is_printed_when_one_was_used(recorded):
+def test_prints_a_new_link_after_the_first_is_used(recorded):
     process = start(recorded)
     link = lines_of(process, 3)[0].split()[-1]
     assert fetch(link)[0] == 200
@@ -77,7 +77,7 @@ def test_a_new_link_is_printed_when_one_was_used(recorded):
     stop(process)
 
 
-def test_a_browser_is_started_without_the_link_on_its_command_line(recorded, tmp_path):
+def test_browser_command_line_does_not_contain_the_link(recorded, tmp_path):
     command, started = tmp_path / "browser", tmp_path / "arguments"
     command.write_text(f'#!/bin/sh\necho "$*" > {started}.new && mv {started}.new {started}\n')
     command.chmod(0o755)
@@ -94,8 +94,8 @@ def test_a_browser_is_started_without_the_link_on_its_command_line(recorded, tmp
     stop(process)
 
 
-def test_a_viewer_that_is_ended_leaves_no_page_behind(recorded, tmp_path):
-    """Nor does one that was killed, once the next one hands a page over."""
+def test_viewer_removes_its_page_file_on_exit(recorded, tmp_path):
+    """The page file of a killed viewer is removed when the next viewer writes its own."""
     command = tmp_path / "browser"
     command.write_text("#!/bin/sh\nexit 0\n")
     command.chmod(0o755)
@@ -113,7 +113,7 @@ def test_a_viewer_that_is_ended_leaves_no_page_behind(recorded, tmp_path):
 
 @pytest.fixture
 def arguments_of_view(monkeypatch):
-    """What the command line passes to `view`, which is not run."""
+    """Return a function that captures the arguments which the command line passes to `view`."""
 
     def call(*arguments):
         calls = []
@@ -129,14 +129,14 @@ def arguments_of_view(monkeypatch):
     return call
 
 
-def test_without_anything_it_shows_the_bundled_translator(arguments_of_view):
+def test_default_is_the_bundled_translator(arguments_of_view):
     arguments = arguments_of_view("--device", "cpu")
     assert arguments["model"] == "en-ja"
     assert arguments["text"] is None
     assert Texts("en-ja").choices == [EXAMPLE_SENTENCE]
 
 
-def test_texts_and_files_are_all_there_to_choose_from(tmp_path, arguments_of_view):
+def test_texts_and_files_become_choices(tmp_path, arguments_of_view):
     (tmp_path / "one.txt").write_text("He reads.")
     arguments = arguments_of_view("She plays.", "--file", tmp_path / "one.txt", "--model", "en-ja")
     assert arguments["text"] == ["She plays.", "He reads."]
@@ -148,7 +148,7 @@ def test_texts_and_files_are_all_there_to_choose_from(tmp_path, arguments_of_vie
     assert texts.recorded("He reads.") is texts.cached("He reads.") is recorded
 
 
-def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
+def test_least_recently_used_typed_text_is_evicted(monkeypatch):
     monkeypatch.setattr("clearhead.viewer.server._texts.MAX_TYPED_RECORDINGS", 2)
     texts = Texts("en-ja", "She plays.")
     first = texts.recorded("one")
@@ -160,7 +160,7 @@ def test_typed_texts_are_kept_while_they_are_used(monkeypatch):
     assert texts.cached("She plays.") is texts.first
 
 
-def test_what_cannot_be_typed_or_run():
+def test_rejects_texts_that_are_empty_or_too_long():
     with pytest.raises(ValueError, match="the text is empty"):
         Texts("en-ja").recorded("  ")
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_what_cannot_be_typed_or_run():
         Texts("en-ja", [])
 
 
-def test_roles_have_to_be_of_the_same_model():
+def test_rejects_roles_of_another_model():
     roles = Roles("another", {("decoder", 0, 0): HeadStatistics(9)})
     with pytest.raises(ValueError, match="roles is of 'another' with 1 heads, but recording is of 'a model' with 8"):
         Texts(decoder("abc"), roles=roles)
@@ -186,7 +186,7 @@ def test_roles_have_to_be_of_the_same_model():
         Texts("en-ja", roles=Roles("en-ja", {("decoder", 0, 99): HeadStatistics(9)}))
 
 
-def test_what_a_model_never_met_is_said():
+def test_tokens_never_seen_in_training_are_noted():
     assert Texts("en-ja").recorded("I ate a 🍉.").notes == ["text: never seen in training: '🍉'"]
 
 
@@ -195,12 +195,12 @@ def test_what_a_model_never_met_is_said():
     [
         (
             ["{recorded}", "--model", "en-ja"],
-            "kept.safetensors is a recording, which --file and --model do not go with",
+            "kept.safetensors is a recording, which cannot be combined with --file or --model",
         ),
-        (["--model", "{recorded}"], "which is the name of a recording; expected it in place of TEXT"),
+        (["--model", "{recorded}"], "which is a recording; pass it in place of TEXT"),
         (["missing.safetensors"], "missing.safetensors: there is no such file"),
         (["{folder}/broken.safetensors"], "broken.safetensors: not a whole safetensors file"),
-        (["  "], "TEXT is empty; expected a text to read"),
+        (["  "], "TEXT is empty; expected a text"),
         (["--model", "nothing-of-that-name"], "nothing-of-that-name: there is no such folder or file"),
         (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text was not written by Roles"),
         (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
@@ -208,7 +208,7 @@ def test_what_a_model_never_met_is_said():
         (["{folder}/broken.txt"], "broken.txt', which is a file; expected --file"),
     ],
 )
-def test_bad_input_is_one_line(recorded, arguments, message):
+def test_rejects_invalid_arguments_in_one_line(recorded, arguments, message):
     for name in ("broken.safetensors", "broken.txt"):
         (recorded.parent / name).write_text("nothing")
     filled = [argument.format(recorded=recorded, folder=recorded.parent) for argument in arguments]

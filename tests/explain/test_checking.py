@@ -1,4 +1,4 @@
-"""The audit of a worked example: every error of the two teaching texts, and errors planted in right ones."""
+"""Tests of `check`: differences in the built-in texts, and errors planted in correct texts."""
 
 import pytest
 import torch
@@ -13,17 +13,17 @@ def messages(name):
     return {(f.claim, f.step): f.message for f in check(name).findings if f.verdict != "agrees"}
 
 
-class TestTheTeachingTexts:
-    def test_song(self):
+class TestBuiltInTexts:
+    def test_differences_of_song(self):
         assert messages("song") == {
-            (None, "key"): "given K is X·W for no W: the best fit still misses a cell by 0.58",
+            (None, "key"): "given K is not X·W for any W: the best fit has an error of 0.58 in some cell",
             (5, "query"): "18 of 24 cells differ",
             (6, "key"): "claimed 4, computed 6: one row for each token",
             (9, "weights"): "columns sum to 0.67 1.66 0.33 1.37 0.35 1.63, not to 1; rows do",
             (10, "weights"): "claimed 36, computed 1: one matrix for each head, with a row for each token",
         }
 
-    def test_the_cells_of_q(self):
+    def test_wrong_cells_of_q_are_listed(self):
         [query] = [f for f in check("song").findings if f.step == "query"]
         by_row = {row: [cell for cell in query.cells if cell.row == row] for row in range(6)}
         assert [len(by_row[row]) for row in range(6)] == [0, 2, 4, 4, 4, 4]
@@ -33,11 +33,11 @@ class TestTheTeachingTexts:
         ]
         assert (by_row[1][0].row_label, by_row[1][0].column_label) == ("new", "3")
 
-    def test_song_causal_has_the_same_errors_and_its_mask(self):
+    def test_song_causal_adds_a_wrong_mask(self):
         differences = messages("song-causal")
         mask = differences.pop((8, "mask"))
         assert mask == (
-            "18 of 36 cells differ: 9 open and 9 closed wrongly; "
+            "18 of 36 cells differ: 9 wrongly open and 9 wrongly masked; "
             "it is the computed matrix with its rows in reverse order"
         )
         assert differences.keys() == {(None, "key"), (5, "query"), (6, "key"), (10, "weights"), (11, "weights")}
@@ -48,18 +48,18 @@ class TestTheTeachingTexts:
             (
                 "two-heads",
                 (2, 3, 4),
-                'claimed (4, 2), computed (2, 2); that is another layer, split = "project", '
-                "with 48 projection weights where this has 24",
+                'claimed (4, 2), computed (2, 2); this shape belongs to split = "project", '
+                "a layer with 48 projection weights instead of 24",
             ),
             (
                 "two-heads-projected",
                 (7, 8, 9),
-                'claimed (2, 2), computed (4, 2); that is another layer, split = "slice", '
-                "with 24 projection weights where this has 48",
+                'claimed (2, 2), computed (4, 2); this shape belongs to split = "slice", '
+                "a layer with 24 projection weights instead of 48",
             ),
         ],
     )
-    def test_the_two_readings_of_the_head_weights(self, name, claims, message):
+    def test_contradicting_weight_shapes_are_reported(self, name, claims, message):
         results = {f.claim: f for f in check(name).findings}
         for position in claims:
             assert results[position].verdict == "differs"
@@ -69,7 +69,7 @@ class TestTheTeachingTexts:
         assert (results[18].step, results[18].verdict, results[18].message) == ("output", "agrees", "(8, 4)")
 
     @pytest.mark.parametrize("name", ["song", "song-causal"])
-    def test_blanks_are_no_claims_and_every_one_is_filled(self, name):
+    def test_blank_matrices_are_computed_and_not_claimed(self, name):
         example = load(name)
         blank = {c.step: c.values for c in example.claims if c.values is not None and c.values.blank.all()}
         assert set(blank) == {"scores", "weights", "value", "head_output"}
@@ -80,7 +80,7 @@ class TestTheTeachingTexts:
 
 
 class TestPlantedErrors:
-    def test_what_is_right_agrees_at_every_number_of_digits(self):
+    def test_correct_numbers_agree_at_every_number_of_digits(self):
         right = matrices()
         for digits in (1, 2, 6):
             results = audited([claim(step, right[step], digits) for step in STEPS])
@@ -98,7 +98,7 @@ class TestPlantedErrors:
         assert cell.carried_from is None
         assert cell.difference == pytest.approx(0.02, abs=0.006)
 
-    def test_what_follows_from_a_wrong_matrix_is_carried(self):
+    def test_numbers_that_follow_from_a_wrong_matrix_are_carried(self):
         right, wrong = matrices(), matrices()
         wrong["query"][0, 1] += 3.0
         wrong["scores"] = wrong["query"] @ right["key"].T
@@ -117,7 +117,7 @@ class TestPlantedErrors:
         assert results["scores"].message == "2 of 4 cells differ, carried from the text's own Q"
         assert not check(parse(X + WEIGHTS + claim("query", wrong["query"]))).agrees
 
-    def test_a_new_error_beside_a_carried_one(self):
+    def test_new_error_among_carried_cells_is_reported(self):
         wrong = matrices()
         wrong["query"][0, 1] += 3.0
         wrong["scores"] = wrong["query"] @ wrong["key"].T
@@ -131,7 +131,7 @@ class TestPlantedErrors:
             (1, 1): None,
         }
 
-    def test_carried_though_the_text_went_on_with_more_digits_than_it_printed(self):
+    def test_carried_if_the_author_used_unprinted_digits(self):
         wrong = matrices()
         wrong["query"][0] = torch.tensor([31.449, -27.551])
         wrong["scores"] = wrong["query"] @ wrong["key"].T
@@ -139,16 +139,16 @@ class TestPlantedErrors:
         results = audited(claims)
         assert results["scores"].verdict == "carried"
 
-    def test_going_on_with_the_rounded_numbers_is_no_error(self):
+    def test_continuing_with_rounded_numbers_is_not_an_error(self):
         right = matrices()
         rounded = (right["query"] * 10).round() / 10
         scores = rounded @ right["key"].T
         results = audited([claim("query", right["query"], digits=1), claim("scores", scores, digits=4)])
         assert results["scores"].verdict == "agrees"
-        assert "follow from the rounded numbers printed before" in results["scores"].message
+        assert "follow from rounded numbers printed earlier" in results["scores"].message
         assert audited([claim("scores", scores, digits=4)])["scores"].verdict == "differs"
 
-    def test_a_wrong_mask_carries_too(self):
+    def test_errors_of_a_mask_are_carried(self):
         right = matrices(top='mask = "causal"\n')
         opened = torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]])
         weights = torch.softmax(right["scaled"] + opened, 1)
@@ -156,8 +156,8 @@ class TestPlantedErrors:
         assert (results["mask"].verdict, results["weights"].verdict) == ("differs", "carried")
         assert {cell.carried_from for cell in results["weights"].cells} == {"M"}
 
-    def test_a_misprint_that_nothing_follows_from_is_not_blamed(self):
-        """Q has a misprint; what follows from a wrong K, or from rounded right weights, has nothing to do with it."""
+    def test_unused_misprint_is_not_named_as_a_cause(self):
+        """Q has a misprint, but later numbers follow from a wrong K, or from correct rounded weights."""
         wrong = matrices()
         wrong["query"][0, 0] += 1.0
         wrong["key"][1, 1] += 3.0
@@ -169,9 +169,9 @@ class TestPlantedErrors:
         claims = [claim("query", wrong["query"]), claim("weights", right["weights"]), claim("head_output", rounded, 5)]
         assert audited(claims)["head_output"].verdict == "agrees"
 
-    def test_two_matrices_may_be_to_blame_and_a_third_not(self):
+    def test_two_causes_are_named_without_an_unused_misprint(self):
         wrong = matrices()
-        wrong["query"][0, 0] += 1.0  # a misprint: nothing follows from it
+        wrong["query"][0, 0] += 1.0  # a misprint that the author does not use
         wrong["key"][1, 1] += 3.0
         wrong["value"][0, 0] -= 2.0
         weights = torch.softmax(matrices()["query"] @ wrong["key"].T / 2**0.5, 1)
@@ -180,16 +180,16 @@ class TestPlantedErrors:
         assert result.verdict == "carried"
         assert "K and V" in {cell.carried_from for cell in result.cells}
 
-    def test_rows_that_follow_from_right_rows_agree(self):
+    def test_rows_that_follow_from_correct_rows_agree(self):
         wrong = matrices()
         wrong["query"] = (wrong["query"] * 10).round() / 10
         wrong["query"][0, 0] += 1.0
         wrong["scores"] = wrong["query"] @ wrong["key"].T
         result = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
         assert {cell.row for cell in result.cells} == {0}
-        assert "2 follow from the rounded numbers printed before" in result.message
+        assert "2 follow from rounded numbers printed earlier" in result.message
 
-    def test_wrong_weights_and_a_wrong_input_carry(self):
+    def test_errors_of_weights_and_input_are_carried(self):
         right = matrices()
         x = torch.tensor([[0.1, 0.7, -0.4], [0.5, -0.3, 0.9]], dtype=torch.float64)
         weight = torch.tensor([[1.0, 0.5], [-0.3, 0.2], [0.7, 2.1]], dtype=torch.float64)
@@ -200,15 +200,15 @@ class TestPlantedErrors:
         assert {cell.carried_from for cell in results["value"].cells} == {"X"}
         assert torch.equal(right["query"], matrices()["query"])
 
-    def test_unprinted_digits_excuse_no_more_than_they_can_do(self):
+    def test_unprinted_digits_explain_only_small_differences(self):
         wrong = matrices()
         wrong["query"][0] = torch.tensor([31.449, -27.551])
         wrong["scores"] = wrong["query"] @ wrong["key"].T
-        wrong["scores"][0, 0] += 0.5  # the digits left out of Q can move it by 0.05 · (|k₁| + |k₂|) at most
+        wrong["scores"][0, 0] += 0.5  # the unprinted digits of Q change it by at most 0.05 · (|k₁| + |k₂|)
         result = audited([claim("query", wrong["query"], 1), claim("scores", wrong["scores"], 4)])["scores"]
         assert {(c.row, c.column): c.carried_from for c in result.cells} == {(0, 0): None, (0, 1): "Q"}
 
-    def test_blanks_in_between_are_computed(self):
+    def test_blank_cells_of_earlier_matrices_are_computed(self):
         wrong = matrices()
         wrong["query"][0, 1] += 3.0
         wrong["scores"] = wrong["query"] @ wrong["key"].T
@@ -219,7 +219,7 @@ class TestPlantedErrors:
         results = audited(["[[claims]]\n" + opened, claim("weights", weights)], top='mask = "causal"\n')
         assert (results["mask"].verdict, results["weights"].verdict) == ("differs", "carried")
 
-    def test_what_is_given_stays_given_where_a_claim_is_blank(self):
+    def test_given_numbers_are_used_where_a_claim_is_blank(self):
         given = "[given]\nkey = [[5.0, 1.0], [2.0, 3.0]]\n"
         example = parse(X + WEIGHTS + given)
         key = example.trace().step("key").values.clone()
@@ -229,20 +229,20 @@ class TestPlantedErrors:
         results = {f.step: f for f in check(parse(X + WEIGHTS + given + claims)).findings if f.claim}
         assert {cell.carried_from for cell in results["scores"].cells} == {"K"}
 
-    def test_heads_carry_their_own_errors_only(self):
+    def test_errors_are_not_carried_between_heads(self):
         top = "heads = 2\nseed = 1\nx = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
         right = parse(top).trace()
         queries = [right.step("query", head).values.clone() for head in (0, 1)]
         scores = [right.step("scores", head).values.clone() for head in (0, 1)]
         queries[0][0, 0] += 5
-        scores[1] = queries[0] @ right.step("key", 1).values.T  # as if it were head 1's query
+        scores[1] = queries[0] @ right.step("key", 1).values.T  # computed with the query of head 1
         text = claim("query", queries[0], more="head = 1\n") + claim("scores", scores[1], more="head = 2\n")
         query, other = check(parse(top + text)).findings
         assert (query.head, query.verdict, other.head, other.verdict) == (0, "differs", 1, "differs")
 
     @pytest.mark.parametrize("step", ["concat", "output"])
-    def test_errors_in_one_head_and_in_a_matrix_of_all_heads(self, step):
-        """The head with the error is recomputed as a batch of variations, the other head is not."""
+    def test_errors_in_one_head_and_in_a_shared_matrix_are_separate(self, step):
+        """Only the head with the error is recomputed as a batch of variations."""
         top = "heads = 2\nseed = 1\nx = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
         right = parse(top).trace()
         query, joint = right.step("query", 0).values.clone(), right.step(step).values.clone()
@@ -253,8 +253,8 @@ class TestPlantedErrors:
         assert [(f.step, f.verdict) for f in results] == [("query", "differs"), (step, "differs")]
         assert [(c.row, c.column, c.carried_from) for f in results for c in f.cells] == [(0, 0, None), (1, 1, None)]
 
-    def test_rounding_is_followed_through_a_matrix_with_an_error(self):
-        """Row 2 of Q Kᵀ follows from the rounded Q, and row 2 of S from it. The error is in row 1."""
+    def test_rounding_is_recognized_after_a_matrix_with_an_error(self):
+        """Row 2 of Q Kᵀ follows from the rounded Q, and row 2 of S from Q Kᵀ. The error is in row 1."""
         right, text = matrices(), matrices()
         text["query"] = (text["query"] * 10).round() / 10
         text["scores"] = text["query"] @ right["key"].T
@@ -286,7 +286,7 @@ class TestPlantedErrors:
         """Row 2 of the scores depends on row 2 of Q only, and the error is in row 1."""
         text = matrices()
         text["query"][0, 0] += 1.0
-        text["scores"][1, 0] += 0.02  # less than the unprinted digits of Q could do
+        text["scores"][1, 0] += 0.02  # less than the unprinted digits of Q could cause
         result = audited([claim("query", text["query"], 1), claim("scores", text["scores"], 4)])["scores"]
         assert [(c.row, c.column, c.carried_from) for c in result.cells] == [(1, 0, None)]
 
@@ -302,7 +302,7 @@ class TestPlantedErrors:
         assert [(c.row, c.column, c.carried_from) for c in mask.cells] == [(1, 2, None)]
         assert [(c.row, c.column, c.carried_from) for c in weights_result.cells] == [(1, 0, None)]
 
-    def test_three_errors_carried_together_beside_a_misprint(self):
+    def test_three_causes_are_named_without_an_unused_misprint(self):
         top = "heads = 3\nx = [[0.1, 0.7, 0.3], [0.5, -0.3, 0.8]]\n"
         example = parse(top)
         trace, text, outputs = example.trace(), "", []
@@ -334,7 +334,7 @@ class TestPlantedErrors:
             }
             assert results[name].message == "3 of 4 cells differ, carried from the text's own Q and K"
 
-    def test_variations_may_be_computed_in_several_batches(self, monkeypatch):
+    def test_result_does_not_depend_on_the_batch_size(self, monkeypatch):
         text = matrices()
         text["query"][0] = torch.tensor([31.449, -27.551])
         text["scores"] = text["query"] @ text["key"].T
@@ -351,10 +351,10 @@ class TestPlantedErrors:
         X + WEIGHTS + "[given]\nscaled = [['_', 7.0], ['_', '_']]",
         "heads = 2\nsplit = 'slice'\nmask = [[true, false], [false, false]]\nx = [[0.1, 0.7], [0.5, -0.3]]",
     ],
-    ids=[*BUILT_IN, "given", "a row without a key"],
+    ids=[*BUILT_IN, "given", "row without keys"],
 )
-def test_what_is_checked_is_what_is_explained(text):
-    """The numbers of `check` and the steps of `explain`, which are computed apart."""
+def test_recomputed_matrices_equal_the_traced_steps(text):
+    """Compare the matrices of `check` with the steps of `explain`, which separate code computes."""
     example = parse(text)
     computed = Recomputation(example, example.given_values)
     for step in example.trace():

@@ -1,4 +1,4 @@
-"""Claims of every kind: digits and tolerances, shapes, sums, counts, masks, transposes, and given matrices."""
+"""Tests of all kinds of claims: digits and tolerances, shapes, sums, counts, masks, transposes, and given matrices."""
 
 import pytest
 import torch
@@ -26,11 +26,11 @@ class TestDigits:
             ("0.333333333733", "0.333333333333", False),
         ],
     )
-    def test_the_digits_printed_set_the_tolerance(self, printed, computed, agrees):
+    def test_printed_digits_set_the_tolerance(self, printed, computed, agrees):
         text = f"x = [[{computed}]]\n[[claims]]\nstep = 'input'\nvalues = [[{printed}]]"
         assert check(parse(text)).agrees == agrees
 
-    def test_a_tolerance_for_sums(self):
+    def test_tolerance_applies_to_sums(self):
         text = X + "[given]\nweights = [[0.49, 0.5], [0.5, 0.5]]\n[[claims]]\nstep = 'weights'\nsum = 'rows'\n"
         assert not check(parse(text)).agrees
         assert check(parse(text + "tolerance = 0.011")).agrees
@@ -44,7 +44,7 @@ class TestOtherClaims:
         assert audited([claim("output", wrong["output"], more="tolerance = 0.03")])["output"].verdict == "agrees"
         assert audited([claim("output", matrices()["output"], more="tolerance = 0")])["output"].verdict == "differs"
 
-    def test_the_transpose_is_recognised(self):
+    def test_transpose_is_recognized(self):
         right = matrices(x=X.replace("]]", "], [0.2, 0.2, 0.3]]"))
         text = X.replace("]]", "], [0.2, 0.2, 0.3]]") + WEIGHTS + claim("key", right["key"].T)
         [result] = check(parse(text)).findings
@@ -57,7 +57,7 @@ class TestOtherClaims:
             ('step = "weights"\ncount = 1', "agrees", "1: one matrix for each head, with a row for each token"),
             ('step = "weights"\nhead = 1\ncount = 2', "agrees", "2: one row for each token"),
             ('step = "key"\nhead = 1\ncount = 4', "differs", "claimed 4, computed 2: one row for each token"),
-            ('step = "key_weight"\ncount = 3', "agrees", "3: one row for each column that it reads"),
+            ('step = "key_weight"\ncount = 3', "agrees", "3: one row for each input column"),
             (
                 'step = "value_weight"\nvalues = [[1.0, 0.0], [0.0, 1.0], [0.5, "_"]]',
                 "agrees",
@@ -73,15 +73,15 @@ class TestOtherClaims:
             (
                 'step = "mask"\nvalues = [[0, -inf], [0, 0]]',
                 "differs",
-                "1 of 4 cells differ: 0 open and 1 closed wrongly",
+                "1 of 4 cells differ: 0 wrongly open and 1 wrongly masked",
             ),
         ],
     )
-    def test_claims(self, text, verdict, message):
+    def test_verdict_and_message(self, text, verdict, message):
         [result] = check(parse(X + WEIGHTS + "[[claims]]\n" + text)).findings
         assert (result.verdict, result.message) == (verdict, message)
 
-    def test_a_transpose_with_an_error_is_read_as_one_and_carries(self):
+    def test_transpose_with_an_error_is_recognized_and_carried(self):
         x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
         wrong = matrices(x=x)
         wrong["key"][2, 0] += 1.0
@@ -90,32 +90,32 @@ class TestOtherClaims:
         assert key.message == "claimed (2, 3), computed (3, 2); read as its transpose, 1 of 6 cells differ"
         assert other.verdict == "carried"
 
-    def test_other_numbers_in_the_shape_of_the_transpose_are_only_a_wrong_shape(self):
+    def test_unrelated_numbers_in_the_transposed_shape_have_a_wrong_shape(self):
         x = X.replace("]]", "], [0.2, 0.2, 0.3]]")
         [result] = check(parse(x + WEIGHTS + claim("key", torch.full((2, 3), 9.0)))).findings
         assert result.message == "claimed (2, 3), computed (3, 2)"
 
     @pytest.mark.parametrize("big", ["-1e9", "-10000.0", "-inf"])
-    def test_a_large_negative_number_in_a_mask_stands_for_infinity(self, big):
+    def test_large_negative_mask_values_count_as_infinity(self, big):
         text = f'mask = "causal"\n{X}[[claims]]\nstep = "mask"\nvalues = [[0, {big}], [0, 0]]'
         assert check(parse(text)).agrees
 
-    def test_a_mask_of_ones_and_zeros_is_told(self):
+    def test_mask_of_ones_and_zeros_is_noted(self):
         text = f'mask = "causal"\n{X}[[claims]]\nstep = "mask"\nvalues = [[1, 0], [1, 1]]'
         [result] = check(parse(text)).findings
-        assert "it is written as 1 and 0, but what is added to the scores is 0 and −∞" in result.message
+        assert "it contains 1 and 0, but an additive mask contains 0 and −∞" in result.message
 
-    def test_rows_that_do_not_sum_to_1_either_are_not_praised(self):
+    def test_rows_are_mentioned_only_if_they_sum_to_1(self):
         text = X + "mask = [[false, false], [true, true]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'"
         [result] = check(parse(text)).findings
         assert result.message.endswith("not to 1")
 
-    @pytest.mark.parametrize(("turn", "how"), [(0, "rows"), (1, "columns")])
-    def test_reversed_order_is_recognised(self, turn, how):
-        result = audited([claim("scores", matrices()["scores"].flip(turn), 4)])["scores"]
-        assert result.message.endswith(f"it is the computed matrix with its {how} in reverse order")
+    @pytest.mark.parametrize(("axis", "name"), [(0, "rows"), (1, "columns")])
+    def test_reversed_order_is_recognized(self, axis, name):
+        result = audited([claim("scores", matrices()["scores"].flip(axis), 4)])["scores"]
+        assert result.message.endswith(f"it is the computed matrix with its {name} in reverse order")
 
-    def test_sums_of_several_heads_say_which(self):
+    def test_sums_of_several_heads_name_the_head(self):
         [result] = check(
             parse("heads = 2\nx = [[0.1, 0.7], [0.5, -0.3]]\n[[claims]]\nstep = 'weights'\nsum = 'columns'")
         ).findings
@@ -124,7 +124,7 @@ class TestOtherClaims:
 
 
 class TestGiven:
-    def test_a_product_with_some_w_and_one_cell_off(self):
+    def test_given_matrix_agrees_if_it_is_a_product_with_some_w(self):
         x = torch.tensor([[0.1, 0.7], [0.5, -0.3], [0.4, 0.9], [-0.8, 0.2]], dtype=torch.float64)
         product = x @ torch.tensor([[1.5, -0.5], [0.25, 2.0]], dtype=torch.float64)
         for off, verdict in ((0.0, "agrees"), (0.1, "differs")):
@@ -134,7 +134,7 @@ class TestGiven:
             [result] = check(parse(text)).findings
             assert (result.kind, result.step, result.verdict) == ("given", "value", verdict)
 
-    def test_beside_stated_weights_it_is_compared_with_their_product(self):
+    def test_given_matrix_is_compared_with_the_stated_weights(self):
         right = matrices()["key"]
         rows = ", ".join(str([round(float(cell), 3) for cell in row]) for row in right)
         assert check(parse(X + WEIGHTS + f"[given]\nkey = [{rows}]")).agrees
@@ -143,14 +143,14 @@ class TestGiven:
         assert result.message == "given K is not X W_K: 1 of 4 cells differ"
         assert [(cell.row, cell.column, cell.printed) for cell in result.cells] == [(0, 0, "9.0")]
 
-    def test_each_number_is_held_to_its_own_digits(self):
-        """The last row, printed coarsely, does not excuse the third, which the first two contradict."""
+    def test_each_number_has_the_tolerance_of_its_own_digits(self):
+        """The third row contradicts the first two. The fewer digits of the last row do not change that."""
         x = "x = [[1, 0], [0, 1], [1, 1], [1, -1]]\n"
         for third, verdict in (("2.20", "differs"), ("2.01", "agrees")):
             given = f"[given]\nvalue = [[1.00, 1.00], [1.00, 1.00], [{third}, 2.00], [0, 0]]"
             [result] = check(parse(x + given)).findings
             assert result.verdict == verdict
 
-    def test_small_misses_are_not_rounded_away(self):
+    def test_small_fit_errors_are_not_rounded_to_zero(self):
         [result] = check(parse("x = [[1.0], [1.0]]\n[given]\nvalue = [[0.0010], [0.0030]]")).findings
-        assert result.message == "given V is X·W for no W: the best fit still misses a cell by 0.001"
+        assert result.message == "given V is not X·W for any W: the best fit has an error of 0.001 in some cell"

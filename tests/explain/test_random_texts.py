@@ -1,4 +1,4 @@
-"""`check` on random texts: every planted error is found at its cell, carried numbers are marked, right ones agree."""
+"""Tests of `check` on random texts with planted errors."""
 
 import json
 import random
@@ -17,7 +17,7 @@ SEEDS, CHUNK = 80, 10
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
-def test_random_texts(start):
+def test_planted_errors_are_found_without_false_alarms(start):
     for seed in range(start, start + CHUNK):
         counts = outcome(random_text(seed))
         failed = {name: counts[name] for name in FAILURES if counts[name]}
@@ -26,7 +26,7 @@ def test_random_texts(start):
         assert counts["carried marked"] == counts["carried"]
 
 
-def test_the_sample_has_texts_of_every_kind():
+def test_sample_contains_texts_of_every_kind():
     texts = [random_text(seed) for seed in range(SEEDS)]
     assert sum(not text.errors for text in texts) >= 5
     assert max(len(text.errors) for text in texts) == 4

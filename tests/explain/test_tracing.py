@@ -1,4 +1,4 @@
-"""The worked example's steps: named, sized, costed, and ending in the layer's own output."""
+"""Tests of `trace`: names, shapes, costs and operands of the steps, and given matrices."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from support.layers import every_option, make
 
 @every_option
 @pytest.mark.parametrize("masked", [False, True])
-def test_every_step_is_the_layers(options, masked):
+def test_steps_equal_those_of_the_layer(options, masked):
     layer = make(options, torch.float64)
     x = torch.randn(5, 30, dtype=torch.float64)
     memory = torch.randn(7, layer.kv_input_dim, dtype=torch.float64) if layer.kv_input_dim != 30 else None
@@ -31,7 +31,7 @@ def test_every_step_is_the_layers(options, masked):
 
 
 @every_option
-def test_steps_come_in_order_and_cost_what_the_layer_has(options):
+def test_steps_are_ordered_and_count_all_parameters(options):
     layer = make(options)
     x, memory = torch.randn(5, 30), torch.randn(7, layer.kv_input_dim)
     traced = trace(
@@ -42,13 +42,13 @@ def test_steps_come_in_order_and_cost_what_the_layer_has(options):
         names = [step.name for step in traced if step.head in (None, head)]
         assert list(dict.fromkeys(names)) == expected
     learned = sum(step.weights for step in traced)
-    shared = layer.heads // layer.kv_heads  # every head that reads a key head counts its weights, and its norm's gains
+    shared = layer.heads // layer.kv_heads  # each head counts the weights and norm gains of its key head
     parameters = {name: p.numel() for name, p in layer.named_parameters()}
     times = {"key": shared, "value": shared, "query_norm": layer.heads, "key_norm": layer.heads}
     assert learned == sum(count * times.get(name.split(".")[0], 1) for name, count in parameters.items())
 
 
-def test_the_teaching_texts_sentences():
+def test_formulas_shapes_and_costs_of_two_heads():
     sliced = trace(MultiHeadAttention(4, 2, split="slice", bias=False), torch.randn(8, 4))
     sentences = {step.name: (step.formula, step.shapes) for step in sliced if step.head in (None, 0)}
     assert sentences == {
@@ -74,7 +74,7 @@ def test_the_teaching_texts_sentences():
     assert sum(step.weights for step in projected if step.name in ("query", "key", "value")) == 48
 
 
-def test_formulas_say_what_the_layer_does():
+def test_formulas_contain_the_options_of_the_layer():
     layer = MultiHeadAttention(
         8, 1, kv_input_dim=6, qk_norm=True, softcap=3, scale=0.5, sinks=True, split="slice", key_dim=4
     )
@@ -84,13 +84,13 @@ def test_formulas_say_what_the_layer_does():
     assert traced.step("scaled").formula == "S = 3 tanh(Q Kᵀ · 0.5 / 3)"
     assert traced.step("weights").formula == "A = softmax(S + M; sink)"
     assert traced.step("masked").latex == "S + M"
-    turned = trace(MultiHeadAttention(8, 2, rope=True), torch.randn(3, 8))
-    assert turned.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
-    assert turned.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W^{K}_{2} + b^{K}_{2})"
-    assert turned.step("scaled", 0).latex == "S_{1} = \\frac{Q_{1} K_{1}^{\\top}}{\\sqrt{4}}"
+    rotated = trace(MultiHeadAttention(8, 2, rope=True), torch.randn(3, 8))
+    assert rotated.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
+    assert rotated.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W^{K}_{2} + b^{K}_{2})"
+    assert rotated.step("scaled", 0).latex == "S_{1} = \\frac{Q_{1} K_{1}^{\\top}}{\\sqrt{4}}"
 
 
-def test_tokens_and_rows_without_a_key():
+def test_token_labels_and_rows_without_keys():
     traced = trace(MultiHeadAttention(4, 2), torch.randn(1, 2, 4), mask=torch.tensor([[True, False], [False, False]]))
     assert traced.tokens == traced.memory_tokens == ("token 1", "token 2")
     assert (traced.step("weights", 0).values[1] == 0).all()
@@ -103,45 +103,45 @@ def test_tokens_and_rows_without_a_key():
 
 
 @every_option
-def test_operands_are_what_a_step_is_made_of(options):
-    """A page that marks them says the truth: products, sums and copies give the step again."""
+def test_operands_reproduce_the_step(options):
+    """Recompute each step from its operands by products, sums and copies."""
     layer = make(options, torch.float64)
     memory = torch.randn(7, layer.kv_input_dim, dtype=torch.float64) if layer.kv_input_dim != 30 else None
     traced = trace(layer, torch.randn(5, 30, dtype=torch.float64), memory, mask=Causal())
-    seen = set()
+    tested = set()
     for step in traced:
         values = [operand.values for operand in step.operands]
         for operand in step.operands:
             assert not operand.values.requires_grad
             assert traced.labels(operand.rows, operand.values.shape[0])
         if step.how == "product":
-            made = values[0] @ values[1] + (values[2] if len(values) > 2 else 0)
+            expected = values[0] @ values[1] + (values[2] if len(values) > 2 else 0)
             assert [operand.marks for operand in step.operands] == ["row", "column", "column"][: len(values)]
         elif step.how == "masked":
-            made = values[0] + values[1]
+            expected = values[0] + values[1]
         elif step.how == "slice":
-            made = values[0][:, step.operands[0].shift :][:, : step.shape[1]]
+            expected = values[0][:, step.operands[0].shift :][:, : step.shape[1]]
         elif step.how == "concat":
-            made = torch.full(step.shape, torch.nan, dtype=torch.float64)
+            expected = torch.full(step.shape, torch.nan, dtype=torch.float64)
             for operand in step.operands:
-                made[:, -operand.shift : -operand.shift + operand.values.shape[1]] = operand.values
+                expected[:, -operand.shift : -operand.shift + operand.values.shape[1]] = operand.values
         elif step.how == "softmax":
             together = torch.cat([value.expand(len(values[0]), -1) for value in values], dim=1)
-            made = torch.softmax(together, dim=1)[:, : step.shape[1]]
-            made = torch.where((values[0] > -torch.inf).any(1, keepdim=True) | (len(values) > 1), made, 0.0)
+            expected = torch.softmax(together, dim=1)[:, : step.shape[1]]
+            expected = torch.where((values[0] > -torch.inf).any(1, keepdim=True) | (len(values) > 1), expected, 0.0)
         elif step.how == "scaled":
             assert step.scaling in ("/ √5", "/ √7", "/ √8", "/ √3", "· 0.3", "/ √4")
-            made = values[0] * layer.scale if layer.scale else values[0] / layer.key_dim**0.5
+            expected = values[0] * layer.scale if layer.scale else values[0] / layer.key_dim**0.5
         else:
             assert step.how == "input" or (step.how == "other" and step.name in ("query", "key", "scaled"))
             continue
-        seen.add(step.how)
-        torch.testing.assert_close(step.values, made, rtol=1e-10, atol=1e-12)
-    assert {"product", "masked", "concat", "softmax"} <= seen
+        tested.add(step.how)
+        torch.testing.assert_close(step.values, expected, rtol=1e-10, atol=1e-12)
+    assert {"product", "masked", "concat", "softmax"} <= tested
 
 
 class TestGiven:
-    def test_what_is_given_is_used_from_there_on(self):
+    def test_given_matrix_is_used_in_later_steps(self):
         layer, x = MultiHeadAttention(4, 2), torch.randn(3, 4)
         key = torch.randn(3, 2)
         traced = trace(layer, x, given={("key", 1): key})
@@ -155,7 +155,7 @@ class TestGiven:
         assert not torch.equal(traced.output, plain.output)
 
     @pytest.mark.parametrize("name", [name for name in STEP_NAMES if name != "input"])
-    def test_every_step_can_be_given_and_what_was_computed_changes_nothing(self, name):
+    def test_every_step_can_be_given(self, name):
         layer, x = MultiHeadAttention(4, 2, split="slice"), torch.randn(3, 4)
         plain = trace(layer, x, mask=Causal())
         given = {(step.name, step.head): step.values for step in plain.named(name)}
@@ -175,7 +175,7 @@ def test_each_head_has_its_own_mask():
         assert torch.equal(traced.step("masked", head).values > -torch.inf, mask[head])
 
 
-def test_some_steps_of_some_heads():
+def test_select_filters_steps_and_heads():
     traced = trace(MultiHeadAttention(4, 2), torch.randn(3, 4))
     assert [(step.name, step.head) for step in traced.select(["query", "output"])] == [
         ("query", 0),
@@ -190,20 +190,24 @@ LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (lambda: trace(LAYER, X[:, :3]), ValueError, "x has shape (3, 3); expected one text, [length, 4]"),
         (lambda: trace(LAYER, [[1.0]]), TypeError, "x is a list; expected a tensor [length, 4]"),
         (lambda: trace(LAYER, X, X[None, None]), ValueError, "memory has shape (1, 1, 3, 4); expected one text"),
-        (lambda: trace(LAYER, X, tokens=["a"]), ValueError, "tokens has 1 names, but there are 3 rows"),
+        (lambda: trace(LAYER, X, tokens=["a"]), ValueError, "tokens has 1 labels, but there are 3 rows"),
         (lambda: trace(LAYER, X, memory_tokens=["a"]), ValueError, "memory_tokens was given without memory"),
         (lambda: trace(LAYER, X, mask="causal"), TypeError, "mask is a str; expected a mask such as Causal()"),
         (lambda: trace(LAYER, X).step("softmax"), ValueError, "step is 'softmax'; expected one of input, slice"),
         (lambda: trace(LAYER, X).step("slice", 0), ValueError, "step 'slice' does not occur in this calculation"),
-        (lambda: trace(LAYER, X).step("query"), ValueError, "step 'query' occurs once for each of 2 heads; give head"),
+        (lambda: trace(LAYER, X).step("query"), ValueError, "step 'query' occurs once for each of 2 heads; pass head"),
         (lambda: trace(LAYER, X).step("query", 2), ValueError, "head has head 2, but there are 2"),
         (lambda: trace(LAYER, X).select(["slice"]), ValueError, "step 'slice' does not occur in this calculation"),
-        (lambda: trace(LAYER, X).select(heads=[2]), ValueError, "head 3 does not occur: this calculation has 2"),
+        (
+            lambda: trace(LAYER, X).select(heads=[2]),
+            ValueError,
+            "head 3 does not occur; expected 1 to 2, counted from 1",
+        ),
         (
             lambda: trace(LAYER, X, given={("key", 0): X}),
             ValueError,
@@ -212,11 +216,11 @@ LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)
         (
             lambda: trace(LAYER, X, given={("masked", 0): X}),
             ValueError,
-            "given has ('masked', 0), and this calculation has no such step and head",
+            "given has ('masked', 0), but this calculation has no such step and head",
         ),
     ],
 )
-def test_bad_input(call, error, says):
+def test_rejects_invalid_arguments(call, error, message):
     with pytest.raises(error) as caught:
         call()
-    assert says in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Hostile names, hostile arguments and damaged recordings, and a runner that tells an error from a traceback."""
+"""Hostile names and arguments, damaged recordings, and a command runner that distinguishes errors from tracebacks."""
 
 import copy
 import random
@@ -14,7 +14,7 @@ from clearhead.recording.recording import FORMAT, VERSION, Stack
 from clearhead.weights import serialization
 from support.recordings import decoder, tokens, translation
 
-# what a terminal, rich, HTML, LaTeX, Markdown, JSON or a spreadsheet acts on
+# text that a terminal, rich, HTML, LaTeX, Markdown, JSON or a spreadsheet interprets
 NAMES = (
     "\x1b]0;title\x07\x1b[2J",
     "\x9b31m\x90q",
@@ -53,21 +53,21 @@ class Outcome:
     code: int
     stdout: str
     stderr: str
-    traceback: str  # "" unless the program failed in a way nobody planned
+    traceback: str  # of an unexpected error; empty otherwise
 
 
-def typed(*arguments: object) -> Outcome:
+def run_cli(*arguments: object) -> Outcome:
     """Run one command in this process."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-    found = result.exception
-    broken = "" if found is None or isinstance(found, SystemExit) else f"{type(found).__name__}: {found}"
+    error = result.exception
+    traceback = "" if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
     if "unexpected error" in result.stderr:
-        broken = result.stderr
-    return Outcome(result.exit_code, result.stdout, result.stderr, broken)
+        traceback = result.stderr
+    return Outcome(result.exit_code, result.stdout, result.stderr, traceback)
 
 
 def controls(text: str) -> set[str]:
-    """The characters of a command's output that a terminal would act on, line ends apart."""
+    """Return the control characters in a command's output, except line breaks."""
     bidi = {chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
     return {letter for letter in text if (letter < " " and letter != "\n") or "\x7f" <= letter <= "\x9f"} | (
         bidi & set(text)
@@ -75,22 +75,24 @@ def controls(text: str) -> set[str]:
 
 
 def damaged(path: Path, seed: int) -> str:
-    """Write a recording with one to three things wrong in it; returns what was done."""
+    """Write a recording with one to three defects; return a description of them."""
     draw = random.Random(seed)
-    made = draw.choice((_plain, _decorated, _translated))()
-    made.save(path)
-    tensors, facts = serialization.read(path, FORMAT, VERSION, "cpu")
-    said = []
+    recording = draw.choice((_plain, _decorated, _translated))()
+    recording.save(path)
+    tensors, metadata = serialization.read(path, FORMAT, VERSION, "cpu")
+    changes = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        change = draw.choice((_change_tensor, _change_tensor, change_fact, change_fact, _change_name, _empty_axis))
-        said.append(change(draw, tensors, facts))
+        change = draw.choice(
+            (_change_tensor, _change_tensor, change_metadata, change_metadata, _change_name, _empty_axis)
+        )
+        changes.append(change(draw, tensors, metadata))
     try:
-        serialization.write(path, tensors, facts)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:  # a change that no file can hold
-        said.append(f"not written: {error}")
+        serialization.write(path, tensors, metadata)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:  # the file format cannot store the change
+        changes.append(f"not written: {error}")
     if draw.random() < 0.2:
-        said.append(_change_bytes(draw, path))
-    return "; ".join(said)
+        changes.append(_change_bytes(draw, path))
+    return "; ".join(changes)
 
 
 def _plain() -> Recording:
@@ -102,53 +104,59 @@ def _translated() -> Recording:
 
 
 def _decorated() -> Recording:
-    """With a bias, slopes, sinks, a dense mask and a start for each sequence."""
+    """Return a recording with a bias, slopes, sinks, a dense mask and a query start per sequence."""
     query = torch.randn(1, 4, 7, 8)
-    own = tokens("abcdefg", special=(0, 6))
+    axis = tokens("abcdefg", special=(0, 6))
     options = (
         {"mask": Causal(), "bias": torch.randn(7, 7), "sinks": torch.randn(4)},
         {"mask": torch.rand(7, 7) > 0.5, "softcap": 3.0},
         {"mask": Padding([5]) & Causal(), "bias": ALiBi([0.5, 0.25, 0.1, 0.05]), "query_start": torch.tensor([2])},
     )
-    layers = [attention(query, query[:, :2], query[:, :2], return_weights=True, **own)[1] for own in options]
-    return Recording("decorated", {"decoder": Stack(tuple(layers), own, own)})
+    layers = [attention(query, query[:, :2], query[:, :2], return_weights=True, **kwargs)[1] for kwargs in options]
+    return Recording("decorated", {"decoder": Stack(tuple(layers), axis, axis)})
 
 
-def _change_tensor(draw: random.Random, tensors: dict, facts: dict) -> str:
+def _change_tensor(draw: random.Random, tensors: dict, metadata: dict) -> str:
     if not tensors:
         return "no tensor left"
     name = draw.choice(sorted(tensors))
-    own = tensors[name]
+    tensor = tensors[name]
     kinds = {
         "removed": lambda: None,
-        "scalar": lambda: torch.zeros((), dtype=own.dtype),
-        "empty": lambda: own.flatten()[:0],
-        "flat": lambda: own.flatten(),
-        "axis": lambda: own[None],
-        "cut": lambda: own[..., :-1] if own.ndim else own[None],
-        "doubled": lambda: torch.cat([own, own], dim=draw.randrange(own.ndim)) if own.ndim else own,
-        "float8": lambda: own.float().to(torch.float8_e4m3fn),
-        "float8 scale": lambda: own.float().to(torch.float8_e8m0fnu),
-        "float64": lambda: own.double(),
-        "float16": lambda: own.half(),
-        "int64": lambda: own.long(),
-        "int8": lambda: own.to(torch.int8),
-        "bool": lambda: own.bool(),
-        "complex": lambda: own.to(torch.complex64),
-        "nan": lambda: _full(own, float("nan")),
-        "inf": lambda: _full(own, float("inf")),
-        "-inf": lambda: _full(own, float("-inf")),
-        "largest": lambda: _full(own, _limits(own).max),
-        "smallest": lambda: _full(own, _limits(own).min),
-        "near the end": lambda: _full(own, _limits(own).max - draw.choice((1, 2, 8, 1000))),
-        "zero": lambda: torch.zeros_like(own),
-        "-1": lambda: _full(own, -1),
+        "scalar": lambda: torch.zeros((), dtype=tensor.dtype),
+        "empty": lambda: tensor.flatten()[:0],
+        "flat": lambda: tensor.flatten(),
+        "axis": lambda: tensor[None],
+        "cut": lambda: tensor[..., :-1] if tensor.ndim else tensor[None],
+        "doubled": lambda: torch.cat([tensor, tensor], dim=draw.randrange(tensor.ndim)) if tensor.ndim else tensor,
+        "float8": lambda: tensor.float().to(torch.float8_e4m3fn),
+        "float8 scale": lambda: tensor.float().to(torch.float8_e8m0fnu),
+        "float64": lambda: tensor.double(),
+        "float16": lambda: tensor.half(),
+        "int64": lambda: tensor.long(),
+        "int8": lambda: tensor.to(torch.int8),
+        "bool": lambda: tensor.bool(),
+        "complex": lambda: tensor.to(torch.complex64),
+        "nan": lambda: _full(tensor, float("nan")),
+        "inf": lambda: _full(tensor, float("inf")),
+        "-inf": lambda: _full(tensor, float("-inf")),
+        "largest": lambda: _full(tensor, _limits(tensor).max),
+        "smallest": lambda: _full(tensor, _limits(tensor).min),
+        "near the end": lambda: _full(tensor, _limits(tensor).max - draw.choice((1, 2, 8, 1000))),
+        "zero": lambda: torch.zeros_like(tensor),
+        "-1": lambda: _full(tensor, -1),
     }
     kind = draw.choice(sorted(kinds))
     try:
         changed = kinds[kind]()
-    except (RuntimeError, TypeError, NotImplementedError, IndexError, OverflowError):  # this dtype has no such value
-        return f"{name} as it was"
+    except (
+        RuntimeError,
+        TypeError,
+        NotImplementedError,
+        IndexError,
+        OverflowError,
+    ):  # the dtype does not support the change
+        return f"{name} unchanged"
     if changed is None:
         del tensors[name]
     else:
@@ -156,20 +164,20 @@ def _change_tensor(draw: random.Random, tensors: dict, facts: dict) -> str:
     return f"{name} {kind}"
 
 
-def _full(own: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.full_like(own, value)
+def _full(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.full_like(tensor, value)
 
 
-def _limits(own: torch.Tensor):
-    return torch.finfo(own.dtype) if own.is_floating_point() else torch.iinfo(own.dtype)
+def _limits(tensor: torch.Tensor):
+    return torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
 
 
-def change_fact(draw: random.Random, tensors: dict, facts: dict) -> str:
-    """One node of the metadata replaced, removed or repeated."""
-    places = list(_places(facts, ()))
-    where = draw.choice(places)
-    parent = facts
-    for key in where[:-1]:
+def change_metadata(draw: random.Random, tensors: dict, metadata: dict) -> str:
+    """Replace, remove or repeat one node of the metadata."""
+    paths = list(_paths(metadata, ()))
+    path = draw.choice(paths)
+    parent = metadata
+    for key in path[:-1]:
         parent = parent[key]
     values = (
         None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 0.5, 1e308, float("nan"), float("inf"), "", "x",
@@ -177,33 +185,33 @@ def change_fact(draw: random.Random, tensors: dict, facts: dict) -> str:
     )  # fmt: skip
     kind = draw.choice(("replaced", "replaced", "replaced", "removed", "repeated"))
     if kind == "removed":
-        del parent[where[-1]]
+        del parent[path[-1]]
     elif kind == "repeated" and isinstance(parent, list):
-        parent.append(copy.deepcopy(parent[where[-1]]))
+        parent.append(copy.deepcopy(parent[path[-1]]))
     else:
-        parent[where[-1]] = value = copy.deepcopy(draw.choice(values))
+        parent[path[-1]] = value = copy.deepcopy(draw.choice(values))
         kind = f"is {str(value)[:30]!r}"
-    return f"{'.'.join(map(str, where))} {kind}"
+    return f"{'.'.join(map(str, path))} {kind}"
 
 
-def _places(node, before):
+def _paths(node, prefix):
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, below in items:
-        if before or key not in ("format", "version"):
-            yield (*before, key)
-        yield from _places(below, (*before, key))
+    for key, child in items:
+        if prefix or key not in ("format", "version"):
+            yield (*prefix, key)
+        yield from _paths(child, (*prefix, key))
 
 
-def _change_name(draw: random.Random, tensors: dict, facts: dict) -> str:
-    """A hostile model, stack or token name in a file that is otherwise whole."""
-    name, stacks = draw.choice(NAMES), facts.get("stacks")
+def _change_name(draw: random.Random, tensors: dict, metadata: dict) -> str:
+    """Change the name of the model, of a stack or of a token to a hostile name."""
+    name, stacks = draw.choice(NAMES), metadata.get("stacks")
     kind = draw.choice(("model", "stack", "token"))
     if kind == "model" or not isinstance(stacks, dict) or not stacks:
-        facts["model"] = name
+        metadata["model"] = name
         return f"model {name[:20]!r}"
     old = draw.choice(sorted(stacks))
     if kind == "stack":
-        facts["stacks"] = {name if own == old else own: about for own, about in stacks.items()}
+        metadata["stacks"] = {name if key == old else key: about for key, about in stacks.items()}
         for key in [key for key in tensors if key.startswith(f"{old}.")]:
             tensors[name + key.removeprefix(old)] = tensors.pop(key)
         return f"stack {name[:20]!r}"
@@ -214,30 +222,30 @@ def _change_name(draw: random.Random, tensors: dict, facts: dict) -> str:
     return f"token {name[:20]!r}"
 
 
-def _empty_axis(draw: random.Random, tensors: dict, facts: dict) -> str:
-    """No heads, no queries, no keys, no layers or no stacks, everything else consistent with it."""
+def _empty_axis(draw: random.Random, tensors: dict, metadata: dict) -> str:
+    """Remove all heads, queries, keys, layers, stacks or tokens, and keep the rest consistent."""
     kind = draw.choice(("heads", "queries", "keys", "both", "layers", "stacks", "tokens"))
-    stacks = facts.get("stacks")
+    stacks = metadata.get("stacks")
     if kind == "stacks" or not isinstance(stacks, dict) or not stacks:
-        facts["stacks"] = {}
+        metadata["stacks"] = {}
         return "no stacks"
     stack = draw.choice(sorted(stacks))
     about = stacks[stack]
     if not isinstance(about, dict):
-        return "stack as it was"
+        return "stack unchanged"
     if kind == "layers":
         about["layers"] = []
         return f"{stack} without layers"
-    cut = {
+    axes = {
         "heads": {"query": 1, "key": 1, "value": 1, "lse": 1, "slopes": 0, "sinks": 0},
         "queries": {"query": 2, "lse": 2, "ranges": 3},
         "keys": {"key": 2, "value": 2},
     }
-    cut["both"] = cut["tokens"] = {**cut["keys"], **cut["queries"]}
-    for name, own in tensors.items():
-        axis = cut[kind].get(name.rsplit(".", 1)[-1])
-        if name.startswith(f"{stack}.") and axis is not None and axis < own.ndim:
-            tensors[name] = own.narrow(axis, 0, 0)
+    axes["both"] = axes["tokens"] = {**axes["keys"], **axes["queries"]}
+    for name, tensor in tensors.items():
+        axis = axes[kind].get(name.rsplit(".", 1)[-1])
+        if name.startswith(f"{stack}.") and axis is not None and axis < tensor.ndim:
+            tensors[name] = tensor.narrow(axis, 0, 0)
     for side in {"queries": ("queries",), "keys": ("keys",), "heads": ()}.get(kind, ("queries", "keys")):
         about[side] = {"texts": [], "special": [], "words": []}
     return f"{stack} without {kind}"
@@ -253,7 +261,7 @@ def _change_bytes(draw: random.Random, path: Path) -> str:
     elif kind == "empty":
         content.clear()
     elif content:
-        place = draw.randrange(len(content) if kind == "flip" else min(3000, len(content)))
-        content[place] ^= 1 << draw.randrange(8)
+        offset = draw.randrange(len(content) if kind == "flip" else min(3000, len(content)))
+        content[offset] ^= 1 << draw.randrange(8)
     path.write_bytes(content)
     return f"bytes: {kind}"

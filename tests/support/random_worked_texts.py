@@ -1,4 +1,4 @@
-"""Random worked examples with planted errors, and the comparison of what `check` reports with what was planted."""
+"""Random worked examples with planted errors, compared with the report of `check`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Text:
     """A text in the format that `check` reads, and the cells that it should report."""
 
     source: str
-    errors: frozenset[CellKey]  # to be reported as new
-    carried: frozenset[CellKey]  # to be reported as carried
-    doubtful: frozenset[CellKey]  # changed so little by a carried error that they may count as right or as carried
+    errors: frozenset[CellKey]  # must be reported as new errors
+    carried: frozenset[CellKey]  # must be reported as carried
+    doubtful: frozenset[CellKey]  # changed so little by a carried error that either verdict is accepted
 
 
 def random_text(seed: int, most_errors: int = 4) -> Text:
@@ -50,12 +50,12 @@ def random_text(seed: int, most_errors: int = 4) -> Text:
 
 
 def outcome(text: Text) -> Counter[str]:
-    """Return counts of what `check` found in a text; those in `FAILURES` should be 0."""
+    """Return counts of the cells that `check` reports or misses. The counts in `FAILURES` should be 0."""
     counts = Counter({"texts": 1, "texts without error": int(not text.errors), "errors": len(text.errors)})
     counts["carried"] = len(text.carried)
     try:
         audit = check(parse(text.source))
-    except Exception:  # whatever it is, it is counted as a traceback
+    except Exception:  # every exception counts as a traceback
         counts["tracebacks"] += 1
         return counts
     reported = _reported(audit)
@@ -103,7 +103,7 @@ def _layer(draw: random.Random) -> Layer:
     allowed = np.ones((tokens, tokens), dtype=bool)
     if kind == "causal":
         allowed = np.tril(allowed)
-    if kind == "matrix":  # which may close a whole row
+    if kind == "matrix":  # may mask a whole row
         allowed = np.array([[draw.random() < 0.7 for _ in range(tokens)] for _ in range(tokens)])
     return Layer(heads, split, np.where(allowed, 0.0, -np.inf), kind == "causal", stated)
 
@@ -116,7 +116,7 @@ def _author(draw: random.Random, layer: Layer) -> Author:
     } or {("output", None): usual}
     if ("mask", None) in digits:
         digits["mask", None] = 0
-    # what is given is used as printed, so only an author who continues with rounded numbers gives it
+    # a given matrix is used as printed, so only an author who continues with rounded numbers can give one
     projections = [where for where in digits if where[0] in ("query", "key", "value")] if rounds else []
     given = frozenset(where for where in projections if draw.random() < 0.1)
     empty = draw.choice((0.0, 0.0, 0.0, 0.0, 0.3))
@@ -125,7 +125,7 @@ def _author(draw: random.Random, layer: Layer) -> Author:
 
 
 def _plant(draw: random.Random, author: Author, count: int) -> None:
-    """Make errors, in the order of the calculation; those in one matrix are all carried on, or all misprints."""
+    """Make errors in the order of the calculation. The errors of one matrix are all carried or all misprints."""
     cells = {where: np.argwhere(~author.blank[where]).tolist() for where in author.digits}
     printed = [where for where in author.layer.order() if cells.get(where)]
     chosen = {(where, *draw.choice(cells[where])) for where in draw.choices(printed, k=count if printed else 0)}
@@ -140,7 +140,7 @@ def _plant(draw: random.Random, author: Author, count: int) -> None:
 
 
 def _wrong_number(draw: random.Random, author: Author, where: StepKey, row: int, column: int) -> float | None:
-    """Draw a number that follows neither from rounding nor from any set of the earlier errors; None if that fails."""
+    """Draw a number that neither rounding nor a set of earlier errors explains, or return None."""
     margin = author.margins()[where][row, column]
     correct = author.working(author.carried, rounds=author.rounds)[1][where]
     right = correct[row, column]
@@ -164,7 +164,7 @@ def _wrong_number(draw: random.Random, author: Author, where: StepKey, row: int,
 
 
 def _source(draw: random.Random, author: Author, shown: Matrices) -> str:
-    """Write the file that `check` reads, with some correct claims about shapes and sums."""
+    """Return the TOML file for `check`, with some correct claims about shapes and sums."""
     layer, right = author.layer, author.layer.right()
 
     def printed(where: StepKey) -> str:

@@ -1,4 +1,4 @@
-"""Worked examples in TOML that are refused, with the messages."""
+"""Invalid worked examples in TOML, with the expected error messages."""
 
 X = "x = [[0.1, 0.7], [0.5, -0.3], [0.4, 0.9]]\n"
 REFUSED = {
@@ -7,11 +7,11 @@ REFUSED = {
     "x = []": "x is []; expected a list of rows",
     "x = [[]]": "x: row 1 is []; expected a list of cells",
     "x = [[nan]]": "x: row 1, column 1 is NaN; expected a finite number",
-    "x = [[1e-9999999, 1]]": "a number in it has too large an exponent",
-    "x = [[0e1000001, 1]]": "a number in it has too large an exponent",
-    "title = 1e99999999999999999999": "a number in it has too large an exponent",
-    "x = [[1e200], [1]]\n[weights]\nquery = [[1e200]]": "step 'query' has numbers that are too large to be computed",
-    "x = [[1e300, 1e300], [1e300, 1e300]]": "has numbers that are too large to be computed",
+    "x = [[1e-9999999, 1]]": "the exponent of a number is too large",
+    "x = [[0e1000001, 1]]": "the exponent of a number is too large",
+    "title = 1e99999999999999999999": "the exponent of a number is too large",
+    "x = [[1e200], [1]]\n[weights]\nquery = [[1e200]]": "step 'query' overflows; expected smaller numbers",
+    "x = [[1e300, 1e300], [1e300, 1e300]]": "overflows; expected smaller numbers",
     "x = [[1e999]]": "x: row 1, column 1 is 1E+999; expected a finite number",
     "x = [[-inf]]": "x: row 1, column 1 is -Infinity; expected a finite number",
     "x = [[true]]": "x: row 1, column 1 is True; expected a number",
@@ -27,8 +27,8 @@ REFUSED = {
     X + "title = 3": "title is 3; expected text in quotes",
     X + "heads = 0": "heads is 0; expected a whole number, 1 or more",
     X + "heads = 2.0": "heads is 2.0; expected a whole number, 1 or more",
-    X + "heads = 3": "x has 2 columns, which 3 heads do not divide; state weights.query",
-    X + "heads = 3\nsplit = 'slice'": 'x has 2 columns, which 3 heads cannot slice equally (split = "slice")',
+    X + "heads = 3": "x has 2 columns; expected a multiple of the 3 heads, or weights.query in the file",
+    X + "heads = 3\nsplit = 'slice'": 'x has 2 columns; expected a multiple of the 3 heads, because split is "slice"',
     X + "split = 'sliced'": "split is 'sliced'; expected \"project\" or \"slice\"",
     X + "seed = -1": "seed is -1; expected a whole number, 0 or more",
     X + "mask = 'casual'": "mask is 'casual'; did you mean 'causal'?",
@@ -40,9 +40,9 @@ REFUSED = {
     X + "[weights]\nquery = [[1, 2], [3, 4], [5, 6]]":
         "weights.query is (3, 2): X (3, 2) × (3, 2) cannot be multiplied; expected (2, 2)",
     X + "[weights]\nquery = [[1, 2], [3, 4]]\nkey = [[1], [2]]":
-        "weights.key is (2, 1), but Q and K must have equal columns; expected (2, 2)",
+        "weights.key is (2, 1), but Q and K must have equally many columns; expected (2, 2)",
     X + "[weights]\noutput = [[1, 2, 3]]":
-        "weights.output is (1, 3): the heads' outputs side by side (3, 2) × (1, 3) cannot be multiplied; expected (2, ",
+        "weights.output is (1, 3): the concatenated heads (3, 2) × (1, 3) cannot be multiplied; expected (2, 3)",
     X + "heads = 2\nsplit = 'slice'\n[weights]\nquery = [[[1], [2]], [[1], [2]]]":
         "weights.query is (2, 1): a slice of X (3, 1) × (2, 1) cannot be multiplied; expected (1, 1)",
     X + "heads = 2\n[weights]\nquery = [[1], [2]]": "weights.query: head 1: row 1 is 1; expected a list of cells",
@@ -76,7 +76,7 @@ REFUSED = {
     X + "[[claims]]\nstep = 'concat'\nhead = 1\nshape = [1, 1]":
         "claim 1 (concat): head is 1, but there is one concat for all heads; leave head out",
     X + "heads = 2\n[[claims]]\nstep = 'query'\nvalues = [[1]]":
-        "claim 1 (query): each of the 2 heads has one; give head, from 1 to 2",
+        "claim 1 (query): head is missing; expected a whole number from 1 to 2",
     X + "[[claims]]\nstep = 'query'\nvalues = [[1]]\ntolerance = -1":
         "claim 1 (query): tolerance is -1; expected a number, 0 or more",
     X + "[[claims]]\nstep = 'query'\nvalue = [[1]]": "claim 1 has an unknown key 'value'; did you mean 'values'?",

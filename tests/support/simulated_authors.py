@@ -1,8 +1,8 @@
 """Simulated authors who compute attention by hand, print their matrices and make errors, for tests of `check`.
 
-An error is either a misprint (the author continues with the correct number) or carried on (the author continues with
-the printed number). An author continues with all digits, or with the rounded numbers as printed. The calculation is
-written in NumPy and shares no code with `clearhead`.
+After a misprint, the author continues with the correct number. After a carried error, the author continues with the
+printed number. An author continues either with all digits or with rounded numbers. The calculation uses NumPy and
+shares no code with `clearhead`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-StepKey = tuple[str, int | None]  # a matrix: its step and its head, counted from 0
-CellKey = tuple[str, int | None, int, int]  # one cell of it
+StepKey = tuple[str, int | None]  # a matrix: step, and head counted from 0
+CellKey = tuple[str, int | None, int, int]  # a cell: step, head, row, column
 Matrices = dict[StepKey, np.ndarray]
 
 STATED = ("input", "query_weight", "key_weight", "value_weight", "output_weight")
@@ -50,14 +50,14 @@ class Layer:
         return bool(np.isinf(self.mask).any())
 
     def order(self) -> list[StepKey]:
-        """Return every matrix, each after those that it is computed from."""
+        """Return the keys of all matrices in the order of the calculation."""
         skipped = {"slice": self.split == "project", "masked": not self.masked}
         per_head = [*STATED[1:4], *(name for name in STEPS if not skipped.get(name))]
         heads = [(name, head) for name in per_head for head in range(self.heads)]
         return [("input", None), ("mask", None), *heads, ("concat", None), ("output_weight", None), ("output", None)]
 
     def compute(self, where: StepKey, working: Matrices) -> np.ndarray:
-        """Return one matrix from the author's values of those before it."""
+        """Compute one matrix from the author's values of earlier matrices."""
         name, head = where
         if name in STATED:
             return self.stated[where]
@@ -85,7 +85,7 @@ class Layer:
         return working["concat", None] @ working["output_weight", None]
 
     def right(self, given: Matrices | None = None) -> Matrices:
-        """Return all matrices, computed without error and without rounding; NaN in a given one is computed."""
+        """Return all matrices without errors and rounding. Given numbers replace computed ones, except NaN."""
         working: Matrices = {}
         for where in self.order():
             value = self.compute(where, working)
@@ -96,7 +96,7 @@ class Layer:
 
 @dataclass
 class Author:
-    """The printed matrices of a text, their digits, and the way in which its author continues."""
+    """An author: the printed matrices, their digits and errors, and how the author continues."""
 
     layer: Layer
     rounds: bool
@@ -108,9 +108,9 @@ class Author:
     def working(
         self, carried: Collection[Error], *, rounds: bool, nudged: StepKey | None = None
     ) -> tuple[Matrices, Matrices]:
-        """Return the author's values, and the printed matrices before errors are made in them.
+        """Return the author's values, and the printed matrices without errors.
 
-        `nudged` adds a leading axis: each number of that matrix in turn is moved by half a unit of its last digit.
+        `nudged` adds a leading axis: entry i changes number i of that matrix by half a unit of its last digit.
         """
         working: Matrices = {}
         printed: Matrices = {}
@@ -139,13 +139,13 @@ class Author:
         return shown
 
     def tolerance(self, where: StepKey) -> float:
-        """Return half a unit of a matrix's last digit; a mask has no unprinted digits."""
+        """Return half a unit of a matrix's last digit. The tolerance of a mask is 0."""
         return 0.0 if where[0] == "mask" else 0.5 * 10.0 ** -self.digits[where]
 
     def margins(self) -> Matrices:
-        """Return twice what rounding can do to each number: a smaller error cannot be told from rounding.
+        """Return twice the largest change of each number by rounding. A smaller error looks like rounding.
 
-        That is half a unit of its own last digit and, added up, of each number printed before it.
+        The change is half a unit of its last digit, plus the effects of half a unit in each earlier printed number.
         """
         start = self.working(self.carried, rounds=False)[0]
         total = {where: np.full(start[where].shape, self.tolerance(where)) for where in self.digits}
@@ -163,13 +163,13 @@ class Author:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Return the softmax of each row; a row of -inf becomes 0."""
+    """Return the softmax of each row. A row of -inf becomes 0."""
     largest = scores.max(axis=-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isinf(largest), 0.0, largest))
     return powers / np.maximum(powers.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
 
 
 def distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return |left - right|, 0 between equal infinities."""
+    """Return |left - right|, which is 0 for equal infinities."""
     with np.errstate(invalid="ignore"):
         return np.where(left == right, 0.0, np.abs(left - right))

@@ -1,4 +1,4 @@
-"""A small worked example, and claims about it to be judged."""
+"""A small worked example, and functions that write and check claims about it."""
 
 import torch
 
@@ -17,6 +17,7 @@ STEPS = ("query", "key", "value", "scores", "scaled", "weights", "head_output", 
 
 
 def claim(step, values, digits=2, more=""):
+    """Return a `[[claims]]` table that claims these values, rounded to `digits`."""
     rows = ", ".join(
         "[" + ", ".join("-inf" if cell == -torch.inf else f"{cell:.{digits}f}" for cell in row) + "]" for row in values
     )
@@ -24,8 +25,10 @@ def claim(step, values, digits=2, more=""):
 
 
 def matrices(x=X, weights=WEIGHTS, top=""):
+    """Return the correct matrices by step; `top` is added to the start of the file."""
     return {step.name: step.values.clone() for step in parse(top + x + weights).trace()}
 
 
 def audited(claims, top=""):
+    """Return the result of each claim by step."""
     return {finding.step: finding for finding in check(parse(top + X + WEIGHTS + "\n".join(claims))).findings}

@@ -71,7 +71,7 @@ def roles(
     options: AnalysisOptions,
     treebank: Annotated[
         list[Path] | None,
-        typer.Option(help="CoNLL-U file of sentences with dependency trees, may be gzipped. Repeatable."),
+        typer.Option(help="CoNLL-U file of sentences with dependency trees (.gz is supported). Repeatable."),
     ] = None,
 ) -> None:
     """Run a model on texts; label each head by its role: previous token, sink, induction, syntactic and others.
@@ -108,7 +108,9 @@ def _load(options: AnalysisOptions) -> tuple[RecordableModel | Recording, list[s
 
 def record(
     output: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
-    text: Annotated[str | None, typer.Argument(help="Text to run the model on (default: a built-in sentence).")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Text to run the model on (default: a built-in sentence).")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Text file to run the model on.")] = None,
     model: Annotated[
         str, typer.Option("--model", help="Model, as in `stats`; en-ja is the bundled translator.")
@@ -121,7 +123,7 @@ def record(
     dtype: DtypeOption = Dtype.float32,
     download: DownloadOption = False,
 ) -> None:
-    """Record a model's attention on a text in a file that `view`, `stats` and `roles` read."""
+    """Record a model's attention on a text, and write it to a file for `view`, `stats` and `roles`."""
     if output.suffix != RECORDING_SUFFIX:
         raise ValueError(f"--output is {output}; expected a name that ends in {RECORDING_SUFFIX}")
     resolve_target(output)

@@ -48,7 +48,8 @@ class AnalysisOptions:
         str | None,
         typer.Option(
             "--model",
-            help="Folder or hub id of a Hugging Face model, .gguf file, folder of a training run, or en-ja (bundled).",
+            help="Folder or hub id of a Hugging Face model, .gguf file, folder of a training run, or en-ja,"
+            " the bundled translator.",
         ),
     ] = None
     layers: Annotated[str | None, typer.Option(help="Show only these layers, counted from 0, such as 0,3-5.")] = None

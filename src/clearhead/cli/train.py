@@ -31,7 +31,7 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="FILE|SOURCE,TARGET",
-            help="Parallel text: a TSV file, or a source and a target file separated by a comma, may be gzipped."
+            help="Parallel text: a TSV file, or a source and a target file separated by a comma (.gz is supported)."
             " Repeatable. Default: sentences of the built-in grammar.",
         ),
     ] = None,
@@ -72,13 +72,13 @@ def train(
 
 
 def translate(
-    text: Annotated[str | None, typer.Argument(help="Sentence to translate.")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Sentence to translate.")] = None,
     file: Annotated[
         list[Path] | None,
         typer.Option("--file", help='File to translate line by line; "-" is standard input. Repeatable.'),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="en-ja, the bundled model, or the folder of a training run.")
+        str, typer.Option("--model", help="The bundled model en-ja, or the folder of a training run.")
     ] = "en-ja",
     show: Annotated[bool, typer.Option("--show", help="Show which source words each target token attends to.")] = False,
     beams: Annotated[int, typer.Option(help="Beam size; 1 is greedy decoding.", min=1)] = 4,

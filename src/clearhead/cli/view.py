@@ -41,7 +41,7 @@ def view(
     ] = None,
     roles: Annotated[
         Path | None,
-        typer.Option(help="Show the labels of this file from `clearhead roles --output`, which include induction."),
+        typer.Option(help="File from `clearhead roles --output` with the head labels to show, including induction."),
     ] = None,
     port: Annotated[
         int, typer.Option(help="Port to serve on. If it is in use, the next free port is used.", min=1)

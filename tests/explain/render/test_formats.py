@@ -1,4 +1,4 @@
-"""A worked example in its formats: what stands in each, and that no token can break one."""
+"""Tests of the output formats of worked examples: contents, digits, and escaping of tokens."""
 
 import json
 import re
@@ -22,12 +22,12 @@ from support.layers import every_option, make
 AWKWARD = ["</script>", "a|b", "$x_1$", "%#&{}~^\\", "日本語", "שלום", "🙂", "\n", "", "<b>", "*a*", "x" * 10_000]
 
 
-def awkward():
+def awkward_trace():
     return trace(MultiHeadAttention(4, 2, bias=False), torch.randn(len(AWKWARD), 4), tokens=AWKWARD)
 
 
 class TestJson:
-    def test_shape_of_the_document(self):
+    def test_document_has_the_steps_in_full_precision(self):
         example = load("song-causal")
         document = json.loads(render(example.trace(), "json", title=example.title))
         assert set(document) == {"title", "steps"}
@@ -40,7 +40,7 @@ class TestJson:
         assert document["steps"][6]["values"][0][1:] == [None] * 5
         assert [step["head"] for step in json.loads(render(load("two-heads").trace(), "json"))["steps"]][2] == 0
 
-    def test_digits(self):
+    def test_digits_limit_the_decimals(self):
         document = json.loads(render(load("song").trace(), "json", digits=1))
         assert document["steps"][-1]["values"][0] == [
             round(cell, 1) for cell in load("song").trace().output[0].tolist()
@@ -48,7 +48,7 @@ class TestJson:
 
 
 class TestText:
-    def test_every_matrix_is_there_and_no_number_is_cut(self):
+    def test_every_matrix_is_printed_without_truncation(self):
         example = parse(f"x = {torch.linspace(-1e3, 1e3, 40 * 30).reshape(40, 30).tolist()}\nheads = 2")
         lines = render(example.trace(), "text", digits=6).splitlines()
         assert not any("…" in line for line in lines)
@@ -56,20 +56,20 @@ class TestText:
             rows = format_matrix(step.values, 6)
             assert any(line.split()[-len(rows[-1]) :] == rows[-1] for line in lines), step.name
 
-    def test_learned_matrices_stand_where_they_are_first_read(self):
+    def test_learned_matrices_are_printed_in_the_step_that_uses_them(self):
         text = render(load("two-heads").trace(), "text")
         assert re.search(r"W_Q₁ +1 +2\n1 +2\.7 +-2\.2\n2 +2\.2 +2\.7\n", text)
         assert "3. Queries, head 1: Q₁ = X₁ W_Q₁\n" in text
         assert "(8, 2) × (2, 2) = (8, 2); 32 multiply-adds, 4 weights\n" in text
 
-    def test_tokens_that_could_break_it(self):
-        text = render(awkward(), "text")
+    def test_special_tokens_are_escaped(self):
+        text = render(awkward_trace(), "text")
         assert "\\n " in text
         assert "x" * 17 not in text
 
 
 class TestMarkdown:
-    def test_it_is_tables_and_formulas(self):
+    def test_contains_tables_and_formulas(self):
         example = load("song")
         text = render(example.trace(), "markdown", title=example.title)
         page = MarkdownIt().enable("table").render(text)
@@ -78,9 +78,9 @@ class TestMarkdown:
         assert "$$\nQ = X W^{Q}\n$$" in text
         assert "| new | -0.50 | -0.87 | 7.31 | -0.91 |" in text
 
-    def test_tokens_that_could_break_it(self):
-        rows = [line for line in render(awkward(), "markdown").splitlines() if line.startswith("| ")]
-        page = MarkdownIt().enable("table").render(render(awkward(), "markdown"))
+    def test_special_tokens_are_escaped(self):
+        rows = [line for line in render(awkward_trace(), "markdown").splitlines() if line.startswith("| ")]
+        page = MarkdownIt().enable("table").render(render(awkward_trace(), "markdown"))
         assert "<script" not in page
         assert "<b>" not in page
         assert "<em>" not in page
@@ -94,28 +94,28 @@ class TestMarkdown:
 class TestLatex:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_it_compiles(self, name, tmp_path):
+    def test_compiles_with_pdflatex(self, name, tmp_path):
         example = load(name)
-        compiled(render(example.trace(), "latex", title=example.title), tmp_path, "pdflatex")
+        compile_latex(render(example.trace(), "latex", title=example.title), tmp_path, "pdflatex")
 
     @pytest.mark.slow
-    def test_it_compiles_with_every_awkward_latin_token(self, tmp_path):
+    def test_compiles_with_awkward_ascii_tokens(self, tmp_path):
         tokens = [token for token in AWKWARD[:-1] if token.isascii()]
         traced = trace(MultiHeadAttention(4, 2), torch.randn(len(tokens), 4), tokens=tokens)
-        compiled(render(traced, "latex", title="100 % & more_"), tmp_path, "pdflatex")
+        compile_latex(render(traced, "latex", title="100 % & more_"), tmp_path, "pdflatex")
 
     @pytest.mark.slow
-    def test_it_compiles_with_any_token_in_lualatex(self, tmp_path):
-        compiled(render(awkward(), "latex"), tmp_path, "lualatex")
+    def test_compiles_with_any_token_in_lualatex(self, tmp_path):
+        compile_latex(render(awkward_trace(), "latex"), tmp_path, "lualatex")
 
     @pytest.mark.slow
     @every_option
-    def test_it_compiles_for_every_layer(self, options, tmp_path):
+    def test_compiles_for_every_layer(self, options, tmp_path):
         layer = make(options)
         memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
-        compiled(render(trace(layer, torch.randn(5, 30), memory), "latex"), tmp_path, "pdflatex")
+        compile_latex(render(trace(layer, torch.randn(5, 30), memory), "latex"), tmp_path, "pdflatex")
 
-    def test_what_it_says(self):
+    def test_numbers_and_symbols_are_typeset(self):
         text = render(load("song").trace(), "latex", title="100 % & more_")
         assert text.startswith("\\documentclass{article}")
         assert "\\title{100 \\% \\& more\\_}" in text
@@ -127,18 +127,18 @@ class TestLatex:
         assert braces.count("{") == braces.count("}")
 
 
-def compiled(text: str, folder: Path, engine: str) -> None:
+def compile_latex(text: str, folder: Path, engine: str) -> None:
     if shutil.which(engine) is None:
         pytest.skip(f"{engine} is not installed: apt-get install texlive-latex-recommended texlive-luatex")
-    (folder / "it.tex").write_text(text)
-    command = [engine, "-interaction=nonstopmode", "-halt-on-error", "it.tex"]
+    (folder / "example.tex").write_text(text)
+    command = [engine, "-interaction=nonstopmode", "-halt-on-error", "example.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout[-2000:]
-    assert (folder / "it.pdf").stat().st_size > 10_000
+    assert (folder / "example.pdf").stat().st_size > 10_000
 
 
-class _Checked(HTMLParser):
-    """Every tag closed in order, and what could reach the network."""
+class _TagChecker(HTMLParser):
+    """Parser that requires tags to be closed in order, and collects links and scripts."""
 
     VOID = ("meta", "link", "br")
 
@@ -160,40 +160,40 @@ class _Checked(HTMLParser):
 
 class TestHtml:
     @pytest.mark.parametrize("name", BUILT_IN)
-    def test_it_is_whole_and_needs_no_network(self, name):
-        page = _Checked()
+    def test_page_is_well_formed_and_self_contained(self, name):
+        page = _TagChecker()
         text = render(load(name).trace(), "html")
         page.feed(text)
         assert (page.open, page.links, page.scripts) == ([], [], 1)
         assert not re.search(r"url\(|@import|fetch\(|https?://(?!www\.w3\.org/1998/Math/MathML)", text)
 
     @every_option
-    def test_it_renders_every_layer(self, options):
+    def test_renders_every_layer_with_unique_ids(self, options):
         layer = make(options)
         memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
         traced = trace(layer, torch.randn(5, 30), memory)
-        page = _Checked()
+        page = _TagChecker()
         text = render(traced, "html")
         page.feed(text)
         ids = re.findall(r'<section id="([^"]+)"', text)
         assert len(ids) == len(set(ids)) == len(traced)
 
-    def test_tokens_that_could_break_it(self):
-        page = _Checked()
-        text = render(awkward(), "html", title="</title><script>alert(1)</script>")
+    def test_special_tokens_are_escaped(self):
+        page = _TagChecker()
+        text = render(awkward_trace(), "html", title="</title><script>alert(1)</script>")
         page.feed(text)
         assert (page.open, page.scripts) == ([], 1)
         assert "<b>" not in text
 
 
 @pytest.mark.parametrize("style", ["text", "html", "markdown", "latex"])
-def test_digits(style):
+def test_digits_limit_the_decimals(style):
     example = load("song")
     assert "7.3" in render(example.trace(), style, digits=1)
     assert "7.31" not in render(example.trace(), style, digits=1)
 
 
-def test_unknown_style():
+def test_rejects_unknown_style():
     with pytest.raises(ValueError, match="style is 'pdf'; expected one of text, html, markdown, latex, json"):
         render(load("song").trace(), "pdf")
 
@@ -215,7 +215,7 @@ def test_numbers_have_the_digits_they_need(values, digits, expected):
     assert format_matrix(torch.tensor(values, dtype=torch.float64), digits) == expected
 
 
-def test_words():
+def test_negative_zero_and_control_characters_are_formatted():
     assert format_number(-0.0004, 3) == "0.000"
     assert [visible_text(token) for token in ("a b", "\n", "", " ", "a\tb", "\u202e")] == [
         "a b",

@@ -1,4 +1,4 @@
-"""The worked example's page in a real browser: drawn, hovered over, stepped through, at every width and theme."""
+"""Tests of the HTML page in a real browser: layout, marked cells, navigation and themes."""
 
 import base64
 import math
@@ -46,7 +46,7 @@ def fresh(browser):
 
 
 def cell(browser, section, row, column):
-    """A cell of a section's result, from 0."""
+    """Return a cell of a section's result; row and column are counted from 0."""
     path = f"#{section} table[data-marks=result] tbody tr:nth-child({row + 1}) td:nth-of-type({column + 1})"
     return browser.find_element(By.CSS_SELECTOR, path)
 
@@ -57,7 +57,7 @@ def point_at(browser, element):
 
 
 def marked(browser, section):
-    """Marked cells of each table of a section: (row, column), from 0."""
+    """Return the marked cells of each table of a section, as (row, column) from 0."""
     index = "[cell.parentElement.rowIndex - 1, cell.cellIndex - 1]"
     script = f"[...table.querySelectorAll('td.marked')].map((cell) => {index})"
     return browser.execute_script(f"return [...document.querySelectorAll('#{section} table')].map((table) => {script})")
@@ -69,7 +69,7 @@ def current(browser):
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("name", ["two-heads", "song-causal", "everything", "awkward"])
-def test_it_is_drawn_without_a_network_and_never_wider_than_the_window(browser, pages, name, width):
+def test_page_makes_no_requests_and_fits_the_window(browser, pages, name, width):
     resize(browser, width)
     browser.get(pages[name])
     assert requested(browser) - {"data:,"} == {pages[name]}
@@ -82,7 +82,7 @@ def test_it_is_drawn_without_a_network_and_never_wider_than_the_window(browser, 
             assert table.size["height"] > 20
 
 
-def test_formulas_are_set_as_mathematics(browser, pages):
+def test_fractions_are_rendered_as_mathml(browser, pages):
     browser.get(pages["two-heads"])
     fraction, plain = (
         browser.find_element(By.CSS_SELECTOR, f"#{name}-1 .formula math") for name in ("scaled", "scores")
@@ -107,7 +107,7 @@ def test_formulas_are_set_as_mathematics(browser, pages):
                                             [[0, c] for c in range(4)]]),
     ],
 )  # fmt: skip
-def test_pointing_at_a_cell_marks_what_made_it(browser, pages, name, section, index, expected):
+def test_pointing_at_a_cell_marks_its_operands(browser, pages, name, section, index, expected):
     browser.get(pages[name])
     point_at(browser, cell(browser, section, *index))
     assert marked(browser, section) == [*expected, [list(index)]]
@@ -130,7 +130,7 @@ def test_pointing_at_a_cell_marks_what_made_it(browser, pages, name, section, in
         ("two-heads", "output", (0, 3)),
     ],
 )
-def test_the_arithmetic_written_out_gives_the_cell(browser, pages, name, section, index):
+def test_arithmetic_line_evaluates_to_the_cell(browser, pages, name, section, index):
     browser.get(pages[name])
     target = cell(browser, section, *index)
     point_at(browser, target)
@@ -141,7 +141,7 @@ def test_the_arithmetic_written_out_gives_the_cell(browser, pages, name, section
     assert eval(python, {"e": math.e, "inf": math.inf}) == pytest.approx(float(right.replace("−", "-")), abs=0.02)
 
 
-def test_a_tap_does_what_pointing_does(browser, pages):
+def test_tap_marks_a_cell_and_escape_clears_it(browser, pages):
     resize(browser, 400)
     browser.get(pages["two-heads"])
     target = cell(browser, "scores-1", 2, 1)
@@ -151,7 +151,7 @@ def test_a_tap_does_what_pointing_does(browser, pages):
     assert marked(browser, "scores-1") == [[], [], []]
 
 
-def test_stepping_by_keyboard(browser, pages):
+def test_keys_step_through_the_sections(browser, pages):
     browser.get(pages["two-heads"])
     assert current(browser) == ["input"]
     assert browser.execute_script("return scrollY") == 0
@@ -170,12 +170,12 @@ def test_stepping_by_keyboard(browser, pages):
 
 
 def on_screen(browser, element):
-    """Not behind the bar at the top, nor below the window."""
+    """Return whether an element is below the top bar and inside the window."""
     top = browser.execute_script("return arguments[0].getBoundingClientRect().top", element)
     return browser.find_element(By.TAG_NAME, "nav").size["height"] - 1 <= top < 900
 
 
-def test_whoever_scrolls_on_is_followed(browser, pages):
+def test_scrolling_updates_the_current_step(browser, pages):
     browser.get(pages["two-heads"])
     browser.execute_script("setTimeout(() => document.getElementById('weights-1').scrollIntoView(), 600)")
     WebDriverWait(browser, 10).until(lambda _: current(browser) == ["weights-1"])
@@ -185,7 +185,7 @@ def test_whoever_scrolls_on_is_followed(browser, pages):
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_arithmetic_stays_in_sight_and_moves_nothing(browser, pages, width):
+def test_arithmetic_line_is_visible_and_does_not_shift_the_layout(browser, pages, width):
     resize(browser, width)
     browser.get(pages["two-heads"])
     target = cell(browser, "weights-1", 7, 1)
@@ -197,7 +197,7 @@ def test_the_arithmetic_stays_in_sight_and_moves_nothing(browser, pages, width):
     assert on_screen(browser, browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic"))
 
 
-def test_closed_keys_stay_out_of_the_sum_and_a_long_one_keeps_its_term(browser, pages):
+def test_arithmetic_line_omits_masked_keys_and_keeps_the_selected_term(browser, pages):
     browser.get(pages["song-causal"])
     point_at(browser, cell(browser, "weights-1", 1, 4))
     assert browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text == "0 / (e^0.679 + e^(−0.355)) ≈ 0.000"
@@ -209,7 +209,7 @@ def test_closed_keys_stay_out_of_the_sum_and_a_long_one_keeps_its_term(browser, 
     assert total.count("…") == 2
 
 
-def test_buttons_menu_and_address(browser, pages):
+def test_buttons_menu_and_url_select_the_step(browser, pages):
     browser.get(pages["two-heads"] + "#weights-2")
     assert current(browser) == ["weights-2"]
     browser.find_element(By.ID, "next").click()
@@ -223,7 +223,7 @@ def test_buttons_menu_and_address(browser, pages):
     assert current(browser) == ["input"]
 
 
-def test_one_step_at_a_time_and_all_of_them_on_paper(browser, pages):
+def test_single_step_mode_shows_one_step_and_prints_all(browser, pages):
     browser.get(pages["two-heads"])
     body = browser.find_element(By.TAG_NAME, "body")
     body.send_keys("o", Keys.ARROW_RIGHT)
@@ -245,7 +245,7 @@ def test_one_step_at_a_time_and_all_of_them_on_paper(browser, pages):
     assert all(section.is_displayed() for section in browser.find_elements(By.TAG_NAME, "section"))
 
 
-def test_cells_by_keyboard(browser, pages):
+def test_arrow_keys_move_between_cells(browser, pages):
     browser.get(pages["two-heads"])
     first = cell(browser, "scores-1", 0, 0)
     assert first.get_attribute("tabindex") == "0"
@@ -279,7 +279,7 @@ return [Math.min(...cells), Math.min(...texts), light(paper), cells.length];
 
 
 @pytest.mark.parametrize(("theme", "other"), [("light", "dark"), ("dark", "light")])
-def test_everything_can_be_read_in_both_themes(browser, pages, theme, other):
+def test_contrast_is_sufficient_in_both_themes(browser, pages, theme, other):
     emulate(browser, theme=theme)
     browser.get(pages["two-heads"])
     for shown in (theme, other):
@@ -290,7 +290,7 @@ def test_everything_can_be_read_in_both_themes(browser, pages, theme, other):
         browser.find_element(By.ID, "theme").click()
 
 
-def test_on_paper_it_is_light_and_nothing_is_cut(browser, pages):
+def test_print_is_light_and_fits_the_page(browser, pages):
     browser.get(pages["long"])
     browser.find_element(By.TAG_NAME, "body").send_keys("t")  # dark
     emulate(browser, media="print")
@@ -304,7 +304,7 @@ def test_on_paper_it_is_light_and_nothing_is_cut(browser, pages):
     assert base64.b64decode(pages_printed["data"]).startswith(b"%PDF")
 
 
-def test_tokens_that_could_break_it_are_shown(browser, pages):
+def test_special_tokens_are_shown_escaped(browser, pages):
     browser.get(pages["awkward"])
     labels = browser.find_elements(By.CSS_SELECTOR, "#input th[scope=row]")
     assert [label.get_attribute("title") for label in labels] == [

@@ -234,4 +234,4 @@ class TestCommand:
         arguments = ["view", "Two.", "--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "r.html")]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2
-        assert "2 texts are given; a report is of one" in done.output
+        assert "2 texts are given; expected one for a report" in done.output

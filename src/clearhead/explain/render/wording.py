@@ -24,7 +24,7 @@ STEP_TITLES = {
     "scaled": "Scaled scores",
     "masked": "Masked scores",
     "weights": "Attention weights",
-    "head_output": "Output of the head",
+    "head_output": "Head output",
     "concat": "Concatenated heads",
     "output": "Output",
 }
