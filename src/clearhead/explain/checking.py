@@ -31,8 +31,9 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
     Args:
         example: an `Example`, the path of a TOML file, or the name of a built-in example.
 
-    >>> [finding.message for finding in check("song").findings if finding.step == "query"]
-    ['18 of 24 cells differ']
+    Examples:
+        >>> [finding.message for finding in check("song").findings if finding.step == "query"]
+        ['18 of 24 cells differ']
     """
     example = example if isinstance(example, Example) else load(example)
     return _Auditor(example).audit()

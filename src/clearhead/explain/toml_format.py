@@ -69,8 +69,9 @@ def _read_file(path: Path) -> bytes:
 def parse(source: str, title: str = "A worked example") -> Example:
     """Parse the text of a TOML file. `title` is used if the file has no title.
 
-    >>> parse("x = [[1, 0], [0, 1]]").trace().output.shape
-    torch.Size([2, 2])
+    Examples:
+        >>> parse("x = [[1, 0], [0, 1]]").trace().output.shape
+        torch.Size([2, 2])
     """
     raw = tomllib.loads(source, parse_float=Decimal)
     check_keys("the file", raw, _FILE_KEYS)

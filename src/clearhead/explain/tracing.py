@@ -42,9 +42,10 @@ def trace(
         The steps in order. Without `given`, the last one equals the layer's output up to rounding. Dropout is not
         applied.
 
-    >>> steps = trace(MultiHeadAttention(4, 2, split="slice"), torch.randn(8, 4))
-    >>> steps.step("scaled", head=0).shapes
-    '(8, 2) × (2, 8) / √2 = (8, 8)'
+    Examples:
+        >>> steps = trace(MultiHeadAttention(4, 2, split="slice"), torch.randn(8, 4))
+        >>> steps.step("scaled", head=0).shapes
+        '(8, 2) × (2, 8) / √2 = (8, 8)'
     """
     x = _check_input("x", x, layer.d_model)
     memory = None if memory is None else _check_input("memory", memory, layer.kv_input_dim)
