@@ -134,9 +134,9 @@ def test_options_for_loading_are_refused_with_a_loaded_model(folder):
     model = load(folder)
     for options in ({"device": "cpu"}, {"dtype": torch.float16}, {"download": True}):
         name = next(iter(options))
-        with pytest.raises(ValueError, match=f"{name} is .*, but HuggingFaceModel is loaded already; expected {name}"):
+        with pytest.raises(ValueError, match=f"{name} is .*, but HuggingFaceModel is already loaded; expected {name}"):
             record(model, TEXT, **options)
-        with pytest.raises(ValueError, match=f"{name} is .*, but HuggingFaceModel is loaded already"):
+        with pytest.raises(ValueError, match=f"{name} is .*, but HuggingFaceModel is already loaded"):
             load_source(model, **options)
     made = record(folder, TEXT, device="cpu", dtype=torch.float64)
     assert made["encoder"].layers[0].dtype == torch.float64

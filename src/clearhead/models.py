@@ -1,6 +1,6 @@
-"""Models by name, folder, file or hub id: `load` one, or `record` one on a text.
+"""Loading of models by name, folder, file or hub id, and recording of their attention.
 
-Nothing is fetched from the network unless `download=True`: a hub id is read from the local Hugging Face cache.
+Hub ids are read from the local Hugging Face cache. Only `download=True` uses the network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clearhead.recording.recording import Recording
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.translator import BUNDLED_MODELS, Translator
 
-RECORDING_SUFFIX = ".safetensors"  # by which the path of a recording is told from the name of a model
+RECORDING_SUFFIX = ".safetensors"  # distinguishes the path of a recording from the name of a model
 
 
 def load(
@@ -28,18 +28,23 @@ def load(
     dtype: torch.dtype | None = None,
     download: bool = False,
 ) -> RecordableModel:
-    """Load a model by its name, its folder of Hugging Face files or of a training run, its GGUF file, or its hub id.
+    """Load a model and its tokenizer.
 
     Args:
-        name: "en-ja" is the bundled translator.
-        dtype: dtype of the parameters (default: float32, which is the only one for translators).
-        download: fetch the model from the hub if it is not in the local cache.
+        name: `"en-ja"` (the bundled translator), the folder of a training run, a folder of Hugging Face files, a GGUF
+            file, or a Hugging Face hub id.
+        device: device of the parameters.
+        dtype: dtype of the parameters (default: float32). Translators support float32 only.
+        download: download the model from the hub if it is not in the local cache.
+
+    Raises:
+        ValueError: if there is no such model, or if clearhead cannot read its attention.
     """
     if str(name) in BUNDLED_MODELS or RunDirectory(Path(name)).is_run:
         if dtype not in (None, torch.float32):
-            raise ValueError(f"dtype is {dtype}, but {name} is a model of our own; expected torch.float32")
+            raise ValueError(f"dtype is {dtype}, but {name} is a translator; expected torch.float32")
         return Translator.load(name, device=device)
-    from clearhead.huggingface.model import HuggingFaceModel  # needs transformers, which is an extra
+    from clearhead.huggingface.model import HuggingFaceModel  # requires transformers, an optional dependency
 
     return HuggingFaceModel.load(name, device=device, dtype=dtype, download=download)
 
@@ -51,11 +56,13 @@ def load_source(
     dtype: torch.dtype | None = None,
     download: bool = False,
 ) -> RecordableModel | Recording:
-    """Return a model or a recording: load it from its name or path, or return it as it is if it is loaded.
+    """Load a model or a recording by name or path. Return a source that is already loaded unchanged.
 
     Args:
-        source: a model or a recording, or what `load` takes, or the path of a recording (.safetensors).
-        device, dtype, download: as `load` takes them. They are refused with a source that is loaded already.
+        source: a model, a recording, a name that `load` accepts, or the path of a recording (.safetensors).
+        device: see `load`. Only for a name or path.
+        dtype: see `load`. Only for the name of a model.
+        download: see `load`. Only for the name of a model.
     """
     if not isinstance(source, str | os.PathLike):
         _refuse_load_options(source, device, dtype, download)
@@ -78,15 +85,19 @@ def record(
     dtype: torch.dtype | None = None,
     download: bool = False,
 ) -> Recording:
-    """Run a model on a text and keep its attention: (query, key, log-sum-exp) of every layer.
+    """Run a model on a text and record its attention: queries, keys and log-sum-exp of every layer.
 
     Args:
-        model: what `load` returns or takes, or a transformers model, with its `tokenizer`.
-        text: a string, or its words, which are then joined by spaces and numbered.
-        target: text that an encoder–decoder writes (default: what it writes greedily).
-        values: keep the values too, for each key's contribution to the output, and queries and keys in any case:
-            of short texts a recording otherwise holds the scores, where they are fewer numbers.
-        device, dtype, download: as `load` takes them, for a model by name.
+        model: a model from `load`, a name that `load` accepts, or a transformers model (pass its `tokenizer` too).
+        text: a string, or a list of words, which are joined by spaces. With a list, `Tokens.words` holds the index of
+            each token's word.
+        tokenizer: tokenizer of a transformers model.
+        target: output of an encoder–decoder (default: its greedy output).
+        values: record the values too, which are required for each key's contribution to the output. Also keeps queries
+            and keys for short texts; by default the recording then contains the scores if they take less memory.
+        device: see `load`. Only for the name of a model.
+        dtype: see `load`. Only for the name of a model.
+        download: see `load`. Only for the name of a model.
     """
     if isinstance(model, str | os.PathLike):
         model = load(model, device=device or "cpu", dtype=dtype, download=download)
@@ -98,17 +109,19 @@ def record(
 def record_repeated(
     model: RecordableModel | nn.Module, length: int = 64, *, tokenizer: Any = None, seed: int = 0
 ) -> Recording:
-    """Record random tokens, twice in a row, which show induction heads and duplicate-token heads.
+    """Record a random sequence of tokens, repeated once, which reveals induction and duplicate-token heads.
 
-    The tokens that the tokenizer adds before and after a text are there too.
+    The tokenizer's special tokens surround the sequence, as in an ordinary text.
 
     Args:
-        model: a Hugging Face model from `load`, or a transformers model with its `tokenizer`.
-        length: the number of different tokens.
+        model: a Hugging Face model from `load`, or a transformers model (pass its `tokenizer` too).
+        length: number of tokens of the sequence, all different.
+        tokenizer: tokenizer of a transformers model.
+        seed: seed of the random sequence.
     """
     loaded = _with_tokenizer(model, tokenizer)
     if not isinstance(loaded, RecordsRepeatedTokens):
-        raise TypeError(f"model is {loaded.name}, which does not read random tokens; expected a language model")
+        raise TypeError(f"model is {loaded.name}, which does not support random tokens; expected a language model")
     return loaded.record_repeated(length, seed=seed)
 
 
@@ -119,8 +132,8 @@ def _refuse_load_options(
     for option, value in options.items():
         if value is not None:
             raise ValueError(
-                f"{option} is {value}, but {type(source).__name__} is loaded already; expected {option} with the name"
-                " of a model"
+                f"{option} is {value}, but {type(source).__name__} is already loaded; expected {option} only with"
+                " the name of a model"
             )
 
 

@@ -79,7 +79,7 @@ def test_files_of_earlier_versions_are_read_with_a_warning(tmp_path):
 
 def test_only_a_file_with_the_entries_can_be_sealed(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "foreign")
-    with pytest.raises(ValueError, match="foreign: its metadata has no entry for a checksum"):
+    with pytest.raises(ValueError, match="foreign: the metadata has no entry for a checksum"):
         checksums.seal(tmp_path / "foreign")
 
 

@@ -71,7 +71,7 @@ def test_what_is_no_text_is_refused(tmp_path):
         ("bad.gz", gzip.compress(b"")[:10] + b"\xff" * 40),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}, after line .*: not a whole gzip file"):
+        with pytest.raises(ValueError, match=f"{name}, after line .*: incomplete or damaged gzip file"):
             read_conllu(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="missing: there is no such file"):
         read_conllu(tmp_path / "missing")

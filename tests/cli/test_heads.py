@@ -81,7 +81,7 @@ def test_rejects_invalid_arguments_in_one_line(folder, tmp_path):
         (("stats", "--model", folder, TEXT, "--layers", "7"), "--layers is '7', but the layers are 0 to 1"),
         (("stats", "--model", folder, TEXT, "--layers", "x"), "--layers is 'x'; expected numbers and ranges"),
         (("stats", "--model", folder, "--file", tmp_path / "none.txt"), "none.txt"),
-        (("stats", "--model", folder, "--file", tmp_path / "bytes.txt"), "not a text in UTF-8"),
+        (("stats", "--model", folder, "--file", tmp_path / "bytes.txt"), "not UTF-8 text"),
         (("stats", "--model", folder, " "), "TEXT is empty"),
         (("stats", "--model", folder, TEXT, "--device", "nowhere"), "--device is 'nowhere', which cannot be used"),
         (("stats", "--model", folder, TEXT * 100), "takes at most 512"),

@@ -169,7 +169,7 @@ class TestLoading:
         assert load(copied, dtype=torch.float32).name == "copied"
 
     def test_bfloat16_is_refused(self):
-        with pytest.raises(ValueError, match="dtype is torch.bfloat16, but en-ja is a model of our own; expected"):
+        with pytest.raises(ValueError, match="dtype is torch.bfloat16, but en-ja is a translator; expected"):
             load("en-ja", dtype=torch.bfloat16)
 
     def test_a_missing_folder_and_a_folder_without_a_run_are_refused(self, tmp_path):

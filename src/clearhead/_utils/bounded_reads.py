@@ -1,4 +1,4 @@
-"""Bounded reading of text from files and standard input, and the limits on what a command takes."""
+"""Bounded reading of text from files and standard input, and the limits on the input of commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on input that an environment variable raises."""
+    """Limit on input, which an environment variable overrides."""
 
     variable: str
     default: int
@@ -30,19 +30,19 @@ class Limit:
         return int(raw)
 
     def exceeded(self, what: str) -> ValueError:
-        """Return the error for something above the limit, described as "NAME is too large"."""
+        """Return the error for input above the limit. `what` describes it, such as "FILE is too large"."""
         return ValueError(f"{what}; expected at most {self.value:,} {self.unit} ({self.variable} raises the limit)")
 
 
 TEXT_LIMIT = Limit("CLEARHEAD_MAX_TEXT_MIB", 256, "MiB")  # of one file, or of standard input
 LINE_LIMIT = Limit("CLEARHEAD_MAX_LINE_KIB", 1024, "KiB")  # of one line of a file that is read line by line
-TOKEN_LIMIT = Limit("CLEARHEAD_MAX_TOKENS", 2**20, "tokens")  # that a language model reads at once
-SENTENCE_LIMIT = Limit("CLEARHEAD_MAX_SENTENCE_TOKENS", 2**12, "tokens")  # that a translator reads at once
+TOKEN_LIMIT = Limit("CLEARHEAD_MAX_TOKENS", 2**20, "tokens")  # of one text for a language model
+SENTENCE_LIMIT = Limit("CLEARHEAD_MAX_SENTENCE_TOKENS", 2**12, "tokens")  # of one sentence for a translator
 BEAM_LIMIT = Limit("CLEARHEAD_MAX_BEAMS", 1024, "beams")  # memory grows with beams × vocabulary
 
 
 def read_text(path: Path) -> str:
-    """Return a whole text file."""
+    """Return the contents of a text file in UTF-8."""
     max_bytes = TEXT_LIMIT.value * 2**20
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -51,17 +51,21 @@ def read_text(path: Path) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a text in UTF-8 ({error.reason})") from None
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from None
 
 
 def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """A text file's lines, numbered from 1; of a .gz file too. Only a line feed ends one, not U+2028 and its like."""
+    """Yield the lines of a text file or a .gz file, numbered from 1.
+
+    Only a line feed ends a line. Other separators, such as U+2028, are part of it.
+    """
     open_file = gzip.open if str(path).endswith(".gz") else open
     with open_file(path, "rb") as file:
         yield from _lines(str(path), file)
 
 
 def stdin_lines() -> list[str]:
+    """Return the lines of standard input."""
     if sys.stdin is None:
         raise ValueError("standard input is closed; expected text, such as from a pipe")
     return [line for _, line in _lines("standard input", sys.stdin.buffer)]  # pyright: ignore[reportArgumentType]
@@ -81,4 +85,4 @@ def _lines(name: str, file: BufferedIOBase) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}, line {line_number}: not UTF-8 ({error.reason})") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{name}, after line {line_number}: not a whole gzip file ({error})") from None
+        raise ValueError(f"{name}, after line {line_number}: incomplete or damaged gzip file ({error})") from None

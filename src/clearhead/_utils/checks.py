@@ -1,4 +1,4 @@
-"""Checks that many arguments share. Each error names the argument, what it was and what was expected."""
+"""Checks of arguments. Each error names the argument, its value and the expected value."""
 
 import math
 import operator
@@ -8,28 +8,28 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import SupportsIndex
 
-MAX_INT = 2**31  # no axis is longer, and no position lies beyond
+MAX_INT = 2**31  # upper bound of lengths and positions
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 120
 
 
 def describe(value: object) -> str:
-    """Return a short text for a wrong value: its type for an array, else its `repr`, cut where it is long."""
+    """Return a short description of a value for an error: the type of an array, else a truncated `repr`."""
     if hasattr(type(value), "dtype"):
         return f"a {type(value).__name__}"
     if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"  # Python refuses to write more than 4300 digits
+        return f"an integer of {value.bit_length()} bits"  # repr() raises above 4300 digits
     return _repr.repr(value)
 
 
 def check_int(name: str, value: object, least: int = 1, most: int | None = MAX_INT) -> int:
-    """Return `value` as an int from `least` to `most`. Integers of numpy and torch are accepted."""
+    """Return `value` as an int from `least` to `most`. Accepts numpy and torch integers."""
     expected = f"expected a whole number of at least {least}"
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} is {describe(value)}; {expected}")
     try:
         integer = operator.index(value)
-    except (TypeError, RuntimeError):  # an array with an axis, a class
+    except (TypeError, RuntimeError):  # an array with several elements, or a class
         raise TypeError(f"{name} is {describe(value)}; {expected}") from None
     if integer < least:
         raise ValueError(f"{name} is {describe(integer)}; {expected}")
@@ -39,7 +39,7 @@ def check_int(name: str, value: object, least: int = 1, most: int | None = MAX_I
 
 
 def check_float(name: str, value: object, expected: str = "a finite number") -> float:
-    """Return `value` as a finite float. Numbers of numpy and fractions are accepted."""
+    """Return `value` as a finite float. Accepts numpy numbers and fractions."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} is {describe(value)}; expected {expected}")
@@ -53,7 +53,7 @@ def check_float(name: str, value: object, expected: str = "a finite number") -> 
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Return a bool, of Python or numpy."""
+    """Return `value` as a bool. Accepts numpy bools."""
     if value is True or value is False:
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
@@ -62,15 +62,15 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_truth(name: str, value: object) -> bool:
-    """Return the truth of any value that has one, as torch reads its own switches."""
+    """Return the truth value of any object, as torch does for its own flags."""
     try:
         return bool(value)
-    except (RuntimeError, ValueError, TypeError):  # an array of several
+    except (RuntimeError, ValueError, TypeError):  # an array with several elements
         raise TypeError(f"{name} is {describe(value)}; expected True or False") from None
 
 
 def check_choice(name: str, value: object, options: Iterable[str]) -> str:
-    """Return a string that is one of `options`."""
+    """Return `value` if it is one of `options`; raise otherwise."""
     if isinstance(value, str) and value in options:
         return value
     *others, last = map(repr, options)
@@ -78,7 +78,7 @@ def check_choice(name: str, value: object, options: Iterable[str]) -> str:
 
 
 def check_path(name: str, path: object) -> str | os.PathLike[str]:
-    """Return a path as it is, if it is one."""
+    """Return `path` unchanged if it is a str or a path; raise otherwise."""
     if isinstance(path, str | os.PathLike):
         return path
     raise TypeError(f"{name} is {describe(path)}; expected a path, a str or os.PathLike")
@@ -91,6 +91,6 @@ def list_items(name: str, values: object) -> list:
         plain = tolist() if callable(tolist) else values
         if isinstance(plain, Iterable) and not isinstance(plain, str | bytes | type):
             return list(plain)
-    except (RuntimeError, TypeError):  # a tensor without memory, a sparse one
-        raise TypeError(f"{name} is {describe(values)}, which has no items to read; expected numbers") from None
+    except (RuntimeError, TypeError):  # a meta or sparse tensor
+        raise TypeError(f"{name} is {describe(values)}, whose items cannot be read; expected numbers") from None
     return [plain]

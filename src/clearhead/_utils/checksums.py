@@ -1,7 +1,7 @@
-"""SHA-256 checksum of a safetensors file, kept in the file's own metadata.
+"""SHA-256 checksum of a safetensors file, stored in the metadata of the same file.
 
-It covers every byte, header and data: it is computed while its 64 digits in the header are zeros. Two entries of the
-metadata speak of it, so that damage to one of them does not make the file look like one without a checksum.
+The checksum covers every byte of header and data. It is computed with zeros in place of its 64 digits. Two metadata
+entries announce it: if one of them is damaged, the file is still recognized as one with a checksum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STORED_DIGEST = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # JSON with
 
 
 def blank(facts: dict[str, Any]) -> dict[str, Any]:
-    """Add the entries for a checksum, still without its value, which `seal` fills in."""
+    """Return the metadata with entries for a checksum. `seal` fills in the digits."""
     return {"checksum": "sha256", **facts, "sha256": BLANK_DIGEST}
 
 
@@ -27,23 +27,24 @@ def is_announced(facts: dict[str, Any]) -> bool:
 
 
 def without_checksum(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata without the entries for a checksum."""
     return {name: fact for name, fact in facts.items() if name not in ("checksum", "sha256")}
 
 
 def seal(path: str | os.PathLike[str]) -> None:
-    """Compute the checksum of a file that has the entries for one, and write it into them."""
+    """Compute the checksum of a file and write it into the entries that `blank` added."""
     with open(path, "rb+") as file:
         header = _header(file)
         match = _STORED_DIGEST.search(header)
         if match is None:
-            raise ValueError(f"{path}: its metadata has no entry for a checksum")
+            raise ValueError(f"{path}: the metadata has no entry for a checksum")
         digest = _digest(file, header, match)
         file.seek(match.start(1))
         file.write(digest)
 
 
 def matches(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file's contents give the checksum that stands in it. Reads the file once, in pieces."""
+    """Return whether the stored checksum is that of the file's contents. Reads the file once, in chunks."""
     with open(path, "rb") as file:
         header = _header(file)
         match = _STORED_DIGEST.search(header)
@@ -51,7 +52,7 @@ def matches(path: str | os.PathLike[str]) -> bool:
 
 
 def _header(file: BufferedIOBase) -> bytes:
-    """Return the eight bytes of the header's length and the header; `file` then stands at the data."""
+    """Return the header, with the eight bytes of its length, and leave `file` at the start of the data."""
     length = file.read(8)
     return length + file.read(int.from_bytes(length, "little"))
 

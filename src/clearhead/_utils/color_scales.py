@@ -1,4 +1,4 @@
-"""A matrix as shades and colours: for worked examples and first looks."""
+"""Conversion of attention weights and other matrices to shades for text and heatmaps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHADE_CHARACTERS = " ░▒▓█"
 
 
 def text_shades(weights: Float[np.ndarray, "rows cols"]) -> list[str]:
-    """One line per row, two characters per cell, darker for more; a row's largest weight is darkest."""
+    """Return one line per row with two characters per cell. The largest weight of each row is darkest."""
     matrix = np.asarray(weights, dtype=float)
     if matrix.ndim != 2:
         raise ValueError(f"weights has {matrix.ndim} axes; expected 2: rows and columns")
@@ -22,7 +22,7 @@ def text_shades(weights: Float[np.ndarray, "rows cols"]) -> list[str]:
 
 
 def signed_shades(values: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "rows cols"]:
-    """How warm each cell is: from -1 to 1, where 1 is the largest size in the matrix; NaN where it is infinite."""
+    """Return the values divided by the largest finite magnitude, from -1 to 1. Infinite values become NaN."""
     matrix = np.asarray(values, dtype=float)
     sizes = np.abs(matrix[np.isfinite(matrix)])
     largest = sizes.max(initial=0.0)
@@ -30,18 +30,18 @@ def signed_shades(values: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "
 
 
 def labeled_shades(weights: Float[np.ndarray, "rows cols"], rows: Sequence[str]) -> str:
-    """`text_shades` with a token before each row."""
+    """Return `text_shades` as one string, with a token before each row."""
     width = max((len(token) for token in rows), default=0)
     return "\n".join(f"{token:>{width}} {line}" for token, line in zip(rows, text_shades(weights), strict=True))
 
 
 def weight_floor(keys: int) -> float:
-    """The weight that is shown as nothing: a tenth of what each key would have if all were alike."""
+    """Return the weight at the bottom of the color scale: a tenth of a uniform distribution over the keys."""
     return 0.1 / max(1, keys)
 
 
 def log_shades(weights: Float[np.ndarray, "*cells"], keys: int) -> UInt8[np.ndarray, "*cells"]:
-    """Weights as shades from 0 to 255, on a logarithmic scale over `keys` keys."""
+    """Return the weights as shades from 0 to 255, on a logarithmic scale from `weight_floor(keys)` to 1."""
     low = math.log(weight_floor(keys))
     with np.errstate(divide="ignore"):
         shades = (np.log(weights) - low) / -low

@@ -1,4 +1,4 @@
-"""Rich consoles for text that nobody has checked: markup off, emoji codes off, control characters escaped."""
+"""Rich consoles for untrusted text: no markup, no emoji codes, escaped control characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead._utils.text import printable
 
 
 class PlainConsole(Console):
-    """A console that prints strings as they are written, `[bold]` and `:smile:` included."""
+    """Console that prints strings literally, including `[bold]` and `:smile:`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
@@ -21,11 +21,11 @@ class PlainConsole(Console):
         return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # for the command line to deal with
+        raise BrokenPipeError  # the command line handles it
 
 
 def console_for_output() -> Console:
-    """Return a console on standard output; where that is not a terminal, too wide for lines to be cut or wrapped."""
+    """Return a console on standard output. Files and pipes get a huge width, so that rich does not wrap or crop."""
     console = PlainConsole()
     if not console.is_terminal:
         console.width = 1_000_000
@@ -33,7 +33,7 @@ def console_for_output() -> Console:
 
 
 def column_groups(widths: Sequence[int], available: int) -> Iterator[range]:
-    """Yield consecutive columns in groups that fit into the available width, each of at least one column."""
+    """Yield groups of consecutive columns that fit into the available width, with at least one column each."""
     start, used = 0, 0
     for column, width in enumerate(widths):
         if column > start and used + width > available:

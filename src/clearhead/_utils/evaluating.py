@@ -1,4 +1,4 @@
-"""Evaluation mode for the length of a block."""
+"""Context manager for evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode; at the end give every submodule its mode back, also after an exception."""
+    """Put a model into evaluation mode. Restore the mode of every submodule at the end, also after an exception."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

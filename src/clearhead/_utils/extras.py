@@ -18,7 +18,7 @@ EXTRAS = {
 
 @contextmanager
 def needs_extra(extra: str, feature: str) -> Iterator[None]:
-    """Turn a failed import of one of an extra's packages into one line that names the extra.
+    """Turn a failed import of a package into an error that names the extra to install.
 
     >>> with needs_extra("view", "clearhead view"):
     ...     import bokeh
@@ -27,12 +27,12 @@ def needs_extra(extra: str, feature: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = EXTRAS[extra].get((error.name or "").partition(".")[0])
-        if package is None:  # a dependency of the package: its own message says more
+        if package is None:  # a dependency of the package, whose error is more precise
             raise
         message = f"{feature} needs {package}: pip install 'clearhead[{extra}]'"
         raise ImportError(message, name=error.name) from None
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed. Imports none of them."""
+    """Return the packages of an extra that are not installed, without importing any."""
     return [package for module, package in EXTRAS[extra].items() if importlib.util.find_spec(module) is None]

@@ -1,4 +1,4 @@
-"""Lock on a folder, which ends with the process that holds it, however that process ends."""
+"""Lock on a folder, which the operating system releases when its process ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LOCK_FILES = (".lock", ".lock.holder")
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder; refuse if another process holds it, and say which one.
+    """Lock a folder; raise an error that names the other process if it is locked already.
 
-    The operating system drops the lock of a process that has died: what such a process leaves is no obstacle.
+    Lock files of a killed process do not block: the operating system has released its lock.
     """
     with needs_extra("translate", "a lock on a folder"):
         from filelock import FileLock, Timeout
@@ -35,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         try:
-            for path in (holder, lock):  # before the release: nobody else can hold it now
+            for path in (holder, lock):  # before the release, else this would race with the next holder
                 with suppress(OSError):
                     path.unlink()
         finally:

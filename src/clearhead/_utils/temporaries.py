@@ -1,4 +1,4 @@
-"""Temporary folders beside the files they are made for, and removal of those that dead processes have left."""
+"""Temporary folders next to their target files, and removal of those that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _live: set[str] = set()  # names of the folders this process is using
 
 @contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """Make a hidden folder beside `target`, on the same file system, and remove it afterwards.
+    """Create a hidden folder next to `target`, on the same file system, and remove it at the end.
 
-    Its name holds the host and the process id. The next call for the same target removes folders whose process on this
-    host has ended.
+    Its name contains the host and the process id. A later call for the same target removes folders of processes on
+    this host that have ended.
     """
     _remove_stale(target)
     folder = Path(
@@ -36,26 +36,26 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: str, target: Path) -> bool:
-    """Return whether `path` is a temporary folder of `target`, or lies in one."""
+    """Return whether `path` is a temporary folder of `target` or a file in one."""
     return path.startswith(str(target.parent / _stem(target)))
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this host may be running."""
+    """Return whether a process of this host may still be running."""
     if os.name != "posix":  # os.kill(pid, 0) sends Ctrl-C on Windows
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):  # of another user; too large for an id: not ours
+    except (PermissionError, OverflowError):  # another user's process; a number too large for a process id
         return True
     return True
 
 
 @cache
 def host_id() -> str:
-    """Return a short name for the processes that this one can see: containers may share a host name."""
+    """Return a short id of the host and its PID namespace: containers may share a host name."""
     with suppress(OSError):
         return _short(f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}")
     return _short(socket.gethostname())
@@ -63,10 +63,10 @@ def host_id() -> str:
 
 def _remove_stale(target: Path) -> None:
     pattern = re.compile(re.escape(f"{_stem(target)}{host_id()}-") + r"(\d+)\.[a-z0-9_]{8}\.tmp")
-    with suppress(OSError):  # a folder that may be written to and not listed
+    with suppress(OSError):  # a folder that is writable but not readable
         for path in target.parent.iterdir():
             match = pattern.fullmatch(path.name)
-            # this process may have the id of one that died, in a container
+            # in a container, this process may have the same id as one that was killed
             if match and path.name not in _live and (int(match[1]) == os.getpid() or not is_alive(int(match[1]))):
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Checks of tensors, dtypes and devices that many arguments share."""
+"""Checks of tensors, dtypes and devices."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ INT_DTYPES = (
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor has a number for every place: not sparse, nested or of another library's layout."""
+    """Return whether a tensor is strided: not sparse, nested or of another layout."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def check_dense_tensor(name: str, tensor: object, expected: str) -> Tensor:
-    """Return a tensor that is dense; its shape and strides can then be read."""
+    """Return `tensor` if it is dense, so that its shape and strides can be read; raise otherwise."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {_kind(tensor)}; expected {expected}")
     if tensor.is_nested:
         raise TypeError(
-            f"{name} is a nested tensor; expected {expected}: pad it with {name}.to_padded_tensor(0.0) and hide the"
+            f"{name} is a nested tensor; expected {expected}: pad it with {name}.to_padded_tensor(0.0) and mask the"
             " padding with mask=Padding(lengths)"
         )
     if tensor.layout is not torch.strided:
-        raise TypeError(f"{name} has layout {tensor.layout}; expected {expected} that is dense: {name}.to_dense()")
+        raise TypeError(f"{name} has layout {tensor.layout}; expected {expected}, dense: call {name}.to_dense()")
     return tensor
 
 
 def check_float_tensor(name: str, tensor: object, expected: str) -> Tensor:
-    """Return a dense tensor of a dtype that attention computes in."""
+    """Return `tensor` if it is dense and of a dtype that attention supports; raise otherwise."""
     tensor = check_dense_tensor(name, tensor, expected)
     if tensor.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; expected float64, float32, bfloat16 or float16")
@@ -44,7 +44,7 @@ def check_float_tensor(name: str, tensor: object, expected: str) -> Tensor:
 
 
 def check_int_tensor(name: str, tensor: Tensor) -> Tensor:
-    """Return a dense tensor of whole numbers as int64."""
+    """Return a dense tensor of integers as int64."""
     tensor = check_dense_tensor(name, tensor, "a tensor of whole numbers")
     if tensor.dtype not in INT_DTYPES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; expected whole numbers")
@@ -65,23 +65,26 @@ def check_query_start(query_start: object) -> int | Tensor:
 
 
 def has_readable_values(tensor: Tensor) -> bool:
-    """Return whether values can be read: not in a compiled graph, under vmap, or without memory."""
+    """Return whether the values of a tensor can be read.
+
+    They cannot in a compiled graph, under functorch transforms such as vmap, or for meta and fake tensors.
+    """
     if torch.compiler.is_compiling() or tensor.is_meta or is_fake(tensor):
         return False
     return not in_functorch_transform()
 
 
 def reject_inference_tensor(name: str, tensor: Tensor) -> None:
-    """Raise if autograd cannot save a tensor. Call it where a gradient of another tensor is recorded."""
+    """Raise for an inference tensor, which autograd cannot save. Call it if another input requires a gradient."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling() and tensor.is_inference():
         raise RuntimeError(
-            f"{name} was made in inference mode, but a gradient is recorded; expected a clone of {name}, or a call"
+            f"{name} was created in inference mode, but a gradient is recorded; expected {name}.clone(), or a call"
             " under torch.no_grad()"
         )
 
 
 def check_axis(name: str, value: object, ndim: int) -> int:
-    """Return the number of an axis of a tensor with `ndim` of them; negative ones count from the last."""
+    """Return the index of an axis of a tensor with `ndim` axes. A negative index counts from the last axis."""
     axis = check_int(name, value, least=-ndim)
     if axis >= ndim:
         raise IndexError(f"{name} is {axis}; expected an axis from {-ndim} to {ndim - 1}")
@@ -89,7 +92,7 @@ def check_axis(name: str, value: object, ndim: int) -> int:
 
 
 def check_device(name: str, device: object) -> torch.device | None:
-    """Return a device that tensors can be made on; None stands for torch's default."""
+    """Return a device on which tensors can be created. None means torch's default."""
     if device is None:
         return None
     if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
@@ -104,7 +107,7 @@ def check_device(name: str, device: object) -> torch.device | None:
 
 
 def check_float_dtype(name: str, dtype: object) -> torch.dtype | None:
-    """Return a dtype that attention computes in; None stands for torch's default."""
+    """Return a dtype that attention supports. None means torch's default."""
     if dtype is None or (isinstance(dtype, torch.dtype) and dtype in FLOAT_DTYPES):
         return dtype
     raise TypeError(f"{name} is {describe(dtype)}; expected torch.float64, float32, bfloat16 or float16")

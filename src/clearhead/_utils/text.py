@@ -1,4 +1,4 @@
-"""Text for terminals, labels and JSON: escaping of text from files, models and users, and counts with nouns."""
+"""Escaping of untrusted text for terminals, labels and JSON, and counts with nouns."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rich.cells import cell_len, set_cell_size
 
 TOKEN_COLUMNS = 80
 # Control characters (C0 without tab and newline, DEL, C1), line and paragraph separators, bidirectional embeddings,
-# overrides and isolates, and halves of surrogate pairs. A terminal or a reader is misled by each of them.
+# overrides and isolates, and lone surrogates. Each of them can control a terminal or mislead a reader.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""Return prose that is safe to print on a terminal: control characters and bidi overrides as `\x1b` or `\u202e`.
+    r"""Escape control characters and bidirectional overrides, as in `\x1b` or `\u202e`, for printing on a terminal.
 
-    Tabs, newlines and characters that scripts need, such as the zero-width joiner, stay.
+    Tabs, newlines and characters that some scripts require, such as the zero-width joiner, are kept.
     """
     return _UNSAFE.sub(lambda match: _escaped(match[0]), text)
 
 
 def visible_text(token: str) -> str:
-    r"""Return a token or name on one line, with every invisible character escaped; blank ones stand in quotes."""
+    r"""Return a token or name on one line, with invisible characters escaped. Blank text is quoted."""
     shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in token)
     return shown if shown.strip() else f'"{shown}"'
 
 
 def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
-    """Return a token with every invisible character escaped, cut to a number of terminal columns."""
+    """Return a token with invisible characters escaped, truncated to a number of terminal columns."""
     text = visible_text(token[: 4 * columns])
     if len(token) <= 4 * columns and cell_len(text) <= columns:
         return text
@@ -39,12 +39,12 @@ def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Return a count with its noun: 1 cell, 2 cells."""
+    """Return a count and its noun: "1 cell", "2 cells"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
-    r"""Return JSON that is safe to print: unprintable characters as `\u009b`, and null for NaN and infinities."""
+    r"""Return JSON that is safe to print: unprintable characters are escaped, NaN and infinities become null."""
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
     return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
 
@@ -54,7 +54,7 @@ def _escaped(letter: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have by None."""
+    """Replace NaN and infinities, which JSON does not support, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

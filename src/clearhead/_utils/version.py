@@ -1,3 +1,3 @@
-"""The version of the package. It stands here because modules below `clearhead` must not import `clearhead`."""
+"""Version of the package, in its own module because submodules must not import `clearhead`."""
 
 __version__ = "0.1.0"
