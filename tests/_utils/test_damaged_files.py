@@ -124,7 +124,7 @@ class TestFlips:
         header, data = places(contents, 100)
         for place in header + data:
             path.write_bytes(flipped(contents, place))
-            with pytest.warns(UserWarning, match="it is made again"):
+            with pytest.warns(UserWarning, match="it is computed again"):
                 found = run_jobs([job()], results_folder=tmp_path / "keep")
             assert torch.equal(found.sums["x"], expected.sums["x"])
             assert path.read_bytes() == contents

@@ -122,7 +122,7 @@ def test_a_damaged_part_is_made_again(tmp_path):
     first = run_jobs(jobs_of(2), results_folder=keep)
     for path in keep.iterdir():
         path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="not a whole safetensors file .*; it is made again"):
+    with pytest.warns(UserWarning, match="not a whole safetensors file .*; it is computed again"):
         assert statistics_from_sums(run_jobs(jobs_of(2), results_folder=keep)) == statistics_from_sums(first)
 
 

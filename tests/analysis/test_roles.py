@@ -394,7 +394,7 @@ def test_files():
     assert rows["heads"][0]["induction"] is None
     assert rows["relations"][0]["head"] == 1
     for wrong in ("{", "[]", "{}", text.replace("entropy", "entrophy"), text.replace('"layer"', '"lair"')):
-        with pytest.raises(ValueError, match="text was not written by Roles.to_json"):
+        with pytest.raises(ValueError, match="text is not from Roles.to_json"):
             Roles.from_json(wrong)
 
 

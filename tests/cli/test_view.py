@@ -202,7 +202,7 @@ def test_tokens_never_seen_in_training_are_noted():
         (["{folder}/broken.safetensors"], "broken.safetensors: not a whole safetensors file"),
         (["  "], "TEXT is empty; expected a text"),
         (["--model", "nothing-of-that-name"], "nothing-of-that-name: there is no such folder or file"),
-        (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text was not written by Roles"),
+        (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text is not from Roles"),
         (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
         (["--file", "{folder}/none.txt"], "none.txt: no such file or directory"),
         (["{folder}/broken.txt"], "broken.txt', which is a file; expected --file"),

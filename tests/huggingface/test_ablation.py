@@ -94,13 +94,13 @@ def test_importance_is_the_change_of_the_loss():
 def test_bad_input():
     model = make("llama")
     for heads, message in (
-        ({(5, 0)}, "heads has (5, 0) in it, but decoder has layers 0 to 1"),
-        ({(1, 4)}, "heads has (1, 4) in it, but that layer has heads 0 to 3"),
-        ({(1, -1)}, "heads has (1, -1) in it"),
-        ({3}, "heads has 3 in it; expected (layer, head)"),
+        ({(5, 0)}, "heads contains (5, 0), but decoder has layers 0 to 1"),
+        ({(1, 4)}, "heads contains (1, 4), but that layer has heads 0 to 3"),
+        ({(1, -1)}, "heads contains (1, -1)"),
+        ({3}, "heads contains 3; expected (layer, head)"),
         ({("encoder", 0, 0)}, "but decoder has layers 0 to 1"),
     ):
-        with pytest.raises(ValueError, match="heads has") as error:
+        with pytest.raises(ValueError, match="heads contains") as error:
             ablate(model, heads).__enter__()
         assert message in str(error.value)
     with pytest.raises(ValueError, match=r"batches\[0\] gives no loss"):

@@ -45,5 +45,5 @@ def test_inputs_that_eager_ignores_are_ignored(name):
     with torch.no_grad():
         plain = model(input_ids=ids).last_hidden_state
         assert torch.equal(model(input_ids=ids, **{name: ids}).last_hidden_state, plain)
-        with pytest.raises(ValueError, match="gives its attention cu_seq_lens_q=<tensor"):
+        with pytest.raises(ValueError, match="calls attention with cu_seq_lens_q=<tensor"):
             model(input_ids=ids, cu_seq_lens_q=torch.tensor([0, 7]))

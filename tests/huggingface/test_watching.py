@@ -225,9 +225,9 @@ def test_parts_with_configurations_of_their_own():
 
 def test_bad_input():
     model = make("llama")
-    with pytest.raises(TypeError, match="entropie is not something to watch; expected any of entropy, received"):
+    with pytest.raises(TypeError, match="entropie is not a statistic; expected any of entropy, received"):
         watch(model, entropie=True).__enter__()
-    with pytest.raises(ValueError, match="nothing to watch"):
+    with pytest.raises(ValueError, match="no statistic is requested"):
         watch(model, entropy=False).__enter__()
     without_interface = GPTJModel(GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=2, rotary_dim=4))
     with pytest.raises(ValueError, match="GPTJModel does not use"):

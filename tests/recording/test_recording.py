@@ -188,7 +188,7 @@ def test_a_recording_has_heads_tokens_layers_and_stacks():
         (lambda: Stack((), axis, axis), "Stack: there are no layers; expected at least one"),
         (lambda: Stack((weights(2, 2),), none, axis), "Stack: there are no query tokens; expected at least one"),
         (lambda: Stack((weights(2, 2),), axis, none), "Stack: there are no key tokens; expected at least one"),
-        (lambda: Recording("\ud800", {}), "Recording: model is '.ud800'; expected a name in Unicode text"),
+        (lambda: Recording("\ud800", {}), "Recording: model is '.ud800'; expected a name of valid Unicode"),
         (
             lambda: Recording("m", {"\0": Stack((weights(2, 2),), axis, axis)}),
             "a stack is named '.x00'; expected printable",
@@ -201,8 +201,8 @@ def test_a_recording_has_heads_tokens_layers_and_stacks():
 @pytest.mark.parametrize(
     ("part", "value", "says"),
     [
-        ("texts", 3, "texts.1. is 3; expected a string of Unicode text"),
-        ("texts", "\ud800", "texts.1. is '.ud800'; expected a string of Unicode text"),
+        ("texts", 3, "texts.1. is 3; expected a string of valid Unicode"),
+        ("texts", "\ud800", "texts.1. is '.ud800'; expected a string of valid Unicode"),
         ("special", "x", "special.1. is 'x'; expected True or False"),
         ("special", 1, "special.1. is 1; expected True or False"),
         ("words", "x", "words.1. is 'x'; expected a word's index from 0, or None"),

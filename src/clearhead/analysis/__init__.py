@@ -1,4 +1,4 @@
-"""Numbers about heads: statistics, roles, syntactic relations, and their sums over corpora."""
+"""Statistics, roles and syntactic relations of attention heads, over single texts and corpora."""
 
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.conllu import Sentence, read_conllu

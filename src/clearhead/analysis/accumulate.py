@@ -1,4 +1,4 @@
-"""`HeadSums`: sums over texts of the statistics of a model's heads, which can be added, reduced and saved."""
+"""`HeadSums`: sums over texts of head statistics, which can be added, all-reduced and saved."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ FORMAT, VERSION = "clearhead.HeadSums", 1
 
 @dataclass(frozen=True, eq=False)
 class HeadSums:
-    """Sums by name. Their size does not depend on the texts, and counts up to 2⁵³ are exact."""
+    """Sums of statistics over texts. Their size does not depend on the texts. Counts up to 2⁵³ are exact.
+
+    Attributes:
+        model: name of the model.
+        heads: number of heads of each layer, by stack.
+        sums: sums by name.
+    """
 
     model: str
-    heads: dict[str, list[int]]  # by stack: the number of heads of each layer
+    heads: dict[str, list[int]]
     sums: dict[str, Float64[Tensor, ...]]
 
     @classmethod
     def empty(cls) -> HeadSums:
-        """Return the sums over no texts."""
+        """Return empty sums, the neutral element of addition."""
         return cls("", {}, {})
 
     def __add__(self, other: HeadSums) -> HeadSums:
@@ -35,9 +41,9 @@ class HeadSums:
         return HeadSums(self.model or other.model, self.heads | other.heads, sums)
 
     def all_reduce(self, process_group: ProcessGroup) -> HeadSums:
-        """Return the sums over all processes, by one all-reduce.
+        """Return the sums over all processes, with one all-reduce.
 
-        Processes need not have the same names: some may have read nothing.
+        The names may differ between processes, because some may have no texts.
         """
         if process_group.world_size == 1:
             return self
@@ -53,13 +59,13 @@ class HeadSums:
         return HeadSums(model, heads, sums)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file."""
+        """Write the sums to one safetensors file."""
         header = {"format": FORMAT, "version": VERSION, "model": self.model, "heads": self.heads}
         serialization.write(path, self.sums, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HeadSums:
-        """Read a file written by `save`; one without a checksum is refused, because it can be made again."""
+        """Read a file written by `save`. Refuse a file without a checksum, because it can be computed again."""
         sums, header = serialization.read(path, FORMAT, VERSION, "cpu", need_checksum=True)
         if not isinstance(header.get("model"), str) or not isinstance(header.get("heads"), dict):
             raise ValueError(f"{path}: saved by HeadSums.save, but without model or heads")

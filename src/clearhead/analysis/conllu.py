@@ -1,4 +1,4 @@
-"""Sentences with their dependency trees, read from CoNLL-U, the format of Universal Dependencies."""
+"""Reader for sentences with dependency trees in CoNLL-U, the format of Universal Dependencies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ _NOT_A_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # 1-2 is a multiword token, 1.1 a
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and the tree over them: the index of each word's head, from 0, and its relation to it."""
+    """Words of a sentence and their dependency tree.
+
+    Attributes:
+        words: the words.
+        heads: index of each word's head, from 0; −1 for the root.
+        relations: relation of each word to its head, without subtype: "nsubj", not "nsubj:pass".
+    """
 
     words: tuple[str, ...]
-    heads: tuple[int, ...]  # −1 for the root
-    relations: tuple[str, ...]  # without subtype: "nsubj", not "nsubj:pass"
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
 
     def __post_init__(self) -> None:
         lengths = (len(self.words), len(self.heads), len(self.relations))
         if len(set(lengths)) > 1:
             raise ValueError(
-                f"Sentence: words, heads and relations have {lengths} entries; expected one of each a word"
+                f"Sentence: words, heads and relations have {lengths} entries; expected one of each per word"
             )
         for word, head in enumerate(self.heads):
             if not -1 <= head < len(self.words) or head == word:
@@ -36,9 +42,9 @@ class Sentence:
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
-    """Return the sentences of a CoNLL-U file, or of one packed as .gz.
+    """Return the sentences of a CoNLL-U file or a .gz file.
 
-    Trees are over the numbered words: the lines of multiword tokens (1-2) and of empty nodes (1.1) are passed over.
+    Trees connect the numbered words. Lines of multiword tokens (1-2) and empty nodes (1.1) are skipped.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
@@ -50,24 +56,24 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
             rows = []
         elif not line.startswith("#"):
             rows += _row(f"{path}, line {line_number}", line_number, line, expected_id=len(rows) + 1)
-    return sentences + _sentence(path, rows)  # the last may lack the empty line that ends it
+    return sentences + _sentence(path, rows)  # the last sentence may lack the final empty line
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One word's line."""
+    """Line of one word."""
 
     line: int
     word: str
-    head: int  # counted from 1, as the file does; 0 for the root
+    head: int  # counted from 1, as in the file; 0 for the root
     relation: str
 
 
 def _row(location: str, line_number: int, line: str, expected_id: int) -> list[_Row]:
-    """Return the word on a line; none for the line of a multiword token or an empty node."""
+    """Return the word on a line; an empty list for a multiword token or an empty node."""
     columns = line.split("\t")
     if len(columns) != _COLUMN_COUNT:
-        raise ValueError(f"{location}: has {len(columns)} columns; expected {_COLUMN_COUNT}, with a tab between them")
+        raise ValueError(f"{location}: has {len(columns)} columns; expected {_COLUMN_COUNT}, separated by tabs")
     identifier, word, head, relation = columns[0], columns[1], columns[6], columns[7].split(":")[0]
     if _NOT_A_WORD.fullmatch(identifier):
         return []
@@ -81,7 +87,7 @@ def _row(location: str, line_number: int, line: str, expected_id: int) -> list[_
 
 
 def _sentence(path: str | os.PathLike[str], rows: list[_Row]) -> list[Sentence]:
-    """Return the sentence on these lines; none for no lines, as between two empty ones."""
+    """Return the sentence on these lines; an empty list if there are none, as between two empty lines."""
     for word_id, row in enumerate(rows, start=1):
         if row.head > len(rows) or row.head == word_id:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Statistics and roles of a model's heads over many texts."""
+"""Statistics and roles of heads over many texts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from clearhead.distributed.process_group import ProcessGroup
 from clearhead.recording.protocol import RecordableModel, RecordsRepeatedTokens
 from clearhead.recording.recording import Recording
 
-REPEATED_RECORDINGS, REPEATED_TOKENS = 4, 64  # recordings of random tokens, and how many tokens each repeats
+REPEATED_RECORDINGS, REPEATED_TOKENS = 4, 64  # number of repeated random sequences, and tokens of each sequence
 
 
 @runtime_checkable
 class SummarizesWhileRunning(Protocol):
-    """Optional capability of a model: reducing its attention while it runs, without a recording."""
+    """Optional capability of a model: computing statistics while it runs, without a recording."""
 
     def summarize(self, text: str) -> AttentionSummary:
-        """Run on a text and return entropy, distance and largest weight of every head."""
+        """Run the model on a text and return entropy, distance and largest weight of every head."""
         ...
 
 
@@ -40,10 +40,12 @@ def corpus_statistics(
 ) -> AttentionSummary:
     """Return entropy, distance and largest weight of every head, over all queries of all texts.
 
-    A recording is summarized over the text that was recorded.
-
     Args:
-        process_group, results_folder, progress: as `run_jobs` takes them, a job for each text.
+        model: a model, or a recording, whose own text is then used.
+        texts: texts to run the model on, with one job each.
+        process_group: see `run_jobs`.
+        results_folder: see `run_jobs`.
+        progress: see `run_jobs`.
     """
     if isinstance(model, Recording):
         return summarize(model)
@@ -65,7 +67,7 @@ def _summarize_text(model: RecordableModel, text: str) -> AttentionSummary:
 
 
 def _cache_key(model: RecordableModel) -> str:
-    """Return a key of stored results: models of one name are told apart by the sums of their parameters."""
+    """Return a key for stored results. Sums of the parameters distinguish models of the same name."""
     sums = [f"{parameter.dtype} {float(parameter.detach().double().sum())!r}" for parameter in model.parameters()]
     return f"{__version__} {model.name} {' '.join(sums)}"
 
@@ -79,17 +81,19 @@ def corpus_roles(
     results_folder: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> Roles:
-    """Return the role of each head: on ordinary texts, on random tokens repeated, and on sentences with their trees.
-
-    The roles of a recording are those that the text that was recorded shows.
+    """Return the role of each head, measured on texts, on repeated random sequences and on dependency trees.
 
     Args:
-        process_group, results_folder: as `run_jobs` takes them, a job for each text. Every process reads all sentences.
-        progress: called with the number of sentences, or without any of texts, that are done, and the number of all.
+        model: a model, or a recording, whose own text is then used.
+        texts: texts to run the model on, with one job each.
+        sentences: sentences with dependency trees, for labels of syntactic relations. Every process runs all of them.
+        process_group: see `run_jobs`.
+        results_folder: see `run_jobs`.
+        progress: called with the number of sentences done and their total; without sentences, with numbers of jobs.
     """
     if isinstance(model, Recording):
         if sentences:
-            raise ValueError("sentences are given, but a recording is of its own text; expected a model to read them")
+            raise ValueError("sentences are given, but a recording has its own text; expected a model to run on them")
         return head_roles([model])
 
     def record_sentences() -> Iterator[Recording]:

@@ -1,4 +1,4 @@
-"""`relation_scores`: accuracy of heads along the edges of dependency trees, next to that of a fixed offset."""
+"""`relation_scores`: accuracy of heads on the edges of dependency trees, compared with a fixed offset."""
 
 from __future__ import annotations
 
@@ -17,54 +17,70 @@ from clearhead.recording.recording import Address, Recording, Stack, Tokens, che
 from clearhead.weights.matrix import AttentionWeights
 
 RelationDirection = Literal["dependent → head", "head → dependent"]
-RelationKind = tuple[str, RelationDirection]  # a relation, and which of its two words attends to the other
-LISTED_FIRST = ("aux", "amod", "advmod")  # these head the table, in this order
-EXCLUDED_RELATIONS = ("root", "punct")  # the root has no head; where punctuation hangs is the annotators' convention
-BASELINE_OFFSETS = tuple(sign * step for step in range(1, 6) for sign in (-1, 1))  # in words, the nearest first
-Z_95 = 1.959964  # standard deviations within which 95 % of a normal distribution lie
+RelationKind = tuple[str, RelationDirection]  # the direction is from the attending word to the attended word
+LISTED_FIRST = ("aux", "amod", "advmod")  # first rows of the table, in this order
+EXCLUDED_RELATIONS = ("root", "punct")  # the root has no head; the head of punctuation is an annotation convention
+BASELINE_OFFSETS = tuple(sign * step for step in range(1, 6) for sign in (-1, 1))  # in words, nearest first
+Z_95 = 1.959964  # 97.5 % quantile of the standard normal distribution
 _END: Any = object()
 
 
 @dataclass(frozen=True)
 class RelationScore:
-    """How often the best head for a relation attends most to the right word, on sentences it was not chosen on."""
+    """Accuracy of the best head for one relation, on held-out sentences.
+
+    Attributes:
+        relation: relation, such as "nsubj".
+        direction: which of the two words attends to the other.
+        address: stack, layer and index of the head.
+        accuracy: share of questions (see `relation_scores`) for which the head attends most to a right word.
+        low: lower end of the 95 % Wilson interval of the accuracy.
+        high: upper end of that interval.
+        count: number of questions.
+        baseline: accuracy of the best fixed offset on the same questions.
+        offset: that offset, in words.
+    """
 
     relation: str
     direction: RelationDirection
     address: Address
     accuracy: float
-    low: float  # Wilson's 95 % interval of the accuracy
+    low: float
     high: float
-    count: int  # of the questions asked: see relation_scores
-    baseline: float  # accuracy of the best fixed offset on the same questions
-    offset: int  # which is this many words away
+    count: int
+    baseline: float
+    offset: int
 
 
 def relation_scores(
     recordings: Iterable[Recording], sentences: Iterable[Sentence], *, minimum: int = 20
 ) -> list[RelationScore]:
-    """Return the best head of each self-attention for every relation, both ways; `aux`, `amod`, `advmod` come first.
+    """Return the best head of each self-attention stack for every relation, in both directions.
+
+    There is one question per dependent (is the word with the most attention its head?) and one per word with dependents
+    of a relation (is the word with the most attention one of them?).
+
+    Attention between two words is summed over the tokens of the attended word and averaged over those of the attending
+    word. The argmax excludes the word itself and special tokens. A head without weight on other words counts as wrong.
+
+    Questions without a visible right word are skipped, such as those about later words in a causal decoder. Visible
+    keys are those that the mask allows (scores above −inf), because small weights may underflow to 0. The questions
+    therefore differ between encoder and decoder, so each self-attention stack has separate scores.
+
+    The best head and the best offset are selected on sentences 0, 2, 4 … and scored on sentences 1, 3, 5 …. Selecting
+    and scoring on the same sentences would bias the scores upwards. An offset is right if it reaches a visible right
+    word.
+
+    In an encoder–decoder the sentence is the encoder's text. The decoder is scored too if its text is the same.
 
     Args:
-        recordings: one of each sentence, in order; its tokens say which word each is a part of. Read in one pass, and
-            none is kept: give a generator that makes them one by one.
-        sentences: with their trees.
-        minimum: relations with fewer questions than this on the scored half are left out.
+        recordings: one recording per sentence, in the same order, made from the sentence's words. They are read in one
+            pass and not kept, so a generator saves memory.
+        sentences: sentences with dependency trees.
+        minimum: minimum number of scored questions. Relations with fewer are omitted.
 
-    Each word that is a dependent asks of a head: is the word I attend to most my head? And each word that has
-    dependents of a relation asks: is the word I attend to most one of them? The attention to a word is the sum over
-    its pieces, the attention from it the mean over its own; the word itself and what is no word do not stand for
-    election, and a head that gives no other word any weight has chosen none, which is not right.
-
-    A question is asked only where a right word is visible: in a causal decoder none that lies behind. Visible is what
-    the mask allows (scores above −inf), not what has weight, as the smallest weights round to 0. So questions of an
-    encoder and of a decoder are not the same ones, and each self-attention has rows of its own.
-
-    The head, and the offset it is compared with, are chosen as the best on sentences 0, 2, 4 …, and scored on
-    sentences 1, 3, 5 …: the best of many, scored on what it was chosen by, would flatter itself. An offset, too, is
-    right only where it lands on a visible right word.
-
-    In an encoder–decoder the sentence is what the encoder reads; the decoder takes part if it reads the same.
+    Returns:
+        Scores of `aux`, `amod` and `advmod` first, then the others in descending order of `count`.
     """
     minimum = check_int("minimum", minimum)
     counts: dict[str, _Counts] = {}
@@ -82,11 +98,11 @@ def relation_scores(
 
 @dataclass(frozen=True, eq=False)
 class _Questions:
-    """What a sentence asks of every head. An answer is any of the words that are right."""
+    """Questions about one sentence, the same for every head."""
 
     kinds: list[RelationKind]
-    words: Int[Tensor, " questions"]  # the word that attends
-    answers: Bool[Tensor, "questions words"]
+    words: Int[Tensor, " questions"]  # the attending word
+    answers: Bool[Tensor, "questions words"]  # True for right words
 
     def to(self, device: torch.device) -> _Questions:
         return _Questions(self.kinds, self.words.to(device), self.answers.to(device))
@@ -106,10 +122,10 @@ def _questions(sentence: Sentence) -> _Questions:
 
 
 class _Counts:
-    """Right answers of every head and offset of a stack, by half of the corpus and kind of question.
+    """Counts of right answers of every head and offset of a stack, by half of the corpus and kind of question.
 
-    One table `[half, kind, column]` whose columns are, layer by layer: a head each, an offset each, and the number of
-    questions asked. Its size follows from the model and the number of relations, not from the corpus.
+    The table is `[half, kind, column]`. Each layer has one column per head, one per offset, and one for the number of
+    questions. Its size depends on the model and the number of relations, not on the size of the corpus.
     """
 
     def __init__(self, name: str, stack: Stack) -> None:
@@ -164,9 +180,9 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _LayerCounts:
-    """One layer's columns of the table."""
+    """Columns of one layer in the table."""
 
-    right: list[int]  # a head each
+    right: list[int]  # per head
     by_offset: list[int]
     questions: int
 
@@ -179,10 +195,10 @@ class _LayerCounts:
 def _answered(
     weights: AttentionWeights, pieces: Float[Tensor, "words tokens"], questions: _Questions
 ) -> Bool[Tensor, "columns questions"]:
-    """Of each question, which heads and which offsets answer it right, and whether it is asked at all."""
+    """Return which heads and which offsets answer each question right, and which questions have a visible answer."""
     pieces, questions = pieces.to(weights.device, weights.dtype), questions.to(weights.device)
     attention, visible = _between_words(weights, pieces)
-    attention.diagonal(dim1=1, dim2=2).zero_()  # the word itself does not stand for election
+    attention.diagonal(dim1=1, dim2=2).zero_()  # exclude the word itself from the argmax
     most, chosen = attention[:, questions.words].max(dim=-1)  # [heads, questions]
     right_words = questions.answers & visible[questions.words]
     every = torch.arange(len(questions.kinds), device=weights.device)
@@ -196,9 +212,9 @@ def _answered(
 def _between_words(
     weights: AttentionWeights, pieces: Float[Tensor, "words tokens"]
 ) -> tuple[Float[Tensor, "heads words words"], Bool[Tensor, "words words"]]:
-    """Attention from each word to each, and which of them some head of the layer may see any piece of."""
+    """Return the attention between words per head, and which words are visible to at least one head."""
     scores, lse = weights.scores[0], weights.lse[0]
-    # one look at the scores gives both; a row without a key has lse −inf, and subtracting it would give nan
+    # a row without visible keys has lse −inf; subtracting it would give nan
     cells = torch.exp(scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None])
     mean = pieces / pieces.sum(dim=-1, keepdim=True).clamp(min=1)
     allowed = (scores > -torch.inf).any(dim=0).to(pieces.dtype)
@@ -206,7 +222,7 @@ def _between_words(
 
 
 def _pieces(name: str, tokens: Tokens, sentence: Sentence) -> Float[Tensor, "words tokens"]:
-    """1 where a token is a piece of a word. A word of which the tokenizer left nothing has none."""
+    """Return 1 where a token is part of a word. A word that the tokenizer dropped has a row of zeros."""
     count = 1 + max((word for word in tokens.words if word is not None), default=-1)
     if count != len(sentence.words):
         raise ValueError(
@@ -222,7 +238,7 @@ def _pieces(name: str, tokens: Tokens, sentence: Sentence) -> Float[Tensor, "wor
 
 
 def _self_attention_stacks(index: int, recording: Recording) -> dict[str, Stack]:
-    """Return the self-attention stacks over the sentence: the first, and others that read the same text."""
+    """Return the self-attention stacks over the sentence: the first, and others with the same text."""
     stacks = {name: stack for name, stack in recording.stacks.items() if is_self_attention(name, stack)}
     if not stacks:
         raise ValueError(f"recordings[{index}] has {', '.join(recording.stacks) or 'nothing'}; expected self-attention")
@@ -235,7 +251,7 @@ def _ordinary_texts(tokens: Tokens) -> list[str]:
 
 
 def _pairs(recordings: Iterable[Recording], sentences: Iterable[Sentence]) -> Iterator[tuple[Recording, Sentence]]:
-    # by hand: itertools.zip_longest may hold on to the first pair, and so to a recording
+    # not itertools.zip_longest, which may keep a reference to the first pair and its recording
     remaining, count = iter(sentences), 0
     for recording in check_one_model(recordings):
         sentence = next(remaining, _END)
@@ -252,7 +268,7 @@ def _pairs(recordings: Iterable[Recording], sentences: Iterable[Sentence]) -> It
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share: it stays within 0 and 1, and holds for few and for extreme counts.
+    """Return the 95 % Wilson interval of a proportion, which is also valid for small and extreme counts.
 
     >>> [round(end, 3) for end in wilson(9, 10)]
     [0.596, 0.982]

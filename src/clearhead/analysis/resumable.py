@@ -1,4 +1,4 @@
-"""Jobs over many texts and processes, whose results are stored so that a later call can resume."""
+"""Jobs over many texts and processes, with stored results so that a later call can resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.distributed.process_group import ProcessGroup
 
-ProgressCallback = Callable[[int, int], None]  # called with the number of steps done, and of all of them
+ProgressCallback = Callable[[int, int], None]  # called with the number of steps done and their total
 
 
 class Job(NamedTuple):
@@ -29,13 +29,15 @@ def run_jobs(
     results_folder: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> HeadSums:
-    """Return the sum of all jobs' results, in every process.
+    """Return the sum of the results of all jobs, in every process.
 
     Args:
-        process_group: the processes that share the jobs; rank r takes jobs r, r + world_size, … (default: this one).
-        results_folder: a folder for the result of each job. After a crash only jobs without a stored result run again.
+        jobs: jobs to run, the same list in every process.
+        process_group: processes that share the jobs (default: only this process). Rank *r* runs jobs *r*,
+            *r* + world_size, …
+        results_folder: folder for the result of each job. After a crash, only jobs without a stored result run again.
             Call `discard_results` once the total is written.
-        progress: called with the number of this process's jobs that are done, and the number of all of them.
+        progress: called with the number of this process's jobs that are done, and their total.
     """
     process_group = process_group or ProcessGroup()
     share = jobs[process_group.rank :: process_group.world_size]
@@ -61,7 +63,7 @@ def _load_or_compute(job: Job, folder: Path) -> HeadSums:
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        warnings.warn(f"{error}; it is made again", stacklevel=2)
+        warnings.warn(f"{error}; it is computed again", stacklevel=2)
     result = job.compute()
     result.save(path)
     return result

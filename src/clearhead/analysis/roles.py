@@ -1,4 +1,4 @@
-"""`head_roles`: labels for what each head does, from recordings. Never runs a model."""
+"""`head_roles`: labels for the roles of heads, from recordings. Never runs a model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from clearhead.analysis.statistics import (
 )
 from clearhead.recording.recording import Address, Recording
 
-# A label is given where the evidence is clear: above these, and on texts where a query sees
-# MIN_VISIBLE_KEYS keys on average.
-MIN_VISIBLE_KEYS = (
-    8  # with fewer, attending to all alike looks like a role: of 9 causal tokens the first then receives 0.31
-)
-SINK_THRESHOLD = 0.30  # of all attention, on one token whatever it is; more than twice what 8 keys alike give it
-NEIGHBOR_THRESHOLD = 0.40  # self, previous, next: three times what 8 keys alike give
-POSITIONAL_THRESHOLD = 0.90  # nine rows in ten, whatever the text: as Voita et al. (2019) define positional heads
-DELIMITER_THRESHOLD = 0.50  # more than on all of the text together
-INDUCTION_THRESHOLD = 0.30  # on random tokens chance is 1 / keys: nothing but the repetition brings a head here
+# A head gets a label if its score is above the threshold, on texts with at least MIN_VISIBLE_KEYS visible keys per
+# query on average. With fewer keys uniform attention would get labels: with 9 causal tokens the first receives 0.31.
+MIN_VISIBLE_KEYS = 8
+SINK_THRESHOLD = 0.30  # weight on the first token; more than twice that of uniform attention over 8 keys
+NEIGHBOR_THRESHOLD = 0.40  # self, previous, next; three times that of uniform attention over 8 keys
+POSITIONAL_THRESHOLD = 0.90  # share of queries; positional heads as in Voita et al. (2019)
+DELIMITER_THRESHOLD = 0.50  # more weight than on the rest of the text
+INDUCTION_THRESHOLD = 0.30  # chance on random tokens is 1 / keys
 DUPLICATE_THRESHOLD = 0.30  # likewise
-RELATION_MARGIN = 0.05  # low end over baseline: the baseline, too, is only measured, and has its own error
-BROAD_THRESHOLD = 0.90  # of the largest entropy there can be: of 100 keys, as if all attention were shared by 63
-SHARP_THRESHOLD = 0.10  # of 100 keys, as if by fewer than 2
+RELATION_MARGIN = 0.05  # of the interval's lower end above the baseline, which has a sampling error too
+BROAD_THRESHOLD = 0.90  # of the maximum entropy; with 100 keys, that of uniform attention to 63
+SHARP_THRESHOLD = 0.10  # likewise; with 100 keys, that of uniform attention to fewer than 2
 
 SCORE_NAMES = (
     "entropy",
@@ -46,7 +44,7 @@ SCORE_NAMES = (
     "duplicate",
     "induction",
 )
-_LABELS = (  # statistic, its label, what it has to be above
+_LABELS = (  # statistic, label, threshold
     ("self", "self", NEIGHBOR_THRESHOLD),
     ("previous", "previous token", NEIGHBOR_THRESHOLD),
     ("next", "next token", NEIGHBOR_THRESHOLD),
@@ -59,16 +57,22 @@ _LABELS = (  # statistic, its label, what it has to be above
 
 @dataclass(frozen=True)
 class Roles:
-    """Statistics of every head of a model, the relations they were scored on, and the labels that follow."""
+    """Statistics of every head of a model, with labels derived from them.
+
+    Attributes:
+        model: name of the model.
+        heads: statistics of each head, by (stack, layer, head).
+        relations: scores of heads on syntactic relations.
+    """
 
     model: str
     heads: dict[Address, HeadStatistics]
     relations: tuple[RelationScore, ...] = ()
 
     def labels(self, address: Address) -> tuple[str, ...]:
-        """Return what the head clearly does, strongest first: by how far its score is from the threshold towards 1.
+        """Return the labels of a head, strongest first: by the position of the score between its threshold and 1.
 
-        "broad" and "sharp" say how, not what, and stand last.
+        The labels "broad" and "sharp", which describe the spread of attention, are last.
         """
         if address not in self.heads:
             raise KeyError(f"{self.model} has no head {address!r}; expected (stack, layer, head)")
@@ -77,11 +81,14 @@ class Roles:
         return (*_role_labels(statistics, relations), *_breadth_labels(statistics))
 
     def label(self, address: Address) -> str:
-        """Return the strongest label, or "" if none is clear."""
+        """Return the strongest label of a head, or "" if it has no label."""
         return next(iter(self.labels(address)), "")
 
     def top(self, name: str, count: int = 5) -> list[tuple[Address, float]]:
-        """Return the heads with the highest `name`, such as "previous" or "induction", highest first, without None."""
+        """Return the heads with the highest score `name`, such as "previous" or "induction", highest first.
+
+        Heads without that score are left out.
+        """
         if name not in SCORE_NAMES:
             raise ValueError(f"name is {name!r}; expected one of {', '.join(SCORE_NAMES)}")
         scores = {address: getattr(statistics, name) for address, statistics in self.heads.items()}
@@ -89,12 +96,12 @@ class Roles:
         return sorted(known, key=lambda pair: -pair[1])[: check_int("count", count)]
 
     def part(self, includes: Callable[[Address], bool]) -> Roles:
-        """Return the roles of some of the heads, with their relations."""
+        """Return the roles of the heads for which `includes(address)` is true, with their relations."""
         heads = {address: statistics for address, statistics in self.heads.items() if includes(address)}
         return Roles(self.model, heads, tuple(score for score in self.relations if includes(score.address)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return lists of rows, one per head and one per relation, for JSON or a table. Labels are written out too."""
+        """Return lists of rows, one per head and one per relation, including labels, for JSON or a table."""
         heads = [
             {**_address_columns(address), "labels": list(self.labels(address)), **asdict(statistics)}
             for address, statistics in self.heads.items()
@@ -106,11 +113,12 @@ class Roles:
         return {"model": self.model, "heads": heads, "relations": relations}
 
     def to_json(self) -> str:
+        """Return the dictionary of `to_dict` as JSON."""
         return json_text(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Roles:
-        """Read what `to_json` wrote. Labels are derived again from the statistics."""
+        """Parse the output of `to_json`. Labels are derived from the statistics again."""
         try:
             document = json.loads(text)
             heads = {}
@@ -125,32 +133,34 @@ class Roles:
             _check_value("model", document["model"], str)
             return cls(document["model"], heads, _checked(relations, heads))
         except RecursionError:
-            raise ValueError("text was not written by Roles.to_json: nested too deeply") from None
+            raise ValueError("text is not from Roles.to_json: nested too deeply") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"text was not written by Roles.to_json: {type(error).__name__}, {error}") from None
+            raise ValueError(f"text is not from Roles.to_json: {type(error).__name__}, {error}") from None
 
 
 def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationScore] | None = None) -> Roles:
-    """Return statistics of every head over all recordings of a model, and the labels that clearly follow.
+    """Return statistics and labels of every head, over all recordings of a model.
+
+    No n × n matrix is created, so texts may be long.
+
+    A recording of a repeated sequence gives the duplicate and induction scores only; other recordings give all other
+    scores. A repeated sequence is one of at least 8 tokens, followed by a copy, with or without special tokens at
+    either end.
+
+    The induction score covers the L queries of the second copy. The same token occurs L positions earlier, and the key
+    after it is L − 1 positions earlier. The last query of the first copy also has a key L − 1 positions earlier, but
+    its token has not occurred before, so it is not counted.
 
     Args:
-        recordings: of one model. Read in one pass, and none is kept: give a generator that makes them one by one.
-            Those whose tokens, special ones at either end apart, are a sequence of at least 8 and the same again
-            give the duplicate and induction scores and nothing else; all others give everything else.
-        relations: what `relation_scores` returned, for labels such as "amod: dependent → head".
-
-    Induction is looked for at the L queries of the second copy, and only there: each of its tokens stands L positions
-    earlier too, and the key right after that one is L − 1 positions back. The query before them, the first copy's
-    last, has a key L − 1 positions back as well, but no earlier copy to continue from, and does not count.
-
-    Nothing of size n × n is made, so texts may be long.
+        recordings: recordings of one model. They are read in one pass and not kept, so a generator saves memory.
+        relations: scores from `relation_scores`, for labels such as "amod: dependent → head".
     """
     model, heads = measure_heads(recordings)
     return Roles(model, heads, _checked(relations, heads))
 
 
 def roles_from_sums(total: HeadSums, *, relations: Iterable[RelationScore] | None = None) -> Roles:
-    """Return the roles that follow from sums over recordings, as `sum_statistics` returns them."""
+    """Return the roles from sums over recordings, which `sum_statistics` returns."""
     heads = statistics_from_sums(total)
     return Roles(total.model, heads, _checked(relations, heads))
 
@@ -163,12 +173,12 @@ def _checked(
         if not isinstance(score, RelationScore):
             raise TypeError(f"relations[{index}] is {score!r}; expected a RelationScore")
         if score.address not in heads:
-            raise ValueError(f"relations[{index}] is of head {score.address}, which the recordings do not have")
+            raise ValueError(f"relations[{index}] is of head {score.address}; expected a head of the recordings")
     return scores
 
 
 def _role_labels(statistics: HeadStatistics, relations: list[RelationScore]) -> list[str]:
-    """Return labels for what the head attends to, strongest first."""
+    """Return labels for the keys that a head attends to, strongest first."""
     strengths: dict[str, float] = {}
     for name, label, threshold in _LABELS:
         score = getattr(statistics, name)
@@ -202,7 +212,7 @@ def _sees_enough(statistics: HeadStatistics) -> bool:
 
 
 def _strength(score: float, threshold: float) -> float:
-    """Return how far a score is from its threshold towards 1."""
+    """Return the position of a score between its threshold (0) and 1."""
     return (score - threshold) / (1 - threshold)
 
 
@@ -217,10 +227,10 @@ def _pop_address(row: dict[str, Any]) -> Address:
 
 
 def _checked_row(kind: type, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass as they were read, after checking their types."""
+    """Return the fields of a dataclass after checking their types."""
     hints = get_type_hints(kind)
     for name, value in row.items():
-        if name in hints:  # the dataclass refuses others
+        if name in hints:  # __init__ raises for others
             _check_value(name, value, hints[name])
     return row
 

@@ -1,4 +1,4 @@
-"""Statistics of every head of a model, from recordings: of ordinary texts, and of random tokens repeated."""
+"""Statistics of every head of a model, from recordings of ordinary texts and of repeated random sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.analysis.accumulate import HeadSums
 from clearhead.recording.recording import Address, Recording, Stack, check_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
 
-MAX_OFFSET = 128  # either way, of a positional head, so that memory does not grow with the text
+MAX_OFFSET = 128  # of a positional head, in both directions; bounds the memory for long texts
 MIN_REPEAT_LENGTH = 8  # tokens; shorter repetitions occur in ordinary text
 MAX_SCORE_CELLS = 2**22  # scores in memory at a time
 
@@ -23,32 +23,48 @@ REPEAT_SCORES: tuple[str, ...] = ("duplicate", "induction")
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """Statistics of one head. Each is a mean over the queries of all recordings, every query counting the same.
+    """Statistics of one head: means over the queries of all recordings.
 
-    None where there is nothing to say: no recording it could come from, or, in cross-attention, no sense in it.
-    All but the last two come from ordinary texts only, and the last two only from random tokens repeated once.
+    A statistic is None if no recording provides it, or if it is undefined for cross-attention. `duplicate` and
+    `induction` come from repeated random sequences only, all others from ordinary texts only.
+
+    Attributes:
+        queries: number of queries in ordinary texts.
+        keys: number of visible keys per query.
+        entropy: −Σ A ln A, in nats.
+        spread: mean entropy divided by the mean ln(visible keys): 0 for a single key, 1 for uniform attention.
+        distance: Σ A · |query position − key position|, in tokens, as in `AttentionWeights.distance()`.
+        self: weight on the query's own position.
+        previous: weight on the previous position, over queries that have one.
+        next: weight on the next position, over queries that have one.
+        sink: weight on the first key, over all queries. (With a causal mask, the first query attends only to it.)
+        offset: most frequent offset of the key with the largest weight: key index − query index.
+        positional: share of queries whose largest weight is at that offset, over queries that have a key there.
+        delimiter: total weight on special tokens, over queries that are not special tokens.
+        duplicate: weight on the earlier occurrence of the query's token, over the second copy.
+        induction: weight on the key after that occurrence, over the second copy.
     """
 
-    queries: int  # of ordinary texts
-    keys: float | None = None  # how many keys a query may see
-    entropy: float | None = None  # −Σ A ln A, in nats
-    spread: float | None = None  # mean entropy over mean ln(keys the query may see): 0 one key, 1 all alike
-    distance: float | None = None  # Σ A · |position of query − key|, in tokens, as AttentionWeights.distance() counts
-    self: float | None = None  # weight on the query's own position
-    previous: float | None = None  # weight on the position before, over the queries that have one
-    next: float | None = None  # weight on the position after, likewise
-    sink: float | None = None  # weight on the first key, over all queries: under a causal mask the first sees no other
-    offset: int | None = None  # where the most attended key lies most often: key − query, both counted from 0
-    positional: float | None = None  # how often it lies there, over the queries that have a key there
-    delimiter: float | None = None  # weight on all special tokens together, over queries that are none
-    duplicate: float | None = None  # weight on the earlier copy of the query's token, over the second copy
-    induction: float | None = None  # weight on the key right after that, over the second copy
+    queries: int
+    keys: float | None = None
+    entropy: float | None = None
+    spread: float | None = None
+    distance: float | None = None
+    self: float | None = None
+    previous: float | None = None
+    next: float | None = None
+    sink: float | None = None
+    offset: int | None = None
+    positional: float | None = None
+    delimiter: float | None = None
+    duplicate: float | None = None
+    induction: float | None = None
 
 
 def measure_heads(recordings: Iterable[Recording]) -> tuple[str, dict[Address, HeadStatistics]]:
-    """Return the model's name, and the statistics of its heads over all recordings, none of which is kept.
+    """Return the model's name and the statistics of its heads over all recordings. No recording is kept.
 
-    A text that is a sequence and the same again counts as one that was made to find induction heads.
+    Recordings of a repeated sequence are detected and give the duplicate and induction scores only.
     """
     total = HeadSums.empty()
     for recording in check_one_model(recordings):
@@ -57,7 +73,7 @@ def measure_heads(recordings: Iterable[Recording]) -> tuple[str, dict[Address, H
 
 
 def sum_statistics(recording: Recording) -> HeadSums:
-    """Return the sums of one text: over queries for every head, and how many queries each is over."""
+    """Return sums over the queries of one recording for every head, with the number of queries of each sum."""
     self_attention = {name: stack for name, stack in recording.stacks.items() if is_self_attention(name, stack)}
     repeats = {name: _repeat(stack) for name, stack in self_attention.items()}
     sums: dict[str, Tensor] = {}
@@ -78,7 +94,7 @@ def sum_statistics(recording: Recording) -> HeadSums:
 
 
 def statistics_from_sums(total: HeadSums) -> dict[Address, HeadStatistics]:
-    """Return the statistics that follow from sums over texts."""
+    """Return the statistics of every head from sums over texts."""
     statistics: dict[Address, HeadStatistics] = {}
     for name, layers in total.heads.items():
         sums, counts = (
@@ -102,10 +118,12 @@ def _head_statistics(sums: dict[str, Tensor], counts: dict[str, Tensor]) -> Head
 
 
 def measure_layer(name: str, stack: Stack, layer: int) -> list[HeadStatistics]:
-    """Return the statistics of every head of one layer on one text, which counts as an ordinary one.
+    """Return the statistics of every head of one layer on one text, which is treated as an ordinary text.
 
     Args:
-        name: of the stack, such as "decoder".
+        name: name of the stack, such as "decoder".
+        stack: the stack.
+        layer: index of the layer.
     """
     weights = stack.layers[layer]
     counts = {statistic: torch.as_tensor(count).double() for statistic, count in _counts(name, stack).items()}
@@ -125,13 +143,15 @@ def measure_queries(
     rows: Float[Tensor, "rows kv_len"],
     entropies: Float[Tensor, " rows"],
 ) -> HeadStatistics:
-    """Return the statistics of one head from some of its queries: of long texts, where all would take too long.
+    """Return the statistics of one head from a sample of its queries, for long texts.
 
     Args:
-        weights: the head's matrix, [1, 1, q_len, kv_len].
-        queries: the indices of the queries, on the CPU.
-        rows: the weights of these queries.
-        entropies: the entropy of each of these rows.
+        name: name of the stack, such as "decoder".
+        stack: the stack.
+        weights: attention weights of the head, [1, 1, q_len, kv_len].
+        queries: indices of the sampled queries, on the CPU.
+        rows: attention weights of these queries.
+        entropies: entropy of each of these rows.
     """
     indices = queries.to(rows.device)
     visible = _visible_keys(weights)[indices].double()
@@ -155,14 +175,14 @@ def measure_queries(
 
 @dataclass(frozen=True)
 class _Repeat:
-    """Where the second copy of a repeated sequence starts, and how long each copy is."""
+    """Start of the second copy of a repeated sequence, and length of each copy."""
 
     start: int
     length: int
 
 
 def _repeat(stack: Stack) -> _Repeat | None:
-    """Return the repetition that the tokens are, without special ones at either end; None if they are not one."""
+    """Return the repetition if the tokens, without special tokens at either end, are a repeated sequence; else None."""
     tokens = stack.queries
     ordinary = [index for index, special in enumerate(tokens.special) if not special]
     if not ordinary:
@@ -182,7 +202,7 @@ def _repeat_sums(repeat: _Repeat, weights: AttentionWeights) -> dict[str, Float[
 
 
 def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]:
-    """Return how many queries each sum of `_sums` is over; for hits, how many have a key at each offset."""
+    """Return the number of queries of each sum of `_sums`; for hits, the number that have a key at each offset."""
     queries, keys = len(stack.queries), len(stack.keys)
     counts: dict[str, int | Tensor] = dict.fromkeys(("keys", "entropy", "largest_entropy", "distance"), queries)
     offsets = torch.arange(-MAX_OFFSET, MAX_OFFSET + 1)
@@ -197,7 +217,7 @@ def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]
 
 @torch.no_grad()
 def _sums(name: str, stack: Stack, weights: AttentionWeights) -> dict[str, Tensor]:
-    """Return sums over the queries of one layer, in float64, so that rounding does not grow with the corpus."""
+    """Return sums over the queries of one layer, in float64 to limit rounding errors over a corpus."""
     self_attention = is_self_attention(name, stack)
     observed = weights.observe(entropy=True, distance=True, received=self_attention, top=1)
     visible = _visible_keys(weights)
@@ -205,7 +225,7 @@ def _sums(name: str, stack: Stack, weights: AttentionWeights) -> dict[str, Tenso
     sums = {
         "keys": visible.sum().double().cpu() * heads,
         "entropy": _total(observed.entropy[0]),
-        # an empty row, like one with a single key, has no choice: ln 1
+        # rows without visible keys have maximum entropy 0, like rows with a single key
         "largest_entropy": _total(visible.clamp(min=1).double().log()) * heads,
         "distance": _total(observed.distance[0]),
         "hits": _hits(observed.top.keys[0, :, :, 0]),
@@ -223,17 +243,17 @@ def _total(values: Float[Tensor, "*heads queries"]) -> Float[Tensor, "*heads"]:
 
 
 def _hits(keys: Int[Tensor, "heads queries"]) -> Int[Tensor, "heads offsets"]:
-    """Return how often each offset, from −REACH to REACH, is that of the most attended key."""
+    """Return how often each offset from −MAX_OFFSET to MAX_OFFSET is that of the key with the largest weight."""
     heads, queries = keys.shape
     offsets = keys - torch.arange(queries, device=keys.device)
     row = torch.arange(heads, device=keys.device)[:, None] * (2 * MAX_OFFSET + 1)
-    near = (keys >= 0) & (offsets.abs() <= MAX_OFFSET)  # an empty row has key −1
+    near = (keys >= 0) & (offsets.abs() <= MAX_OFFSET)  # a row without visible keys has key −1
     counts = torch.bincount((row + offsets + MAX_OFFSET)[near], minlength=heads * (2 * MAX_OFFSET + 1))
     return counts.view(heads, -1).cpu()
 
 
 def _visible_keys(weights: AttentionWeights) -> Int[Tensor, " q_len"]:
-    """Return how many keys each query may attend to, by the mask of the first head: heads of a layer share it."""
+    """Return the number of visible keys per query, from the mask of the first head, which all heads share."""
     _, _, q_len, kv_len = weights.shape
     counts = torch.full((q_len,), kv_len, dtype=torch.long, device=weights.device)
     lowered = weights.lowered_mask
@@ -249,7 +269,7 @@ def _visible_keys(weights: AttentionWeights) -> Int[Tensor, " q_len"]:
 
 
 def _to_special(stack: Stack, weights: AttentionWeights) -> Float[Tensor, " heads"]:
-    """Return the weight on special tokens, summed over the queries that are not special."""
+    """Return the weight on special tokens, summed over queries that are not special tokens."""
     ordinary = ~torch.tensor(stack.queries.special, dtype=torch.bool, device=weights.device)
     total = torch.zeros(weights.shape[1], dtype=torch.float64)
     for key, special in enumerate(stack.keys.special):
@@ -261,9 +281,9 @@ def _to_special(stack: Stack, weights: AttentionWeights) -> Float[Tensor, " head
 def _best_offset(
     hits: Float[Tensor, " offsets"], rows: Float[Tensor, " offsets"]
 ) -> tuple[int, float] | tuple[None, float | None]:
-    """Return the offset of most hits, and their share of the queries that have a key there.
+    """Return the offset with the most hits, and the share of hits among queries that have a key there.
 
-    The most hits, not the highest share: far offsets exist for a few queries only, and one of one would win.
+    The criterion is not the highest share, because few queries have a key at a far offset, and one hit could win.
     """
     nearest_first = sorted(range(-MAX_OFFSET, MAX_OFFSET + 1), key=abs)
     best = max(nearest_first, key=lambda offset: int(hits[offset + MAX_OFFSET]))

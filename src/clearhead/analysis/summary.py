@@ -16,12 +16,18 @@ from clearhead.ops.statistics import AttentionStatistics
 from clearhead.recording.recording import Recording
 from clearhead.weights import notebook
 
-AVERAGED = ("entropy", "distance", "largest")  # statistics that have means
+AVERAGED = ("entropy", "distance", "largest")  # statistics with a mean per head
 
 
 @dataclass(eq=False)
 class LayerSummary:
-    """Statistics of one attention module over its calls."""
+    """Statistics of one layer over its calls.
+
+    Attributes:
+        calls: statistics of each call, if they are kept.
+        sums: sums per head over queries, by statistic.
+        query_count: number of queries in the sums.
+    """
 
     calls: list[AttentionStatistics] = field(default_factory=list)
     sums: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
@@ -29,7 +35,7 @@ class LayerSummary:
 
     @property
     def queries(self) -> int:
-        """Number of queries that the means are over: those that are not padding and may attend to something."""
+        """Number of queries in the means: those that are not padding and have visible keys."""
         return int(self.query_count)
 
     @property
@@ -41,8 +47,9 @@ class LayerSummary:
         """Add the statistics of one call.
 
         Args:
-            valid: False for queries that are padding or may attend to nothing.
-            keep: keep the call's statistics too, in `calls`.
+            observed: statistics of the call.
+            valid: False for queries that are padding or have no visible keys.
+            keep: also append the statistics to `calls`.
         """
         if keep:
             self.calls.append(observed)
@@ -56,13 +63,17 @@ class LayerSummary:
 
 
 class AttentionSummary:
-    """Statistics by layer: `summary[3]`, or `summary["encoder", 3]` for a model with several stacks."""
+    """Statistics of every layer of a model.
+
+    `summary[3]` is the `LayerSummary` of layer 3, and `summary["encoder", 3]` that of a model with several stacks.
+    """
 
     def __init__(self, addresses: Iterable[tuple[str, int]] = ()) -> None:
         self.layers = {address: LayerSummary() for address in addresses}  # (stack, layer)
 
     @property
     def stacks(self) -> list[str]:
+        """Names of the stacks."""
         return list(dict.fromkeys(stack for stack, _ in self.layers))
 
     def __getitem__(self, key: int | tuple[str, int]) -> LayerSummary:
@@ -88,7 +99,7 @@ class AttentionSummary:
         return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str | None:
-        if missing_packages("view"):  # the notebook shows repr() instead
+        if missing_packages("view"):  # notebooks then show repr()
             return None
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
         for (stack, index), layer in self.layers.items():
@@ -98,7 +109,7 @@ class AttentionSummary:
         return notebook.means_html(repr(self), means) + notebook.heatmaps_html(maps)
 
     def to_sums(self, model: str = "") -> HeadSums:
-        """Return the sums, to be added to those of other texts."""
+        """Return the sums, which can be added to those of other texts."""
         heads: dict[str, list[int]] = {}
         sums: dict[str, Tensor] = {}
         for (stack, index), layer in self.layers.items():
@@ -109,7 +120,7 @@ class AttentionSummary:
 
     @classmethod
     def from_sums(cls, total: HeadSums) -> AttentionSummary:
-        """Return the summary of all texts whose sums were added."""
+        """Return the summary of the texts in `total`."""
         summary = cls((stack, index) for stack, layers in total.heads.items() for index in range(len(layers)))
         for (stack, index), layer in summary.layers.items():
             sums = {name: total.sums.get(f"{stack}.{index}.{name}") for name in AVERAGED}
@@ -118,7 +129,7 @@ class AttentionSummary:
         return summary
 
     def to_dict(self) -> dict[str, list]:
-        """Return a tidy table, one row per head, as columns: stack, layer, head, queries, a mean of each statistic."""
+        """Return a table with one row per head, as columns: stack, layer, head, queries and the mean statistics."""
         rows = []
         for (stack, index), layer in self.layers.items():
             means = {name: mean.tolist() for name, mean in layer.means.items()}
@@ -128,11 +139,11 @@ class AttentionSummary:
         return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
 
     def to_pandas(self) -> Any:
-        """Return the table of `to_dict` as a data frame; needs pandas."""
+        """Return the table of `to_dict` as a pandas data frame. Requires pandas."""
         try:
             import pandas  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ImportError("to_pandas needs pandas; to_dict gives the same table without it") from error
+            raise ImportError("to_pandas requires pandas; to_dict returns the same table without it") from error
         return pandas.DataFrame(self.to_dict())
 
 

@@ -1,8 +1,8 @@
-"""Attention of transformers models on clearhead: `attn_implementation="clearhead"`.
+"""clearhead as an attention implementation of transformers: `attn_implementation="clearhead"`.
 
-Importing this registers the attention function and the mask function. With `output_attentions=True` in a call each
-`outputs.attentions[layer]` is an `AttentionWeights`; `watch` reduces each layer's attention while a model runs;
-`ablate` takes heads out.
+Importing this package registers the attention function and the mask function. With `output_attentions=True` each
+`outputs.attentions[layer]` is an `AttentionWeights`. `watch` computes statistics of each layer while a model runs,
+`ablate` removes heads, and `head_importance` ranks them.
 """
 
 from clearhead._utils.extras import needs_extra

@@ -13,7 +13,7 @@ MEANINGFUL = {
     "block_indices", "block_table", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "indices", "max_length_k",
     "max_length_q",
 }  # fmt: skip
-# These change nothing, also for modules that have no eager attention to compare with.
+# These do not affect attention, even in modules without an eager attention function to compare with.
 HARMLESS = {
     "cache_position", "deterministic", "encoder_attention_mask", "encoder_hidden_states", "layer_idx", "logits_to_keep",
     "num_items_in_batch", "past_key_values", "position_embeddings", "position_ids", "return_dict", "token_type_ids",
@@ -22,18 +22,18 @@ HARMLESS = {
 
 
 def refuse_unsupported(module: nn.Module, arguments: dict[str, Any]) -> None:
-    """Raise for an argument that may change what attention means.
+    """Raise for an argument that may change the result of attention.
 
-    An argument that the model's own eager attention ignores has passed through from the user's call, such as `labels`
-    given to a model without a head; it is ignored here too.
+    Arguments that the model's eager attention ignores are ignored here too. They come from the user's call, such as
+    `labels` passed to a model without a head.
     """
     for name, value in arguments.items():
         if value is None or name in HARMLESS or name.startswith("output_"):
             continue
         if name in MEANINGFUL or not ignored_by_eager(type(module), name):
             raise ValueError(
-                f"{type(module).__name__} gives its attention {name}={_short(value)}, which clearhead does not support;"
-                f" choose another attn_implementation, or leave {name} out if you gave it"
+                f"{type(module).__name__} calls attention with {name}={_short(value)}, which clearhead does not"
+                f" support; choose another attn_implementation, or omit {name} if you passed it"
             )
 
 

@@ -1,4 +1,4 @@
-"""The attention function that transformers calls."""
+"""Attention function that transformers calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Causal, Dense, Mask, Window
 from clearhead.weights.matrix import AttentionWeights
 
-# The attribute of a module that says whether its last call returned weights.
+# Attribute of a module: whether its last call returned weights.
 RETURNED_WEIGHTS = "_clearhead_returned_weights"
 
 
@@ -36,15 +36,16 @@ def attention_forward(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionWeights | None]:
-    """Return the output [batch, q_len, heads, value_dim] and, where the model is asked for them, the weights.
+    """Return the output [batch, q_len, heads, value_dim], and the weights if the model was asked for them.
 
-    An argument that may change what attention means and is not supported is refused by name.
+    Raises:
+        ValueError: for an unsupported argument that may change the result.
     """
     refuse_unsupported(module, others)
     bias = position_bias
     hook_sets = active_hook_sets(module)
     recomputing = _is_recomputing()
-    # a thread in the middle of a pass, for which the model made masks of another implementation
+    # this pass began before the hooks were attached, so its masks are those of another implementation
     in_flight = bool(hook_sets) and not recomputing and not any(hook_set.has_started() for hook_set in hook_sets)
     if in_flight:
         hook_sets = ()
@@ -52,7 +53,7 @@ def attention_forward(
     if attention_mask is not None and not isinstance(attention_mask, LazyMask) and attention_mask.is_floating_point():
         bias = attention_mask if bias is None else bias + attention_mask
     hooks = [hook_set.hooks[module] for hook_set in hook_sets]
-    if recomputing:  # a checkpoint, which has to compute in the backward pass what it computed before
+    if recomputing:  # gradient checkpointing requires the same outputs as in the first forward pass
         return_weights = getattr(module, RETURNED_WEIGHTS, False)
     else:
         return_weights = bool(others.get("output_attentions")) or collects_attentions()
@@ -91,7 +92,7 @@ def _mask(
     if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
         raise ValueError(
             f"attention_mask has shape {list(attention_mask.shape)} and dtype {attention_mask.dtype}; expected bool"
-            " (True = may attend), or numbers to be added"
+            " (True = may attend), or floats to add to the scores"
         )
     if attention_mask is not None:
         return (Dense(attention_mask) if attention_mask.dtype == torch.bool else None), None
@@ -100,8 +101,8 @@ def _mask(
     q_len, kv_len = query.shape[2], key.shape[2]
     if not is_causal and sliding_window is not None and kv_len > sliding_window:
         raise ValueError(
-            f"{type(module).__name__} gives its attention sliding_window={sliding_window} and neither a mask nor"
-            " causality; which keys it means is not known"
+            f"{type(module).__name__} calls attention with sliding_window={sliding_window}, but without a mask or"
+            " is_causal=True, so the keys of the window are unknown"
         )
     if not is_causal or q_len == 1:
         return None, None
@@ -109,13 +110,13 @@ def _mask(
 
 
 def _is_recomputing() -> bool:
-    """Return whether this is a checkpoint's second forward pass, inside a backward pass."""
+    """Return whether gradient checkpointing is running the forward pass again, inside a backward pass."""
     return not torch.compiler.is_compiling() and in_backward_pass()
 
 
 def _is_cached(query: Tensor, key: Tensor) -> bool:
-    """Return whether keys may be overwritten by the next call.
+    """Return whether the next call may overwrite the keys.
 
-    Those of static caches are; transformers marks them for the compiler with `_dynamo_static_input_type`.
+    This is so for static KV caches, which transformers marks for the compiler with `_dynamo_static_input_type`.
     """
     return query.shape[2] != key.shape[2] or hasattr(key, "_dynamo_static_input_type")

@@ -1,4 +1,4 @@
-"""Hooks on a model's attention modules, which read the weights or change the output while the model runs."""
+"""Hooks on attention modules, which read the weights or change the output while a model runs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from torch import Tensor, nn
 
 from clearhead.weights.matrix import AttentionWeights
 
-HOOK_SETS = "_clearhead_hook_sets"  # the attribute of an attention module that holds its hook sets
+HOOK_SETS = "_clearhead_hook_sets"  # attribute of an attention module: its hook sets
 _LOCK = threading.Lock()
 
 
 @runtime_checkable
 class AttentionHook(Protocol):
-    """An observer of one attention module, or a change to its output.
+    """Hook on one attention module, which reads its weights or changes its output.
 
-    `repeat` counts the earlier calls of the module in the same pass of the model: layers may share a module. It is None
-    where a checkpoint computes a layer again in the backward pass.
+    `repeat` is the number of earlier calls of the module in the same forward pass, because layers may share a module.
+    It is None if gradient checkpointing is running the layer again in the backward pass.
     """
 
     needs_weights: bool  # False for a hook that changes the output
-    retains_weights: bool  # after its call
+    retains_weights: bool  # True for a hook that uses the weights after its call
 
     @property
     def keep_qk(self) -> bool:
-        """True if the weights hold query and key also where the scores are fewer numbers."""
+        """True if the weights must keep query and key even if the scores take less memory."""
         ...
 
     def __call__(
@@ -45,34 +45,34 @@ class AttentionHook(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HookSet:
-    """The hooks that one `watch` or `ablate` puts on a model, by module."""
+    """Hooks that one `watch` or `ablate` attaches to a model, by module."""
 
     hooks: Mapping[nn.Module, AttentionHook]
     _call_counts: dict[tuple[int, nn.Module], int] = field(default_factory=dict)  # in this pass, by thread and module
-    _threads: set[int] = field(default_factory=lambda: {threading.get_ident()})  # that have started a pass since
+    _threads: set[int] = field(default_factory=lambda: {threading.get_ident()})  # that have started a pass since then
 
     def start_pass(self, modules: list[nn.Module]) -> None:
-        """Count the calls of these modules from 0 again, in this thread."""
+        """Reset the call counts of these modules in this thread."""
         self._threads.add(threading.get_ident())
         for module in modules:
             self._call_counts.pop((threading.get_ident(), module), None)
 
     def count_call(self, module: nn.Module) -> int:
-        """Return how often a module has run before in this pass, and count this call."""
+        """Return the number of earlier calls of a module in this pass, and count this call."""
         key = (threading.get_ident(), module)
         self._call_counts[key] = self._call_counts.get(key, 0) + 1
         return self._call_counts[key] - 1
 
     def __deepcopy__(self, memo: object) -> HookSet:
-        return self  # a copy of a model copies its forward hooks, which hold this one
+        return self  # copying a model copies its forward hooks, which refer to this set
 
     def has_started(self) -> bool:
-        """Return False in a thread that was in the middle of a pass when the hooks were attached, until the next."""
+        """Return whether this thread has started a forward pass since the hooks were attached."""
         return threading.get_ident() in self._threads
 
 
 class _ModuleHookSets(tuple):
-    """The hook sets of a module, which copies of the module do not have."""
+    """Hook sets of a module. A copy of the module has none."""
 
     def __deepcopy__(self, memo: object) -> _ModuleHookSets:
         return _ModuleHookSets()
@@ -86,7 +86,7 @@ _entered: ContextVar[tuple[HookSet, ...]] = ContextVar("entered hook sets", defa
 
 @contextmanager
 def attach_hooks(hook_set: HookSet) -> Iterator[None]:
-    """Attach hooks to their modules, for as long as the context lasts."""
+    """Attach hooks to their modules within a `with` block."""
     with _LOCK:
         for module in hook_set.hooks:
             module.__dict__[HOOK_SETS] = _ModuleHookSets((*module.__dict__.get(HOOK_SETS, ()), hook_set))
@@ -94,7 +94,7 @@ def attach_hooks(hook_set: HookSet) -> Iterator[None]:
     try:
         yield
     finally:
-        # not by a token: a notebook may enter in one context and leave in another
+        # not reset(token): a notebook may enter in one contextvars context and exit in another
         _entered.set(tuple(other for other in _entered.get() if other is not hook_set))
         with _LOCK:
             for module in hook_set.hooks:
@@ -106,10 +106,10 @@ def attach_hooks(hook_set: HookSet) -> Iterator[None]:
 
 
 def active_hook_sets(module: nn.Module) -> tuple[HookSet, ...]:
-    """Return the hook sets that see this call of a module.
+    """Return the hook sets to run on this call of a module.
 
-    In a thread that has entered some on this module, only those: two threads that watch one model each see their own
-    calls. Calls in any other thread, such as autograd's, are seen by all.
+    In a thread that has entered hook sets on this module, only those run. Two threads that watch the same model
+    therefore observe their own calls only. In any other thread, such as autograd's, all hook sets run.
     """
     attached: tuple[HookSet, ...] = getattr(module, HOOK_SETS, ())
     if not attached:

@@ -1,8 +1,8 @@
-"""transformers' mask functions as clearhead's masks: recognized by what they are, not by evaluating n × n cells.
+"""Translation of transformers' mask functions to clearhead's masks, without evaluating n × n cells.
 
-A mask function says of (batch, head, query, key), in absolute positions, whether the query may attend to the key.
-transformers makes them from a few of its own and joins them with `and_masks` and `or_masks`; each is known here by the
-code it runs and by what it closes over.
+A mask function takes absolute positions (batch, head, query, key) and returns whether the query may attend to the key.
+transformers builds mask functions from a few factories and combines them with `and_masks` and `or_masks`. This module
+recognizes each by its factory and reads its parameters from the closure.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from clearhead.ops.masks import Causal, Dense, LoweredMask, Mask, Padding, Preco
 
 MaskFunction = Callable[..., Any]
 UNLIMITED = 2**31
-MAX_EVALUATED_CELLS = 2**24  # of a mask, at a time
+MAX_EVALUATED_CELLS = 2**24  # cells of a mask in memory at a time
 
 
 class UnknownFunctionError(Exception):
-    """A mask function that is none of transformers' own."""
+    """Error for a mask function that is not one of transformers' own."""
 
 
 @dataclass(frozen=True)
 class MaskExtent:
-    """Queries and keys of a mask: how many there are, and the absolute positions of the first ones."""
+    """Extent of a mask: numbers of queries and keys, and the absolute positions of the first ones."""
 
     batch: int
     q_len: int
@@ -48,17 +48,17 @@ class MaskExtent:
         return self.q_offset - self.kv_offset
 
     def queries(self) -> Int[Tensor, " q_len"]:
-        """Absolute positions."""
+        """Return the absolute positions of the queries."""
         return torch.arange(self.q_offset, self.q_offset + self.q_len, device=self.device)
 
     def select_keys(self, values: Shaped[Tensor, "batch positions"]) -> Shaped[Tensor, "batch kv_len"]:
-        """Return the values at the keys; positions beyond the end count as 0."""
+        """Return the values at the positions of the keys. Positions beyond the end are 0."""
         missing = max(0, self.kv_offset + self.kv_len - values.shape[1])
         return torch.nn.functional.pad(values, (0, missing))[:, self.kv_offset : self.kv_offset + self.kv_len]
 
 
 def translate(function: MaskFunction, extent: MaskExtent) -> Mask | None:
-    """Return a mask function as a mask; None if every query may attend to every key."""
+    """Translate a mask function to a mask; None if every query may attend to every key."""
     if function is masking_utils.causal_mask_function:
         return Causal()
     if function is masking_utils.bidirectional_mask_function:
@@ -70,14 +70,14 @@ def translate(function: MaskFunction, extent: MaskExtent) -> Mask | None:
 
 
 def is_bidirectional(function: MaskFunction) -> bool:
-    """Return whether a mask function lets queries look ahead, so that queries may be other tokens than the keys."""
+    """Return whether a mask function allows later keys. Queries and keys may then be different tokens."""
     if function is masking_utils.bidirectional_mask_function:
         return True
     return any(map(is_bidirectional, closure(function).get("mask_functions", ())))
 
 
 def padding_mask(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
-    """Return the mask of valid keys, as `Padding` or a range of keys where they are contiguous."""
+    """Return the mask of valid keys: `Padding` or key ranges if they are contiguous, else `Dense`, or None if all."""
     kv_len = allowed.shape[1]
     lengths, keys = allowed.sum(dim=1), torch.arange(kv_len, device=allowed.device)
     right, left = keys < lengths[:, None], keys >= kv_len - lengths[:, None]
@@ -99,7 +99,10 @@ def padding_mask(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
 def evaluate(
     function: MaskFunction, extent: MaskExtent, allowed: Bool[Tensor, "batch positions"] | None, use_vmap: bool
 ) -> Mask:
-    """Evaluate any other function, a block of queries at a time; key ranges if every row's keys are contiguous."""
+    """Evaluate any other mask function, a block of queries at a time.
+
+    The result has key ranges if the keys of every row are contiguous, else it is dense.
+    """
     rows = max(1, MAX_EVALUATED_CELLS // max(1, extent.batch * extent.kv_len))
     blocks, ranges, contiguous = [], [], True
     for start in range(0, extent.q_len, rows):
@@ -131,10 +134,10 @@ def evaluate(
 
 
 def intersect(masks: list[Mask | None]) -> Mask | None:
-    """Return the mask of the keys that all masks allow; None allows every key."""
+    """Return the intersection of masks. None is the mask that allows every key."""
     limiting = [mask for mask in masks if mask is not None]
     if any(isinstance(mask, Causal) for mask in limiting):
-        # causality closes a window that is open ahead: one mask stands for both
+        # Causal & a window without an upper limit is one causal window
         causal = [Window(m.before) if isinstance(m, Window) and m.after == UNLIMITED else m for m in limiting]
         if any(isinstance(mask, Window) for mask in causal):
             limiting = [mask for mask in causal if not isinstance(mask, Causal)]
@@ -151,7 +154,10 @@ def _operands(variables: dict[str, Any], extent: MaskExtent) -> list[Mask | None
 
 
 def _window(size: int) -> Mask:
-    """The last `size` keys, the query's own included, and all that follow; of size 0 it is made for no layer at all."""
+    """Return the mask of the last `size` keys, including the query's position, and all later keys.
+
+    With size 0 no key is allowed; transformers creates such a mask only if no layer uses it.
+    """
     return Window(size - 1, UNLIMITED) if size > 0 else Prefix(0)
 
 
@@ -162,7 +168,11 @@ def _chunk(variables: dict[str, Any], extent: MaskExtent) -> Mask:
 
 
 def _same_group(groups: Int[Tensor, "batch positions"], extent: MaskExtent, name: str) -> Mask:
-    """Return the mask of the keys of the query's group, if the keys of a group are contiguous; below 0 is no group."""
+    """Return the mask of keys in the query's group. Tokens with a negative group are in no group.
+
+    Raises:
+        UnknownFunctionError: if the keys of a group are not contiguous, or the groups are not in ascending order.
+    """
     if groups.shape[1] < max(extent.q_offset + extent.q_len, extent.kv_offset + extent.kv_len):
         raise UnknownFunctionError(name)
     query_groups = groups[:, extent.q_offset : extent.q_offset + extent.q_len].to(extent.device)
@@ -170,10 +180,10 @@ def _same_group(groups: Int[Tensor, "batch positions"], extent: MaskExtent, name
     starts = torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], dim=1)
     highest = keys.cummax(dim=1).values
     before = torch.cat([torch.full_like(keys[:, :1], -1), highest[:, :-1]], dim=1)
-    if bool((starts & (keys >= 0) & (keys <= before)).any()):  # a group that comes again, or is lower than one before
+    if bool((starts & (keys >= 0) & (keys <= before)).any()):  # a repeated or descending group
         raise UnknownFunctionError(name)
     indices = torch.arange(extent.kv_len, device=extent.device).expand_as(keys)
-    # where the run after each key begins
+    # start of the next run of equal groups at or after each key
     later = torch.where(starts, indices, extent.kv_len).flip(1).cummin(dim=1).values.flip(1)
     ends = torch.cat([later[:, 1:], torch.full_like(later[:, :1], extent.kv_len)], dim=1)
     first = torch.searchsorted(highest.contiguous(), query_groups.contiguous())

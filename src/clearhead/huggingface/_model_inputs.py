@@ -1,4 +1,4 @@
-"""Arguments of one call of a transformers model, with the tokens on each axis."""
+"""Inputs of a transformers model for one text, with the tokens of each axis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clearhead._utils.bounded_reads import TOKEN_LIMIT
 from clearhead.huggingface.modules import attention_modules
 from clearhead.recording.recording import Tokens
 
-MAX_NEW_TOKENS = 128  # that an encoder–decoder generates without a target
+MAX_NEW_TOKENS = 128  # of an encoder–decoder without a target
 
 
 @runtime_checkable
 class TokenizedModel(Protocol):
-    """A transformers model with its tokenizer and its name."""
+    """Transformers model with its tokenizer and its name."""
 
     @property
     def name(self) -> str: ...
@@ -31,16 +31,16 @@ class TokenizedModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """Arguments of one call of a model, and the tokens of each stack: queries and keys."""
+    """Arguments of one call of a model, and the query and key tokens of each stack."""
 
     arguments: dict[str, Tensor]
     axes: dict[str, tuple[Tokens, Tokens]]
 
 
 def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str | None = None) -> ModelInputs:
-    """Tokenize a text, or its words; for an encoder–decoder also generate its output, or take `target` as that."""
+    """Tokenize a text or a list of words. For an encoder–decoder, also tokenize `target` or generate the output."""
     if not isinstance(text, str) and not all(isinstance(word, str) for word in text):
-        raise TypeError(f"text is {text!r}; expected a string, or the words of one")
+        raise TypeError(f"text is {text!r}; expected a string or a list of words")
     words = None if isinstance(text, str) else list(text)
     joined = text if isinstance(text, str) else " ".join(text)
     tokenizer = owner.tokenizer
@@ -62,7 +62,7 @@ def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str
 
 
 def prepare_repeated_inputs(owner: TokenizedModel, length: int, seed: int) -> ModelInputs:
-    """Draw `length` ordinary tokens, twice in a row, between the special tokens that the tokenizer adds."""
+    """Draw a random sequence of `length` ordinary tokens, and repeat it once between the usual special tokens."""
     tokenizer = owner.tokenizer
     special_ids = set(tokenizer.all_special_ids)
     ordinary = [token for token in range(len(tokenizer)) if token not in special_ids]
@@ -86,15 +86,15 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
         written = _tokens(tokenizer, ids[0], [None] * ids.shape[1], _special(tokenizer, ids[0]))
         axes |= {"decoder": (written, written), "cross": (written, source)}
     elif target is not None:
-        raise ValueError(f"target is given, but {owner.name} is no encoder–decoder")
+        raise ValueError(f"target is given, but {owner.name} is not an encoder–decoder; omit target")
     for attention in attention_modules(model):
         if attention.stack not in axes:
-            raise ValueError(f"{owner.name} has a {attention.stack}; a text alone can be recorded of language models")
+            raise ValueError(f"{owner.name} has a {attention.stack}; expected a model that takes text only")
     return ModelInputs(arguments, axes)
 
 
 def _max_tokens(model: nn.Module) -> int | None:
-    """Return the number of positions that a model has learned; None for rotary and relative positions."""
+    """Return the number of learned position embeddings; None for rotary and relative positions."""
     config: Any = model.config
     rotary = any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling"))
     positions = getattr(config, "max_position_embeddings", None)
@@ -103,7 +103,7 @@ def _max_tokens(model: nn.Module) -> int | None:
     for module in model.modules():
         table = getattr(module, "position_embeddings", None)
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
-            return table.num_embeddings - table.padding_idx - 1  # positions start after that of the padding token
+            return table.num_embeddings - table.padding_idx - 1  # positions start after the padding index
     return positions
 
 
@@ -111,10 +111,10 @@ def _max_tokens(model: nn.Module) -> int | None:
 def _decoder_input_ids(
     model: Any, tokenizer: Any, arguments: dict[str, Tensor], target: str | None
 ) -> Int[Tensor, "batch tokens"]:
-    """Return what the decoder reads: its start token, and the target or its greedy output without the last token."""
+    """Return the decoder's input: the start token, then the target or the greedy output, without its last token."""
     if target is None:
         if not hasattr(model, "generate"):
-            raise ValueError(f"{type(model).__name__} cannot write by itself; give it a target")
+            raise ValueError(f"{type(model).__name__} has no generate(); pass target")
         return model.generate(**arguments, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, num_beams=1)[:, :-1]
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
@@ -127,7 +127,7 @@ def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None]
 
 
 def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:
-    """Return which tokens of a generated text are special; the unknown token is not, since it stands for a word."""
+    """Return which tokens of a generated text are special. The unknown token is not, because it replaces a word."""
     special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return [token in special_ids for token in ids.tolist()]
 
@@ -135,7 +135,7 @@ def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:
 def _word_indices(
     text: str, words: list[str] | None, offsets: list[list[int]] | None, encoded: Any
 ) -> list[int | None]:
-    """Return the index of each token's word: of the words given, or of the tokenizer's own; None if unknown."""
+    """Return the index of each token's word, in `words` or as the tokenizer splits the text; None if unknown."""
     if offsets is None:
         return [None] * encoded["input_ids"].shape[1]
     if words is None:
@@ -145,6 +145,6 @@ def _word_indices(
     indices = []
     for start, end in offsets:
         piece = text[start:end]
-        start += len(piece) - len(piece.lstrip())  # a piece may begin with the space before its word
+        start += len(piece) - len(piece.lstrip())  # a token may begin with the space before its word
         indices.append(word_of_letter[start] if start < end else None)
     return indices

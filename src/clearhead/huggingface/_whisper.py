@@ -1,7 +1,7 @@
-"""Patch of Whisper's `generate`, which keeps the model on clearhead.
+"""Patch of Whisper's `generate` that keeps the model on clearhead.
 
-For token timestamps it needs attention weights, so it sets the implementation to "eager" and leaves it there. clearhead
-has the weights too: under "clearhead" the model keeps its implementation, during the call and afterwards.
+`generate` requires attention weights for token timestamps. It therefore sets the implementation to "eager" and never
+resets it. clearhead also provides the weights, so the patch keeps "clearhead" during the call and afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _kept_on_clearhead(model: PreTrainedModel) -> Iterator[None]:
-    """Undo the change to "eager" before each part of a model runs, and at the end."""
+    """Undo the change to "eager" before each submodel runs, and at the end."""
     parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     with ExitStack() as stack:
         for part in parts:
@@ -48,6 +48,6 @@ def _kept_on_clearhead(model: PreTrainedModel) -> Iterator[None]:
 
 def _undo_eager(part: nn.Module, *_: object) -> None:
     config: Any = part.config
-    # "eager" is what `generate` sets; a `watch` may end meanwhile and set another
+    # undo only what `generate` sets: a `watch` that ends meanwhile may set another implementation
     if get_implementation(config) == "eager":
         set_implementation(config, NAME)

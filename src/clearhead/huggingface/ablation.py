@@ -1,4 +1,4 @@
-"""Ablation of heads: `ablate` removes them, `head_importance` ranks them by the loss without each."""
+"""Ablation of heads: `ablate` removes heads, `head_importance` ranks heads by the loss without each of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ HeadSelector = tuple[int, int] | tuple[str, int, int]  # (layer, head) or (stack
 
 
 class HeadImportance(NamedTuple):
-    """A head, and how much the loss grows without it."""
+    """Increase of the loss without one head.
+
+    Attributes:
+        stack: stack of the head, such as "decoder".
+        layer: index of the layer.
+        head: index of the head in its layer.
+        change: loss without the head, minus the loss of the whole model.
+    """
 
     stack: str
     layer: int
@@ -30,14 +37,21 @@ class HeadImportance(NamedTuple):
 
 @contextmanager
 def ablate(model: nn.Module, heads: Iterable[HeadSelector]) -> Iterator[None]:
-    """Run a model without the contributions of some heads: what they give to the output projection is 0.
+    """Remove heads from a model within a `with` block: their outputs are 0 before the output projection.
 
-        with ablate(model, {(4, 7), (2, 0)}):     # (layer, head); (stack, layer, head) where there are several stacks
+        with ablate(model, {(4, 7), (2, 0)}):     # (layer, head), or (stack, layer, head) with several stacks
             model(**inputs)
 
-    Everything else is as it was, gradients included. The model runs on clearhead inside, and on what it ran on before
-    afterwards. Other threads that run the model meanwhile run it without these heads too, but for those that have
-    entered their own `watch` or `ablate` on it.
+    The rest of the model is unchanged, including gradients. Within the block the model uses the implementation
+    "clearhead"; afterwards it uses the previous one again. The block also affects other threads that run the model,
+    except those within a `watch` or `ablate` block of the same model.
+
+    Args:
+        model: a transformers model.
+        heads: heads to remove.
+
+    Raises:
+        ValueError: if the model has no such head.
     """
     modules = attention_modules(model)
     chosen: dict[AttentionModule, dict[int, list[int]]] = {}
@@ -51,7 +65,7 @@ def ablate(model: nn.Module, heads: Iterable[HeadSelector]) -> Iterator[None]:
         missed = remover.heads.keys() - remover.layers_run
         if remover.layers_run and missed:
             raise ValueError(
-                f"ablate: {remover.attention.stack} has no layer {min(missed)}, so no head of it was removed"
+                f"ablate: {remover.attention.stack} has no layer {min(missed)}, so its heads were not removed"
             )
 
 
@@ -63,14 +77,23 @@ def head_importance(
     heads: Iterable[HeadSelector] | None = None,
     progress: bool = True,
 ) -> list[HeadImportance]:
-    """Rank all heads, or some, by how much the loss grows when each is taken out alone.
+    """Rank heads by the increase of the loss if only that head is removed.
 
-    One pass over all batches for each head, and one without ablation: exact, not estimated from gradients. Batches are
-    what the model is called with, labels included; the loss is the mean over batches of what the model gives.
+    Runs the model on all batches once per head, and once without ablation. The result is exact, not a gradient-based
+    estimate.
+
+    Args:
+        model: a transformers model that returns a loss.
+        batches: keyword arguments of each call, including labels. The loss is the mean over batches.
+        heads: heads to rank, as for `ablate` (default: all heads).
+        progress: show a progress bar on stderr.
+
+    Returns:
+        Heads in descending order of importance.
     """
     modules = attention_modules(model)
     if not isinstance(batches, Sequence) or not batches:
-        raise ValueError(f"batches is {batches!r}; expected a list of at least one batch, to go over it many times")
+        raise ValueError(f"batches is {batches!r}; expected a list of at least one batch, which is read many times")
     with evaluating(model):
         with ablate(model, ()):
             loss_before = _loss(model, batches)
@@ -86,7 +109,7 @@ def head_importance(
 
 @dataclass(frozen=True, eq=False)
 class _Remover:
-    """Sets some heads' outputs to 0, in the layers of one module."""
+    """Hook that sets the outputs of some heads to 0, in the layers of one module."""
 
     attention: AttentionModule
     heads: dict[int, list[int]]  # by layer
@@ -103,37 +126,35 @@ class _Remover:
         chosen = self.heads.get(layer, [])
         count = output.shape[2]
         if chosen and max(chosen) >= count:
-            raise ValueError(f"ablate: there is no head {max(chosen)}; {self.attention.name} has {count}")
+            raise ValueError(f"ablate: head is {max(chosen)}; expected 0 to {count - 1} in {self.attention.name}")
         return output.index_fill(2, torch.tensor(chosen, device=output.device), 0.0) if chosen else output
 
 
 def _find(modules: list[AttentionModule], head: HeadSelector) -> tuple[AttentionModule, int, int]:
-    """Return the module of an address, the layer, and the index of the head in it."""
+    """Return the attention module, the layer and the head index of a selector."""
     stacks = list(dict.fromkeys(attention.stack for attention in modules))
     is_address = isinstance(head, tuple) and len(head) in (2, 3) and all(type(index) is int for index in head[-2:])
     if not is_address or (len(head) == 2 and len(stacks) > 1):
-        form = "(layer, head)" if len(stacks) == 1 else f"(stack, layer, head), with a stack of {', '.join(stacks)}"
-        raise ValueError(f"heads has {head!r} in it; expected {form}")
+        form = "(layer, head)" if len(stacks) == 1 else f"(stack, layer, head), with stack one of {', '.join(stacks)}"
+        raise ValueError(f"heads contains {head!r}; expected {form}")
     stack, layer, index = (stacks[0], *head) if len(head) == 2 else head
     for attention in modules:
         if attention.stack != stack:
             continue
-        # how many layers share a module is known only when it has run
+        # the number of layers that share a module is unknown until it has run
         if attention.layer == layer or (attention.shared and layer > 0):
             if not 0 <= index < (attention.heads or index + 1):
-                raise ValueError(
-                    f"heads has {head!r} in it, but that layer has heads 0 to {(attention.heads or 1) - 1}"
-                )
+                raise ValueError(f"heads contains {head!r}, but that layer has heads 0 to {(attention.heads or 1) - 1}")
             return attention, layer, index
     layers = {name: sum(attention.stack == name for attention in modules) for name in stacks}
     ranges = ", ".join(f"{name} has layers 0 to {count - 1}" for name, count in layers.items())
-    raise ValueError(f"heads has {head!r} in it, but {ranges}")
+    raise ValueError(f"heads contains {head!r}, but {ranges}")
 
 
 def _all_heads(modules: list[AttentionModule]) -> list[tuple[AttentionModule, int, int]]:
     for attention in modules:
         if attention.heads is None:
-            raise ValueError(f"{attention.name} does not say how many heads it has; give `heads`")
+            raise ValueError(f"the number of heads of {attention.name} is unknown; pass heads")
     return [(attention, attention.layer, index) for attention in modules for index in range(attention.heads or 0)]
 
 
@@ -144,7 +165,7 @@ def _loss(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> float:
         if loss is None:
             raise ValueError(
                 f"batches[{index}] gives no loss: {type(model).__name__} was called with {', '.join(batch)};"
-                " it takes labels"
+                " expected labels too"
             )
         total += float(loss)
     return total / len(batches)

@@ -1,4 +1,4 @@
-"""The mask function that transformers calls: masks without their n × n cells."""
+"""Mask function that transformers calls, which returns masks without their n × n cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clearhead.huggingface._transformers_internals import runs_own_attention
 from clearhead.ops.masks import Causal, Dense, Mask, Window, query_positions
 
 ATEN = torch.ops.aten
-# These rearrange cells without computing with them, so the result can still be a mask.
+# Operators that rearrange cells without changing their values, so that the result is still a mask.
 REARRANGING = {
     ATEN.expand.default,
     ATEN.index.Tensor,
@@ -42,15 +42,15 @@ REARRANGING = {
 
 
 class LazyMask(Tensor):
-    """Eager attention's mask [batch, 1, q_len, kv_len] without its memory: it carries a clearhead mask.
+    """Attention mask of shape [batch, 1, q_len, kv_len] that stores a clearhead mask instead of its cells.
 
-    Models hand masks through to the attention function, which reads `mask` and `query_start`. A model that runs its own
-    attention code computes with it as with eager's mask: 0 where a query may attend, else the lowest number of `dtype`.
+    Models pass the mask on to the attention function, which reads `mask` and `query_start`. Models with their own
+    attention code can use it like eager's additive mask: 0 where a query may attend, else the minimum of `dtype`.
     """
 
-    mask: Mask | None  # None where every query may attend to every key
-    query_start: int | None  # None where cells were rearranged
-    valid_queries: Bool[Tensor, "batch q_len"] | None  # False at padding; None if there is none, or it is not known
+    mask: Mask | None  # None if every query may attend to every key
+    query_start: int | None  # None if cells were rearranged
+    valid_queries: Bool[Tensor, "batch q_len"] | None  # False for padding; None if there is no padding or it is unknown
 
     @staticmethod
     def __new__(
@@ -73,7 +73,7 @@ class LazyMask(Tensor):
         return LazyMask(self.mask, self.shape, self.query_start, self.valid_queries, self.dtype, self.device)
 
     def dense(self) -> Bool[Tensor, "batch heads q_len kv_len"]:
-        """Return True where a query may attend to a key."""
+        """Return the mask as bools: True where a query may attend to a key."""
         _, _, q_len, kv_len = self.shape
         if self.mask is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
@@ -81,7 +81,7 @@ class LazyMask(Tensor):
         return lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).expand(self.shape)
 
     def additive(self) -> Float[Tensor, "batch heads q_len kv_len"]:
-        """Return eager's mask as a plain tensor."""
+        """Return eager's additive mask as a plain tensor."""
         return _additive(self.dense(), self.dtype)
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -98,7 +98,7 @@ class LazyMask(Tensor):
             return args[0]._copy()
         if function._schema.is_mutable and isinstance(args[0], cls):
             raise RuntimeError(
-                f"{function} would change {args[0]!r} in place; make a plain tensor of it with .additive()"
+                f"{function} would change {args[0]!r} in place; convert it to a plain tensor with .additive()"
             )
         moved = function is ATEN._to_copy.default and kwargs.get("dtype") in (None, args[0].dtype)
         if (moved or function in REARRANGING) and isinstance(args[0], cls):
@@ -112,12 +112,12 @@ class LazyMask(Tensor):
 
 
 def _additive(allowed: Bool[Tensor, "*axes"], dtype: torch.dtype) -> Float[Tensor, "*axes"]:
-    """Return 0 where True, and the lowest number elsewhere, as transformers' `eager_mask` does."""
+    """Return 0 where True, else the minimum of `dtype`, as transformers' `eager_mask` does."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def _takes_all(mask: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> bool:
-    """Return whether a slice is the whole, as models cut masks to the keys there are."""
+    """Return whether a slice keeps all cells: models often slice masks to the number of keys."""
     return range(mask.shape[dim])[slice(start, end, step)] == range(mask.shape[dim])
 
 
@@ -135,12 +135,12 @@ def make_mask(
     config: Any = None,
     **others: Any,
 ) -> Tensor:
-    """Return a lazy mask in O(n): the function that transformers calls for "clearhead". Arguments as for `eager_mask`.
+    """Return a lazy mask, in O(n). The arguments are those of transformers' `eager_mask`.
 
-    transformers' `sdpa_mask` may return None for "causal or everything, as the module says", and not every module says
-    it right. A lazy mask costs nothing, so this always returns one.
+    transformers' `sdpa_mask` may return None, and the module's `is_causal` then decides which keys are visible. Some
+    modules set it wrongly. A lazy mask is cheap, so this function always returns one.
 
-    Compiled code gets eager's mask, which serves both our attention function and models' own attention code.
+    Compiled code gets eager's mask, which works in clearhead's attention function and in models' own attention code.
     """
     if torch.compiler.is_compiling():
         return masking_utils.eager_mask(
@@ -164,22 +164,22 @@ def make_mask(
 
 
 def _valid_queries(attention_mask: Tensor, extent: MaskExtent) -> Bool[Tensor, "batch q_len"] | None:
-    """Return which queries are not padding; None if none are, or if the mask does not reach them."""
+    """Return which queries are not padding; None if there is no padding, or if the mask is too short."""
     valid = attention_mask[:, extent.q_offset : extent.q_offset + extent.q_len].bool()
     return None if valid.shape[1] < extent.q_len or bool(valid.all()) else valid
 
 
-@functools.cache  # once per type, not in every pass
+@functools.cache  # warn once per model type, not in every forward pass
 def _warn_of_own_attention(model_type: str) -> None:
     warnings.warn(
-        f"{model_type} models run their own attention code, whatever attn_implementation is: they compute what they"
-        " compute on 'eager', and clearhead cannot show their weights",
+        f"{model_type} models run their own attention code and ignore attn_implementation: their outputs are those of"
+        " 'eager', and clearhead cannot show their weights",
         stacklevel=3,
     )
 
 
 def _padding(attention_mask: Tensor, mask: Mask | None, extent: MaskExtent) -> Mask | None:
-    """Return the mask of padding keys, without those that causality hides, such as the free slots of a static cache."""
+    """Return the mask of padding keys. Keys that a causal mask hides, such as free cache slots, count as valid."""
     allowed = extent.select_keys(attention_mask.bool()).to(extent.device)
     if isinstance(mask, Causal) or (isinstance(mask, Window) and mask.after == 0):
         allowed = allowed.clone()

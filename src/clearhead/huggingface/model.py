@@ -1,4 +1,4 @@
-"""`HuggingFaceModel`: a transformers model with its tokenizer, which can be recorded."""
+"""`HuggingFaceModel`: a transformers model and its tokenizer, for recordings and corpus statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from clearhead.weights.matrix import AttentionWeights
 
 @dataclass(frozen=True, eq=False)
 class HuggingFaceModel:
-    """A transformers model with its tokenizer. It fulfils `RecordableModel`."""
+    """Transformers model with its tokenizer. Implements `RecordableModel`."""
 
     name: str
     model: Any
@@ -46,11 +46,13 @@ class HuggingFaceModel:
         dtype: torch.dtype | None = None,
         download: bool = False,
     ) -> HuggingFaceModel:
-        """Load a folder of Hugging Face files, a GGUF file, or a hub id.
+        """Load a model and its tokenizer.
 
         Args:
+            name: a folder of Hugging Face files, a GGUF file, or a hub id.
+            device: device of the parameters.
             dtype: dtype of the parameters (default: float32).
-            download: fetch the model from the hub if it is not in the local cache.
+            download: download the model from the hub if it is not in the local cache.
         """
         path, source = Path(name), str(name)
         options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
@@ -63,7 +65,7 @@ class HuggingFaceModel:
             options |= {"gguf_file": path.name, "local_files_only": True}
         elif path.is_dir():
             if not (path / "config.json").is_file():
-                raise FileNotFoundError(f"{name}: a folder without a config.json; expected one of Hugging Face files")
+                raise FileNotFoundError(f"{name}: a folder without config.json; expected a Hugging Face model")
         elif path.exists():
             raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
         try:
@@ -77,16 +79,16 @@ class HuggingFaceModel:
                 raise ValueError(f"{name}: {' '.join(str(error).split())[:300]}") from None
             raise ValueError(
                 f"{name}: there is no such folder or file, and the local Hugging Face cache has no model of that name;"
-                " with --download (download=True) it is fetched from the hub"
+                " pass --download (download=True) to download it from the hub"
             ) from None
-        attention_modules(model)  # raises for a model whose attention cannot be seen
+        attention_modules(model)  # raises if the model does not use AttentionInterface
         return cls(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
 
     @classmethod
     def from_module(cls, model: nn.Module, tokenizer: Any) -> HuggingFaceModel:
-        """Wrap a transformers model that is in memory."""
+        """Wrap a transformers model that is already loaded."""
         if tokenizer is None:
-            raise ValueError("tokenizer is None; a model that load() did not return needs its tokenizer")
+            raise ValueError("tokenizer is None; expected the tokenizer of the transformers model")
         return cls(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
 
     @property
@@ -96,7 +98,7 @@ class HuggingFaceModel:
 
     @property
     def default_text(self) -> str:
-        """Text to show the model on."""
+        """Default text of `clearhead view` and `clearhead record`."""
         return EXAMPLE_PASSAGES[0]
 
     def token_count(self, text: str) -> int:
@@ -108,26 +110,28 @@ class HuggingFaceModel:
         return self.model.parameters()
 
     def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
-        """Run the model on a text, or on its words, and return its attention.
+        """Run the model on a text and return its attention.
 
         Args:
-            target: text that an encoder–decoder writes (default: what it writes greedily).
-            values: keep the values too, and always queries and keys.
+            text: a string, or a list of its words.
+            target: output of an encoder–decoder (default: its greedy output).
+            values: record the values too, and queries and keys even if the scores take less memory.
         """
         return self._record(prepare_inputs(self, text, target), values)
 
     def record_repeated(self, length: int = 64, *, seed: int = 0) -> Recording:
-        """Record random tokens, twice in a row, which show induction heads and duplicate-token heads.
+        """Record a random sequence of tokens, repeated once, which reveals induction and duplicate-token heads.
 
-        The tokens that the tokenizer adds before and after a text are there too.
+        The tokenizer's special tokens surround the sequence, as in an ordinary text.
 
         Args:
-            length: the number of different tokens.
+            length: number of tokens of the sequence, all different.
+            seed: seed of the random sequence.
         """
         return self._record(prepare_repeated_inputs(self, check_int("length", length, least=2), seed), values=False)
 
     def summarize(self, text: str) -> AttentionSummary:
-        """Run the model on a text and reduce its attention layer by layer, without keeping a recording."""
+        """Run the model on a text and return statistics of every head, without a recording."""
         inputs = prepare_inputs(self, text)  # an encoder–decoder generates here, outside of `watch`
         statistics = watch(self.model, entropy=True, distance=True, top=1, keep_calls=False)
         with evaluating(self.model), torch.no_grad(), statistics as summary:
@@ -143,14 +147,14 @@ class HuggingFaceModel:
         stacks: dict[str, list[AttentionWeights]] = {}
         for attention in modules:
             if not weights[attention.module]:
-                raise ValueError(f"{self.name}: {attention.name} did not run, so there is nothing to record of it")
+                raise ValueError(f"{self.name}: {attention.name} did not run, so its attention cannot be recorded")
             stacks.setdefault(attention.stack, []).extend(weights[attention.module])
         return Recording(self.name, {name: Stack(tuple(layers), *inputs.axes[name]) for name, layers in stacks.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class _WeightsRecorder:
-    """Appends the weights of each call to a list: layers that share a module call it one after the other."""
+    """Hook that appends the weights of each call to a list. Layers that share a module call it in turn."""
 
     layers: list[AttentionWeights]
     values: bool
@@ -171,7 +175,7 @@ class _WeightsRecorder:
 
 @contextmanager
 def _progress_bars_on_terminals_only() -> Iterator[None]:
-    """Disable transformers' progress bars where stderr is a file or a pipe."""
+    """Disable transformers' progress bars if stderr is a file or a pipe."""
     enabled = logging.is_progress_bar_enabled()
     if not sys.stderr.isatty():
         logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The attention modules of a model, by stack and layer, and running them on clearhead for a while."""
+"""Attention modules of a transformers model by stack and layer, and hooks on them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,30 @@ CROSS_ATTENTION_NAMES = ("cross", "encdec", "encoder_attn", "encoder_decoder")
 
 @dataclass(frozen=True, eq=False)
 class AttentionModule:
-    """One attention module of a model and its address."""
+    """Attention module of a model, with its stack and layer.
+
+    Attributes:
+        stack: "encoder", "decoder" or "cross", with a prefix if the model has several of a kind.
+        layer: index of the layer in its stack.
+        name: name of the module in the model, as in `named_modules()`.
+        module: the module itself.
+        shared: True if all layers of the stack share the module.
+    """
 
     stack: str
     layer: int
-    name: str  # in the model
+    name: str
     module: nn.Module
-    shared: bool  # by all layers of its stack
+    shared: bool
 
     @property
     def is_cross(self) -> bool:
-        """True if its keys are other tokens than its queries."""
+        """True for cross-attention, whose keys are not the tokens of its queries."""
         return self.stack.endswith("cross")
 
     @property
     def heads(self) -> int | None:
-        """Number of heads; None if neither the module nor its configuration has it."""
+        """Number of heads; None if neither the module nor its configuration contains it."""
         config = getattr(self.module, "config", None)
         for owner in (self.module, config):
             for name in ("num_heads", "num_attention_heads", "n_heads"):
@@ -53,18 +61,21 @@ class AttentionModule:
 
 
 def attention_modules(model: nn.Module) -> list[AttentionModule]:
-    """Return the modules that go through transformers' AttentionInterface, in module order; raise if there are none.
+    """Return the modules of a model that use transformers' AttentionInterface, in module order.
 
-    Stacks are "encoder", "decoder" and "cross"; where a model has several of a kind, as one for text and one for
-    images, the name of the part of its configuration goes before: "vision encoder".
+    Stacks are "encoder", "decoder" and "cross". If a model has several of a kind, the name of the sub-configuration
+    is a prefix, as in "vision encoder".
+
+    Raises:
+        ValueError: if no module uses the interface.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; expected a transformers model")
     named = [(name, module) for name, module in model.named_modules() if uses_interface(type(module))]
     if not named:
         raise ValueError(
-            f"{type(model).__name__} does not use transformers' AttentionInterface, so its attention cannot be seen:"
-            " it runs its own code whatever attn_implementation says"
+            f"{type(model).__name__} does not use transformers' AttentionInterface, so clearhead cannot read its"
+            " attention: it runs its own attention code and ignores attn_implementation"
         )
     _warn_of_others(model, [name for name, _ in named])
     kinds = [_kind(name, module) for name, module in named]
@@ -82,7 +93,7 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
 
 @contextmanager
 def hooked(model: nn.Module, hooks: Mapping[nn.Module, AttentionHook]) -> Iterator[None]:
-    """Run a model on clearhead with hooks on some of its attention modules, for as long as the context lasts."""
+    """Run a model on clearhead, with hooks on some of its attention modules, within a `with` block."""
     modules = attention_modules(model)
     hook_set = HookSet(hooks)
     with ExitStack() as stack:
@@ -97,7 +108,7 @@ def hooked(model: nn.Module, hooks: Mapping[nn.Module, AttentionHook]) -> Iterat
 
 @dataclass(eq=False)
 class _Switched:
-    """A configuration whose implementation is switched to clearhead, what it was, and how many contexts need it."""
+    """Configuration switched to clearhead, its previous implementation, and the number of active `with` blocks."""
 
     config: Any
     before: str | None
@@ -110,7 +121,7 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def _on_clearhead(model: nn.Module, modules: list[AttentionModule]) -> Iterator[None]:
-    """Run a model on clearhead, and on what it ran on before once the last of several contexts ends."""
+    """Run a model on clearhead. Restore the previous implementation when the last of several `with` blocks ends."""
     assert isinstance(model, PreTrainedModel)
     all_configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in all_configs if has_implementation(config)}
@@ -121,7 +132,7 @@ def _on_clearhead(model: nn.Module, modules: list[AttentionModule]) -> Iterator[
         with _LOCK:
             model.set_attn_implementation(NAME)
             for attention in modules:
-                # a part that was put into the model ready made may hold a configuration that the model does not list
+                # a submodule built separately may have a configuration that set_attn_implementation does not reach
                 config: Any = getattr(attention.module, "config", None)
                 if has_implementation(config):
                     set_implementation(config, NAME)
@@ -136,24 +147,24 @@ def _on_clearhead(model: nn.Module, modules: list[AttentionModule]) -> Iterator[
 
 
 def owner_of(model: nn.Module, attention: AttentionModule) -> nn.Module:
-    """Return the innermost transformers model that an attention module is a part of."""
+    """Return the innermost transformers model that contains an attention module."""
     parts = attention.name.split(".")
     above = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     return next(module for module in reversed(above) if isinstance(module, PreTrainedModel))
 
 
 def layer_of(attention: AttentionModule, repeat: int | None) -> int:
-    """Return the index of the layer that runs, given how often its module has run before in this pass.
+    """Return the index of the running layer, given the number of earlier calls of its module in this pass.
 
-    A module that layers share runs once for each of them. Any other runs again for another part of the input, such as
-    the next image or window.
+    A shared module runs once per layer. Any other module runs again for another part of the input, such as the next
+    image or window.
     """
     if not attention.shared:
         return attention.layer
     if repeat is None:
         raise ValueError(
-            f"{attention.name} is shared by layers, so the one that gradient checkpointing computes again is not known;"
-            " call model.gradient_checkpointing_disable() first"
+            f"{attention.name} is shared by several layers, so the layer that gradient checkpointing recomputes is"
+            " unknown; call model.gradient_checkpointing_disable() first"
         )
     return attention.layer + repeat
 
@@ -163,7 +174,7 @@ def _start_pass(hook_set: HookSet, modules: list[nn.Module], *_: object) -> None
 
 
 def _warn_of_others(model: nn.Module, visible: list[str]) -> None:
-    """Warn of attention modules that run code of their own, such as those of LongT5's encoder."""
+    """Warn about attention modules that do not use the interface, such as those of LongT5's encoder."""
     others = [
         name
         for name, module in model.named_modules()
@@ -174,14 +185,14 @@ def _warn_of_others(model: nn.Module, visible: list[str]) -> None:
     kinds = sorted({type(model.get_submodule(name)).__name__ for name in others})
     if kinds:
         warnings.warn(
-            f"{type(model).__name__} has {', '.join(kinds)}, which run code of their own: {others[0]}, for one, is not"
-            " seen",
+            f"{type(model).__name__} contains {', '.join(kinds)}, which do not use AttentionInterface: the attention"
+            f" of {others[0]} and similar modules is not observed",
             stacklevel=3,
         )
 
 
 def _layers_configured(module: nn.Module) -> int:
-    """Return the number of layers that the configuration of a module asks for; 1 where it does not say."""
+    """Return the number of layers in the configuration of a module (default: 1)."""
     config = getattr(module, "config", None)
     counts = (getattr(config, name, None) for name in ("num_hidden_layers", "num_layers", "n_layers", "n_layer"))
     return next((count for count in counts if isinstance(count, int)), 1)
@@ -200,7 +211,7 @@ def _kind(name: str, module: nn.Module) -> str:
 
 
 def _part(model: PreTrainedModel, module: nn.Module) -> str:
-    """Return the part of the model's configuration that a module was made from: "vision" for vision_config."""
+    """Return the name of a module's sub-configuration: "vision" for `vision_config`; "" for the main one."""
     module_config = getattr(module, "config", None)
     for key in model.config.sub_configs:
         if getattr(model.config, key, None) is module_config:

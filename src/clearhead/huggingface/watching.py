@@ -1,4 +1,4 @@
-"""`watch`: statistics of each layer's attention, computed while a model runs; no queries or keys are kept."""
+"""`watch`: statistics of each layer's attention, computed while a model runs."""
 
 from __future__ import annotations
 
@@ -19,38 +19,37 @@ from clearhead.huggingface.modules import AttentionModule, attention_modules, ho
 from clearhead.ops.statistics import StatisticsOptions
 from clearhead.weights.matrix import AttentionWeights
 
-STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, does not request a statistic
+STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, is not a statistic
 
 
 @contextmanager
 def watch(
     model: nn.Module, *, keep_calls: bool = True, **statistics: Unpack[StatisticsOptions]
 ) -> Iterator[AttentionSummary]:
-    """Compute statistics of every attention matrix of a model while it runs.
+    """Compute statistics of every attention matrix of a model while it runs, without keeping queries and keys.
 
-        with watch(model, entropy=True, top=8) as seen:
+        with watch(model, entropy=True, top=8) as summary:
             model(**inputs)                       # or model.generate(**inputs): one call per new token
-        seen[3].calls[0].entropy                  # [batch, heads, q_len]
-        seen[3].means["entropy"]                  # [heads], over the queries of all calls that are no padding
+        summary[3].calls[0].entropy               # [batch, heads, q_len]
+        summary[3].means["entropy"]               # [heads], over all queries that are not padding
 
-    Queries that are padding count as queries that may attend to nothing: their statistics are 0, they are not in
-    `received` or `pooled`, and `means` leave them out.
+    Padding queries are treated like queries without visible keys: their statistics are 0, and `received`, `pooled` and
+    `means` exclude them.
 
-    The model runs on clearhead inside, whatever it ran on before, and on that again afterwards. A thread that has
-    entered a `watch` on the model is seen by that one only; calls of any other thread are seen by all.
+    Within the block the model uses the implementation "clearhead"; afterwards it uses the previous one again. A `watch`
+    observes the calls of its own thread, and those of threads that have not entered a `watch` on the model.
 
     Args:
-        keep_calls: keep each call's tensors, not the means alone; off for long runs over many batches.
-        statistics: as `AttentionWeights.observe` takes it: entropy, received, distance, top, pool, reduce.
+        model: a transformers model.
+        keep_calls: keep the statistics of each call, not only the means. Pass False for long runs over many batches.
+        statistics: arguments of `AttentionWeights.observe`: entropy, received, distance, top, pool, reduce.
     """
     unknown = [name for name in statistics if name not in STATISTICS_OPTIONS]
     if unknown:
-        raise TypeError(
-            f"watch: {unknown[0]} is not something to watch; expected any of {', '.join(STATISTICS_OPTIONS)}"
-        )
+        raise TypeError(f"watch: {unknown[0]} is not a statistic; expected any of {', '.join(STATISTICS_OPTIONS)}")
     if not any(statistics.get(name) for name in STATISTICS_OPTIONS[:-1]):
         raise ValueError(
-            f"watch: nothing to watch; give it any of {', '.join(STATISTICS_OPTIONS[:-1])}, such as entropy=True"
+            f"watch: no statistic is requested; pass any of {', '.join(STATISTICS_OPTIONS[:-1])}, such as entropy=True"
         )
     modules = attention_modules(model)
     summary = AttentionSummary((attention.stack, attention.layer) for attention in modules)
@@ -64,7 +63,7 @@ def watch(
 
 @dataclass(frozen=True, eq=False)
 class _Observer:
-    """A hook that reduces the weights of one module to statistics."""
+    """Hook that computes statistics of the weights of one module."""
 
     statistics: StatisticsOptions
     summary: AttentionSummary
@@ -94,7 +93,7 @@ class _Observer:
 
 
 class _Padding:
-    """The queries that are padding: by the mask of the call, or by the one that a part of the model was called with."""
+    """Padding queries of each call, from the attention mask of the call or of the submodel that makes it."""
 
     def __init__(self, model: nn.Module, modules: list[AttentionModule], stack: ExitStack) -> None:
         self.owners = {attention: owner_of(model, attention) for attention in modules}
@@ -104,20 +103,20 @@ class _Padding:
                 stack.callback(owner.register_forward_pre_hook(self._remember, with_kwargs=True).remove)
 
     def __deepcopy__(self, memo: object) -> _Padding:
-        return self  # a copy of a model copies its hooks, which hold this one
+        return self  # copying a model copies its forward hooks, which refer to this object
 
     def _remember(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         arguments = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         valid = _valid_tokens(arguments.get("attention_mask"))
-        # once per pass, because `all` synchronizes the device
+        # once per forward pass, because bool() synchronizes the device
         self.last[threading.get_ident(), module] = None if valid is None or bool(valid.all()) else ~valid
 
     def query_padding(
         self, attention: AttentionModule, shape: torch.Size, attention_mask: Tensor | None
     ) -> Bool[Tensor, "batch q_len"] | None:
-        """Return which queries are padding; None if none are, or if it is not known.
+        """Return which queries are padding; None if there is no padding, or if it is unknown.
 
-        Masks of cross-attention are over the other text, so the mask of the queries' own part of the model has to say.
+        A cross-attention mask covers the other text, so the mask of the submodel that contains the queries is used.
         """
         batch, q_len = shape
         if isinstance(attention_mask, LazyMask) and attention_mask.query_start is not None and not attention.is_cross:
@@ -125,13 +124,13 @@ class _Padding:
         else:
             padding = self.last.get((threading.get_ident(), self.owners[attention]))
             if padding is not None and padding.shape[1] > q_len and not attention.is_cross:
-                padding = padding[:, -q_len:]  # keys are cached: the queries are the last tokens
+                padding = padding[:, -q_len:]  # with a KV cache the queries are the last tokens
         return padding if padding is not None and padding.shape == (batch, q_len) else None
 
 
 def _valid_tokens(attention_mask: Any) -> Bool[Tensor, "batch positions"] | None:
-    """Return the tokens that are not padding, by a mask as a user gives it or as `generate` prepares it."""
-    if isinstance(attention_mask, Mapping):  # one mask for each kind of layer
+    """Return the tokens that are not padding, from an attention mask of the user or of `generate`."""
+    if isinstance(attention_mask, Mapping):  # one mask per layer type
         return next((valid for mask in attention_mask.values() if (valid := _valid_tokens(mask)) is not None), None)
     if isinstance(attention_mask, LazyMask):
         return attention_mask.valid_queries

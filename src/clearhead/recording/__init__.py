@@ -1,4 +1,4 @@
-"""Recordings: the attention of a model on one input, with its tokens."""
+"""Recordings of a model's attention on one text, with its tokens."""
 
 from clearhead.recording.protocol import RecordableModel, RecordsRepeatedTokens
 from clearhead.recording.recording import Address, Recording, Stack, Tokens, is_self_attention

@@ -1,8 +1,8 @@
-"""Texts that models run on by default."""
+"""Default texts for models to run on."""
 
-# One sentence, which is reordered when it is translated.
+# Translation into Japanese changes the word order of this sentence.
 EXAMPLE_SENTENCE = "My mother was cooking dinner in the kitchen when I came home from school yesterday."
-# Ordinary prose, longer than any fixed offset.
+# Ordinary prose, longer than the largest offset of a positional head.
 EXAMPLE_PASSAGES = (
     "When the ferry left the harbour, the rain had already stopped, and the old woman at the window folded her coat. "
     "She had promised her brother that she would not wait for him, but she was still looking back at the lighthouse. "

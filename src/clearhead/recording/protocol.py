@@ -1,4 +1,4 @@
-"""Protocols that a model fulfils so that it can be recorded, viewed and analyzed."""
+"""Protocols of models that can be recorded, viewed and analyzed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.recording.recording import Recording
 
 @runtime_checkable
 class RecordableModel(Protocol):
-    """A model with its tokenizer that runs on a text and returns its attention."""
+    """Model with its tokenizer that runs on a text and returns its attention."""
 
     @property
     def name(self) -> str:
@@ -26,12 +26,12 @@ class RecordableModel(Protocol):
 
     @property
     def default_text(self) -> str:
-        """Text to show the model on (default of `clearhead view` and `clearhead record`)."""
+        """Default text of `clearhead view` and `clearhead record`."""
         ...
 
     @property
     def max_interactive_tokens(self) -> int:
-        """Length, in tokens, of the longest text that takes seconds at most."""
+        """Number of tokens of the longest text that takes at most seconds."""
         ...
 
     def token_count(self, text: str) -> int:
@@ -39,23 +39,24 @@ class RecordableModel(Protocol):
         ...
 
     def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
-        """Run the model on a text, or on its words, and return its attention.
+        """Run the model on a text and return its attention.
 
         Args:
-            target: text that an encoder–decoder writes (default: what it writes greedily).
-            values: keep the values too, and always queries and keys.
+            text: a string, or a list of its words.
+            target: output of an encoder–decoder (default: its greedy output).
+            values: record the values too, and queries and keys even if the scores take less memory.
         """
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return the parameters, by which two models of one name are told apart."""
+        """Return the parameters, which distinguish two models of the same name."""
         ...
 
 
 @runtime_checkable
 class RecordsRepeatedTokens(Protocol):
-    """Optional capability of a model: running on random tokens, which show induction heads."""
+    """Optional capability of a model: recording a repeated random sequence, which reveals induction heads."""
 
     def record_repeated(self, length: int = 64, *, seed: int = 0) -> Recording:
-        """Record `length` random tokens, twice in a row."""
+        """Record a random sequence of `length` tokens, repeated once."""
         ...

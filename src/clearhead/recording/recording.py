@@ -1,4 +1,4 @@
-"""`Recording`: a model's attention on one text, by stack and layer, with the tokens on both axes."""
+"""`Recording`: a model's attention on one text, by stack and layer, with the tokens of both axes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ Address = tuple[str, int, int]  # stack, layer, head
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens along an axis: as text, which of them the tokenizer added, and the word each is a part of.
+    """Tokens along one axis of an attention matrix.
 
-    Words are numbered as they stood in the text before it was split; None for what is no part of one, or not known.
+    Attributes:
+        texts: text of each token.
+        special: True for special tokens, which the tokenizer added.
+        words: index of each token's word in the text. None for a token outside of words, or if unknown.
     """
 
     texts: tuple[str, ...]
@@ -33,7 +36,7 @@ class Tokens:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
         for index, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
             if not isinstance(text, str) or not _is_unicode(text):
-                raise ValueError(f"Tokens: texts[{index}] is {describe(text)}; expected a string of Unicode text")
+                raise ValueError(f"Tokens: texts[{index}] is {describe(text)}; expected a string of valid Unicode")
             if not isinstance(special, bool):
                 raise ValueError(f"Tokens: special[{index}] is {describe(special)}; expected True or False")
             if word is not None and (type(word) is not int or not 0 <= word < 2**31):
@@ -45,9 +48,14 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """One kind of attention in a model, layer by layer, of one text: matrices of batch 1.
+    """Layers of one kind of attention in a model, on one text.
 
-    There is at least one layer, query and key, and every layer has at least one head.
+    There is at least one layer, one query and one key. Every layer has at least one head.
+
+    Attributes:
+        layers: attention of each layer, with batch size 1.
+        queries: tokens of the query axis.
+        keys: tokens of the key axis.
     """
 
     layers: tuple[AttentionWeights, ...]
@@ -71,15 +79,20 @@ class Stack:
 
     @property
     def has_values(self) -> bool:
+        """True if every layer contains its values."""
         return all(weights.value is not None for weights in self.layers)
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Made by `record(model, text)`. `recording["decoder"].layers[3]` is an `AttentionWeights`.
+    """Attention of a model on one text, from `record(model, text)`.
 
-    Stacks are "encoder", "decoder" and "cross" where there are such, in the order in which the model runs them.
-    There is at least one.
+    `recording["decoder"].layers[3]` is an `AttentionWeights`.
+
+    Attributes:
+        model: name of the model.
+        stacks: stacks by name ("encoder", "decoder", "cross"), in the order in which the model runs them. There is at
+            least one.
     """
 
     model: str
@@ -87,7 +100,7 @@ class Recording:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not _is_unicode(self.model):
-            raise ValueError(f"Recording: model is {describe(self.model)}; expected a name in Unicode text")
+            raise ValueError(f"Recording: model is {describe(self.model)}; expected a name of valid Unicode")
         if not self.stacks:
             raise ValueError("Recording: there are no stacks; expected at least one")
         for name in self.stacks:
@@ -105,19 +118,19 @@ class Recording:
         return max(len(stack.layers) for stack in self.stacks.values())
 
     def heads(self) -> Iterator[Address]:
-        """Yield every head: (stack, layer, head)."""
+        """Yield the address (stack, layer, head) of every head."""
         for name, stack in self.stacks.items():
             for layer, weights in enumerate(stack.layers):
                 for head in range(weights.shape[1]):
                     yield name, layer, head
 
     def weights(self, address: Address) -> AttentionWeights:
-        """Return the lazy matrix of one head, [1, 1, q_len, kv_len]."""
+        """Return the attention weights of one head, [1, 1, q_len, kv_len]."""
         stack, layer, head = address
         return self[stack].layers[layer].part(heads=head)
 
     def to(self, device: torch.device | str) -> Recording:
-        """Return the recording on another device."""
+        """Return a copy of the recording on another device."""
 
         def moved(stack: Stack) -> Stack:
             return Stack(tuple(weights.to(device) for weights in stack.layers), stack.queries, stack.keys)
@@ -132,7 +145,7 @@ class Recording:
         return f"Recording({self.model!r}: {'; '.join(parts)})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file: O(n · d) numbers per layer."""
+        """Write the recording to one safetensors file, with O(n · d) numbers per layer."""
         tensors, stacks = {}, {}
         for name, stack in self.stacks.items():
             layers = []
@@ -163,8 +176,8 @@ class Recording:
 
 
 def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
-    """Yield the recordings; raise if there are none, or if they are not all of one model."""
-    if isinstance(recordings, Recording):  # which has square brackets, and would be taken for a sequence
+    """Yield the recordings; raise if there are none, or if they are of different models."""
+    if isinstance(recordings, Recording):  # has __getitem__, so iter() would accept it as a sequence
         raise TypeError("recordings is a single Recording; expected several, such as [recording]")
     model, heads = None, None
     for index, recording in enumerate(recordings):
@@ -175,7 +188,7 @@ def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
             model, heads = recording.model, addresses
         if (recording.model, addresses) != (model, heads):
             raise ValueError(
-                f"recordings[{index}] is of {recording.model!r} with {len(addresses)} heads, but recordings[0] of"
+                f"recordings[{index}] is of {recording.model!r} with {len(addresses)} heads, but recordings[0] is of"
                 f" {model!r} with {len(heads)}; expected recordings of one model"
             )
         yield recording
@@ -184,7 +197,7 @@ def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
 
 
 def is_self_attention(name: str, stack: Stack) -> bool:
-    """Return whether queries and keys are the same tokens; False for cross-attention, even from a text to its copy."""
+    """Return whether queries and keys are the same tokens. Always False for cross-attention."""
     return name != "cross" and stack.queries == stack.keys
 
 
@@ -193,5 +206,5 @@ def _tokens(fields: dict[str, list]) -> Tokens:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return False for half a surrogate pair, which JSON can hold but no file in UTF-8."""
+    """Return False for text with a lone surrogate, which UTF-8 cannot encode."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
