@@ -1,4 +1,4 @@
-"""Models by folder, GGUF file or hub id; recording a text."""
+"""Tests of loading models by folder, GGUF file or hub id, and of recording a text."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def folder(tmp_path):
     return tmp_path / "tiny"
 
 
-def test_a_folder(folder):
+def test_recordings_of_a_folder_are_the_attentions_of_the_model(folder):
     model = load(folder)
     assert model.name == "tiny"
     assert model.model.config._attn_implementation == "clearhead"
@@ -36,13 +36,13 @@ def test_a_folder(folder):
     assert record(folder, "dogs", values=True)["encoder"].has_values
 
 
-def test_words_that_are_given_are_numbered(folder):
+def test_words_are_the_indices_in_the_given_list(folder):
     axis = record(load(folder), ["the", "dogs.", "running"])["encoder"].queries
     assert axis.texts == ("[CLS]", "the", "dog", "##s", ".", "run", "##ning", "[SEP]")
     assert axis.words == (None, 0, 1, 1, 1, 2, 2, None)
 
 
-def test_a_model_and_its_tokenizer(folder):
+def test_records_a_transformers_model_with_its_tokenizer(folder):
     model = make("bert", "sdpa")
     assert record(model, "the dog", tokenizer=tokenizer())["encoder"].queries.texts[1:3] == ("the", "dog")
     assert model.config._attn_implementation == "sdpa"
@@ -51,8 +51,7 @@ def test_a_model_and_its_tokenizer(folder):
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
-def test_encoder_decoders(name):
-    """With what the model writes itself, and with what it is told to write."""
+def test_encoder_decoders_are_recorded_with_a_target_or_their_output(name):
     model, pieces = make(name), tokenizer()
     made = record(model, "the dogs run .", tokenizer=pieces, target="run , dog !")
     assert made["encoder"].queries.texts == ("[CLS]", "the", "dog", "##s", "run", ".", "[SEP]")
@@ -67,7 +66,7 @@ def test_encoder_decoders(name):
         record(make("bert"), "the dog", tokenizer=pieces, target="dog")
 
 
-def test_random_tokens_twice(folder):
+def test_record_repeated_repeats_random_tokens_once(folder):
     model = load(folder)
     axis = record_repeated(model, 5, seed=3)["encoder"].queries
     assert axis.special == (True, *[False] * 10, True)
@@ -77,7 +76,7 @@ def test_random_tokens_twice(folder):
     assert axis != record_repeated(model, 5, seed=4)["encoder"].queries
 
 
-def test_random_tokens_of_a_model_with_its_tokenizer(folder):
+def test_record_repeated_takes_a_transformers_model_with_its_tokenizer(folder):
     loaded = load(folder)
     made = record_repeated(loaded.model, 5, tokenizer=loaded.tokenizer, seed=3)
     assert made["encoder"].queries == record_repeated(loaded, 5, seed=3)["encoder"].queries
@@ -87,7 +86,7 @@ def test_random_tokens_of_a_model_with_its_tokenizer(folder):
         record_repeated("en-ja", 5)
 
 
-def test_dropout_is_no_part_of_a_recording(folder):
+def test_record_runs_without_dropout(folder):
     model = make("bert").train()
     first, second = (record(model, TEXT, tokenizer=tokenizer())["encoder"].layers[1].dense() for _ in range(2))
     assert torch.equal(first, second)
@@ -100,7 +99,7 @@ def test_unknown_words_are_not_special(folder):
     assert axis.special == (True, False, False, False, True)
 
 
-def test_layers_that_share_a_module(folder):
+def test_layers_that_share_a_module_are_recorded_separately(folder):
     torch.manual_seed(0)
     model = transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=16)).eval()
     model.set_attn_implementation("clearhead")
@@ -113,7 +112,7 @@ def test_layers_that_share_a_module(folder):
         assert torch.equal(kept.dense(), weights.dense())
 
 
-def test_models_that_read_more_than_a_text():
+def test_record_rejects_models_of_text_and_images():
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     config = transformers.CLIPConfig(
         text_config={**small, "vocab_size": 50}, vision_config={**small, "image_size": 8, "patch_size": 4}
@@ -122,7 +121,7 @@ def test_models_that_read_more_than_a_text():
         record(transformers.CLIPModel(config), "the dog", tokenizer=tokenizer())
 
 
-def test_as_many_tokens_as_there_are_positions():
+def test_record_rejects_more_tokens_than_positions():
     config = transformers.RobertaConfig(**SIZES, max_position_embeddings=14, pad_token_id=1)
     model, pieces = transformers.RobertaModel(config), tokenizer()
     assert len(record(model, "the " * 10, tokenizer=pieces)["encoder"].queries) == 12
@@ -130,7 +129,7 @@ def test_as_many_tokens_as_there_are_positions():
         record(model, "the " * 11, tokenizer=pieces)
 
 
-def test_options_for_loading_are_refused_with_a_loaded_model(folder):
+def test_rejects_load_options_with_a_loaded_model(folder):
     model = load(folder)
     for options in ({"device": "cpu"}, {"dtype": torch.float16}, {"download": True}):
         name = next(iter(options))
@@ -142,7 +141,7 @@ def test_options_for_loading_are_refused_with_a_loaded_model(folder):
     assert made["encoder"].layers[0].dtype == torch.float64
 
 
-def test_a_source_is_a_model_or_a_recording(folder, tmp_path):
+def test_load_source_returns_models_and_recordings(folder, tmp_path):
     model = load(folder)
     assert load_source(model) is model
     made = record(model, TEXT)
@@ -157,7 +156,7 @@ def test_a_source_is_a_model_or_a_recording(folder, tmp_path):
         load_source(3)
 
 
-def test_both_kinds_of_model_fulfil_the_protocol(folder):
+def test_transformers_models_and_translators_implement_the_protocol(folder):
     for model, layers in ((load(folder), 2), (load("en-ja"), 4)):
         assert isinstance(model, RecordableModel)
         assert model.layer_count == model.record(model.default_text).layer_count == layers
@@ -165,7 +164,7 @@ def test_both_kinds_of_model_fulfil_the_protocol(folder):
         assert sum(parameter.numel() for parameter in model.parameters()) > 0
 
 
-def test_bad_input(folder, tmp_path):
+def test_rejects_unreadable_models_and_wrong_texts(folder, tmp_path):
     with pytest.raises(TypeError, match=r"text is \['the', 3\]; expected a string or a list of words"):
         record(folder, ["the", 3])
     with pytest.raises(ValueError, match="BartModel has no generate\\(\\); pass target"):

@@ -1,4 +1,4 @@
-"""Checksums of safetensors files: damage anywhere is found, and the files stay plain safetensors."""
+"""Tests of checksums: readers detect damage to any byte, and the files are plain safetensors."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def path(tmp_path):
     return tmp_path / "file"
 
 
-def test_every_byte_is_covered(path):
+def test_readers_detect_damage_to_every_byte(path):
     contents = path.read_bytes()
     for offset in range(len(contents)):
         path.write_bytes(flipped(contents, offset, bit=offset % 8))
@@ -42,24 +42,24 @@ def test_every_byte_is_covered(path):
     assert facts == FACTS
 
 
-def test_damage_is_named(path):
+def test_the_error_names_the_checksum(path):
     path.write_bytes(flipped(path.read_bytes(), -1))
     with pytest.raises(ValueError, match=r"file: damaged \(its contents do not match its checksum\)$"):
         read(path)
 
 
-def test_anybody_can_read_the_file(path):
+def test_plain_safetensors_reads_the_file(path):
     assert torch.equal(load_file(path)["a"], torch.arange(7.0))
 
 
-def test_files_with_the_same_contents_are_the_same_bytes(path, tmp_path):
+def test_the_same_contents_give_the_same_bytes(path, tmp_path):
     tensors, facts = read(path)
     serialization.write(tmp_path / "again", tensors, facts)
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("entry", ["checksum", "sha256"])
-def test_a_lost_entry_does_not_pass_for_an_earlier_version(path, entry):
+def test_a_file_that_lost_one_checksum_entry_is_damaged(path, entry):
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["clearhead"])
     del facts[entry]
@@ -68,7 +68,7 @@ def test_a_lost_entry_does_not_pass_for_an_earlier_version(path, entry):
         read(path)
 
 
-def test_files_of_earlier_versions_are_read_with_a_warning(tmp_path):
+def test_files_without_checksum_are_read_with_a_warning(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "old", {"clearhead": json.dumps(FACTS)})
     with pytest.warns(UserWarning, match="old: carries no checksum"):
         tensors, _ = read(tmp_path / "old")
@@ -77,19 +77,19 @@ def test_files_of_earlier_versions_are_read_with_a_warning(tmp_path):
         read(tmp_path / "old", need_checksum=True)
 
 
-def test_only_a_file_with_the_entries_can_be_sealed(tmp_path):
+def test_seal_rejects_a_file_without_checksum_entries(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "foreign")
     with pytest.raises(ValueError, match="foreign: the metadata has no entry for a checksum"):
         checksums.seal(tmp_path / "foreign")
 
 
-def test_a_file_is_read_in_pieces(path, monkeypatch):
-    """The data are not held in memory a second time while they are checked."""
+def test_matches_reads_the_file_in_chunks(path, monkeypatch):
+    """The check does not hold a second copy of the data in memory."""
     serialization.write(path, {"a": torch.zeros(2_000_000)}, FACTS)
     largest = 0
     update = checksums.hashlib.sha256
 
-    class Watched:
+    class SpiedHash:
         def __init__(self, data):
             self.inner = update(data)
             self.digest_size, self.block_size, self.name = 32, 64, "sha256"
@@ -102,7 +102,7 @@ def test_a_file_is_read_in_pieces(path, monkeypatch):
         def hexdigest(self):
             return self.inner.hexdigest()
 
-    monkeypatch.setattr(checksums.hashlib, "sha256", Watched)
+    monkeypatch.setattr(checksums.hashlib, "sha256", SpiedHash)
     assert checksums.matches(path)
     assert 0 < largest <= 1 << 20
 
@@ -115,19 +115,19 @@ def test_tensors_that_share_memory_are_written(tmp_path):
     assert torch.equal(tensors["c"], tensor[2:4])
 
 
-def test_a_pipe_is_refused(tmp_path):
+def test_write_rejects_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="pipe: a pipe or a device; expected the name of a file"):
         serialization.write(tmp_path / "pipe", {}, FACTS)
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_folder_is_refused(tmp_path):
+def test_read_rejects_a_folder(tmp_path):
     with pytest.raises(IsADirectoryError, match="a folder; expected a file"):
         read(tmp_path)
 
 
-def test_recordings_and_tallies_are_checked(tmp_path):
+def test_weights_and_head_sums_verify_their_checksum(tmp_path):
     path = tmp_path / "file"
     weights_of(torch.eye(3)[None]).save(path)
     path.write_bytes(flipped(path.read_bytes(), -1))
@@ -142,8 +142,8 @@ def test_recordings_and_tallies_are_checked(tmp_path):
         HeadSums.load(path)
 
 
-def test_the_bundled_weights_carry_a_checksum(tmp_path):
-    translator = Translator.load()  # a warning would be an error
+def test_bundled_weights_and_recordings_have_a_checksum(tmp_path):
+    translator = Translator.load()  # pytest turns a warning about a missing checksum into an error
     translator.record("I read a book.").save(tmp_path / "book")
     (tmp_path / "book").write_bytes(flipped((tmp_path / "book").read_bytes(), -1))
     with pytest.raises(ValueError, match="book: damaged"):

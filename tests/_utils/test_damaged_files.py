@@ -1,6 +1,6 @@
-"""Damage at random places and death at every file operation: nothing wrong is read, nothing is lost.
+"""Tests with flipped bits and with crashes at every file operation: no damaged data are read, no data are lost.
 
-`pytest -m attack -s tests/_utils/test_damaged_files.py` prints what was tried and what came of it.
+`pytest -m attack -s tests/_utils/test_damaged_files.py` prints the number of attempts and their outcomes.
 """
 
 import os
@@ -53,7 +53,7 @@ def checkpoint(run):
 
 
 def refusal(action):
-    """Return the message of a refusal, "" if there was none."""
+    """Return the error message of an action, "" if it succeeds."""
     try:
         action()
     except (ValueError, OSError) as error:
@@ -61,37 +61,37 @@ def refusal(action):
     return ""
 
 
-class TestFlips:
-    @pytest.mark.parametrize("kind", ["checkpoint", "best", "recording", "weights", "tally"])
-    def test_readers_refuse_every_flip(self, kind, whole, tmp_path):
+class TestFlippedBits:
+    @pytest.mark.parametrize("kind", ["checkpoint", "best", "recording", "weights", "head sums"])
+    def test_readers_reject_every_flipped_bit(self, kind, whole, tmp_path):
         run = RunDirectory(tmp_path)
         path, read = {
             "checkpoint": (tmp_path / "last.safetensors", lambda: checkpoint(run)),
             "best": (tmp_path / "best.safetensors", run.check_best),
             "recording": (tmp_path / "r", lambda: Recording.load(path)),
             "weights": (tmp_path / "w", lambda: AttentionWeights.load(path)),
-            "tally": (tmp_path / "t", lambda: HeadSums.load(path)),
+            "head sums": (tmp_path / "s", lambda: HeadSums.load(path)),
         }[kind]
         if kind in ("checkpoint", "best"):
             path.write_bytes((whole.folder / path.name).read_bytes())
-        elif kind == "tally":
+        elif kind == "head sums":
             HeadSums("a model", {"encoder": [2]}, {"x": torch.randn(300).double()}).save(path)
         else:
             (recording(8) if kind == "recording" else weights_of(torch.eye(9)[None])).save(path)
         contents = path.read_bytes()
         read()
-        drawn, found = random.Random(kind), Counter()
-        for part, where in zip(("header", "data"), places(contents, FLIPS), strict=True):
-            for place in where:
-                path.write_bytes(flipped(contents, place, drawn.randrange(8)))
-                said = refusal(read)
-                found[part if said else f"{part}, not noticed"] += 1
-                assert "\n" not in said
-        print(f"\nflips in a {kind}: {dict(found)}")
-        assert set(found) == {"header", "data"}
+        generator, counts = random.Random(kind), Counter()
+        for part, offsets in zip(("header", "data"), places(contents, FLIPS), strict=True):
+            for offset in offsets:
+                path.write_bytes(flipped(contents, offset, generator.randrange(8)))
+                message = refusal(read)
+                counts[part if message else f"{part}, not noticed"] += 1
+                assert "\n" not in message
+        print(f"\nflipped bits in a {kind} file: {dict(counts)}")
+        assert set(counts) == {"header", "data"}
 
-    def test_a_run_ends_as_if_nothing_had_been_flipped(self, tmp_path):
-        """Stopped at step 6, damaged, and resumed: from the checkpoint before, to the same weights."""
+    def test_a_run_with_a_damaged_checkpoint_resumes_to_the_same_weights(self, tmp_path):
+        """Resume from the previous checkpoint after the last one was damaged."""
         whole, stopped = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "stopped")
         train(copying(), TINY, whole)
 
@@ -103,18 +103,18 @@ class TestFlips:
             train(copying(), TINY, stopped, callbacks=TrainingCallbacks(on_validation=stop))
         contents = (stopped.folder / "last.safetensors").read_bytes()
         header, data = places(contents, 20)
-        for number, place in enumerate([*header[:8], *data]):
-            run, said = RunDirectory(tmp_path / str(number)), []
+        for index, offset in enumerate([*header[:8], *data]):
+            run, messages = RunDirectory(tmp_path / str(index)), []
             run.folder.mkdir()
             for path in stopped.folder.iterdir():
                 (run.folder / path.name).write_bytes(path.read_bytes())
-            (run.folder / "last.safetensors").write_bytes(flipped(contents, place, number % 8))
-            train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=said.append))
-            assert said[0].startswith(f"{run.folder / 'last.safetensors'}: ")
+            (run.folder / "last.safetensors").write_bytes(flipped(contents, offset, index % 8))
+            train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
+            assert messages[0].startswith(f"{run.folder / 'last.safetensors'}: ")
             assert_same(run, whole)
-        print(f"\nresumed with a flip: 8 in the header, {len(data)} in the data, all with the same weights")
+        print(f"\nresumed with flipped bits: 8 in the header, {len(data)} in the data, all with the same weights")
 
-    def test_kept_statistics(self, tmp_path):
+    def test_damaged_results_of_jobs_are_computed_again(self, tmp_path):
         def job():
             return Job("a text", lambda: HeadSums("m", {"encoder": [1]}, {"x": torch.arange(40).double()}))
 
@@ -122,28 +122,29 @@ class TestFlips:
         (path,) = (tmp_path / "keep").iterdir()
         contents = path.read_bytes()
         header, data = places(contents, 100)
-        for place in header + data:
-            path.write_bytes(flipped(contents, place))
+        for offset in header + data:
+            path.write_bytes(flipped(contents, offset))
             with pytest.warns(UserWarning, match="it is computed again"):
-                found = run_jobs([job()], results_folder=tmp_path / "keep")
-            assert torch.equal(found.sums["x"], expected.sums["x"])
+                total = run_jobs([job()], results_folder=tmp_path / "keep")
+            assert torch.equal(total.sums["x"], expected.sums["x"])
             assert path.read_bytes() == contents
-        print(f"\nflips in kept statistics: {len(header)} in the header, {len(data)} in the data, all made again")
+        print(f"\nflipped bits in results: {len(header)} in the header, {len(data)} in the data, all computed again")
 
     @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "tokenizer.json"])
-    def test_text_files_are_refused_in_one_line_or_harmless(self, name, whole, tmp_path):
-        run, found, drawn = RunDirectory(tmp_path / "run"), Counter(), random.Random(name)
+    def test_damaged_text_files_are_rejected_in_one_line_or_harmless(self, name, whole, tmp_path):
+        run, counts, generator = RunDirectory(tmp_path / "run"), Counter(), random.Random(name)
         run.folder.mkdir()
         for path in whole.folder.iterdir():
             (run.folder / path.name).write_bytes(path.read_bytes())
         contents = (run.folder / name).read_bytes()
         for _ in range(60):
-            (run.folder / name).write_bytes(flipped(contents, drawn.randrange(len(contents)), drawn.randrange(8)))
-            said = refusal(lambda: train(DATA, run.read()[0], run, resume=True))
-            found["refused" if said else "went on"] += 1
-            assert "\n" not in said
-        print(f"\nflips in {name}: {dict(found)}")
-        assert found.total() == 60
+            offset, bit = generator.randrange(len(contents)), generator.randrange(8)
+            (run.folder / name).write_bytes(flipped(contents, offset, bit))
+            message = refusal(lambda: train(DATA, run.read()[0], run, resume=True))
+            counts["rejected" if message else "accepted"] += 1
+            assert "\n" not in message
+        print(f"\nflipped bits in {name}: {dict(counts)}")
+        assert counts.total() == 60
 
 
 def names(folder):
@@ -151,8 +152,8 @@ def names(folder):
 
 
 class TestCrashes:
-    def test_a_run_that_dies_at_any_file_operation(self, whole, tmp_path, monkeypatch):
-        """And dies again while it is resumed, at another one."""
+    def test_a_run_that_crashes_at_any_file_operation_can_be_resumed(self, whole, tmp_path, monkeypatch):
+        """Each run crashes a second time, at another operation, while it is resumed."""
         counted = RunDirectory(tmp_path / "counted")
         with operations(tmp_path, monkeypatch) as points:
             train(DATA, CONFIG, counted)
@@ -172,11 +173,11 @@ class TestCrashes:
             assert_same(run, whole)
             assert names(run.folder) == names(whole.folder), points[point]
         print(
-            f"\na run: died at {len(points)} file operations ({dict(Counter(points))}), {again} times again while"
-            f" resumed; {left} left temporary files, 0 of them after the next run; 0 differ"
+            f"\na run: crashed at {len(points)} file operations ({dict(Counter(points))}), {again} times again while"
+            f" resumed; {left} left temporary files, 0 after the next run; 0 differ"
         )
 
-    def test_a_recording_that_dies_at_any_file_operation(self, tmp_path, monkeypatch):
+    def test_saving_a_recording_that_crashes_leaves_the_old_or_the_new_file(self, tmp_path, monkeypatch):
         path = tmp_path / "r.safetensors"
         recording(3).save(path)
         old = path.read_bytes()
@@ -194,13 +195,11 @@ class TestCrashes:
             assert names(tmp_path) == ["r.safetensors"]
         assert kept["old"]
         assert kept["new"]
-        print(
-            f"\na recording: died at {len(points)} file operations; the file was {dict(kept)}; 0 temporary files left"
-        )
+        print(f"\na recording: crashed at {len(points)} file operations; file: {dict(kept)}; 0 temporary files left")
 
 
-def test_two_processes_in_one_folder(tmp_path):
-    """The second is refused; killed without warning, the first leaves nothing in the way."""
+def test_a_second_process_in_one_folder_is_refused_until_the_first_is_killed(tmp_path):
+    """The lock of a killed process does not block the next one."""
     columns = written_columns(tmp_path / "copies.tsv")
     (tmp_path / "tiny.toml").write_text(TOML.replace("steps = 12", "steps = 100000"))
     run = RunDirectory(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Evaluation mode for the length of a block."""
+"""Tests of the context manager for evaluation mode."""
 
 import pytest
 from torch import nn
@@ -6,7 +6,7 @@ from torch import nn
 from clearhead._utils.evaluating import evaluating
 
 
-def test_submodules_keep_their_modes():
+def test_submodules_get_their_modes_back():
     model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
     model[1].eval()
     before = [module.training for module in model.modules()]
@@ -15,7 +15,7 @@ def test_submodules_keep_their_modes():
     assert [module.training for module in model.modules()] == before == [True, True, False, False]
 
 
-def test_an_exception_leaves_the_model_in_training_mode():
+def test_modes_are_restored_after_an_exception():
     model = nn.Sequential(nn.Dropout())
     with pytest.raises(RuntimeError, match="lost"), evaluating(model):
         raise RuntimeError("lost")

@@ -1,4 +1,4 @@
-"""Nothing a user made is lost: files appear whole or not at all."""
+"""Tests of atomic writing: files are complete or unchanged."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ import pytest
 from clearhead._utils.files import replacing, resolve_target, write_text
 
 
-def test_written_whole_with_the_rights_of_a_new_file(tmp_path):
+def test_written_files_have_default_permissions(tmp_path):
     path = tmp_path / "page.html"
     write_text(path, "héllo")
     assert path.read_bytes() == "héllo".encode()
@@ -22,7 +22,7 @@ def test_written_whole_with_the_rights_of_a_new_file(tmp_path):
     assert path.stat().st_mode == plain.stat().st_mode
 
 
-def test_an_error_leaves_the_old_file_and_no_other(tmp_path):
+def test_an_error_keeps_the_old_file_and_removes_the_temporary_one(tmp_path):
     path = tmp_path / "kept"
     path.write_text("old")
     with pytest.raises(UnicodeEncodeError):
@@ -31,7 +31,7 @@ def test_an_error_leaves_the_old_file_and_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_stays_a_link(tmp_path):
+def test_the_target_of_a_symbolic_link_is_replaced(tmp_path):
     (tmp_path / "real").write_text("old")
     link = tmp_path / "link"
     link.symlink_to("real")
@@ -40,7 +40,7 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "real").read_text() == "new"
 
 
-def test_a_pipe_is_written_to(tmp_path):
+def test_a_pipe_is_written_to_directly(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     read: list[str] = []
@@ -52,33 +52,33 @@ def test_a_pipe_is_written_to(tmp_path):
     assert path.is_fifo()
 
 
-def test_a_link_that_leads_to_itself_is_refused(tmp_path):
+def test_a_symbolic_link_to_itself_is_rejected(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="a symbolic link that points to itself"):
         write_text(tmp_path / "loop", "x")
 
 
-def test_folders_are_refused(tmp_path):
+def test_existing_and_missing_folders_are_rejected(tmp_path):
     with pytest.raises(IsADirectoryError, match="a folder; expected the name of a file"):
         write_text(tmp_path, "x")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         write_text(tmp_path / "none" / "file", "x")
 
 
-def test_flushed_before_and_after_the_rename(tmp_path, monkeypatch):
-    done, flush, rename = [], os.fsync, Path.replace
+def test_the_file_is_flushed_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
+    calls, flush, rename = [], os.fsync, Path.replace
 
     def fsync(handle):
-        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        calls.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
         flush(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("rename"), rename(self, to))[1])
+    monkeypatch.setattr(Path, "replace", lambda self, to: (calls.append("rename"), rename(self, to))[1])
     write_text(tmp_path / "file", "x")
-    assert done == ["file", "rename", "folder"]
+    assert calls == ["file", "rename", "folder"]
 
 
-def test_the_old_file_may_be_kept(tmp_path):
+def test_backup_keeps_the_previous_file(tmp_path):
     path, old = tmp_path / "file", tmp_path / "old"
     for text in ("1", "2", "3"):
         with replacing(path, backup=old) as temporary:
@@ -86,7 +86,7 @@ def test_the_old_file_may_be_kept(tmp_path):
     assert (path.read_text(), old.read_text()) == ("3", "2")
 
 
-def test_an_error_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+def test_an_error_names_the_target_not_the_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / "page.html"
 
     def full(self, *arguments, **options):
@@ -107,30 +107,30 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path, monkeypatch):
+def test_resolve_target_rejects_a_folder_without_write_permission(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match=f"page.html: no permission to write to the folder {tmp_path}"):
         resolve_target(tmp_path / "page.html")
 
 
-def test_a_folder_that_cannot_be_listed_can_be_written_to(tmp_path, monkeypatch):
+def test_a_folder_without_read_permission_can_be_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", lambda self: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
     write_text(tmp_path / "page.html", "x")
     assert (tmp_path / "page.html").read_text() == "x"
 
 
-def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path):
+def test_an_error_without_a_filename_gets_the_target(tmp_path):
     with pytest.raises(OSError, match="page.html") as raised, replacing(tmp_path / "page.html"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert raised.value.filename == str(tmp_path / "page.html")
 
 
 class TestLeftovers:
-    """Temporary folders of processes that were killed."""
+    """Temporary folders that killed processes left behind."""
 
     @pytest.fixture
     def left(self, tmp_path):
-        """The folder that a killed process has left."""
+        """Create the temporary folder of a killed process."""
         code = (
             "import os, sys; from clearhead._utils.files import replacing\n"
             "with replacing(sys.argv[1]) as file: file.write_text('half'); os._exit(9)"
@@ -140,13 +140,13 @@ class TestLeftovers:
         assert left.name.startswith(".page.html.")
         return left
 
-    def test_removed_by_the_next_write_of_the_same_file(self, tmp_path, left):
+    def test_the_next_write_of_the_same_file_removes_them(self, tmp_path, left):
         write_text(tmp_path / "other.html", "x")
         assert left.exists()
         write_text(tmp_path / "page.html", "x")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["other.html", "page.html"]
 
-    def test_those_of_living_processes_and_of_others_stay(self, tmp_path, left):
+    def test_folders_of_running_processes_and_other_hosts_are_kept(self, tmp_path, left):
         host, suffix = left.name.removeprefix(".page.html.").split("-", 1)
         _, ending = suffix.split(".", 1)
         names = [
@@ -160,7 +160,7 @@ class TestLeftovers:
         write_text(tmp_path / "page.html", "x")
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "page.html"])
 
-    def test_an_earlier_process_with_the_same_id_is_dead(self, tmp_path, left):
+    def test_a_folder_of_an_earlier_process_with_the_same_id_is_removed(self, tmp_path, left):
         host, suffix = left.name.removeprefix(".page.html.").split("-", 1)
         left.rename(tmp_path / f".page.html.{host}-{os.getpid()}.{suffix.split('.', 1)[1]}")
         with replacing(tmp_path / "page.html") as first, replacing(tmp_path / "page.html") as second:

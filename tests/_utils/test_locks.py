@@ -1,4 +1,4 @@
-"""Locks on folders: one process at a time, named to the others, and no obstacle once it is dead."""
+"""Tests of locks on folders: one process at a time, and a killed process does not block."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_second_holder_is_refused_until_the_first_is_dead(tmp_path):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -32,20 +32,20 @@ def test_a_second_holder_is_refused_until_the_first_is_dead(tmp_path):
     finally:
         process.kill()
         process.communicate()
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", ".lock.holder"}  # of the dead process
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", ".lock.holder"}  # of the killed process
     with locked(tmp_path):
         assert (tmp_path / ".lock.holder").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_releases_it(tmp_path):
+def test_an_error_releases_the_lock(tmp_path):
     with pytest.raises(RuntimeError, match="within"), locked(tmp_path):
         raise RuntimeError("within")
     with locked(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+def test_an_error_names_the_folder_not_the_lock_file(tmp_path, monkeypatch):
     def acquire(self, blocking):
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".lock"))
 

@@ -1,4 +1,4 @@
-"""Text from files, models and users, made safe for terminals, labels and JSON."""
+"""Tests of escaping untrusted text for terminals, labels and JSON."""
 
 import json
 from io import StringIO
@@ -24,29 +24,29 @@ from support.hostile_input import NAMES, controls
         ("C:\\x1b [bold]", "C:\\x1b [bold]"),
     ],
 )
-def test_control_characters_are_escaped_and_letters_stay(text, shown):
+def test_control_characters_are_escaped_and_letters_are_kept(text, shown):
     assert printable(text) == shown
 
 
 @pytest.mark.parametrize(
     ("token", "shown"), [("a\nb", r"a\nb"), ("", '""'), (" ", '" "'), ("a\u200bb", r"a\u200bb"), ("[x]", "[x]")]
 )
-def test_a_token_is_one_visible_line(token, shown):
+def test_a_visible_token_is_one_line_without_invisible_characters(token, shown):
     assert visible_text(token) == shown
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_json_is_printable_and_reads_back(name):
+def test_json_is_printable_and_can_be_parsed(name):
     text = json_text({name: [name, 1.5, None, True]}, indent=1)
     assert not controls(text)
     assert json.loads(text) == {name: [name, 1.5, None, True]}
 
 
-def test_json_has_null_where_there_is_no_number():
+def test_json_has_null_for_nan_and_infinities():
     assert json_text([float("nan"), float("inf"), (-float("inf"), 1)]) == "[null, null, [null, 1]]"
 
 
-def test_a_plain_console_prints_markup_as_it_is_written():
+def test_a_plain_console_prints_markup_literally():
     console = PlainConsole(file=StringIO(), width=200, force_terminal=False)
     table = Table("[red]head", title="my[/model]")
     table.add_row(":smile: [/]\x1b[2J", Text("[b]"))

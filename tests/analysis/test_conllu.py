@@ -1,4 +1,4 @@
-"""Reading CoNLL-U: trees over the numbered words, and every broken line by its number."""
+"""Tests of the CoNLL-U reader: trees over the numbered words, and errors with line numbers."""
 
 import gzip
 
@@ -10,7 +10,7 @@ from support.paths import DATA
 TINY = DATA / "tiny.conllu"
 
 
-def test_words_heads_and_relations():
+def test_reads_words_heads_and_relations():
     barking, see, eaten, please = read_conllu(TINY)
     assert barking.words == ("Small", "dogs", "were", "barking", ".")
     assert barking.heads == (1, 3, 3, -1, 3)
@@ -24,13 +24,13 @@ def test_words_heads_and_relations():
     assert please.words[0] == "Größe"
 
 
-def test_packed_with_a_mark_in_front_and_other_line_ends(tmp_path):
+def test_reads_gzip_byte_order_mark_and_crlf(tmp_path):
     packed = tmp_path / "tiny.conllu.gz"
     packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + TINY.read_bytes().replace(b"\n", b"\r\n")))
     assert read_conllu(packed) == read_conllu(TINY)
 
 
-def test_the_last_empty_line_may_be_missing_and_others_too_many(tmp_path):
+def test_missing_and_extra_empty_lines_are_accepted(tmp_path):
     loose = tmp_path / "loose.conllu"
     loose.write_text("\n\n" + TINY.read_text().rstrip("\n").replace("\n\n", "\n\n\n"))
     assert read_conllu(loose) == read_conllu(TINY)
@@ -53,14 +53,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_a_broken_line_is_named(message, tmp_path):
+def test_an_invalid_line_is_rejected_with_its_number(message, tmp_path):
     path = tmp_path / "broken.conllu"
     path.write_text(f"# yes\n{GOOD}\n\n{GOOD}\n{BROKEN[message]}\n")
     with pytest.raises(ValueError, match=f"broken.conllu, line 5: {message}"):
         read_conllu(path)
 
 
-def test_what_is_no_text_is_refused(tmp_path):
+def test_invalid_utf8_gzip_and_missing_files_are_rejected(tmp_path):
     path = tmp_path / "latin.conllu"
     path.write_bytes(GOOD.encode() + b"\n\n# Gr\xf6\xdfe\n")
     with pytest.raises(ValueError, match="latin.conllu, line 3: not UTF-8"):
@@ -77,7 +77,7 @@ def test_what_is_no_text_is_refused(tmp_path):
         read_conllu(tmp_path / "missing")
 
 
-def test_a_sentence_is_checked():
+def test_sentence_rejects_wrong_lengths_and_heads():
     with pytest.raises(ValueError, match="have \\(2, 1, 2\\) entries"):
         Sentence(("a", "b"), (-1,), ("root", "dep"))
     for head in (2, -2, 1):

@@ -1,4 +1,4 @@
-"""Many texts over many processes: one result, the same as of one process, whatever dies on the way."""
+"""Tests of corpus statistics: the result does not depend on the number of processes or on crashes."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def torchrun(count, *arguments):
     return subprocess.run([*TORCHRUN, str(count), *map(str, arguments)], capture_output=True, text=True, timeout=200)
 
 
-def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
+def test_sums_of_single_texts_give_the_statistics_of_all_texts(tmp_path):
     texts = recordings(4)
     total = HeadSums.empty()
     for index, recording in enumerate(texts):
@@ -43,7 +43,7 @@ def test_tallies_add_up_to_the_statistics_of_all_texts(tmp_path):
     assert total.model == "a model"
 
 
-def test_what_was_watched_adds_up():
+def test_sums_of_summaries_give_the_means_over_all_queries():
     summaries = [corpus_statistics(recording) for recording in recordings(3)]
     total = summaries[0].to_sums("m") + summaries[1].to_sums("m") + summaries[2].to_sums("m")
     result = AttentionSummary.from_sums(total)
@@ -61,31 +61,31 @@ def jobs_of(count):
     ]
 
 
-def added_over(mesh, count):
+def statistics_over(mesh, count):
     process_group = ProcessGroup(mesh.get_local_rank(), mesh.size())
     total = run_jobs(jobs_of(count), process_group=process_group)
     return total.model, statistics_from_sums(total)
 
 
-@pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # of four ranks two have nothing to read
-def test_every_number_of_processes_gives_the_same(count, texts):
+@pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # with 4 ranks and 2 texts, two ranks have no jobs
+def test_the_result_does_not_depend_on_the_number_of_processes(count, texts):
     expected = measure_heads(recordings(texts))
     with started(count) as ranks:
-        for model, result in ranks.run(count, added_over, texts):
+        for model, result in ranks.run(count, statistics_over, texts):
             assert model == expected[0]
             assert result.keys() == expected[1].keys()
             for address, statistics in result.items():
                 for name, value in vars(expected[1][address]).items():
-                    same = value if value is None else pytest.approx(value, rel=1e-12)
-                    assert getattr(statistics, name) == same, name
+                    wanted = value if value is None else pytest.approx(value, rel=1e-12)
+                    assert getattr(statistics, name) == wanted, name
 
 
-def test_different_kinds_of_attention_are_kept_apart():
+def test_stacks_have_separate_statistics():
     recording = translation(["a", "b", "c"], ["d", "e"])
     assert statistics_from_sums(sum_statistics(recording)) == measure_heads([recording])[1]
 
 
-def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
+def test_finished_jobs_do_not_run_again_until_results_are_discarded(tmp_path):
     done = []
 
     def job(index):
@@ -107,7 +107,7 @@ def test_what_is_done_is_kept_until_it_is_forgotten(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_model_gave_is_not_taken(tmp_path):
+def test_stored_results_of_other_parameters_are_not_used(tmp_path):
     translator = Translator.load()
     first = corpus_statistics(translator, SENTENCES[:1], results_folder=tmp_path / "parts")
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_what_another_model_gave_is_not_taken(tmp_path):
     assert not torch.equal(first["encoder", 0].means["entropy"], second["encoder", 0].means["entropy"])
 
 
-def test_a_damaged_part_is_made_again(tmp_path):
+def test_a_damaged_result_is_computed_again(tmp_path):
     keep = tmp_path / "parts"
     first = run_jobs(jobs_of(2), results_folder=keep)
     for path in keep.iterdir():
@@ -127,8 +127,8 @@ def test_a_damaged_part_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing/deep/x.json", "."])
-def test_where_a_result_cannot_be_written_is_said_first(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("clearhead.cli.heads.load_source", lambda *given: pytest.fail("it was loaded"))
+def test_commands_reject_an_unwritable_output_before_loading_the_model(tmp_path, name, monkeypatch):
+    monkeypatch.setattr("clearhead.cli.heads.load_source", lambda *given: pytest.fail("the model was loaded"))
     for command in ("stats", "roles"):
         done = CliRunner().invoke(app, [command, "--model", "en-ja", "Why?", "--output", str(tmp_path / name)])
         assert done.exit_code == 2
@@ -136,14 +136,14 @@ def test_where_a_result_cannot_be_written_is_said_first(tmp_path, name, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):
+def test_after_a_killed_rank_only_unfinished_jobs_run_again(tmp_path):
     first = torchrun(2, CRASHING_RANK, tmp_path)
     assert first.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in first.stderr
     assert "SIGKILL" in first.stderr
     assert not (tmp_path / "result").exists()
     kept = len(list((tmp_path / "parts").glob("*.safetensors")))
-    assert kept == 4  # three of the one that lives, one of the other
+    assert kept == 4  # three of the surviving rank, one of the killed rank
     before = {path.name for path in tmp_path.glob("done-*")}
     second = torchrun(2, CRASHING_RANK, tmp_path)
     assert second.returncode == 0, second.stderr
@@ -155,7 +155,7 @@ def test_a_process_that_dies_is_named_and_nothing_done_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["stats", "roles"])
-def test_commands_under_torchrun(tmp_path, command):
+def test_commands_give_the_same_result_under_torchrun(tmp_path, command):
     files = []
     for index, sentence in enumerate(SENTENCES):
         (tmp_path / f"{index}.txt").write_text(sentence)

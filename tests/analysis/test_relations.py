@@ -1,4 +1,4 @@
-"""Heads against trees: word-level attention, what is visible, and choosing apart from scoring."""
+"""Tests of relation scores: attention between words, visible words, and selection on held-out sentences."""
 
 import weakref
 
@@ -13,9 +13,9 @@ from support.crafted_recordings import looking_at, recording, tokens, weights_of
 from support.paths import DATA
 
 TINY = DATA / "tiny.conllu"
-# "small dogs bark": each word hangs on the next
+# "small dogs bark": each word depends on the next
 CHAIN = Sentence(("small", "dogs", "bark"), (1, 2, -1), ("amod", "nsubj", "root"))
-# "dogs small bark": the adjective follows its noun
+# "dogs small bark": the adjective is after its noun
 TURNED = Sentence(("dogs", "small", "bark"), (2, 0, -1), ("nsubj", "amod", "root"))
 UP, DOWN = "dependent → head", "head → dependent"
 
@@ -27,19 +27,19 @@ def scores_of(recordings, sentences, minimum=1) -> dict[tuple[str, str], Relatio
 
 
 def following(sentence: Sentence, mask=None) -> Recording:
-    """Two layers of two heads; the last, (1, 1), attends from each word to its head, the others to the first word."""
+    """Return two layers of two heads. Head (1, 1) attends to the head of each word, the others to the first word."""
     count = len(sentence.words)
     first, tree = looking_at([0] * count), looking_at([max(head, 0) for head in sentence.heads])
     return recording(weights_of(torch.stack([first, first]), mask), weights_of(torch.stack([first, tree]), mask))
 
 
-def test_a_head_that_follows_the_tree_is_found():
-    sentences = [sentence for sentence in read_conllu(TINY) for _ in range(2)]  # one of each in either half
+def test_a_head_that_follows_the_tree_has_accuracy_1():
+    sentences = [sentence for sentence in read_conllu(TINY) for _ in range(2)]  # each sentence is in both halves
     scores = scores_of((following(sentence) for sentence in sentences), sentences)
     amod = scores["amod", UP]
     assert amod.address == ("encoder", 1, 1)
     assert amod.accuracy == 1
-    assert (amod.baseline, amod.offset) == (1, 1)  # Small → dogs, always the next word
+    assert (amod.baseline, amod.offset) == (1, 1)  # Small → dogs: always the next word
     assert (amod.low, amod.high) == wilson(amod.count, amod.count)
     assert "root" not in {relation for relation, _ in scores}
     assert "punct" not in {relation for relation, _ in scores}
@@ -47,19 +47,19 @@ def test_a_head_that_follows_the_tree_is_found():
 
 
 def test_counts_accuracy_and_baseline_of_a_known_corpus():
-    """Even: three chains. Odd: two chains and one turned round, which the offset misses and the head does not."""
+    """The even half has three chains. The odd half has two chains and a reversed one, where the offset is wrong."""
     sentences = [CHAIN, CHAIN, CHAIN, CHAIN, CHAIN, TURNED]
     scores = scores_of(map(following, sentences), sentences)
     amod = scores["amod", UP]
     assert (amod.address, amod.accuracy, amod.count) == (("encoder", 1, 1), 1, 3)
     assert (amod.baseline, amod.offset) == (pytest.approx(2 / 3), 1)
-    # downwards, from "dogs" to the first word: "small" in a chain, but in the turned sentence itself, so no other
+    # from "dogs" to the first word, which is "small" in a chain, but "dogs" itself in the reversed sentence
     down = scores["amod", DOWN]
     assert (down.address, down.count, down.offset) == (("encoder", 0, 0), 3, -1)
     assert down.accuracy == pytest.approx(2 / 3)
 
 
-def test_chosen_on_even_sentences_and_scored_on_odd_ones():
+def test_heads_are_selected_on_even_sentences_and_scored_on_odd_ones():
     next_word, last_word = looking_at([1, 2, 0]), looking_at([2, 0, 1])
     right_on_even = [torch.stack([next_word, last_word]), torch.stack([last_word, next_word])]
     sentences = [CHAIN] * 8
@@ -73,23 +73,23 @@ def test_chosen_on_even_sentences_and_scored_on_odd_ones():
     assert (scores["amod", UP].offset, scores["amod", UP].baseline) == (1, 0)
 
 
-def test_attention_to_a_split_word_is_summed_and_from_it_averaged():
-    """Word 0, of two pieces, hangs on word 1, of two pieces too; words 2 and 3 are whole."""
+def test_attention_is_summed_over_tokens_of_the_key_word_and_averaged_over_those_of_the_query_word():
+    """Word 0 (two tokens) depends on word 1 (two tokens); words 2 and 3 have one token each."""
     sentence = Sentence(tuple("abcd"), (1, -1, 1, 1), ("amod", "root", "obj", "obj"))
     texts = tokens(["[CLS]", "a", "a", "b", "b", "c", "d"], [None, 0, 0, 1, 1, 2, 3])
-    # its pieces give b 0.24 + 0.24, less than c to either; the first gives c more, the second d more
+    # averaged over the tokens of a, b receives 0.24 + 0.24 = 0.48, and c and d receive 0.26 each
     head = torch.full((7, 7), 1 / 7)
     head[1] = torch.tensor([0, 0, 0, 0.24, 0.24, 0.52, 0])
     head[2] = torch.tensor([0, 0, 0, 0.24, 0.24, 0, 0.52])
     scores = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [sentence] * 2)
     assert scores["amod", UP].accuracy == 1
-    # 0.26 to each of the others, once b's pieces have less than that together
+    # now b receives 0.24, less than c and d
     head[1:3, 3:5] = 0.12
     scores = scores_of([recording(weights_of(head[None]), texts=texts)] * 2, [sentence] * 2)
     assert scores["amod", UP].accuracy == 0
 
 
-def test_the_word_itself_and_what_is_no_word_are_not_chosen():
+def test_the_word_itself_and_special_tokens_are_excluded():
     texts = tokens(["[CLS]", "small", "dogs", "bark", "[SEP]"])
     row = torch.tensor([[0.3, 0.4, 0.07, 0.03, 0.2]])  # from "small": most to itself, then to the special tokens
     head = torch.cat([torch.ones(1, 5), row, torch.ones(3, 5)])
@@ -97,7 +97,7 @@ def test_the_word_itself_and_what_is_no_word_are_not_chosen():
     assert scores["amod", UP].accuracy == 1
 
 
-def test_any_dependent_of_the_relation_is_right():
+def test_any_dependent_of_the_relation_is_a_right_answer():
     sentence = Sentence(("big", "red", "dogs", "now"), (2, 2, -1, 2), ("amod", "amod", "root", "advmod"))
     for chosen, accuracy in ((0, 1), (1, 1), (3, 0)):
         head = looking_at([2, 2, chosen, 2])
@@ -108,10 +108,10 @@ def test_any_dependent_of_the_relation_is_right():
 
 
 class TestVisibility:
-    def test_in_a_causal_decoder_only_what_lies_before_is_asked_for(self):
+    def test_questions_about_later_words_are_skipped_in_a_causal_decoder(self):
         sentences = [CHAIN, TURNED] * 2
         scores = scores_of((following(sentence, Causal()) for sentence in sentences), sentences)
-        # upwards, only "small" of the turned sentences has its head before it: never on the half that chooses
+        # only "small" of the reversed sentences has its head before it, and these are all in the scored half
         assert ("amod", UP) not in scores
         assert ("nsubj", UP) not in scores
         assert scores["nsubj", DOWN].count == 2
@@ -119,24 +119,22 @@ class TestVisibility:
         scores = scores_of((following(sentence, Causal()) for sentence in turned), turned)
         assert (scores["amod", UP].count, scores["amod", UP].accuracy) == (2, 1)
 
-    def test_dependents_behind_are_no_right_answers_for_an_offset_either(self):
+    def test_later_dependents_are_not_right_answers_for_an_offset(self):
         sentence = Sentence(("a", "old", "dogs", "here"), (2, 0, -1, 2), ("amod", "dep", "root", "amod"))
-        for mask, offset in ((Causal(), -2), (None, 1)):  # 1 is nearer, and taken where it may be
+        for mask, offset in ((Causal(), -2), (None, 1)):  # the nearer offset, 1, wins if later words are visible
             scores = scores_of((following(sentence, mask) for _ in range(2)), [sentence] * 2)
             assert (scores["amod", DOWN].offset, scores["amod", DOWN].baseline) == (offset, 1)
 
-    def test_a_weight_that_rounds_to_zero_is_visible_and_a_head_without_any_has_not_chosen(self):
-        scores = torch.full((1, 1, 3, 3), -200.0)  # of which exp is 0 in float32
+    def test_words_with_underflowed_weights_are_visible_and_a_head_without_weight_is_wrong(self):
+        scores = torch.full((1, 1, 3, 3), -200.0)  # exp() underflows to 0 in float32
         scores[..., range(3), range(3)] = 0
         x = torch.zeros(1, 1, 3, 1)
         weights = attention(x, x, x, bias=scores, return_weights=True)[1]
         assert weights[0, 0, 0, 1] == 0
         scores = scores_of([recording(weights)] * 2, [CHAIN] * 2)
         assert (scores["amod", UP].count, scores["amod", UP].accuracy) == (1, 0)
-        assert (scores["amod", DOWN].count, scores["amod", DOWN].accuracy) == (
-            1,
-            0,
-        )  # the first word, had it chosen one
+        # argmax of all zeros is the first word, which would be right
+        assert (scores["amod", DOWN].count, scores["amod", DOWN].accuracy) == (1, 0)
 
 
 class TestStacks:
@@ -149,23 +147,23 @@ class TestStacks:
         stacks = {"encoder": Stack((encoder,), words, words), "decoder": Stack((decoder,), other, other)}
         return Recording("crafted", stacks | {"cross": Stack((cross,), other, words)})
 
-    def test_a_decoder_of_another_text_takes_no_part(self):
+    def test_a_decoder_with_another_text_is_not_scored(self):
         scores = relation_scores([self.model(["kleine", "Hunde", "bellen"])] * 2, [CHAIN] * 2, minimum=1)
         assert {score.address[0] for score in scores} == {"encoder"}
 
-    def test_a_decoder_of_the_same_text_has_rows_of_its_own(self):
+    def test_a_decoder_with_the_same_text_has_separate_scores(self):
         scores = relation_scores([self.model(["[BOS]", "small", "dogs", "bark"])] * 2, [CHAIN] * 2, minimum=1)
         accuracies = {(s.relation, s.direction): s.accuracy for s in scores if s.address[0] == "decoder"}
         assert accuracies == {("amod", DOWN): 1, ("nsubj", DOWN): 1}
         assert {s.address[0] for s in scores} == {"encoder", "decoder"}
 
-    def test_no_self_attention_is_refused(self):
+    def test_rejects_recordings_without_self_attention(self):
         cross = Recording("crafted", {"cross": self.model(["a", "b"])["cross"]})
         with pytest.raises(ValueError, match="recordings\\[0\\] has cross; expected self-attention"):
             relation_scores([cross], [CHAIN])
 
 
-def test_order_and_minimum():
+def test_scores_are_sorted_and_rare_relations_omitted():
     words = tuple("abcdefgh")
     relations = ("root", "obj", "obj", "obj", "advmod", "aux", "amod", "amod")
     sentence = Sentence(words, (-1, 0, 0, 0, 0, 0, 0, 0), relations)
@@ -185,7 +183,7 @@ def test_order_and_minimum():
     assert relation_scores(recordings, [sentence] * 4) == []
 
 
-def test_offsets_reach_five_words_and_start_near():
+def test_baseline_offsets_reach_five_words_in_both_directions():
     assert sorted(BASELINE_OFFSETS) == [-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]
     far = Sentence(tuple("abcdefg"), (5, 6, -1, 2, 2, 2, 2), ("amod", "aux", "root", *["dep"] * 4))
     scores = scores_of([recording(weights_of(torch.ones(1, 7, 7)))] * 2, [far] * 2)
@@ -193,15 +191,15 @@ def test_offsets_reach_five_words_and_start_near():
     assert (scores["amod", DOWN].offset, scores["amod", DOWN].baseline) == (-5, 1)
 
 
-def test_an_offset_that_leaves_the_sentence_is_not_right():
-    """Chosen where the head lies two words before; scored where that would be before the first word."""
+def test_an_offset_outside_the_sentence_is_wrong():
+    """The selected offset is −2; in the scored sentence it is before the first word."""
     choosing = Sentence(tuple("abc"), (-1, 0, 0), ("root", "dep", "amod"))
     scoring = Sentence(tuple("abc"), (-1, 0, 0), ("root", "amod", "dep"))
     scores = scores_of([recording(weights_of(torch.ones(1, 3, 3)))] * 2, [choosing, scoring])
     assert (scores["amod", UP].offset, scores["amod", UP].baseline) == (-2, 0)
 
 
-def test_wilson():
+def test_wilson_intervals_match_known_values():
     low, high = wilson(50, 100)
     assert (low, high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
     assert wilson(0, 20) == (0, pytest.approx(0.1611, abs=1e-4))
@@ -213,7 +211,7 @@ def test_recordings_are_not_kept():
 
     def made():
         for _ in range(9):
-            assert sum(ref() is not None for ref in alive) <= 1  # the one just read
+            assert sum(ref() is not None for ref in alive) <= 1  # the one read last
             one = following(CHAIN)
             alive.append(weakref.ref(one))
             yield one
@@ -223,15 +221,15 @@ def test_recordings_are_not_kept():
     assert not any(ref() for ref in alive)
 
 
-class TestBadInput:
-    def test_words_that_do_not_match(self):
+class TestArguments:
+    def test_rejects_a_recording_of_other_words(self):
         longer = Sentence((*CHAIN.words, "now"), (*CHAIN.heads, 2), (*CHAIN.relations, "advmod"))
         with pytest.raises(
             ValueError, match="recordings\\[1\\] has 3 words, but its sentence has 4 \\(small dogs bark now"
         ):
             relation_scores([following(CHAIN)] * 2, [CHAIN, longer])
 
-    def test_other_counts_and_types(self):
+    def test_rejects_wrong_counts_and_types(self):
         one = following(CHAIN)
         with pytest.raises(ValueError, match="recordings has no entries"):
             relation_scores([], [])
@@ -248,10 +246,10 @@ class TestBadInput:
         with pytest.raises(ValueError, match="minimum is 0"):
             relation_scores([one], [CHAIN], minimum=0)
 
-    def test_different_models(self):
+    def test_rejects_recordings_of_different_models(self):
         other = recording(weights_of(torch.ones(2, 3, 3)))
         with pytest.raises(ValueError, match="recordings\\[1\\] is of 'crafted' with 2 heads, but .* with 4; expected"):
             relation_scores([following(CHAIN), other], [CHAIN] * 2)
         renamed = Recording("another", following(CHAIN).stacks)
-        with pytest.raises(ValueError, match="is of 'another' with 4 heads, but recordings\\[0\\] of 'crafted'"):
+        with pytest.raises(ValueError, match="is of 'another' with 4 heads, but recordings\\[0\\] is of 'crafted'"):
             relation_scores([following(CHAIN), renamed], [CHAIN] * 2)

@@ -1,4 +1,4 @@
-"""`ablate` takes heads' contributions out, and nothing else; `head_importance` ranks heads by what that costs."""
+"""Tests of `ablate`, which removes only the given heads, and of `head_importance`."""
 
 import pytest
 import torch
@@ -10,14 +10,14 @@ from support.tiny_models import SIZES, inputs_for, make
 
 
 def without_columns(model, layer, head):
-    """The same model with the rows of W_O that a head's output meets set to 0."""
+    """Return the model with the columns of W_O that multiply a head's output set to 0."""
     projection = model.model.layers[layer].self_attn.o_proj.weight
     with torch.no_grad():
         projection[:, head * 8 : (head + 1) * 8] = 0
     return model
 
 
-def test_equals_zeros_in_the_output_projection():
+def test_ablation_equals_zeros_in_the_output_projection():
     inputs = inputs_for("llama", "right")
     model = make("llama", "sdpa")
     with torch.no_grad():
@@ -32,18 +32,18 @@ def test_equals_zeros_in_the_output_projection():
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_in_encoder_decoders_stacks_are_named():
+def test_encoder_decoders_require_the_stack():
     model, inputs = make("t5"), inputs_for("t5")
     with torch.no_grad():
         whole = model(**inputs).logits
         for stack in ("encoder", "decoder", "cross"):
             with ablate(model, {(stack, 1, 2)}):
                 assert not torch.allclose(model(**inputs).logits, whole)
-    with pytest.raises(ValueError, match=r"expected \(stack, layer, head\), with a stack of encoder, decoder, cross"):
+    with pytest.raises(ValueError, match=r"expected \(stack, layer, head\), with stack one of encoder, decoder, cross"):
         ablate(model, {(1, 2)}).__enter__()
 
 
-def test_one_of_several_layers_that_share_a_module():
+def test_layers_that_share_a_module_are_ablated_separately():
     torch.manual_seed(0)
     model = transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=16)).eval()
     ids = inputs_for("bert")["input_ids"]
@@ -58,7 +58,7 @@ def test_one_of_several_layers_that_share_a_module():
         model(input_ids=ids)
 
 
-def test_gradients_flow_past_it():
+def test_gradients_of_an_ablated_head_are_zero():
     model = make("llama")
     with ablate(model, {(0, 1)}):
         model(**inputs_for("llama")).logits.sum().backward()
@@ -67,7 +67,7 @@ def test_gradients_flow_past_it():
     assert gradient[:8].abs().max() > 0
 
 
-def test_importance_is_the_change_of_the_loss():
+def test_importance_is_the_increase_of_the_loss():
     model = make("llama").train()
     ids = inputs_for("llama")["input_ids"]
     batches = [{"input_ids": ids[:1], "labels": ids[:1]}, {"input_ids": ids[1:], "labels": ids[1:]}]
@@ -85,13 +85,13 @@ def test_importance_is_the_change_of_the_loss():
 
     best = ranked[0]
     models = make("llama", "eager"), without_columns(make("llama", "eager"), best.layer, best.head)
-    # a difference of two losses is as exact as they are
+    # the error of a difference is that of the two losses, so it scales with the loss
     assert_agrees(torch.tensor(best.change), change, *models, scale=float(loss(models[0])))
     (one,) = head_importance(model, batches, heads=[(1, 2)], progress=False)
     assert one in ranked
 
 
-def test_bad_input():
+def test_rejects_unknown_heads_and_batches_without_loss():
     model = make("llama")
     for heads, message in (
         ({(5, 0)}, "heads contains (5, 0), but decoder has layers 0 to 1"),

@@ -1,4 +1,4 @@
-"""transformers models on clearhead give what they give on transformers' own eager attention."""
+"""Tests of transformers models on clearhead against transformers' eager attention."""
 
 import pytest
 import torch
@@ -24,8 +24,11 @@ def logits(model, inputs):
         return model(**inputs).logits
 
 
-def real_rows(name, inputs, tensor):
-    """What stands at real tokens: eager gives padding queries that see nothing a mean of all values, we give 0."""
+def valid_rows(name, inputs, tensor):
+    """Return the rows that are not padding.
+
+    For padding queries without visible keys, eager returns the mean of all values and clearhead returns 0.
+    """
     mask = inputs.get("attention_mask")
     if mask is None or name in PAIRS or tensor.shape[1] != mask.shape[1]:
         return tensor
@@ -37,31 +40,31 @@ def test_outputs_and_attentions_are_those_of_eager(name, padding):
     inputs = inputs_for(name, padding)
     sizes = {"output": 0.0}
 
-    def outputs_at_real_tokens(model, inputs):
+    def outputs_at_valid_tokens(model, inputs):
         with torch.no_grad():
             outputs = model(**inputs, output_attentions=True)
         kinds = [key for key in outputs if key.endswith("attentions") and outputs[key]]
         assert len(kinds) == (3 if name in PAIRS else 1)
-        rows_by_name = {"output": real_rows(name, inputs, result(outputs))}
+        rows_by_name = {"output": valid_rows(name, inputs, result(outputs))}
         for kind in kinds:
             assert len(outputs[kind]) == 2
             for layer, weights in enumerate(outputs[kind]):
                 if model is ours:
                     assert isinstance(weights, AttentionWeights)
-                    # a weight is exp(score - lse), so an error in the last place of lse is a relative error of it
+                    # a weight is exp(score - lse), so a rounding error of lse is a relative error of the weight
                     sizes[f"{kind} {layer}"] = float(weights.lse[weights.lse > -torch.inf].abs().max())
                 rows = weights[...].transpose(1, 2)
                 hidden = kind == "encoder_attentions" and padding == "left"
-                rows = rows[inputs["attention_mask"].bool()] if hidden else real_rows(name, inputs, rows)
+                rows = rows[inputs["attention_mask"].bool()] if hidden else valid_rows(name, inputs, rows)
                 rows_by_name[f"{kind} {layer}"] = rows
         return rows_by_name
 
     ours = make(name)
-    got = outputs_at_real_tokens(ours, inputs)
-    assert_agrees(got, outputs_at_real_tokens, make(name, "eager"), inputs, scale=sizes)
+    got = outputs_at_valid_tokens(ours, inputs)
+    assert_agrees(got, outputs_at_valid_tokens, make(name, "eager"), inputs, scale=sizes)
 
 
-def test_attentions_as_people_write_them():
+def test_attentions_support_indexing_stack_and_sum():
     model, inputs = make("llama"), inputs_for("llama")
     with torch.no_grad():
         outputs = model(**inputs, output_attentions=True)
@@ -76,7 +79,7 @@ def test_attentions_as_people_write_them():
 @pytest.mark.parametrize(
     "options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}, {"use_cache": False}], ids=str
 )
-def test_greedy_generation(name, options):
+def test_greedy_generation_is_that_of_eager(name, options):
     inputs = inputs_for(name, "left" if name in DECODERS else "right")
     inputs.pop("decoder_input_ids", None)
     texts = [
@@ -87,10 +90,10 @@ def test_greedy_generation(name, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=str)
-def test_attentions_of_each_new_token(options):
-    """Static caches overwrite keys in place; what was handed out must not change."""
+def test_attentions_of_each_new_token_are_those_of_eager(options):
+    """Static caches overwrite keys in place; attentions that were returned before must not change."""
 
-    def attentions_of_real_tokens(model, inputs):
+    def attentions_of_valid_tokens(model, inputs):
         run = model.generate(
             **inputs, max_new_tokens=5, do_sample=False, output_attentions=True, return_dict_in_generate=True, **options
         )
@@ -99,12 +102,12 @@ def test_attentions_of_each_new_token(options):
         return [[w[:, :, 3:] if w.shape[2] > 1 else w for w in layers] for layers in steps]
 
     inputs = inputs_for("llama", "left")
-    got = attentions_of_real_tokens(make("llama"), inputs)
-    assert_agrees(got, attentions_of_real_tokens, make("llama", "eager"), inputs)
+    got = attentions_of_valid_tokens(make("llama"), inputs)
+    assert_agrees(got, attentions_of_valid_tokens, make("llama", "eager"), inputs)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "bart", "vit"])
-def test_gradients_in_training_mode(name):
+def test_gradients_in_training_mode_are_those_of_eager(name):
     def gradients_of_a_sum(model, inputs):
         without_dropout(model)
         output = result(model(**inputs))
@@ -125,15 +128,15 @@ def without_dropout(model):
                 setattr(owner, attribute, 0.0)
 
 
-def test_dropout_is_used_in_training():
+def test_dropout_is_applied_in_training():
     model = make("gpt2").train()
     torch.manual_seed(0)
     one, other = (result(model(**inputs_for("gpt2"))) for _ in range(2))
     assert not torch.allclose(one, other)
 
 
-def test_packed_sequences():
-    """Two texts in one row, told apart by their position ids: each as if it were alone."""
+def test_packed_texts_give_the_outputs_of_single_texts():
+    """Position ids that restart at 0 separate two texts in one row."""
     model = make("llama")
     ids = torch.randint(3, VOCABULARY, (1, LENGTH))
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
@@ -150,7 +153,7 @@ def test_packed_sequences():
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_a_text_in_chunks_through_a_cache(name):
+def test_prefill_in_chunks_gives_the_outputs_of_one_pass(name):
     model = make(name)
     ids = inputs_for(name)["input_ids"]
     with torch.no_grad():
@@ -161,8 +164,7 @@ def test_a_text_in_chunks_through_a_cache(name):
     assert_agrees(in_chunks, logits, make(name, "eager"), {"input_ids": ids})
 
 
-def test_masks_of_the_users_own():
-    """A bool mask of four axes, and one to be added."""
+def test_bool_and_additive_masks_of_the_user():
     ids = inputs_for("llama")["input_ids"]
     allowed = torch.rand(2, 1, LENGTH, LENGTH) > 0.4
     allowed |= torch.eye(LENGTH, dtype=torch.bool)
@@ -172,15 +174,15 @@ def test_masks_of_the_users_own():
         assert_agrees(got, logits, make("llama", "eager"), {"input_ids": ids, "attention_mask": added})
 
 
-def test_compiled():
+def test_compiled_model_gives_the_outputs_of_eager():
     model, inputs = make("llama"), inputs_for("llama", "left")
     compiled = logits(torch.compile(model, backend="aot_eager"), inputs)
     assert_agrees(compiled[:, 3:], lambda *given: logits(*given)[:, 3:], make("llama", "eager"), inputs)
     torch._dynamo.reset()
 
 
-def test_no_mask_is_built():
-    """Neither windows nor padding make anything of size n × n."""
+def test_masks_of_100_000_tokens_are_lazy():
+    """Neither windows nor padding create a tensor of size n × n."""
     config = make("mistral").config
     embeddings = torch.zeros(2, 100_000, 4)
     padding = torch.ones(2, 100_000, dtype=torch.long)
@@ -200,19 +202,19 @@ def test_no_mask_is_built():
         ("cache", object()),
     ],
 )
-def test_arguments_that_are_not_known_are_refused(name, given):
+def test_rejects_arguments_that_change_attention(name, given):
     x = torch.randn(1, 2, 3, 4)
     with pytest.raises(ValueError, match=name):
         attention_forward(torch.nn.Module(), x, x, x, None, **{name: given})
     attention_forward(torch.nn.Module(), x, x, x, None, **{name: None}, position_ids=torch.arange(3), use_cache=True)
 
 
-def test_none_means_causal_from_the_first_key_on():
+def test_a_missing_mask_means_causal_unless_is_causal_is_false():
     x = torch.randn(1, 2, 3, 4)
     longer = torch.randn(1, 2, 5, 4)
     module = torch.nn.Module()
-    for said, causal in ((None, True), (True, True), (False, False)):
-        _, weights = attention_forward(module, x, longer, longer, None, is_causal=said)
+    for is_causal, causal in ((None, True), (True, True), (False, False)):
+        _, weights = attention_forward(module, x, longer, longer, None, is_causal=is_causal)
         assert (weights[0, 0, 0] > 0).tolist() == ([True] + [False] * 4 if causal else [True] * 5)
     _, weights = attention_forward(module, x[:, :, :1], longer, longer, None)
     assert (weights[0, 0, 0] > 0).all()
@@ -222,15 +224,15 @@ def test_none_means_causal_from_the_first_key_on():
     assert (weights[0, 0, 2] > 0).tolist() == [False, True, True, False, False]
 
 
-class TestModules:
+class TestAttentionModules:
     @pytest.mark.parametrize("name", MAKERS)
-    def test_numbered_by_stack(self, name):
+    def test_layers_are_numbered_by_stack(self, name):
         modules = attention_modules(make(name))
         stacks = ["encoder", "decoder", "cross"] if name in PAIRS else ["decoder" if name in DECODERS else "encoder"]
         assert sorted((a.stack, a.layer) for a in modules) == sorted((s, i) for s in stacks for i in range(2))
         assert all(attention.heads == 4 for attention in modules)
 
-    def test_two_towers(self):
+    def test_stacks_of_two_towers_have_prefixes(self):
         sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
         config = transformers.CLIPConfig(
             text_config={**sizes, "vocab_size": 50}, vision_config={**sizes, "image_size": 8, "patch_size": 4}
@@ -240,7 +242,7 @@ class TestModules:
             "vision encoder",
         ]
 
-    def test_models_with_attention_of_their_own_are_refused(self):
+    def test_rejects_models_without_the_attention_interface(self):
         model = GPTJModel(GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=2, rotary_dim=4))
         with pytest.raises(ValueError, match="GPTJModel does not use transformers' AttentionInterface"):
             attention_modules(model)
@@ -248,8 +250,8 @@ class TestModules:
             attention_modules(torch.nn.Linear(2, 2))
 
 
-def test_encoders_take_padding_as_padding():
-    """So that torch's fused kernel can have it."""
+def test_padding_masks_of_encoders_become_padding():
+    """Torch's fused kernel supports `Padding`."""
     for name in ENCODERS:
         with torch.no_grad():
             outputs = make(name)(**inputs_for(name, "right"), output_attentions=True)
@@ -270,7 +272,7 @@ def sizes(**more):
     ],
     ids=["splinter", "nllb-moe"],
 )
-def test_modules_that_do_not_say_whether_they_are_causal(model, config):
+def test_outputs_of_modules_without_is_causal_are_those_of_eager(model, config):
     torch.manual_seed(0)
     model = model(config).eval()
     ids = inputs_for("llama")["input_ids"]
@@ -287,8 +289,7 @@ def test_modules_that_do_not_say_whether_they_are_causal(model, config):
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "bart"])
-def test_gradient_checkpointing(name):
-    """What is computed again in the backward pass is what was computed before."""
+def test_gradient_checkpointing_gives_the_same_gradients(name):
 
     def gradients_of_a_mean(model, inputs):
         without_dropout(model)
@@ -297,22 +298,22 @@ def test_gradient_checkpointing(name):
 
     model = make(name).train()
     model.gradient_checkpointing_enable()
-    # the first pass, without gradients, may go to another kernel
+    # the first forward pass runs without gradients and may use another kernel
     assert_agrees(
         gradients_of_a_mean(model, inputs_for(name)), gradients_of_a_mean, make(name).train(), inputs_for(name)
     )
 
 
-def test_a_mask_of_whole_numbers_is_refused():
+def test_rejects_an_integer_mask():
     mask = torch.ones(LENGTH, LENGTH).tril().long().expand(2, 1, LENGTH, LENGTH)
     with pytest.raises(ValueError, match="dtype torch.int64; expected bool"):
         make("llama")(input_ids=inputs_for("llama")["input_ids"], attention_mask=mask)
 
 
-def test_parts_with_attention_of_their_own_are_named():
+def test_warns_about_submodules_without_the_attention_interface():
     config = transformers.LongT5Config(
         vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=4
     )
-    with pytest.warns(UserWarning, match="LongT5ForConditionalGeneration has .*LongT5LocalAttention, which run"):
+    with pytest.warns(UserWarning, match="LongT5ForConditionalGeneration contains .*LongT5LocalAttention, which do"):
         modules = attention_modules(transformers.LongT5ForConditionalGeneration(config))
     assert {attention.stack for attention in modules} == {"decoder", "cross"}

@@ -1,4 +1,4 @@
-"""transformers' mask functions, recognised: the same cells as its own `sdpa_mask` makes, without making them."""
+"""Tests of the translation of transformers' mask functions: the cells are those of its `sdpa_mask`."""
 
 import pytest
 import torch
@@ -11,10 +11,6 @@ from clearhead.huggingface.lazy_mask import LazyMask, make_mask
 from clearhead.ops.masks import Causal, Dense, Padding, PrecomputedMask, Window
 
 BATCH, LONGEST = 2, 24
-
-
-def blocks(*numbers):
-    return torch.tensor([numbers, numbers[::-1]])
 
 
 def odd_keys(batch, head, query, key):
@@ -43,7 +39,7 @@ UNKNOWN = {"odd keys": odd_keys, "next to": next_to, "either": theirs.or_masks(t
 
 
 def paddings():
-    """None, right, left, both sides, holes."""
+    """Yield masks without padding, and with padding on the right, left, both sides, inside, and everywhere."""
     keys = torch.arange(LONGEST)
     yield from (None, torch.ones(BATCH, LONGEST))
     yield torch.stack([keys < 9, keys < 24])
@@ -54,7 +50,7 @@ def paddings():
 
 
 @given(st.data())
-def test_the_same_cells(data):
+def test_lazy_masks_have_the_cells_of_sdpa_mask(data):
     name = data.draw(st.sampled_from([*FUNCTIONS, *UNKNOWN]))
     function = (FUNCTIONS | UNKNOWN)[name]
     kv_offset = data.draw(st.integers(0, 6))
@@ -71,7 +67,7 @@ def test_the_same_cells(data):
     assert isinstance(got, LazyMask)
     assert got.shape == expected.shape
     assert torch.equal(got.dense(), expected)
-    # where transformers may leave a mask out, ours is there all the same: what None means is for the module to know
+    # a lazy mask is also returned where sdpa_mask may return None, whose meaning depends on the module
     assert torch.equal(make_mask(*sizes, **call, allow_is_bidirectional_skip=True).dense(), expected)
 
 
@@ -79,7 +75,7 @@ def test_the_same_cells(data):
     ("name", "kind"),
     [("causal", Causal), ("bidirectional", type(None)), ("window", Window), ("window both ways", Window)],
 )
-def test_recognised(name, kind):
+def test_known_functions_become_masks_without_evaluation(name, kind):
     extent = MaskExtent(BATCH, 8, 8, 0, 0, torch.device("cpu"))
     assert type(translate(FUNCTIONS[name], extent)) is kind
 
@@ -96,7 +92,7 @@ def test_unknown_functions_are_evaluated(name, monkeypatch):
     assert torch.equal(allowed, theirs.sdpa_mask(BATCH, 9, 9, mask_function=UNKNOWN[name], allow_is_causal_skip=False))
 
 
-def test_free_places_of_a_static_cache_need_no_mask():
+def test_free_slots_of_a_static_cache_add_no_padding_mask():
     first = make_mask(2, 4, 16, 0, 0, attention_mask=torch.ones(2, 4, dtype=torch.bool))
     assert isinstance(first.mask, Causal)
     later = make_mask(2, 1, 16, torch.tensor(6), 0, attention_mask=torch.ones(2, 7, dtype=torch.bool))
@@ -104,7 +100,7 @@ def test_free_places_of_a_static_cache_need_no_mask():
     assert later.dense().sum(dim=-1).flatten().tolist() == [7, 7]
 
 
-def test_numbers_that_come_again_are_not_one_group():
+def test_groups_that_are_not_contiguous_are_evaluated():
     function = theirs.packed_sequence_mask_function(torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]]))
     with pytest.raises(UnknownFunctionError):
         translate(function, MaskExtent(2, 4, 4, 0, 0, torch.device("cpu")))
@@ -113,8 +109,8 @@ def test_numbers_that_come_again_are_not_one_group():
     assert torch.equal(mask.dense(), expected)
 
 
-def test_a_window_of_no_keys():
-    """Qwen2-MoE makes one for no layer."""
+def test_a_window_of_size_0_hides_every_key():
+    """Qwen2-MoE creates such a mask, although no layer uses it."""
     function = theirs.sliding_window_causal_mask_function(0)
     assert not make_mask(2, 4, 4, mask_function=function).dense().any()
 
@@ -127,7 +123,7 @@ class TestLazyMask:
         mask = torch.tensor([[0, 1, 1, 1, 1, 1], [1] * 6]).bool()
         return theirs.eager_mask(2, 4, 6, 2, 0, attention_mask=mask)
 
-    def test_computes_as_the_mask_of_eager(self):
+    def test_arithmetic_gives_the_results_of_the_eager_mask(self):
         lazy, eager = self.lazy(), self.eager()
         assert lazy.dtype == eager.dtype == torch.float32
         scores = torch.randn(2, 3, 4, 6)
@@ -139,7 +135,7 @@ class TestLazyMask:
         assert torch.equal(scores.masked_fill(lazy.bool(), -1.0), scores.masked_fill(eager.bool(), -1.0))
         assert "Causal() & Padding.left" in repr(lazy)
 
-    def test_stays_a_mask_when_cells_are_rearranged(self):
+    def test_rearranged_cells_are_still_a_mask(self):
         lazy, eager = self.lazy(), self.eager()
         for change in (
             lambda mask: mask[:, :, 1:3, :4],
@@ -153,23 +149,23 @@ class TestLazyMask:
         assert isinstance(lazy[:, :, 1:3, :4], LazyMask)
         assert isinstance(lazy.to("cpu", copy=True), LazyMask)
 
-    def test_compiled_code_gets_the_mask_of_eager(self, monkeypatch):
+    def test_compiled_code_gets_the_eager_mask(self, monkeypatch):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert torch.equal(self.lazy(), self.eager())
 
-    def test_stays_as_it_is_where_nothing_changes(self):
+    def test_full_slices_and_detach_keep_the_mask(self):
         lazy = self.lazy()
         for same in (lazy[:, :, :, :6], lazy.detach()):
             assert isinstance(same, LazyMask)
             assert same.mask is lazy.mask
             assert torch.equal(same.dense(), lazy.dense())
 
-    def test_is_not_changed_in_place(self):
+    def test_rejects_changes_in_place(self):
         with pytest.raises(RuntimeError, match="in place"):
             self.lazy().fill_(True)
 
 
-def test_padding_on_either_side():
+def test_padding_on_either_side_becomes_padding():
     for side, allowed in (("right", [True, True, False]), ("left", [False, True, True])):
         mask = make_mask(
             1, 3, 3, mask_function=theirs.bidirectional_mask_function, attention_mask=torch.tensor([allowed])

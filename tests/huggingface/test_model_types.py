@@ -1,4 +1,4 @@
-"""A sample of transformers' model types on clearhead; `python benchmarks/model_types.py` runs all of them."""
+"""Tests of a sample of transformers' model types; `python benchmarks/model_types.py` runs all of them."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_outputs_are_those_of_eager(model_type):
     assert (outcome.calls > 0) == (model_type in INTERFACE)
 
 
-def test_models_with_their_own_attention_say_so():
+def test_models_with_their_own_attention_warn_and_give_the_outputs_of_eager():
     _warn_of_own_attention.cache_clear()
     config = MptConfig(vocab_size=100, d_model=32, n_layers=2, n_heads=4)
     ids = torch.arange(1, 8)[None]
@@ -37,7 +37,7 @@ def test_models_with_their_own_attention_say_so():
 
 
 @pytest.mark.parametrize("name", ["labels", "special_tokens_mask"])
-def test_inputs_that_eager_ignores_are_ignored(name):
+def test_arguments_that_eager_ignores_are_ignored(name):
     sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = transformers.LlamaModel(transformers.LlamaConfig(**sizes, intermediate_size=48)).eval()
     model.set_attn_implementation("clearhead")

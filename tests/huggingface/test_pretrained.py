@@ -1,4 +1,4 @@
-"""Real pretrained models: the same numbers as eager attention, and the heads they are known for."""
+"""Tests with pretrained models: outputs as exact as those of eager attention, and known heads."""
 
 import pytest
 import torch
@@ -15,25 +15,25 @@ TEXTS = [EXAMPLE_PASSAGES[0], "A short one."]
 
 
 def assert_as_exact_as_eager(model, inputs):
-    """Compare the outputs and the attentions at real queries."""
-    real = inputs["attention_mask"].bool()
+    """Compare the outputs and the attentions at queries that are not padding."""
+    valid = inputs["attention_mask"].bool()
 
     def outputs_of(model):
         with torch.no_grad():
             outputs = model(**inputs, output_attentions=True)
-        states = outputs.last_hidden_state[real]
-        return [states, *(weights[...].transpose(1, 2)[real] for weights in outputs.attentions)], outputs
+        states = outputs.last_hidden_state[valid]
+        return [states, *(weights[...].transpose(1, 2)[valid] for weights in outputs.attentions)], outputs
 
     model.set_attn_implementation("clearhead")
     got, outputs = outputs_of(model)
-    # a weight is exp(score - lse), so an error in the last place of lse is a relative error of it
+    # a weight is exp(score - lse), so a rounding error of lse is a relative error of the weight
     sizes = [float(w.lse[w.lse > -torch.inf].abs().max()) for w in outputs.attentions]
     model.set_attn_implementation("eager")
     assert_agrees(got, lambda model: outputs_of(model)[0], model, scale=[0.0, *sizes])
     model.set_attn_implementation("clearhead")
 
 
-def test_minilm():
+def test_minilm_matches_eager_and_has_a_previous_token_head():
     folder = minilm()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=torch.float32)
     assert_as_exact_as_eager(model.eval(), tokenizer(TEXTS, padding=True, return_tensors="pt"))
@@ -46,8 +46,8 @@ def test_minilm():
 
 
 @pytest.mark.slow
-def test_smollm2():
-    """Loading it takes half a minute: transformers reads GGUF files in Python."""
+def test_smollm2_matches_eager_and_has_induction_heads():
+    """Slow, because transformers reads GGUF files in Python (half a minute)."""
     loaded = load(smollm2())
     loaded.tokenizer.padding_side = "left"
     inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -58,7 +58,7 @@ def test_smollm2():
     assert roles.top("previous")[0][1] > 0.5
 
 
-def test_recordings_are_what_roles_are_found_in(tmp_path):
+def test_head_roles_of_a_saved_recording(tmp_path):
     from clearhead import Recording, record
 
     record(minilm(), EXAMPLE_PASSAGES[1]).save(tmp_path / "kept.safetensors")

@@ -1,4 +1,4 @@
-"""Whisper's token timestamps on clearhead: those that eager attention gives, and the model stays on clearhead."""
+"""Tests of Whisper's token timestamps: they are those of eager attention, and the model stays on clearhead."""
 
 import pytest
 import torch
@@ -7,7 +7,9 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 from clearhead.huggingface import watch
 
 FRAMES, BINS = 3000, 8
-pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # transformers hands numpy a tensor
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array_wrap__:DeprecationWarning"
+)  # transformers passes a tensor to numpy
 
 
 def whisper(implementation):
@@ -23,7 +25,7 @@ def whisper(implementation):
             if parameter.ndim == 2:
                 parameter.mul_(8)
     settings = {"alignment_heads": [[0, 1], [1, 2]], "no_timestamps_token_id": 50, "is_multilingual": False}
-    settings |= {"suppress_tokens": list(range(50, 64)), "max_length": None}  # ordinary tokens only, and no early end
+    settings |= {"suppress_tokens": list(range(50, 64)), "max_length": None}  # only ordinary tokens, so no early end
     for name, value in settings.items():
         setattr(model.generation_config, name, value)
     return model
@@ -51,15 +53,15 @@ def test_token_timestamps_are_those_of_eager(beams):
     assert ours["token_timestamps"].unique().numel() > 2
 
 
-def test_watched_while_it_finds_timestamps():
+def test_watch_observes_generation_with_timestamps():
     model = whisper("sdpa")
-    with watch(model, entropy=True) as seen:
+    with watch(model, entropy=True) as summary:
         model.generate(**sound(), max_new_tokens=5, do_sample=False, return_token_timestamps=True)
-    assert len(seen["cross", 1].calls) >= 5
+    assert len(summary["cross", 1].calls) >= 5
 
 
-def test_other_implementations_are_left_alone():
-    """transformers switches sdpa to eager; that is not ours to change."""
+def test_other_implementations_are_not_restored():
+    """With sdpa, transformers switches to eager and stays there."""
     model = whisper("sdpa")
     model.generate(**sound(), max_new_tokens=3, do_sample=False, return_token_timestamps=True)
     assert model.config._attn_implementation == "eager"

@@ -1,4 +1,4 @@
-"""Recordings: a model's attention on a text, kept, saved and read again."""
+"""Tests of recordings: access to heads, files, and checks of damaged files."""
 
 import json
 
@@ -32,7 +32,7 @@ def recording():
     return Recording("a model", stacks)
 
 
-def test_what_it_holds():
+def test_heads_weights_and_repr():
     made = recording()
     assert len(list(made.heads())) == (2 + 1 + 1) * 3
     assert torch.equal(made.weights(("encoder", 1, 2)).dense(), made["encoder"].layers[1].dense()[:, 2:])
@@ -45,7 +45,7 @@ def test_what_it_holds():
     assert made.to("cpu")["cross"].keys == made["cross"].keys
 
 
-def test_saved_and_read_again(tmp_path):
+def test_save_and_load_round_trip(tmp_path):
     made, path = recording(), tmp_path / "recording.safetensors"
     made.save(path)
     read = Recording.load(path)
@@ -60,13 +60,13 @@ def test_saved_and_read_again(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_without_values():
+def test_without_values_keeps_the_shape():
     kept = weights(3, 3).without_values()
     assert kept.value is None
     assert kept.shape == (1, 3, 3, 3)
 
 
-def test_foreign_and_broken_files(tmp_path):
+def test_load_rejects_missing_foreign_and_damaged_files(tmp_path):
     path = tmp_path / "file.safetensors"
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         Recording.load(path)
@@ -89,7 +89,7 @@ def test_foreign_and_broken_files(tmp_path):
 
 
 def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
-    """A recording's file, with queries and keys, and with something in it that `save` never writes."""
+    """Write a recording with queries and keys, and with changes that `save` never makes."""
     axis = tokens(*"abcdefghi")
     Recording("a model", {"decoder": Stack((weights(9, 9, mask=Causal()),), axis, axis)}).save(path)
     with safe_open(str(path), framework="pt") as file:
@@ -100,7 +100,7 @@ def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         ({"facts": lambda header: [header]}, "not saved by Recording.save"),
         ({"facts": lambda header: {**header, "version": "2"}}, "format version '2', but this clearhead reads 1 to 1"),
@@ -140,10 +140,10 @@ def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
         ({"facts": lambda header: numbered(header)}, "damaged .Tokens: texts.0. is 0; expected a string"),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage, says):
+def test_load_rejects_a_damaged_file_in_one_line(tmp_path, damage, message):
     path = tmp_path / "file.safetensors"
     changed(path, **damage)
-    with pytest.raises(ValueError, match=says) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         Recording.load(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
@@ -168,22 +168,22 @@ def numbered(facts):
 
 
 def cut(tensors, part):
-    """The last axis of some tensors one shorter."""
+    """Return the tensors with the last axis of `part` shortened by one."""
     return {
         name: value[..., :-1].contiguous() if name.endswith(f".{part}") else value for name, value in tensors.items()
     }
 
 
-def test_shapes_are_checked():
+def test_stack_and_tokens_reject_wrong_lengths():
     with pytest.raises(ValueError, match="layer 0 is .1, 3, 4, 4., but there are 3 query tokens"):
         Stack((weights(4, 4),), tokens("a", "b", "c"), tokens("a", "b", "c", "d"))
     with pytest.raises(ValueError, match="Tokens: texts, special and words"):
         Tokens(("a",), (False, True), (None,))
 
 
-def test_a_recording_has_heads_tokens_layers_and_stacks():
+def test_empty_stacks_layers_and_tokens_are_rejected():
     axis, none = tokens("a", "b"), tokens()
-    for make, says in (
+    for make, message in (
         (lambda: Recording("m", {}), "Recording: there are no stacks; expected at least one"),
         (lambda: Stack((), axis, axis), "Stack: there are no layers; expected at least one"),
         (lambda: Stack((weights(2, 2),), none, axis), "Stack: there are no query tokens; expected at least one"),
@@ -194,12 +194,12 @@ def test_a_recording_has_heads_tokens_layers_and_stacks():
             "a stack is named '.x00'; expected printable",
         ),
     ):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             make()
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "says"),
+    ("part", "value", "message"),
     [
         ("texts", 3, "texts.1. is 3; expected a string of valid Unicode"),
         ("texts", "\ud800", "texts.1. is '.ud800'; expected a string of valid Unicode"),
@@ -211,15 +211,15 @@ def test_a_recording_has_heads_tokens_layers_and_stacks():
         ("words", 2**63, "words.1. is 9223372036854775808"),
     ],
 )
-def test_tokens_have_texts_flags_and_words(part, value, says):
+def test_tokens_reject_wrong_entries(part, value, message):
     parts = {"texts": ("a", "b"), "special": (True, False), "words": (0, None)}
     parts[part] = (parts[part][0], value)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         Tokens(**parts)
 
 
 def with_tensor(path, name, change):
-    """A recording's file with one tensor of its first layer changed."""
+    """Write a recording with one tensor of its first layer changed."""
     recording().save(path)
     tensors, facts = serialization.read(path, FORMAT, VERSION, "cpu")
     tensors[f"encoder.0.{name}"] = change(tensors[f"encoder.0.{name}"])
@@ -227,7 +227,7 @@ def with_tensor(path, name, change):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "says"),
+    ("name", "change", "message"),
     [
         (
             "query",
@@ -241,17 +241,17 @@ def with_tensor(path, name, change):
         ("query_start", lambda value: value - 2**62, "query_start is out of range"),
     ],
 )
-def test_tensors_that_nothing_can_be_computed_from_are_refused(tmp_path, name, change, says):
+def test_load_rejects_tensors_of_wrong_dtype_shape_or_range(tmp_path, name, change, message):
     path = tmp_path / "file.safetensors"
     with_tensor(path, name, change)
-    with pytest.raises(ValueError, match=f"file.safetensors: saved by Recording.save, but damaged .{says}"):
+    with pytest.raises(ValueError, match=f"file.safetensors: saved by Recording.save, but damaged .{message}"):
         Recording.load(path)
 
 
 @pytest.mark.parametrize(
     "facts", [{"scale": float("nan")}, {"scale": float("inf")}, {"softcap": 0.0}, {"scale": 10**400}]
 )
-def test_factors_that_nothing_can_be_computed_with_are_refused(tmp_path, facts):
+def test_load_rejects_invalid_scale_and_softcap(tmp_path, facts):
     path = tmp_path / "file.safetensors"
     recording().save(path)
     tensors, header = serialization.read(path, FORMAT, VERSION, "cpu")
