@@ -38,7 +38,8 @@ def load(
         download: download the model from the hub if it is not in the local cache.
 
     Raises:
-        ValueError: if there is no such model, or if clearhead cannot read its attention.
+        FileNotFoundError: if a GGUF file is missing, or a folder has no `config.json`.
+        ValueError: if no such model exists, its files are damaged, or clearhead cannot read its attention.
     """
     if str(name) in BUNDLED_MODELS or RunDirectory(Path(name)).is_run:
         if dtype not in (None, torch.float32):
@@ -89,8 +90,8 @@ def record(
 
     Args:
         model: a model from `load`, a name that `load` accepts, or a transformers model (pass its `tokenizer` too).
-        text: a string, or a list of words, which are joined by spaces. With a list, `Tokens.words` holds the index of
-            each token's word.
+        text: a string, or a list of words, which are joined by spaces. With a list, `Tokens.words` contains the index
+            of each token's word.
         tokenizer: tokenizer of a transformers model.
         target: output of an encoder–decoder (default: its greedy output).
         values: record the values too, which are required for each key's contribution to the output. Also keeps queries

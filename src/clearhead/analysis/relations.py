@@ -57,8 +57,8 @@ def relation_scores(
 ) -> list[RelationScore]:
     """Return the best head of each self-attention stack for every relation, in both directions.
 
-    There is one question per dependent (is the word with the most attention its head?) and one per word with dependents
-    of a relation (is the word with the most attention one of them?).
+    For each dependent the question is: is the word with the most attention its head? For each word with dependents of
+    a relation it is: is the word with the most attention one of them?
 
     Attention between two words is summed over the tokens of the attended word and averaged over those of the attending
     word. The argmax excludes the word itself and special tokens. A head without weight on other words counts as wrong.

@@ -148,8 +148,8 @@ def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationS
     either end.
 
     The induction score covers the L queries of the second copy. The same token occurs L positions earlier, and the key
-    after it is L − 1 positions earlier. The last query of the first copy also has a key L − 1 positions earlier, but
-    its token has not occurred before, so it is not counted.
+    after it is L − 1 positions earlier. The last query of the first copy also has a key L − 1 positions earlier. It is
+    not counted, because its token has not occurred before.
 
     Args:
         recordings: recordings of one model. They are read in one pass and not kept, so a generator saves memory.

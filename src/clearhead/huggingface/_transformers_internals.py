@@ -86,7 +86,7 @@ def makes_masks(module_class: type[nn.Module]) -> bool:
     """Return whether the modeling code of a module imports transformers' mask functions.
 
     clearhead's mask function never returns None. If the code imports mask functions, None therefore comes from the
-    model itself and allows every key, as in eager attention; BridgeTower relies on this in modules with
+    model itself and allows every key, as in eager attention. BridgeTower relies on this in modules with
     `is_causal = True`. Otherwise None has the meaning that sdpa gives it: causal if the module's `is_causal` is True.
     """
     names = vars(sys.modules[module_class.__module__]) if module_class.__module__ in sys.modules else {}
