@@ -87,7 +87,7 @@ def _row(location: str, line_number: int, line: str, expected_id: int) -> list[_
 
 
 def _sentence(path: str | os.PathLike[str], rows: list[_Row]) -> list[Sentence]:
-    """Return the sentence on these lines; an empty list if there are none, as between two empty lines."""
+    """Return the sentence on these lines; an empty list without lines, as between two empty lines."""
     for word_id, row in enumerate(rows, start=1):
         if row.head > len(rows) or row.head == word_id:
             raise ValueError(

@@ -37,7 +37,7 @@ def watch(
     `means` exclude them.
 
     Within the block the model uses the implementation "clearhead"; afterwards it uses the previous one again. A `watch`
-    observes the calls of its own thread, and those of threads that have not entered a `watch` on the model.
+    observes the calls of the thread that entered it, and those of threads that have not entered a `watch` on the model.
 
     Args:
         model: a transformers model.

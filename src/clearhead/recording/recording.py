@@ -176,7 +176,7 @@ class Recording:
 
 
 def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
-    """Yield the recordings; raise if there are none, or if they are of different models."""
+    """Yield the recordings; raise if there is not at least one, or if they are of different models."""
     if isinstance(recordings, Recording):  # has __getitem__, so iter() would accept it as a sequence
         raise TypeError("recordings is a single Recording; expected several, such as [recording]")
     model, heads = None, None
