@@ -20,8 +20,9 @@ EXTRAS = {
 def needs_extra(extra: str, feature: str) -> Iterator[None]:
     """Turn a failed import of a package into an error that names the extra to install.
 
-    >>> with needs_extra("view", "clearhead view"):
-    ...     import bokeh
+    Examples:
+        >>> with needs_extra("view", "clearhead view"):
+        ...     import bokeh
     """
     try:
         yield

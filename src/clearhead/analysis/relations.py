@@ -270,8 +270,9 @@ def _pairs(recordings: Iterable[Recording], sentences: Iterable[Sentence]) -> It
 def wilson(right: int, count: int) -> tuple[float, float]:
     """Return the 95 % Wilson interval of a proportion, which is also valid for small and extreme counts.
 
-    >>> [round(end, 3) for end in wilson(9, 10)]
-    [0.596, 0.982]
+    Examples:
+        >>> [round(end, 3) for end in wilson(9, 10)]
+        [0.596, 0.982]
     """
     share, spread = right / count, Z_95 * Z_95 / count
     middle = (share + spread / 2) / (1 + spread)
