@@ -75,7 +75,7 @@ print(json.dumps({
         ("explain", "song", "--format", "toml"),
         ("translate", "The dog barked."),
         ("train", "--output", "run", "--steps", "1"),
-        ("stats", "--model", "somebody/something", "a text"),
+        ("stats", "--model", "someone/something", "a text"),
     )},
 }))
 """
@@ -86,7 +86,7 @@ MISSING = {
     "explain song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
     "translate The dog barked.": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "train --output run --steps 1": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
-    "stats --model somebody/something a text": "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'",
+    "stats --model someone/something a text": "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'",
 }
 
 
@@ -230,7 +230,7 @@ def test_wheel_works_with_base_dependencies_only(tmp_path):
         ("view", "view"),
         ("explain song --format html", "explain"),
         ("translate Hello", "translate"),
-        ("stats --model somebody/something text", "hf"),
+        ("stats --model someone/something text", "hf"),
     ):
         result = run("clearhead", *line.split())
         assert result.returncode == 2

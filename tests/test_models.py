@@ -169,8 +169,8 @@ def test_rejects_unreadable_models_and_wrong_texts(folder, tmp_path):
         record(folder, ["the", 3])
     with pytest.raises(ValueError, match="BartModel has no generate\\(\\); pass target"):
         record(make("bart").model, "the dog", tokenizer=tokenizer())
-    with pytest.raises(ValueError, match="nobody/nothing: there is no such folder or file.*--download"):
-        load("nobody/nothing")
+    with pytest.raises(ValueError, match="no-one/nothing: there is no such folder or file.*--download"):
+        load("no-one/nothing")
     with pytest.raises(FileNotFoundError, match="a folder without config.json"):
         load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"m\.gguf: there is no such file"):

@@ -7,9 +7,11 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from typer.testing import CliRunner
 
 import clearhead
@@ -100,10 +102,16 @@ def test_doctest_finds_examples():
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 
 
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+def page_parameters() -> Iterator[ParameterSet]:
+    """Yield the pages with Python blocks, marked if they load a pretrained model."""
+    for path in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
+        text = path.read_text()
+        if "```python" in text:
+            marks = [pytest.mark.pretrained] if "MiniLM" in text else []
+            yield pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", page_parameters())
 def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
     """Run all blocks of a page in order, in one namespace, in a folder that contains the model they load."""
     monkeypatch.chdir(tmp_path)
@@ -114,6 +122,7 @@ def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
         exec(compile(block, path.name, "exec"), namespace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.name)
 def test_examples_run(path):
     assert run(str(path)).stdout

@@ -12,7 +12,7 @@ from clearhead import Causal, torch_compat
 from clearhead.torch_compat import MultiheadAttention
 from support.numerics import assert_matches
 from support.peers import assert_agrees, truth_of
-from support.torch_layers import BATCH, HEADS, KEYS, QUERIES, every_option, pair
+from support.torch_layers import BATCH, HEADS, KEYS, OPTIONS, QUERIES, every_option, pair
 
 
 def tensors(module: nn.MultiheadAttention, batched: bool = True) -> list[torch.Tensor]:
@@ -269,7 +269,13 @@ class TestNested:
 
 
 class TestAsModule:
-    @every_option
+    @pytest.mark.parametrize(
+        "options",
+        [
+            pytest.param(value, id=name, marks=[] if name == "all" else pytest.mark.slow)
+            for name, value in OPTIONS.items()
+        ],
+    )
     def test_compiled_output_matches_torch(self, options):
         torch._dynamo.reset()
         theirs, ours = pair(options)

@@ -67,7 +67,8 @@ def statistics_over(mesh, count):
     return total.model, statistics_from_sums(total)
 
 
-@pytest.mark.parametrize(("count", "texts"), [(2, 5), (4, 2)])  # with 4 ranks and 2 texts, two ranks have no jobs
+# with 4 ranks and 2 texts, two ranks have no jobs
+@pytest.mark.parametrize(("count", "texts"), [(2, 5), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_the_result_does_not_depend_on_the_number_of_processes(count, texts):
     expected = measure_heads(recordings(texts))
     with started(count) as ranks:
@@ -136,6 +137,7 @@ def test_commands_reject_an_unwritable_output_before_loading_the_model(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_after_a_killed_rank_only_unfinished_jobs_run_again(tmp_path):
     first = torchrun(2, CRASHING_RANK, tmp_path)
     assert first.returncode != 0
@@ -154,6 +156,7 @@ def test_after_a_killed_rank_only_unfinished_jobs_run_again(tmp_path):
     assert not (tmp_path / "parts").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["stats", "roles"])
 def test_commands_give_the_same_result_under_torchrun(tmp_path, command):
     files = []

@@ -77,7 +77,7 @@ def test_rejects_invalid_arguments_in_one_line(folder, tmp_path):
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "bad.conllu").write_text("1\tonly\ttwo\n")
     for arguments, message in (
-        (("stats", "--model", "nobody/nothing"), "nobody/nothing: there is no such folder or file"),
+        (("stats", "--model", "no-one/nothing"), "no-one/nothing: there is no such folder or file"),
         (("stats", "--model", folder, TEXT, "--layers", "7"), "--layers is '7', but the layers are 0 to 1"),
         (("stats", "--model", folder, TEXT, "--layers", "x"), "--layers is 'x'; expected numbers and ranges"),
         (("stats", "--model", folder, "--file", tmp_path / "none.txt"), "none.txt"),

@@ -173,7 +173,7 @@ def compare_models(mesh):
             assert_near(logits, expected_logits)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sharded_transformer_matches_the_unsharded_model(ranks, count):
     ranks.run(count, compare_models)
 

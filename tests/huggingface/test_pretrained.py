@@ -11,6 +11,7 @@ from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from support.peers import assert_agrees
 from support.pretrained import minilm, smollm2
 
+pytestmark = pytest.mark.pretrained
 TEXTS = [EXAMPLE_PASSAGES[0], "A short one."]
 
 
@@ -45,9 +46,7 @@ def test_minilm_matches_eager_and_has_a_previous_token_head():
     assert roles.labels(best)[0] == "positional −1"
 
 
-@pytest.mark.slow
 def test_smollm2_matches_eager_and_has_induction_heads():
-    """Slow, because transformers reads GGUF files in Python (half a minute)."""
     loaded = load(smollm2())
     loaded.tokenizer.padding_side = "left"
     inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")

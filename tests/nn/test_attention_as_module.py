@@ -25,6 +25,7 @@ def empty_compile_cache():
 
 @pytest.mark.usefixtures("empty_compile_cache")
 class TestAsModule:
+    @pytest.mark.slow
     @every_option
     def test_compiled_output_matches_eager(self, options):
         layer = make(options).eval()

@@ -18,6 +18,7 @@ from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.training import train
 from support.toy_training import TOML, WORDS, weights, written_columns
 
+pytestmark = pytest.mark.slow
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "clearhead", "train"]
 
 

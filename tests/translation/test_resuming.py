@@ -120,6 +120,7 @@ class TestResuming:
             train(copying(), TINY, run)
         assert checkpoint_state(run)["step"] == 0
 
+    @pytest.mark.slow
     def test_a_run_killed_before_any_rename_resumes(self, tmp_path, monkeypatch):
         """Files change only by renaming: a run killed before any rename can be resumed or started again."""
         data, config = copying(10, 2), changed(steps=4, validate_every=2)
@@ -155,6 +156,7 @@ class TestResuming:
             train(data, config, run, resume=count >= 2)
             assert_same(run, complete_run)
 
+    @pytest.mark.slow
     def test_a_run_killed_by_sigkill_resumes(self, tmp_path):
         """The run is a separate process, killed in its second epoch or later."""
         columns = written_columns(tmp_path / "copies.tsv")

@@ -187,6 +187,7 @@ def test_websockets_require_the_origin_and_the_cookie(viewer, origin, with_cooki
         assert connection.getresponse().status == (101 if opens else 403)
 
 
+@pytest.mark.slow
 def test_serves_fifty_clients_at_once(viewer):
     tokens = [page_token(viewer) for _ in range(50)]
     headers = {"Origin": f"http://127.0.0.1:{viewer.port}", "Cookie": cookie(viewer)}
