@@ -1,4 +1,4 @@
-"""Bad input: an error that names the argument, what it was and what was expected."""
+"""Tests of invalid arguments: errors name the argument, its value and the expected value."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def call(query=X, key=X, value=X, **options):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "message"),
     [
         ({"query": [1.0]}, TypeError, "query is a list; expected a tensor [batch, heads, length, dim]"),
         ({"key": X[0]}, ValueError, "key has 3 axes, shape (6, 5, 7); expected 4"),
@@ -41,7 +41,7 @@ def call(query=X, key=X, value=X, **options):
         (
             {"bias": torch.ones(5, 5) > 0},
             TypeError,
-            "bias has dtype torch.bool; expected a float dtype; a bool tensor is",
+            "bias has dtype torch.bool; expected a float dtype; pass a bool tensor as `mask`",
         ),
         (
             {"bias": torch.ones(3, 5, 5)},
@@ -69,33 +69,37 @@ def call(query=X, key=X, value=X, **options):
             ValueError,
             "backend is 'fast'; expected 'auto' or one of 'sdpa', 'triton', 'streaming', 'reference'",
         ),
-        ({"backend": "sdpa", "softcap": 3.0}, ValueError, "backend 'sdpa' cannot do this: softcap is not supported"),
+        (
+            {"backend": "sdpa", "softcap": 3.0},
+            ValueError,
+            "backend 'sdpa' does not support this call: softcap is not supported",
+        ),
         (
             {"backend": "sdpa", "value": X[..., :3], "dropout": 0.5},
             ValueError,
-            "cannot do this: value_dim 3 is not key_dim 7; dropout",
+            "does not support this call: value_dim 3 is not key_dim 7; dropout",
         ),
     ],
 )
-def test_attention_refuses(arguments, error, says):
+def test_attention_rejects_invalid_arguments(arguments, error, message):
     with pytest.raises(error) as caught:
         call(**arguments)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_alibi_refuses():
-    for slopes, error, says in (
+def test_alibi_rejects_invalid_slopes():
+    for slopes, error, message in (
         ([[1.0]], ValueError, "shape (1, 1)"),
         (torch.ones(3).long(), TypeError, "int64"),
         ([float("inf")], ValueError, "finite"),
     ):
         with pytest.raises(error) as caught:
             ALiBi(slopes)
-        assert says in str(caught.value)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("use", "error", "says"),
+    ("use", "error", "message"),
     [
         (lambda w: w[2], IndexError, "index 2 is out of range for batch of size 2"),
         (lambda w: w[0, 0, 0, 0, 0], IndexError, "too many indices: 5"),
@@ -136,8 +140,8 @@ def test_alibi_refuses():
         (lambda w: w.zero_(), AttributeError, "no attribute 'zero_'"),
     ],
 )
-def test_weights_refuse(use, error, says):
+def test_weights_reject_invalid_arguments(use, error, message):
     _, weights = call(return_weights=True)
     with pytest.raises(error) as caught:
         use(weights)
-    assert says in str(caught.value)
+    assert message in str(caught.value)

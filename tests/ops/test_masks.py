@@ -1,4 +1,4 @@
-"""Masks: what they say, cell by cell; how they lower; how they read."""
+"""Tests of masks: allowed cells, lowering to key ranges, caching, repr and validation."""
 
 import pickle
 import sys
@@ -21,14 +21,14 @@ SHAPE = (2, 3, 7, 11)
 
 @given(mask=masks(*SHAPE), start=st.one_of(st.none(), st.integers(-9, 13)))
 @settings(max_examples=300)
-def test_every_mask_says_what_its_definition_says(mask, start):
+def test_dense_mask_matches_its_definition(mask, start):
     batch, _, q_len, kv_len = SHAPE
     expected = brute_force(mask, SHAPE, [kv_len - q_len if start is None else start] * batch)
     assert torch.equal(mask.dense(q_len, kv_len, start).expand(SHAPE), expected)
 
 
 @given(mask=masks(*SHAPE), starts=st.lists(st.integers(-9, 13), min_size=2, max_size=2))
-def test_query_start_per_sequence(mask, starts):
+def test_query_start_per_sequence_matches_the_definition(mask, starts):
     _, _, q_len, kv_len = SHAPE
     expected = brute_force(mask, SHAPE, starts)
     assert torch.equal(mask.dense(q_len, kv_len, torch.tensor(starts)).expand(SHAPE), expected)
@@ -55,13 +55,13 @@ def test_ranges_are_sorted_disjoint_and_within_the_keys(mask):
     [Causal(), Window(2), Padding([3, 5]), Padding.left([3, 5]), Documents([3, 4]), Prefix(2)],
     ids=repr,
 )
-def test_one_range_unless_a_union_makes_more(mask):
+def test_only_unions_have_more_than_one_range(mask):
     assert mask.ranges(7, 11).shape[:2] == (1, 2)
     assert (mask & Causal() & Prefix(9)).ranges(7, 11).shape[0] == 1
     assert (mask | Prefix(1)).ranges(7, 11).shape[0] == 2
 
 
-def test_dense_only_where_a_dense_takes_part():
+def test_only_dense_masks_lower_to_a_dense_part():
     dense = Dense(torch.ones(7, 11, dtype=torch.bool))
     both = (dense & Causal()).lower(query_positions(7, 11), 11)
     assert both.ranges is not None
@@ -70,7 +70,7 @@ def test_dense_only_where_a_dense_takes_part():
         (dense | Causal()).ranges(7, 11)
 
 
-def test_a_mask_costs_memory_in_proportion_to_n():
+def test_memory_of_ranges_is_linear_in_n():
     mask = Window(before=4095) | (Causal() & Prefix(4) & Documents([2**19] * 2))
     assert mask.ranges(2**20, 2**20).numel() == 2 * 2 * 2**20
 
@@ -79,7 +79,7 @@ def test_more_queries_than_keys_leave_rows_empty():
     assert Causal().picture(4, 2) == ". .\n. .\nx .\nx x"
 
 
-def test_pictures():
+def test_picture_draws_allowed_keys():
     assert Causal().picture(3) == "x . .\nx x .\nx x x"
     assert Causal().picture(2, 4) == "x x x .\nx x x x"
     assert Causal().picture(2, 4, query_start=0) == "x . . .\nx x . ."
@@ -90,14 +90,14 @@ def test_pictures():
         Causal().picture(100)
 
 
-def test_counts_of_any_size():
+def test_huge_lengths_do_not_overflow():
     assert Window(sys.maxsize, after=sys.maxsize).dense(3, 3).all()
     assert Prefix(2**70).dense(3, 3).all()
     assert Documents([2**62, 2**62, 5]).dense(3, 3).all()
 
 
-def test_a_window_counts_its_own_position():
-    """Window(before=W − 1) is what Hugging Face and Keras call a sliding window of W."""
+def test_window_includes_the_position_of_the_query():
+    """Hugging Face and Keras call Window(before=W − 1) a sliding window of W."""
     assert Window(before=2).dense(9, 9)[0, 0].sum(dim=-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
 
 
@@ -121,12 +121,12 @@ def test_repr_reads_like_the_code(text):
     assert repr(eval(text)) == text
 
 
-def test_repr_of_what_is_long_or_dense():
+def test_repr_shortens_long_lengths_and_dense_tensors():
     assert repr(Padding(range(20))) == "Padding([0, 1, 2, 3, 4, 5, 6, 7, … 20 in all])"
     assert repr(Dense(torch.ones(3, 1, dtype=torch.bool))) == "Dense(<bool [1, 1, 3, 1]>)"
 
 
-def test_a_mask_used_again_is_not_lowered_again():
+def test_lowered_mask_is_cached():
     mask, x = Causal() & Documents([3, 4]), torch.randn(1, 2, 7, 4)
     with torch.inference_mode():
         first = build_call(x, x, x, mask=mask).lower()
@@ -135,7 +135,7 @@ def test_a_mask_used_again_is_not_lowered_again():
     assert build_call(x[:, :, :5], x, x, mask=mask).lower().ranges.shape[-1] == 5
     again = build_call(x, x, x, mask=mask).lower()
     assert torch.equal(again.ranges, first.ranges)
-    # what was kept in inference mode serves a call with gradients
+    # a result cached in inference mode can be used in a call with gradients
     leaf = x.clone().requires_grad_()
     attention(leaf, x, x, mask=mask, backend="streaming").sum().backward()
     assert leaf.grad is not None
@@ -143,10 +143,10 @@ def test_a_mask_used_again_is_not_lowered_again():
     assert torch.equal(build_call(x, x, x, mask=copied).lower().ranges, first.ranges)
 
 
-def test_hidden_keys_are_made_once_for_the_fused_kernel(monkeypatch):
+def test_hidden_keys_of_the_fused_kernel_are_cached(monkeypatch):
     mask, x = Padding([5, 3]), torch.randn(2, 1, 7, 4)
     lowered, lower = [], Padding.lower
-    monkeypatch.setattr(Padding, "lower", lambda self, *where: lowered.append(where) or lower(self, *where))
+    monkeypatch.setattr(Padding, "lower", lambda self, *args: lowered.append(args) or lower(self, *args))
     with torch.inference_mode():
         first = attention(x, x, x, mask=mask, backend="sdpa")
     leaf = x.clone().requires_grad_()
@@ -160,7 +160,7 @@ def test_hidden_keys_are_made_once_for_the_fused_kernel(monkeypatch):
     assert_agrees(changed, lambda x: attention(x, x, x, mask=Padding([2, 2]), backend="reference"), x)
 
 
-def test_what_is_kept_of_a_mask_is_not_taken_for_another():
+def test_cache_ignores_fake_tensors_and_in_place_changes():
     x, causal, mask = torch.randn(1, 1, 7, 4), Causal(), Padding([5])
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(x)
@@ -171,7 +171,7 @@ def test_what_is_kept_of_a_mask_is_not_taken_for_another():
     assert build_call(x, x, x, mask=mask).lower().ranges[0, 1].tolist() == [[3] * 7]
 
 
-def test_a_dense_mask_is_read_anew_each_time():
+def test_dense_mask_is_not_cached():
     allowed, x = torch.ones(3, 3, dtype=torch.bool), torch.randn(1, 1, 3, 4)
     mask = Dense(allowed) & Causal()
     before = attention(x, x, x, mask=mask)
@@ -179,7 +179,7 @@ def test_a_dense_mask_is_read_anew_each_time():
     assert not torch.equal(attention(x, x, x, mask=mask), before)
 
 
-def test_masks_do_not_change_when_their_lengths_do():
+def test_masks_copy_their_lengths():
     lengths = torch.tensor([3, 5])
     mask = Padding(lengths)
     lengths += 1
@@ -187,9 +187,9 @@ def test_masks_do_not_change_when_their_lengths_do():
 
 
 @pytest.mark.parametrize(
-    ("build", "error", "says"),
+    ("build", "error", "message"),
     [
-        (lambda: Padding([3, -1]), ValueError, "Padding: lengths has -1 in it; expected 0 or more"),
+        (lambda: Padding([3, -1]), ValueError, "Padding: lengths contains -1; expected 0 or more"),
         (lambda: Padding([1.5]), TypeError, "Padding: lengths has dtype torch.float32; expected whole numbers"),
         (
             lambda: Padding([[1], [2]]),
@@ -198,7 +198,7 @@ def test_masks_do_not_change_when_their_lengths_do():
         ),
         (lambda: Padding("ab"), TypeError, "Padding: lengths is 'ab'; expected whole numbers"),
         (lambda: Padding([1], side="up"), ValueError, "Padding: side is 'up'; expected 'left' or 'right'"),
-        (lambda: Documents([3, -2]), ValueError, "Documents: lengths has -2 in it"),
+        (lambda: Documents([3, -2]), ValueError, "Documents: lengths contains -2"),
         (lambda: Documents([]), ValueError, "Documents: lengths has shape (0,)"),
         (lambda: Window(-1), ValueError, "Window: before is -1; expected a whole number of at least 0"),
         (lambda: Window(1, after=-2), ValueError, "Window: after is -2; expected a whole number of at least 0"),
@@ -207,10 +207,10 @@ def test_masks_do_not_change_when_their_lengths_do():
         (lambda: Dense(torch.ones(3, 3)), TypeError, "Dense: allowed has dtype torch.float32; expected torch.bool"),
         (lambda: Dense([[True]]), TypeError, "Dense: allowed is a list; expected a bool tensor"),
         (lambda: Dense(torch.ones(1, 1, 1, 1, 1, dtype=torch.bool)), ValueError, "Dense: allowed has 5 axes"),
-        (lambda: Causal() & 3, TypeError, "the other side of & is 3; expected a mask"),
+        (lambda: Causal() & 3, TypeError, "right operand of & is 3; expected a mask"),
     ],
 )
-def test_bad_values_are_refused_when_the_mask_is_built(build, error, says):
+def test_masks_reject_invalid_arguments(build, error, message):
     with pytest.raises(error) as caught:
         build()
-    assert says in str(caught.value)
+    assert message in str(caught.value)

@@ -1,6 +1,6 @@
-"""An attention call as a custom op: one node in a compiled graph, with a gradient.
+"""Custom op for an attention call: one node in a compiled graph, with a gradient.
 
-A custom op takes tensors and numbers, not objects. `AttentionCall.parts()` gives them in the order of `PARTS`.
+A custom op takes tensors and numbers, not objects. `AttentionCall.parts()` returns them in the order of `PARTS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA = ", ".join(f"{part.schema} {name}" for name, part in PARTS.items())
 
 
 class Gradients(NamedTuple):
-    """Gradients of the differentiable parts; of size 0 where a part is absent or its gradient is not needed."""
+    """Gradients of the differentiable parts; a tensor of size 0 if a part is absent or needs no gradient."""
 
     query: Tensor
     key: Tensor
@@ -54,14 +54,14 @@ def flatten(call: AttentionCall) -> tuple[Any, ...]:
 
 
 def unflatten(*arguments: Any) -> AttentionCall:
-    """Return the call that `flatten` took apart."""
+    """Build a call from the arguments of a custom op; the inverse of `flatten`."""
     parts = dict(zip(PARTS, arguments, strict=True))
     masked = parts["ranges"] is not None or parts["dense"] is not None
     return AttentionCall.from_parts(parts, "precomputed mask" if masked else None)
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """A gradient as it is, whose own gradient is refused."""
+    """Identity for a gradient; raises an error if the gradient is differentiated again."""
 
     @staticmethod
     def forward(gradient, *anchors):
@@ -74,18 +74,20 @@ class _OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         raise RuntimeError(
-            "the gradient of a gradient of attention() is known to one backend only; give it backend='reference'"
+            "the second derivative of attention() is supported by one backend only; pass backend='reference'"
         )
 
 
 def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[AttentionCall], tuple[Tensor, Tensor]]:
-    """Return a function of a call that gives output and log-sum-exp.
+    """Return a function that computes output and log-sum-exp of a call.
 
-    Where it is traced it is the custom op `clearhead::{name}`. Elsewhere the dispatcher is left out, because it takes
-    longer than a small problem does.
+    When traced, the function is the custom op `clearhead::{name}`. Otherwise it bypasses torch's dispatcher, which
+    takes longer than a small call.
 
     Args:
-        backward: called with the call, the results, and whether the bias needs a gradient.
+        name: name of the custom op.
+        forward: takes a call, returns output and log-sum-exp.
+        backward: takes a call, the results, and whether the bias needs a gradient; returns all gradients.
     """
 
     @without_autocast
@@ -138,7 +140,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
                 gradients = differentiate(ctx, grad_output, grad_lse)
             if not torch.is_grad_enabled():
                 return gradients
-            # a second derivative may be asked for: it is not implemented, and must not silently be 0
+            # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
             anchors = [tensor for tensor in ctx.saved_tensors if tensor is not None and tensor.requires_grad]
             return tuple(
                 None if gradient is None else _OnceDifferentiable.apply(gradient, *anchors) for gradient in gradients
@@ -158,7 +160,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
 
 def _save_for_backward(ctx, inputs, output):
-    tensors, ctx.numbers = inputs[: len(TENSORS)], inputs[len(TENSORS) :]  # `PARTS` has the tensors first
+    tensors, ctx.numbers = inputs[: len(TENSORS)], inputs[len(TENSORS) :]  # tensors come first in `PARTS`
     ctx.save_for_backward(*tensors, *output)
 
 

@@ -1,7 +1,7 @@
-"""Which weights dropout keeps: a function of (seed, batch, head, query, key) alone.
+"""Dropout mask: a function of (seed, batch, head, query, key).
 
-Counter-based, so that no mask is stored, the backward pass meets the same one, and every backend, whatever its tiles,
-drops the same weights for the same seed.
+It is counter-based: no mask is stored, and the backward pass computes the same mask again. Every backend drops the
+same weights for the same seed, whatever its tile sizes.
 """
 
 import torch
@@ -15,7 +15,14 @@ def keep_mask(
     rows: Int[Tensor, "*rows"],
     keys: Int[Tensor, " keys"],
 ) -> Bool[Tensor, "*rows keys"]:
-    """Whether each weight survives. `rows` numbers the matrix's rows: (batch · heads + head) · q_len + query."""
+    """Return which weights are kept.
+
+    Args:
+        seed: two random integers.
+        dropout: probability that a weight is dropped.
+        rows: indices of rows of the matrix, (batch · total_heads + head) · q_len + query.
+        keys: indices of keys.
+    """
     low, high = seed.to(rows.device).int()
     row_hash = _mix(_mix(rows.int() ^ low) ^ (rows >> 32).int() ^ high)
     key_hash = _mix(keys.int() * 0x27D4EB2F)
@@ -24,7 +31,7 @@ def keep_mask(
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of int32 that scatters neighbours (two rounds of xor-shift and odd multiplication, wrapping)."""
+    """Hash int32 with a bijection that scatters neighbors: two rounds of xor-shift and odd multiplication, wrapping."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * 0x7FEB352D
     x = x ^ ((x >> 15) & 0x1FFFF)
@@ -33,7 +40,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def row_indices(batch: slice, heads: Int[Tensor, "*heads"], rows: slice, total_heads: int, q_len: int) -> Tensor:
-    """Row numbers `[batch, *heads, rows]` of one block of the matrix."""
+    """Return the row indices `[batch, *heads, rows]` of one block of the matrix."""
     device = heads.device
     sequences = torch.arange(batch.start, batch.stop, device=device).view(-1, *[1] * heads.ndim)
     return (sequences * total_heads + heads)[..., None] * q_len + torch.arange(rows.start, rows.stop, device=device)

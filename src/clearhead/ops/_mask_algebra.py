@@ -1,4 +1,4 @@
-"""`Mask`, the form kernels read it in, and the operators `&` and `|`."""
+"""Base class `Mask`, its lowered form for kernels, and the operators `&` and `|`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PICTURE_SIDE = 64
 def query_positions(
     q_len: int, kv_len: int, query_start: int | Tensor | None = None, device: torch.device | str | None = None
 ) -> Int[Tensor, "batch q_len"]:
-    """Return positions of queries among the keys: `[1, q_len]`, or `[batch, q_len]` for one start per sequence."""
+    """Return the positions of queries among the keys: `[1, q_len]`, or `[batch, q_len]` with a start per sequence."""
     if isinstance(query_start, Tensor):
         return query_start.to(device).long()[:, None] + torch.arange(q_len, device=device)
     start = kv_len - q_len if query_start is None else query_start
@@ -27,16 +27,16 @@ def query_positions(
 
 
 class Mask:
-    """Base of all masks, with `&`, `|`, `ranges`, `dense` and `picture`."""
+    """Base class of all masks. Masks combine with `&` and `|`."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The user's own tensors that take part: those of `Dense`."""
+        """Tensors of the user that the mask reads: those of its `Dense` parts."""
         return ()
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Counters that in-place changes of the mask's tensors raise."""
+        """Version counters of the mask's tensors, which every in-place change increments."""
         return ()
 
     @property
@@ -46,7 +46,7 @@ class Mask:
 
     @property
     def device(self) -> torch.device | None:
-        """Device of a `Dense` part; None without one, because lengths are moved to the device of the queries."""
+        """Device of the `Dense` parts; None without one, because lengths are moved to the device of the queries."""
         return self.tensors[0].device if self.tensors else None
 
     def __and__(self, other: Mask) -> Mask:
@@ -56,7 +56,7 @@ class Mask:
         return Or(self, _operand("|", other))
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
-        """The form kernels read, for queries that stand at `positions`."""
+        """Return the form that kernels read, for queries at `positions`."""
         raise NotImplementedError
 
     def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
@@ -64,21 +64,25 @@ class Mask:
         return None
 
     def ranges(self, q_len: int, kv_len: int, query_start: int | Tensor | None = None) -> KeyRanges:
-        """The key ranges `[first, last)` of each query: int32 `[ranges, 2, batch or 1, q_len]`."""
+        """Return the key ranges `[first, last)` of each query: int32 `[ranges, 2, batch or 1, q_len]`.
+
+        Raises:
+            ValueError: the mask contains a `Dense` mask.
+        """
         lowered = self.lower(self._positions(q_len, kv_len, query_start), kv_len)
         if lowered.dense is not None or lowered.ranges is None:
-            raise ValueError(f"{self} has no key ranges, because a Dense mask takes part in it; use .dense()")
+            raise ValueError(f"{self} has no key ranges, because it contains a Dense mask; use .dense()")
         return lowered.ranges
 
     def dense(
         self, q_len: int, kv_len: int, query_start: int | Tensor | None = None
     ) -> Bool[Tensor, "batch heads q_len kv_len"]:
-        """The whole mask as a bool tensor, with batch and heads of 1 where they do not matter."""
+        """Return the mask as a bool tensor. Batch and heads are 1 if the mask does not depend on them."""
         lowered = self.lower(self._positions(q_len, kv_len, query_start), kv_len)
         return lowered.allowed(q_len, torch.arange(kv_len, device=self.device))
 
     def picture(self, q_len: int, kv_len: int | None = None, query_start: int | Tensor | None = None) -> str:
-        """Queries down, keys across, `x` where a query may attend; of the first sequence and head.
+        """Draw the mask of the first sequence and head: queries down, keys across, `x` for each allowed key.
 
         >>> from clearhead import Window
         >>> print(Window(before=1).picture(4))
@@ -91,27 +95,27 @@ class Mask:
         kv_len = q_len if kv_len is None else check_int("kv_len", kv_len, least=0)
         if max(q_len, kv_len) > _MAX_PICTURE_SIDE:
             raise ValueError(
-                f"q_len is {q_len} and kv_len {kv_len}; expected at most {_MAX_PICTURE_SIDE} to be readable"
+                f"q_len is {q_len} and kv_len {kv_len}; expected at most {_MAX_PICTURE_SIDE} for a readable picture"
             )
         rows = self.dense(q_len, kv_len, query_start)[0, 0].tolist()
         return "\n".join(" ".join("x" if cell else "." for cell in row) for row in rows)
 
     def _positions(self, q_len: int, kv_len: int, query_start: int | Tensor | None) -> Int[Tensor, "batch q_len"]:
-        """Return the positions of queries after checking the lengths a user gave."""
+        """Validate a user's lengths and return the positions of the queries."""
         q_len, kv_len = check_int("q_len", q_len, least=0), check_int("kv_len", kv_len, least=0)
         start = None if query_start is None else check_query_start(query_start)
         if isinstance(start, Tensor):
             if start.ndim > 1:
                 raise ValueError(f"query_start has shape {tuple(start.shape)}; expected [batch], one per sequence")
             if start.is_meta:
-                raise ValueError("query_start is on the meta device, which holds no numbers; expected it on the CPU")
+                raise ValueError("query_start is on the meta device, which stores no values; expected it on the CPU")
             start = start if start.ndim else start[None]
         return query_positions(q_len, kv_len, start, self.device)
 
 
 @dataclass(frozen=True, eq=False)
 class LoweredMask:
-    """A mask as kernels read it: a key is allowed where a range and `dense` both allow it; None leaves a part out."""
+    """Mask in the form that kernels read. A key is allowed if `ranges` and `dense` both allow it; None allows all."""
 
     ranges: KeyRanges | None = None
     dense: Bool[Tensor, "#batch #heads #q_len #kv_len"] | None = None
@@ -126,7 +130,7 @@ class LoweredMask:
         return allowed
 
     def slice_queries(self, rows: slice) -> LoweredMask:
-        """Return the mask of some of the queries."""
+        """Return the mask for some of the queries."""
         dense = self.dense if self.dense is None or self.dense.shape[-2] == 1 else self.dense[..., rows, :]
         return LoweredMask(None if self.ranges is None else self.ranges[..., rows], dense)
 
@@ -161,7 +165,7 @@ class _Pair(Mask):
 
 
 class And(_Pair):
-    """The keys both masks allow."""
+    """Intersection of two masks: keys that both allow."""
 
     symbol = "&"
 
@@ -177,7 +181,7 @@ class And(_Pair):
 
 
 class Or(_Pair):
-    """The keys either mask allows. With a `Dense` on one side the result is dense."""
+    """Union of two masks: keys that either allows. If one of them is `Dense`, the result is dense."""
 
     symbol = "|"
 
@@ -191,7 +195,7 @@ class Or(_Pair):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrecomputedMask(Mask):
-    """A mask already lowered for the queries at hand, as a loaded file or a part of a matrix holds it."""
+    """Mask that is already lowered for specific queries, as in a loaded file or a part of a matrix."""
 
     lowered: LoweredMask
     original: Mask | str
@@ -210,4 +214,4 @@ class PrecomputedMask(Mask):
 def _operand(symbol: str, other: object) -> Mask:
     if isinstance(other, Mask):
         return other
-    raise TypeError(f"the other side of {symbol} is {describe(other)}; expected a mask; Dense(tensor) makes one")
+    raise TypeError(f"right operand of {symbol} is {describe(other)}; expected a mask; wrap a tensor in Dense(tensor)")

@@ -17,17 +17,20 @@ _CACHE: WeakKeyDictionary[Mask, dict[str, tuple[Hashable, object]]] = WeakKeyDic
 
 
 def is_cacheable(query: Tensor) -> bool:
-    """Return whether a result may outlive this call: not if it is traced or belongs to a CUDA graph."""
+    """Return whether a result may outlive this call: False while tracing or capturing a CUDA graph."""
     if torch.compiler.is_compiling() or type(query) not in PLAIN_TENSORS:
         return False
     return query.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def cached(mask: Mask, kind: str, key: Hashable, compute: Callable[[], T]) -> T:
-    """Return the last result of this kind for a mask if its key is the same, else compute and keep it.
+    """Return the cached result of this kind for a mask, or compute it again if the key has changed.
 
     Args:
-        key: everything but the mask that the result depends on. The mask's version is added to it.
+        mask: mask that the result is computed from.
+        kind: name of the result. Only the last result of a kind is kept.
+        key: everything else that the result depends on. The mask's version is added to it.
+        compute: called without arguments if there is no cached result.
     """
     results = _CACHE.get(mask)
     if results is None:
@@ -35,6 +38,6 @@ def cached(mask: Mask, kind: str, key: Hashable, compute: Callable[[], T]) -> T:
     key = (key, mask.version)
     last = results.get(kind)
     if last is None or last[0] != key:
-        with torch.inference_mode(False):  # a later call may record gradients
+        with torch.inference_mode(False):  # autograd could not save an inference tensor in a later call
             last = results[kind] = (key, compute())
     return last[1]  # pyright: ignore[reportReturnType]

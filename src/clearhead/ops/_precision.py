@@ -1,4 +1,4 @@
-"""Scores are computed in the dtype stated, whatever autocast would make of a matrix product."""
+"""Precision of matrix products: autocast and TF32."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function with autocast switched off inside it."""
+    """Disable autocast inside a function, so that scores are computed in their documented dtype."""
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -24,8 +24,8 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
 
 
 def uses_tf32() -> bool:
-    """Whether torch is told to multiply float32 in TF32 on CUDA, by its older or its newer setting."""
+    """Return whether torch multiplies float32 in TF32 on CUDA, by its old or its new setting."""
     try:
         return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # which it raises where the newer one was used
+    except RuntimeError:  # the old setting cannot be read after the new one was used
         return torch.backends.cuda.matmul.fp32_precision == "tf32"

@@ -1,4 +1,4 @@
-"""`ALiBi`: a bias by a formula, added to scores without an n × n tensor."""
+"""`ALiBi`: a bias computed from positions, without an n × n tensor."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ALiBi:
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """Return the slopes of ALiBi (Press et al. 2022) for any number of heads; for `ALiBi(alibi_slopes(heads))`.
+    """Return the ALiBi slopes of Press et al. (2022) for any number of heads, as in `ALiBi(alibi_slopes(heads))`.
 
-    For h heads, h a power of two, they are 2^(−8/h), 2^(−16/h), …. Other counts take those of the power of two below,
-    and then every other slope of the power of two above.
+    If the number of heads h is a power of two, the slopes are 2^(−8/h), 2^(−16/h), …. Otherwise they are the slopes
+    of the next lower power of two, followed by every other slope of the next higher one.
 
     >>> alibi_slopes(6).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]

@@ -34,7 +34,7 @@ class AttentionOptions(TypedDict, total=False):
     query_start: int | Tensor | None
 
 
-STRIDED = torch.strided  # read here once: a lookup in torch's namespace takes longer
+STRIDED = torch.strided  # a module global: looking it up in torch on every call takes longer
 
 
 def build_call(
@@ -50,7 +50,10 @@ def build_call(
     dropout: float = 0.0,
     query_start: int | Tensor | None = None,
 ) -> AttentionCall:
-    """Check one attention call and fill in its defaults. Looks at shapes and types only, never at values in tensors."""
+    """Validate the arguments of one attention call and fill in its defaults.
+
+    Checks shapes, dtypes and devices. Tensor values are never read, because that would synchronize with the GPU.
+    """
     if not (
         isinstance(query, Tensor)
         and isinstance(key, Tensor)
@@ -100,14 +103,14 @@ def build_call(
 
 
 def _refuse_tensors(query: object, key: object, value: object) -> None:
-    """Say which of the three is not as it should be, and how."""
+    """Raise an error that names the first invalid tensor of the three."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         tensor = check_dense_tensor(name, tensor, "a tensor [batch, heads, length, dim]")
         if tensor.ndim != 4:
             raise ValueError(
                 f"{name} has {tensor.ndim} axes, shape {tuple(tensor.shape)}; expected 4: [batch, heads, length, dim]"
             )
-        assert isinstance(query, Tensor)  # it was looked at first
+        assert isinstance(query, Tensor)  # checked in the first iteration
         if tensor.dtype != query.dtype or tensor.dtype not in FLOAT_DTYPES:
             expected = "float64, float32, bfloat16 or float16" if name == "query" else f"query's {query.dtype}"
             raise TypeError(f"{name} has dtype {tensor.dtype}; expected {expected}")
@@ -130,7 +133,7 @@ def _mask(mask: object, shape: tuple[int, int, int, int], device: torch.device) 
         if mask.dtype != torch.bool:
             raise TypeError(
                 f"mask is a tensor of dtype {mask.dtype}; expected torch.bool, True = may attend"
-                " (numbers to be added to the scores are `bias`)"
+                " (to add numbers to the scores, pass them as `bias`)"
             )
         mask = Dense(mask)
     if not isinstance(mask, Mask):
@@ -153,7 +156,7 @@ def _bias(bias: object, shape: tuple[int, int, int, int], query: Tensor) -> Tens
             raise ValueError(f"bias: ALiBi has {tensor.shape[0]} slopes, but query has {shape[1]} heads")
         return bias
     if tensor.dtype not in FLOAT_DTYPES:
-        hint = "; a bool tensor is `mask`" if tensor.dtype == torch.bool else ""
+        hint = "; pass a bool tensor as `mask`" if tensor.dtype == torch.bool else ""
         raise TypeError(f"bias has dtype {tensor.dtype}; expected a float dtype{hint}")
     fits = tensor.ndim <= 4 and all(
         size in (1, wanted) for size, wanted in zip(tensor.shape[::-1], shape[::-1], strict=False)

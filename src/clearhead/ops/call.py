@@ -1,7 +1,7 @@
-"""`AttentionCall`: one attention call, as every backend and every statistic reads it.
+"""`AttentionCall`: the validated arguments of one attention call, the input of every backend and statistic.
 
-`arguments.py` checks the user's arguments and builds one. `PARTS` lists what it consists of; selecting heads, moving to
-another device, saving to a file and passing through a custom op are derived from that table.
+`arguments.py` checks the user's arguments and builds it. `PARTS` lists its tensors and numbers. Selecting heads, moving
+to another device, saving to a file and passing through a custom op are derived from that table.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ DIFFERENTIABLE = tuple(name for name, part in PARTS.items() if part.differentiab
 
 @dataclass(eq=False, slots=True)
 class AttentionCall:
-    """A = softmax(softcap(scale · Q Kᵀ) + bias, over the keys the mask allows); output A V.
+    """One attention call: A = softmax(softcap(scale · Q Kᵀ) + bias) over the keys that the mask allows; output A V.
 
-    Never changed after it is built; not a frozen dataclass only because that takes four times as long to build.
+    Immutable by convention: a frozen dataclass takes four times as long to build.
     """
 
     query: Float[Tensor, "batch heads q_len key_dim"]
@@ -78,8 +78,8 @@ class AttentionCall:
     softcap: float | None
     sinks: Float[Tensor, " heads"] | None
     dropout: float
-    query_start: int | Int[Tensor, " starts"]  # one for all sequences, or one each
-    seed: Int[Tensor, " 2"] | None  # of dropout, which is a function of it and (batch, head, query, key)
+    query_start: int | Int[Tensor, " starts"]  # one for all sequences, or one per sequence
+    seed: Int[Tensor, " 2"] | None  # dropout is a function of it and (batch, head, query, key)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -118,7 +118,7 @@ class AttentionCall:
         return query_positions(self.query.shape[2], self.key.shape[2], self.query_start, self.query.device)
 
     def lower(self) -> LoweredMask:
-        """Return the mask in the form kernels read; empty without a mask. Cached for the next call with this mask."""
+        """Return the mask in the form that kernels read, cached per mask object; empty without a mask."""
         mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
         if mask is None:
             return LoweredMask()
@@ -132,13 +132,13 @@ class AttentionCall:
         return cached(mask, "lowered", key, lambda: mask.lower(self.positions(), kv_len))
 
     def with_lowered_mask(self) -> AttentionCall:
-        """Return the call with its mask lowered once for everything that reads it."""
+        """Return the call with its mask already lowered, so that it is lowered only once."""
         if self.mask is None or isinstance(self.mask, PrecomputedMask):
             return self
         return replace(self, mask=PrecomputedMask(self.lower(), self.mask))
 
     def tensors(self) -> list[Tensor]:
-        """Return every tensor of the call but the seed."""
+        """Return every tensor of the call except the seed."""
         parts = [getattr(self, name) for name in TENSORS if name != "seed"]
         return [part for part in parts if isinstance(part, Tensor)]
 
@@ -147,11 +147,11 @@ class AttentionCall:
         return _require_grad([getattr(self, name) for name in DIFFERENTIABLE])
 
     def scores_require_grad(self) -> bool:
-        """Return whether a gradient may flow into the scores, that is, into any part but the values."""
+        """Return whether a gradient may flow into the scores, that is, into any part except the values."""
         return _require_grad([getattr(self, name) for name in DIFFERENTIABLE if name != "value"])
 
     def parts(self) -> dict[str, Any]:
-        """Return everything the call consists of, by the names in `PARTS`."""
+        """Return the tensors and numbers of the call, keyed by the names in `PARTS`."""
         call = self.with_lowered_mask()
         return {name: getattr(call, name) for name in PARTS}
 
@@ -160,7 +160,8 @@ class AttentionCall:
         """Build a call from its parts.
 
         Args:
-            original: the mask that `ranges` and `dense` come from, for its text; None if there is none.
+            parts: tensors and numbers, keyed by the names in `PARTS`.
+            original: mask that `ranges` and `dense` were computed from, used as repr; None if the call has no mask.
         """
         fields = dict(parts)
         lowered = LoweredMask(fields.pop("ranges"), fields.pop("dense"))
@@ -169,7 +170,7 @@ class AttentionCall:
         return cls(**fields, mask=mask, bias=bias if slopes is None else ALiBi(slopes))
 
     def _map_parts(self, function: Callable[[Part, Tensor], Tensor]) -> AttentionCall:
-        """Return the call with a function applied to every tensor but the seed, which stays where it is."""
+        """Return the call with a function applied to every tensor except the seed."""
         parts = {
             name: function(PARTS[name], value) if isinstance(value, Tensor) and PARTS[name].axes else value
             for name, value in self.parts().items()
@@ -177,11 +178,11 @@ class AttentionCall:
         return AttentionCall.from_parts(parts, self.mask)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> AttentionCall:
-        """Return the call with every tensor replaced: on another device, or without a gradient."""
+        """Return the call with a function applied to every tensor, such as a move to another device."""
         return self._map_parts(lambda _, tensor: function(tensor))
 
     def select(self, batch: Sequence[int], heads: Sequence[int]) -> AttentionCall:
-        """Return the call for some sequences and heads. Views where the indices are consecutive, else copies."""
+        """Return the call for some sequences and heads: views if the indices are consecutive, otherwise copies."""
         lengths = {"batch": self.shape[0], "heads": self.shape[1], "kv_heads": self.key.shape[1]}
         indices = {"batch": batch, "heads": heads, "kv_heads": kv_heads_of(heads, self.group)}
 
@@ -207,7 +208,7 @@ class AttentionCall:
         return replace(self._map_parts(cut), query_start=self.query_start + rows.start)
 
     def with_scores(self, scores: Float[Tensor, "batch heads q_len kv_len"]) -> AttentionCall:
-        """Return the same matrix with its scores given: queries and keys of width 0, the scores as their bias."""
+        """Return a call for the same matrix with given scores: the scores as bias, queries and keys of width 0."""
         query, key = (scores.new_empty((*tensor.shape[:3], 0)) for tensor in (self.query, self.key))
         mask = None if self.mask is None else PrecomputedMask(LoweredMask(), self.mask)  # the scores include it
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
@@ -218,7 +219,7 @@ def _require_grad(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _take(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
-    """Return a tensor at some indices of an axis: a view where they are consecutive."""
+    """Select some indices along an axis: a view if they are consecutive, otherwise a copy."""
     first, count = indices[0], len(indices)
     if list(indices) == list(range(first, first + count)):
         return tensor.narrow(dim, first, count)
@@ -226,7 +227,7 @@ def _take(tensor: Tensor, dim: int, indices: Sequence[int]) -> Tensor:
 
 
 def kv_heads_of(heads: Sequence[int], group: int) -> list[int]:
-    """Return the key heads that some query heads read, repeated so that each serves equally many of them."""
+    """Return the key heads that some query heads read, repeated so that each serves the same number of them."""
     runs = [(kv_head, len(list(run))) for kv_head, run in groupby(head // group for head in heads)]
     share = math.gcd(*(count for _, count in runs))
     return [kv_head for kv_head, count in runs for _ in range(count // share)]

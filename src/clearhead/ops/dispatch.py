@@ -1,4 +1,4 @@
-"""Choice of a backend: which of them support a call, and which of those is the fastest."""
+"""Choice of the fastest backend that supports a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Task = Literal["output", "statistics"]
 
 
 class Backend(Protocol):
-    """Functions of a backend module."""
+    """Functions that a backend module provides."""
 
     def unsupported_reasons(self, call: AttentionCall, task: Task = "output") -> list[str]:
         """Return why the backend cannot take a call; empty if it can."""
@@ -29,12 +29,12 @@ class Backend(Protocol):
     def attend(
         self, call: AttentionCall, with_lse: bool
     ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
-        """Return output and log-sum-exp; the latter may be None unless `with_lse`."""
+        """Return output and log-sum-exp. Without `with_lse`, log-sum-exp may be None."""
         ...
 
 
 class StatisticsBackend(Backend, Protocol):
-    """Functions of a backend module that computes statistics too."""
+    """Functions of a backend module that also computes statistics."""
 
     def statistics(
         self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
@@ -45,16 +45,16 @@ class StatisticsBackend(Backend, Protocol):
     def pool(
         self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
     ) -> Float[Tensor, "batch heads rows cols"]:
-        """Return the rectangle of some rows and keys in bins."""
+        """Return the weights of some rows and keys, pooled into bins."""
         ...
 
 
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "triton": triton, "streaming": tiled, "reference": reference}
 STATISTICS_BACKENDS: dict[str, StatisticsBackend] = {"triton": triton, "streaming": tiled}
 
-# Fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). The CPU rows are measured by
-# benchmarks/choice.py, where `triton` only runs in its interpreter; the CUDA rows follow benchmarks/gpu.py: flash
-# attention starts a few queries sooner, ours reads a long cache faster.
+# Backends, fastest first, up to a number of matrix cells (batch · heads · q_len · kv_len). The CPU rows were measured
+# with benchmarks/choice.py; on the CPU, `triton` runs only in its interpreter. The CUDA rows follow benchmarks/gpu.py.
+# For few queries, flash attention has the lower launch overhead, but `triton` reads a long KV cache faster.
 MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
     "cpu": [
         (2**17, ("sdpa", "reference", "streaming", "triton")),
@@ -72,7 +72,11 @@ STATISTICS = {"cuda": ("triton", "streaming", "reference", "sdpa"), "cpu": ("str
 
 
 def choose(call: AttentionCall, backend: str = "auto", task: Task = "output") -> tuple[str, Backend]:
-    """Return the named backend, or with "auto" the fastest that supports the call; raise with reasons if none does."""
+    """Return the named backend, or for "auto" the fastest backend that supports the call.
+
+    Raises:
+        ValueError: the named backend does not exist, or does not support the call; the message lists the reasons.
+    """
     if not isinstance(backend, str):
         raise TypeError(f"backend is {describe(backend)}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     if backend == "auto":
@@ -83,7 +87,7 @@ def choose(call: AttentionCall, backend: str = "auto", task: Task = "output") ->
         raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     reasons = BACKENDS[backend].unsupported_reasons(call, task)
     if reasons:
-        raise ValueError(f"backend {backend!r} cannot do this: {'; '.join(reasons)}")
+        raise ValueError(f"backend {backend!r} does not support this call: {'; '.join(reasons)}")
     return backend, BACKENDS[backend]
 
 
@@ -97,7 +101,7 @@ def ranked(call: AttentionCall, task: Task = "output") -> tuple[str, ...]:
     few = device == "cuda" and call.query.shape[2] <= sdpa.MAX_DECODING_QUERIES
     table = MEASURED.get("cuda, few queries" if few else device, MEASURED["cpu"])
     if torch.compiler.is_compiling():
-        return table[-1][1]  # a graph for other sizes too should not depend on this one
+        return table[-1][1]  # the graph may run with other sizes, so the choice must not depend on this one
     batch, heads, q_len, kv_len = call.shape
     cells = batch * heads * q_len * kv_len
     for limit, order in table:
@@ -107,7 +111,7 @@ def ranked(call: AttentionCall, task: Task = "output") -> tuple[str, ...]:
 
 
 def explain_choice(call: AttentionCall, task: Task = "output") -> dict[str, list[str]]:
-    """Return each backend, in the order "auto" tries them, with its reasons; an empty list where it can."""
+    """Return why each backend cannot take a call, in the order "auto" tries them; an empty list if it can."""
     return {name: BACKENDS[name].unsupported_reasons(call, task) for name in ranked(call, task)}
 
 
@@ -121,15 +125,15 @@ def statistics(
 def pool(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """Return the rectangle of some rows and keys in bins, from the fastest backend that computes it."""
+    """Return the weights of some rows and keys, pooled into bins, from the fastest backend that computes them."""
     return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].pool(call, lse, rows, keys, spec)
 
 
 def differs_in_tf32(call: AttentionCall) -> bool:
     """Return whether torch would round scores in TF32 while the kernel that computed lse did not.
 
-    Then rows of torch's scores would not sum to 1; exact weights are instead pooled with one cell per bin.
+    In that case, weights computed by torch would not sum to 1. Pooling with one cell per bin gives exact weights.
     """
     if torch.compiler.is_compiling() or call.query.dtype != torch.float32 or call.query.device.type != "cuda":
-        return False  # the setting cannot be traced
+        return False  # torch.compile cannot trace the TF32 setting
     return uses_tf32() and choose(call, task="statistics")[0] == "triton"

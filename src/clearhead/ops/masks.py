@@ -1,11 +1,11 @@
-"""Masks: which keys a query **may attend to** (True = may).
+"""Masks: the keys that each query **may attend to** (True = may attend).
 
     Causal() & Documents([3, 5])          packed sequences, each causal
     Window(before=255) | (Causal() & Prefix(4))    a sliding window that keeps the first four tokens
 
-Every mask but `Dense` allows each query contiguous ranges of keys (see `key_ranges.py`), so a mask costs O(n) and
-kernels read one mask form. Positions count from `query_start`, which defaults to `kv_len - q_len`: the last query
-meets the last key.
+Every mask except `Dense` allows each query contiguous ranges of keys (see `key_ranges.py`). So a mask takes O(n)
+memory, and kernels read one mask form. Query positions start at `query_start`. Its default, `kv_len - q_len`, aligns
+the last query with the last key.
 
     Causal, q_len=4, kv_len=2, query_start=-2 (the default):
         . .      a query with no key gives output 0 and lse -inf
@@ -13,7 +13,7 @@ meets the last key.
         x .
         x x
 
-Values are checked when a mask is built, and lengths are copied, so they need no checks later.
+Arguments are validated when a mask is built. Lengths are copied, so they cannot become invalid later.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 _MAX_LENGTHS_SHOWN = 8
-_MAX_DISTANCE = 2**31  # beyond any position; adding it cannot overflow
+_MAX_DISTANCE = 2**31  # larger than any position; adding it to one does not overflow int64
 
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
-    """No key after the query's position."""
+    """Causal mask: no key after the query's position."""
 
     @property
     def relative(self) -> bool:
@@ -64,7 +64,10 @@ class Causal(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Window(Mask):
-    """Keys from `before` positions before the query to `after` after it, its own position included."""
+    """Sliding window: keys from `before` positions before the query to `after` positions after it.
+
+    The query's position is included, so `Window(before=w - 1)` is a sliding window of w keys.
+    """
 
     before: int
     after: int = 0
@@ -87,7 +90,10 @@ class Window(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Padding(Mask):
-    """The first `lengths[b]` keys of sequence b are real; with `Padding.left` the last. Hides keys, never queries."""
+    """Padding mask: the first `lengths[b]` keys of sequence b are valid; with `Padding.left`, the last ones.
+
+    It masks keys, never queries: rows of padding queries are computed too.
+    """
 
     lengths: Int[Tensor, " batch"]
     side: str = "right"
@@ -98,7 +104,7 @@ class Padding(Mask):
 
     @classmethod
     def left(cls, lengths: Tensor | Sequence[int]) -> Padding:
-        """Padding that stands before the real keys: the last `lengths[b]` are real."""
+        """Return a mask for left padding: the last `lengths[b]` keys of sequence b are valid."""
         return cls(lengths, side="left")
 
     @property
@@ -120,10 +126,10 @@ class Padding(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Documents(Mask):
-    """Packed sequences: a query sees the keys of the document that contains its position.
+    """Packed sequences: a query attends to the keys of the document that contains its position.
 
-    `lengths` is one list for every sequence, or a list of lists (a tensor `[batch, documents]`), one per sequence.
-    A position or key beyond the sum of the lengths belongs to no document.
+    `lengths` is one list for all sequences, or one list per sequence (a list of lists or a tensor
+    `[batch, documents]`). Queries and keys beyond the sum of the lengths do not belong to any document.
     """
 
     lengths: Int[Tensor, "*batch documents"]
@@ -146,7 +152,7 @@ class Documents(Mask):
         ends = (lengths if lengths.ndim == 2 else lengths[None]).cumsum(dim=1)  # [batch or 1, documents]
         batch = max(ends.shape[0], positions.shape[0])
         ends, positions = ends.expand(batch, -1), positions.expand(batch, -1)
-        # a last, empty document takes the positions beyond the sum; `right` steps over documents of length 0
+        # positions beyond the sum fall into an extra, empty document; `right` skips documents of length 0
         edges = torch.cat([ends.new_zeros(batch, 1), ends, ends[:, -1:]], dim=1)
         document = torch.searchsorted(ends.contiguous(), positions.contiguous(), right=True)
         first, last = edges.gather(1, document), edges.gather(1, document + 1)
@@ -155,7 +161,7 @@ class Documents(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """The first `length` keys."""
+    """Prefix mask: the first `length` keys."""
 
     length: int
 
@@ -172,7 +178,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(Mask):
-    """Anything else: a bool tensor, True = may attend, that broadcasts to `[batch, heads, q_len, kv_len]`."""
+    """Arbitrary mask: a bool tensor (True = may attend) that broadcasts to `[batch, heads, q_len, kv_len]`."""
 
     allowed: Bool[Tensor, "#batch #heads #q_len #kv_len"]
 
@@ -181,7 +187,7 @@ class Dense(Mask):
         if allowed.dtype != torch.bool:
             raise TypeError(
                 f"Dense: allowed has dtype {allowed.dtype}; expected torch.bool, True = may attend"
-                " (a float mask to be added is `bias`)"
+                " (to add a float mask to the scores, pass it as `bias`)"
             )
         if allowed.ndim > 4:
             raise ValueError(f"Dense: allowed has {allowed.ndim} axes; expected at most 4: batch, heads, q_len, kv_len")
@@ -206,7 +212,7 @@ class Dense(Mask):
 
 
 def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
-    """A copy of `values` as an int64 tensor, checked; lists of unequal length are filled up with empty documents."""
+    """Validate `values` and copy them to an int64 tensor. Shorter lists are filled up with empty documents."""
     if isinstance(values, list | tuple) and 2 in ranks and values and all(isinstance(v, list | tuple) for v in values):
         longest = max(len(v) for v in values)
         values = [[*v, *[0] * (longest - len(v))] for v in values]
@@ -217,14 +223,14 @@ def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
         raise TypeError(f"{name} is {describe(values)}; expected whole numbers") from error
     lengths = check_dense_tensor(name, lengths, "a tensor of whole numbers")
     if lengths.is_meta:
-        raise ValueError(f"{name} is on the meta device, which holds no numbers; expected it on the CPU")
+        raise ValueError(f"{name} is on the meta device, which stores no values; expected it on the CPU")
     expected = "one length per sequence" if ranks == (1,) else "one list of lengths, or one list per sequence"
     if lengths.ndim not in ranks or lengths.numel() == 0:
         raise ValueError(f"{name} has shape {tuple(lengths.shape)}; expected {expected}")
     lengths = check_int_tensor(name, lengths)
-    # inside a compiled graph values cannot be looked at; a negative length then counts as 0
+    # values cannot be read in a compiled graph; there a negative length counts as 0
     if has_readable_values(lengths) and bool((lengths < 0).any()):
-        raise ValueError(f"{name} has {int(lengths.min())} in it; expected 0 or more everywhere")
+        raise ValueError(f"{name} contains {int(lengths.min())}; expected 0 or more everywhere")
     return lengths.detach().clamp(0, _MAX_DISTANCE)
 
 
@@ -239,7 +245,7 @@ def _batch_error(mask: str, count: int, batch: int) -> str | None:
 
 
 def _show(lengths: Tensor) -> str:
-    """The lengths as a list, the middle left out where it is long."""
+    """Format lengths as a list, truncated if it is long."""
     shown = [_show(item) if item.ndim else str(int(item)) for item in lengths[:_MAX_LENGTHS_SHOWN]]
-    left_out = f", … {len(lengths)} in all" if len(lengths) > _MAX_LENGTHS_SHOWN else ""
-    return f"[{', '.join(shown)}{left_out}]"
+    ellipsis = f", … {len(lengths)} in all" if len(lengths) > _MAX_LENGTHS_SHOWN else ""
+    return f"[{', '.join(shown)}{ellipsis}]"

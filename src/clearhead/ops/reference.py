@@ -1,4 +1,4 @@
-"""Backend `reference`: the equation, dense and differentiable to any order. The ground truth."""
+"""Backend `reference`: the dense equation, differentiable to any order. The ground truth of the tests."""
 
 import torch
 from jaxtyping import Float
@@ -13,19 +13,19 @@ ALL = slice(None)
 
 
 def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
-    return ["it computes outputs only"] if task == "statistics" else []
+    return ["statistics are not supported"] if task == "statistics" else []
 
 
 @without_autocast
 def attend(
     call: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"]]:
-    """Output and log-sum-exp, by the equation."""
+    """Return output and log-sum-exp, computed by the equation."""
     assert call.value is not None
     logits = scores(call, call.lower())
     sinks = logits.new_full((1,), -torch.inf) if call.sinks is None else call.sinks.to(logits.dtype)
     sink = sinks[:, None, None].expand(*logits.shape[:-1], 1)
-    logits = torch.cat([logits, sink], dim=-1)  # one more column: the sink takes part and is then dropped
+    logits = torch.cat([logits, sink], dim=-1)  # the sink is one more column, dropped after the softmax
     # a row with no key has max = -inf; subtracting it would give nan
     pivot = logits.detach().amax(dim=-1, keepdim=True)
     pivot = torch.where(pivot == -torch.inf, 0.0, pivot)
@@ -52,12 +52,15 @@ def scores(
     rows: slice = ALL,
     keys: slice = ALL,
 ) -> Float[Tensor, "batch heads rows keys"]:
-    """softcap(scale · Q Kᵀ) + bias, −inf where the mask forbids: of the matrix or any rectangle, steps included."""
+    """Return softcap(scale · Q Kᵀ) + bias of the matrix or any rectangle of it, with −inf for forbidden keys.
+
+    Slices may have steps.
+    """
     _, total_heads, _, kv_len = call.shape
     device = call.query.device
     query = call.query[batch, heads, rows].to(call.compute_dtype)
     key = call.key[batch, :, keys].to(call.compute_dtype)
-    if query.shape[1] == total_heads:  # the rows of all heads that read a key head, so that no key is repeated
+    if query.shape[1] == total_heads:  # fold the heads that read the same key head, so that keys are not copied
         folded = query.unflatten(1, (-1, call.group)).flatten(2, 3)
         logits = (folded @ key.mT).view(*query.shape[:3], key.shape[2]) * call.scale
     else:
@@ -80,7 +83,7 @@ def scores(
     if bias is not None:
         bias = bias.to(logits.dtype)
         logits = logits + bias
-        # a -inf in the bias forbids its key just as the mask does; a NaN must not, or it would go unseen
+        # a -inf in the bias forbids its key, as the mask does; a NaN does not, so that it stays visible
         finite = bias != -torch.inf
         allowed = finite if allowed is None else finite & allowed
     return logits if allowed is None else torch.where(allowed, logits, -torch.inf)
@@ -88,7 +91,7 @@ def scores(
 
 @without_autocast
 def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> Float[Tensor, "batch heads q_len"]:
-    """The score of each query and the key `offset` positions from it; −inf where there is none, or none allowed."""
+    """Return the score of each query and the key `offset` positions from it; −inf if it is absent or forbidden."""
     batch, heads, q_len, kv_len = call.shape
     key_positions = (call.positions() + offset).expand(batch, -1)  # [batch, q_len]
     allowed = (key_positions >= 0) & (key_positions < kv_len)
@@ -102,7 +105,7 @@ def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> F
         return call.query.new_full((batch, heads, q_len), -torch.inf, dtype=call.compute_dtype)
 
     def along(tensor: Tensor) -> Tensor:
-        """A broadcasting [batch, heads, q_len, kv_len] tensor at the diagonal's cells, never made larger than it is."""
+        """Return the diagonal of a tensor that broadcasts to [batch, heads, q_len, kv_len], without expanding it."""
         if tensor.shape[3] == 1:
             return tensor.squeeze(-1)
         tensor = tensor.expand(batch, -1, -1, -1)
@@ -128,7 +131,7 @@ def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> F
 
 
 def _pick(tensor: Tensor | None, *index: slice) -> Tensor | None:
-    """`tensor[index]`, leaving alone the axes along which it broadcasts."""
+    """Return `tensor[index]`, except for axes of size 1, which broadcast."""
     if tensor is None:
         return None
     return tensor[tuple(ALL if size == 1 else part for size, part in zip(tensor.shape, index, strict=True))]

@@ -1,8 +1,10 @@
-"""Backend `sdpa`: torch's own fused kernels with their log-sum-exp, for the masks they know.
+"""Backend `sdpa`: torch's fused kernels with their log-sum-exp, for the masks they support.
 
-CPU: flash attention with no mask, causal from the first key, hidden keys (the same for every query), a dense mask or
-a tensor bias. CUDA: half precision, plain or causal, by cuDNN where it is the faster one, else flash attention; and
-short texts with hidden keys, as in batches of sentences, by torch's memory-efficient kernel.
+CPU: flash attention without a mask, causal from the first key, with hidden keys (the same for every query), with a
+dense mask or with a tensor bias.
+
+CUDA: half precision. Without a mask or causal, cuDNN is used if it is faster, otherwise flash attention. Short texts
+with hidden keys, as in batches of sentences, use torch's memory-efficient kernel.
 """
 
 import torch
@@ -24,15 +26,15 @@ from clearhead.ops.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, q
 from clearhead.ops.tiled import backend as tiled
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-MAX_DECODING_QUERIES = 16  # this many queries or fewer
-MIN_CUDNN_QUERIES = 128  # queries; with fewer, planning costs more than it brings
-MAX_HIDDEN_KEY_LENGTH = 512  # queries and keys; beyond, our own kernels are the faster ones (benchmarks/hidden_keys.py)
+MAX_DECODING_QUERIES = 16
+MIN_CUDNN_QUERIES = 128  # with fewer queries, cuDNN's planning costs more time than its kernel saves
+MAX_HIDDEN_KEY_LENGTH = 512  # of queries and keys; above it `triton` is faster (benchmarks/hidden_keys.py)
 _CAPABILITIES: dict[torch.device, int] = {}
 
 
 def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
     if task == "statistics":
-        return ["torch's kernels compute outputs only"]
+        return ["statistics are not supported"]
     batch, _, q_len, kv_len = call.shape
     assert call.value is not None
     reasons = []
@@ -43,9 +45,9 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
         reasons.append(f"value_dim {value_dim} is not key_dim {key_dim}")
     reasons += [f"{option} is not supported" for option in OPTIONS if getattr(call, option) is not None]
     if call.dropout:
-        reasons.append("dropout is not available in its CPU kernel, nor reproducible in the others")
+        reasons.append("dropout is not supported by torch's CPU kernel, and not reproducible in its CUDA kernels")
     if isinstance(call.bias, ALiBi):
-        reasons.append("ALiBi would become an n × n bias")
+        reasons.append("ALiBi would require an n × n bias tensor")
     device = call.query.device.type
     if device == "cpu":
         return reasons + _refuse_cpu(call)
@@ -58,7 +60,7 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
 def attend(
     call: AttentionCall, with_lse: bool
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], Float[Tensor, "batch heads q_len"] | None]:
-    """Output and log-sum-exp by the fused kernel."""
+    """Return output and log-sum-exp, computed by a fused kernel."""
     assert call.value is not None
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
     causal, rest = _split(call)
@@ -67,7 +69,7 @@ def attend(
             return _attend_hiding(call, query, key, value, rest, with_lse)
         return _attend_cuda(query, key, value, causal, call.scale, with_lse)
     if not with_lse and rest is None and call.bias is None:
-        # torch's own front door gives no log-sum-exp, but costs half the time of the kernel's Python binding
+        # torch's public function returns no log-sum-exp, but takes half the time of the kernel's Python binding
         grouped = query.shape[1] != key.shape[1]
         output = scaled_dot_product_attention(query, key, value, is_causal=causal, scale=call.scale, enable_gqa=grouped)
         return output, None
@@ -76,10 +78,10 @@ def attend(
     output, lse = flash_attention_cpu(query, key, value, is_causal=causal, attn_mask=attn_mask, scale=call.scale)
     if with_lse and query.dtype in HALF_DTYPES:
         with torch.no_grad():
-            # the kernel's exp is good to 20 bits in half precision: enough for its output, not for sums of weights
+            # in half precision the kernel's exp has 20 bits: enough for its output, but not for sums of weights
             lse = tiled.log_sum_exp(call)
     elif with_lse and added is not None:
-        lse = torch.where(_has_key(call, added, causal), lse, -torch.inf)  # the kernel leaves 0 for an empty row
+        lse = torch.where(_has_key(call, added, causal), lse, -torch.inf)  # the kernel returns 0 for empty rows
     return output, lse
 
 
@@ -99,7 +101,7 @@ def _attend_hiding(
 ) -> tuple[Tensor, Tensor | None]:
     added = _hidden_keys(rest, query, key.shape[2])
     bias = added.expand(*query.shape[:3], key.shape[2])
-    # gradients are computed from log-sum-exp, so that it is always asked for; it comes in rows of 32 queries
+    # the backward pass needs log-sum-exp, so it is always computed; its rows are padded to a multiple of 32
     output, lse = efficient_attention(query, key, value, bias, True, 0.0, False, scale=call.scale)[:2]
     if not with_lse:
         return output, None
@@ -107,26 +109,26 @@ def _attend_hiding(
 
 
 def _suits_cudnn(query: Tensor) -> bool:
-    """Return whether cuDNN is the fastest (benchmarks/gpu.py, benchmarks/wide_heads.py).
+    """Return whether cuDNN is the fastest kernel (benchmarks/gpu.py, benchmarks/wide_heads.py).
 
-    It plans for every new shape, which takes 50 ms, so a cache that grows token by token and batches of sentences are
-    left to others. Heads wider than 128 are for Hopper only.
+    cuDNN takes 50 ms to plan for every new shape. So it is not used for a KV cache that grows token by token, nor for
+    batches of sentences. Heads wider than 128 require Hopper.
     """
     capability = 0 if torch.version.hip is not None else _capability(query.device)
     widest = {9: 256}.get(capability, 128)
-    allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # which cannot be traced
+    allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # cannot be traced
     return capability >= 9 and query.shape[2] >= MIN_CUDNN_QUERIES and query.shape[3] <= widest and allowed
 
 
 def _capability(device: torch.device) -> int:
-    """Return the major compute capability, which torch takes microseconds to look up."""
-    if device not in _CAPABILITIES:  # not functools.cache, which torch.compile warns of
+    """Return the major compute capability, cached because torch's lookup takes microseconds."""
+    if device not in _CAPABILITIES:  # torch.compile warns about functools.cache
         _CAPABILITIES[device] = torch.cuda.get_device_capability(device)[0]
     return _CAPABILITIES[device]
 
 
 def _readable(tensor: Tensor) -> Tensor:
-    """These kernels read a last axis that is not contiguous as if it were."""
+    """Make the last axis contiguous: these kernels ignore its stride."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
@@ -137,16 +139,16 @@ def _refuse_cpu(call: AttentionCall) -> list[str]:
     bias = call.tensor_bias
     reasons = []
     if causal and call.scale <= 0:
-        reasons.append(f"scale {call.scale:g} with a causal mask: its −inf are scaled too, and give nan")
+        reasons.append(f"scale {call.scale:g} with a causal mask: the kernel scales the −inf of the mask, giving nan")
     if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
-        reasons.append(f"mask {rest} is not one of: none, causal from the first key, hidden keys, one Dense")
+        reasons.append(f"mask {rest} is not one of: none, causal from the first key, hidden keys, a single Dense")
     if bias is not None:
         if bias.requires_grad and torch.is_grad_enabled():
-            reasons.append("bias needs a gradient, which it does not compute")
+            reasons.append("bias requires a gradient, which torch's kernel does not compute")
         if bias.dtype != call.query.dtype:
-            reasons.append(f"bias has dtype {bias.dtype}, query {call.query.dtype}")
+            reasons.append(f"bias has dtype {bias.dtype}, but query has {call.query.dtype}")
         if rest is not None:
-            reasons.append("bias together with a mask would become one n × n bias")
+            reasons.append("bias and mask together would require an n × n bias tensor")
     return reasons
 
 
@@ -155,17 +157,20 @@ def _refuse_cuda(call: AttentionCall) -> list[str]:
     _, _, q_len, kv_len = call.shape
     reasons = []
     if causal and q_len != kv_len and not _suits_cudnn(call.query):
-        reasons.append(f"causal from the first key with q_len {q_len} and kv_len {kv_len}: flash counts from the last")
+        reasons.append(
+            f"causal from the first key with q_len {q_len} and kv_len {kv_len}:"
+            " flash attention aligns the last query with the last key"
+        )
     if causal and call.scale <= 0:
-        reasons.append(f"scale {call.scale:g} with a causal mask")
+        reasons.append(f"scale {call.scale:g} with a causal mask is not supported")
     if _capability(call.query.device) < 8:
-        reasons.append("flash attention needs compute capability 8.0")
+        reasons.append("flash attention requires compute capability 8.0 or higher")
     if call.query.dtype not in HALF_DTYPES:
         reasons.append(f"dtype {call.query.dtype} is not float16 or bfloat16")
     if call.query.shape[3] > 256 or call.query.shape[3] % 8:
         reasons.append(f"key_dim {call.query.shape[3]} is over 256 or not a multiple of 8")
     if call.bias is not None:
-        reasons.append("on CUDA it takes no bias")
+        reasons.append("bias is not supported on CUDA")
     if rest is not None:
         reasons += _refuse_hiding(call, causal, rest)
     return reasons
@@ -178,7 +183,7 @@ def _refuse_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[str]:
     reasons = []
     if torch.compiler.is_compiling() or max(q_len, kv_len) > MAX_HIDDEN_KEY_LENGTH:
         reasons.append(
-            f"on CUDA hidden keys are for texts of at most {MAX_HIDDEN_KEY_LENGTH} tokens, and not for compiled graphs"
+            f"on CUDA hidden keys are supported up to {MAX_HIDDEN_KEY_LENGTH} tokens, and not in compiled graphs"
         )
     if heads != call.key.shape[1]:
         reasons.append("on CUDA hidden keys with grouped heads are not supported")
@@ -186,13 +191,13 @@ def _refuse_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[str]:
 
 
 def _split(call: AttentionCall) -> tuple[bool, Mask | None]:
-    """Causal from the first key, which the kernel does natively, and what is left of the mask."""
+    """Split a mask into causal from the first key (True or False), which kernels support natively, and the rest."""
     mask, start = call.mask, call.query_start
     if mask is None or isinstance(start, Tensor):
         return False, mask
     _, _, q_len, kv_len = call.shape
     if q_len == 1 and isinstance(mask, Causal) and start >= kv_len - 1:
-        return False, None  # a last query sees every key
+        return False, None  # the last query attends to every key
     if start != 0:
         return False, mask
     if isinstance(mask, Causal):
@@ -212,7 +217,7 @@ def _hides_keys_only(mask: Mask) -> bool:
 
 
 def _added(call: AttentionCall, rest: Mask | None) -> Float[Tensor, "#batch #heads #q_len #kv_len"] | None:
-    """Bias or mask as the kernel takes it: a float tensor in the query's dtype, broadcast with stride 0."""
+    """Return bias or mask as the kernel takes it: a float tensor in the query's dtype that broadcasts."""
     if rest is None:
         return call.tensor_bias
     if isinstance(rest, Dense):
@@ -221,7 +226,7 @@ def _added(call: AttentionCall, rest: Mask | None) -> Float[Tensor, "#batch #hea
 
 
 def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
-    """A mask that is the same for every query. Kept for the next call with it, as all layers of a model make one."""
+    """Return a mask that is the same for every query as a bias, cached because all layers of a model use it."""
     if not is_cacheable(query):
         return _hide(mask, query, kv_len)
     key = (kv_len, query.dtype, query.device)
@@ -229,9 +234,9 @@ def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batc
 
 
 def _hide(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
-    lowered = mask.lower(query_positions(1, kv_len, 0, query.device), kv_len)  # of one query
+    lowered = mask.lower(query_positions(1, kv_len, 0, query.device), kv_len)  # the same for every query
     bias = _as_bias(lowered.allowed(1, torch.arange(kv_len, device=query.device)), query.dtype)
-    if query.device.type == "cuda":  # whose kernel reads rows that begin at multiples of 16 bytes
+    if query.device.type == "cuda":  # the kernel requires rows aligned to 16 bytes
         bias = pad(bias, (0, -kv_len % 8))[..., :kv_len]
     return bias
 
@@ -241,16 +246,16 @@ def _as_bias(allowed: Bool[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, 
 
 
 def _has_key(call: AttentionCall, added: Tensor, causal: bool) -> Bool[Tensor, "#batch #heads #q_len"]:
-    """Which rows may attend to at least one key, decided from mask and bias."""
+    """Return which rows may attend to at least one key, according to mask and bias."""
     allowed = added != -torch.inf
     if not causal:
         return allowed.any(dim=-1)
     _, _, q_len, kv_len = call.shape
-    if allowed.shape[3] == 1:  # the first key stands for all
+    if allowed.shape[3] == 1:  # all keys or none; every causal query attends to the first
         return allowed.squeeze(-1)
     if allowed.shape[2] > 1:
         return allowed.expand(*allowed.shape[:3], kv_len).tril().any(dim=-1)
-    # the first allowed key decides: causal queries from there on have one
+    # the same keys for every query: causal queries from the first allowed key on have one
     never = max(q_len, kv_len)
     first = torch.where(allowed, torch.arange(kv_len, device=added.device), never).amin(dim=-1)
     return torch.arange(q_len, device=added.device) >= first

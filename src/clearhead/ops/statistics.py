@@ -1,4 +1,4 @@
-"""Statistics of the attention matrix: what can be requested, and the results."""
+"""Statistics of the attention matrix: requests and results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_POOL_SIDE = 2**16
 
 
 class TopK(NamedTuple):
-    """The largest weights of each query and their keys; key −1 and weight 0 where a row has fewer."""
+    """Largest weights of each query and their keys. Rows with fewer keys are filled with key −1 and weight 0."""
 
     weights: Float[Tensor, "batch heads q_len top"]
     keys: Int[Tensor, "batch heads q_len top"]
 
 
 class PoolSpec(NamedTuple):
-    """Size of a pooled matrix, and how the weights of a bin are reduced to one."""
+    """Size of a pooled matrix, and the reduction of the weights in a bin."""
 
     rows: int
     cols: int
@@ -31,7 +31,7 @@ class PoolSpec(NamedTuple):
 
     @classmethod
     def checked(cls, rows: object, cols: object, reduce: object) -> PoolSpec:
-        """Build a spec from a user's arguments."""
+        """Validate a user's arguments and build a spec."""
         rows, cols = check_int("rows", rows, most=MAX_POOL_SIDE), check_int("cols", cols, most=MAX_POOL_SIDE)
         return cls(rows, cols, check_choice("reduce", reduce, ("mean", "max")))  # pyright: ignore[reportArgumentType]
 
@@ -54,7 +54,7 @@ class StatisticsRequest:
     entropy: bool = False
     received: bool = False
     distance: bool = False
-    top: int = 0  # this many of the largest weights of each row
+    top: int = 0  # number of largest weights to return per row
     pool: PoolSpec | None = None
 
     @classmethod
@@ -68,7 +68,7 @@ class StatisticsRequest:
         pool: tuple[int, int] | None = None,
         reduce: Reduce = "mean",
     ) -> StatisticsRequest:
-        """Build a request from a user's arguments, which `StatisticsOptions` types."""
+        """Validate a user's arguments, typed by `StatisticsOptions`, and build a request."""
         check_choice("reduce", reduce, ("mean", "max"))
         return cls(
             check_bool("entropy", entropy),
@@ -80,7 +80,7 @@ class StatisticsRequest:
 
 
 class AttentionStatistics:
-    """Results of one pass over the matrix. Reading one that was not requested raises an AttributeError."""
+    """Statistics from one pass over the matrix. Reading one that was not requested raises an AttributeError."""
 
     def __init__(
         self,
@@ -96,27 +96,27 @@ class AttentionStatistics:
 
     @property
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
-        """−Σ A ln A of each row, in nats."""
+        """Entropy of each row in nats, −Σ A ln A."""
         return self._get("entropy", "entropy=True")
 
     @property
     def received(self) -> Float[Tensor, "batch heads kv_len"]:
-        """Column sums."""
+        """Column sums: the attention that each key receives."""
         return self._get("received", "received=True")
 
     @property
     def distance(self) -> Float[Tensor, "batch heads q_len"]:
-        """Σ A · |position of query − key| of each row."""
+        """Attention distance of each row, Σ A · |position of query − key|."""
         return self._get("distance", "distance=True")
 
     @property
     def top(self) -> TopK:
-        """The largest weights of each row."""
+        """Largest weights of each row, with their keys."""
         return self._get("top", "top=8")
 
     @property
     def pooled(self) -> Float[Tensor, "batch heads rows cols"]:
-        """The matrix in bins."""
+        """Matrix pooled into bins."""
         return self._get("pooled", "pool=(rows, cols)")
 
     def __contains__(self, name: str) -> bool:
@@ -128,7 +128,7 @@ class AttentionStatistics:
         return iter(self._results)
 
     def __or__(self, other: AttentionStatistics) -> AttentionStatistics:
-        """Return the results of both; those of `other` where both have one."""
+        """Return the results of both. If both contain a statistic, that of `other` is taken."""
         return AttentionStatistics(**(self._results | other._results))
 
     def __repr__(self) -> str:

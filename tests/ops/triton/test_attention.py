@@ -1,4 +1,4 @@
-"""Our own kernels, in Triton's interpreter where there is no GPU: over many tiles, every mask, every option."""
+"""Tests of the Triton kernels over many tiles, with every mask and option; without a GPU, in Triton's interpreter."""
 
 import math
 
@@ -35,20 +35,20 @@ from support.triton_calls import (
 
 @pytest.fixture(params=["split over keys", "one program per block"])
 def few_queries(request, monkeypatch):
-    """Few queries go to a kernel of their own; here to the usual one as well."""
+    """Both kernels that support few queries: the decoding kernel and the usual one."""
     if request.param == "one program per block":
         monkeypatch.setattr(decode, "MAX_DECODING_QUERIES", 0)
 
 
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_forward(few_queries, case):
+def test_forward_matches_the_equation(few_queries, case):
     check_forward(case, "triton")
 
 
 @given(case=cases((torch.float32, torch.bfloat16)))
 @settings(max_examples=25)
-def test_gradients(case):
+def test_gradients_match_the_equation(case):
     check_gradients(case, "triton")
 
 
@@ -71,7 +71,7 @@ OPTIONS = {
     [*((mask, {}) for mask in MASKS), *((Window(before=20), options) for options in OPTIONS.values())],
     ids=[*map(repr, MASKS), *OPTIONS],
 )
-def test_every_mask_and_option_over_many_tiles(mask, options):
+def test_every_mask_and_option_matches_over_many_tiles(mask, options):
     shapes = ((BATCH, HEADS, QUERIES, KEY_DIM), (BATCH, KV_HEADS, KEYS, KEY_DIM), (BATCH, KV_HEADS, KEYS, VALUE_DIM))
     case = Case(*map(torch.randn, shapes), mask, **options)
     check_forward(case, "triton")
@@ -79,7 +79,7 @@ def test_every_mask_and_option_over_many_tiles(mask, options):
     check_statistics(case)
 
 
-def test_the_same_weights_are_dropped():
+def test_dropout_drops_the_same_weights_as_the_reference():
     tensors = [torch.randn(2, 3, 37, 7, requires_grad=True) for _ in range(3)]
 
     def dropped(*tensors, backend="reference"):
@@ -90,13 +90,13 @@ def test_the_same_weights_are_dropped():
     assert_agrees(dropped(*tensors, backend="triton"), dropped, *tensors)
 
 
-def test_gradients_of_slopes_and_sinks():
+def test_gradients_of_slopes_and_sinks_match_the_equation():
     tensors = [torch.randn(2, 3, 23, 7) for _ in range(3)]
     check_gradients(Case(*tensors, Causal(), ALiBi(torch.rand(3)), sinks=torch.zeros(3)), "triton")
 
 
 @pytest.mark.parametrize("q_len", [3, 20])
-def test_any_strides_of_numbers_per_head_and_text(q_len):
+def test_sinks_slopes_and_query_starts_may_have_any_strides(q_len):
     query, key = torch.randn(2, 4, q_len, 16), torch.randn(2, 4, 23, 16)
     choices = [
         {"sinks": torch.randn(4, 2)[:, 0]},
@@ -110,15 +110,15 @@ def test_any_strides_of_numbers_per_head_and_text(q_len):
 
 
 @pytest.mark.parametrize("scale", [1e-46, -1e-46, 1e-30])
-def test_a_scale_that_float32_may_not_hold(scale):
+def test_scale_that_underflows_in_float32_matches_the_reference(scale):
     x = torch.randn(1, 2, 20, 16)
     options = {"mask": Causal(), "scale": scale}
     assert_agrees(attention(x, x, x, **options, backend="triton"), by_reference, x, x, x, options)
 
 
 @pytest.mark.parametrize("q_len", [3, 20])
-def test_the_lowest_number_is_not_minus_infinity(q_len):
-    """As masks are written that are added: a row of nothing else attends to all keys."""
+def test_lowest_finite_bias_is_not_minus_infinity(q_len):
+    """Additive masks often contain this number: a row of it attends to all keys."""
     query, key = torch.randn(1, 2, q_len, 16), torch.randn(1, 2, 23, 16)
     bias = torch.where(torch.rand(q_len, 23) < 0.5, torch.finfo(torch.float32).min, 0.0)
     bias[1] = torch.finfo(torch.float32).min
@@ -127,27 +127,28 @@ def test_the_lowest_number_is_not_minus_infinity(q_len):
     assert (found[:, :, 1] != 0).all()
 
 
-def test_no_keys_of_a_width_for_the_copy_engine():
+def test_empty_keys_give_zero_output():
+    """The width would suit the copy engine, which does not support empty tensors."""
     query, key = torch.randn(2, 2, 20, 16), torch.randn(2, 2, 0, 16)
     assert (attention(query, key, key, backend="triton") == 0).all()
 
 
-def test_any_strides():
+def test_inputs_may_have_any_strides():
     query, key, value = (torch.randn(2, 7, 20, 3).permute(0, 3, 2, 1)[:, :, ::2] for _ in range(3))
     assert_agrees(attention(query, key, value, backend="triton"), by_reference, query, key, value)
 
 
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if not isinstance(mask, Dense | None)], ids=repr)
-def test_blocks_of_queries_that_see_a_block_of_keys(mask):
-    """No block outside start … end sees a key, and every one of the run sees them all."""
+def test_transposed_block_ranges_match_the_mask(mask):
+    """No query block outside `[start, end)` attends to a key; those in `[full, partial)` attend to all keys."""
     query, key = torch.randn(BATCH, HEADS, QUERIES, 1), torch.randn(BATCH, KV_HEADS, KEYS, 1)
     call = build_call(query, key, key, mask=mask)
     ranges = call.ranges
     assert ranges is not None
     tile = TileConfig(8, 4, 4, 1)
-    seen = transpose_block_ranges(LogitParams.from_call(call), tile)
-    assert seen is not None
-    for index, bounds in enumerate(seen.pointer):
+    transposed = transpose_block_ranges(LogitParams.from_call(call), tile)
+    assert transposed is not None
+    for index, bounds in enumerate(transposed.pointer):
         first, last = ranges[index]
         columns = torch.arange(KEYS)
         allowed = (first[..., None] <= columns) & (columns < last[..., None])  # [batch or 1, queries, keys]
@@ -161,7 +162,7 @@ def test_blocks_of_queries_that_see_a_block_of_keys(mask):
                 assert part[(rows >= full) & (rows < partial)].all()
 
 
-def test_it_stands_in_a_compiled_graph():
+def test_compiled_graph_gives_the_same_bits():
     tensors = [torch.randn(1, 2, 19, 7, requires_grad=True) for _ in range(3)]
     compiled = torch.compile(
         lambda *t: attention(*t, mask=Causal(), backend="triton"), fullgraph=True, backend="aot_eager"
@@ -173,14 +174,17 @@ def test_it_stands_in_a_compiled_graph():
     torch._dynamo.reset()
 
 
-def test_refusals():
+def test_unsupported_dtype_and_key_dim_are_refused():
     x = torch.randn(1, 2, 3, 300)
     reasons = triton_backend.unsupported_reasons(build_call(x.double(), x.double(), x[..., :4].double()))
-    assert reasons == ["dtype torch.float64 is not float32, bfloat16 or float16", "key_dim 300 is not from 1 to 256"]
+    assert reasons == [
+        "dtype torch.float64 is not float32, bfloat16 or float16",
+        "key_dim 300 is not between 1 and 256",
+    ]
     assert "triton" in dispatch.BACKENDS
 
 
-def test_tiles_are_there_for_every_width(monkeypatch):
+def test_tile_tables_cover_every_width(monkeypatch):
     monkeypatch.setattr("clearhead.ops.triton.config.is_interpreted", lambda: False)
     for table in (HALF_PRECISION_TILES, SINGLE_PRECISION_TILES):
         assert table.keys() == HALF_PRECISION_TILES.keys()
@@ -195,7 +199,7 @@ def test_tiles_are_there_for_every_width(monkeypatch):
 DECODED = {
     "plain": {},
     "ragged": {"mask": Padding([300, 61])},
-    "nothing": {"mask": Padding([0, 300])},
+    "empty row": {"mask": Padding([0, 300])},
     "causal": {"mask": Causal(), "query_start": torch.tensor([40, 200])},
     "window": {"mask": Window(before=70)},
     "union": {"mask": Window(before=3) | (Causal() & Prefix(4))},
@@ -207,14 +211,14 @@ DECODED = {
 
 
 @pytest.mark.parametrize("options", DECODED.values(), ids=DECODED)
-def test_a_few_queries_against_many_keys(options):
-    """Many pieces of keys, some of them empty, merged; heads that share keys in one program."""
+def test_decoding_matches_the_equation(options):
+    """Merges many pieces of keys, some of them empty; heads that share keys run in one program."""
     query = torch.randn(2, 4, 3, 16)
     key, value = torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 19)
     check_forward(Case(query, key, value, **options), "triton")
 
 
-def test_dropout_over_pieces_of_keys():
+def test_dropout_in_decoding_matches_the_reference():
     query, key = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 200, 16)
 
     def dropped(query, key, backend="reference"):
@@ -236,15 +240,15 @@ def test_dropout_over_pieces_of_keys():
     ],
     ids=str,
 )
-def test_gradient_of_a_bias(shape, mask):
+def test_gradient_of_a_bias_matches_the_equation(shape, mask):
     tensors = [torch.randn(2, 2, 19, 16), torch.randn(2, 1, 23, 16), torch.randn(2, 1, 23, 5)]
     bias = torch.linspace(-1, 1, math.prod(shape)).view(shape)
     check_gradients(Case(*tensors, mask, bias, softcap=3.0), "triton")
 
 
 @pytest.mark.parametrize("dim", [16, 24])
-def test_rows_through_the_copy_engine(dim):
-    """Widths of whole 16 bytes go through descriptors, padded to a power of 2 inside."""
+def test_rows_loaded_by_the_copy_engine_match_the_equation(dim):
+    """Rows of a multiple of 16 bytes are loaded by descriptors, padded to a power of 2."""
     tensors = [torch.randn(1, 2, 37, dim) for _ in range(3)]
     assert isinstance(row_reader(tensors[0], 16), TensorDescriptor)
     assert isinstance(row_reader(tensors[0][..., 1:], 16), StridedTensor)

@@ -10,12 +10,12 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_, fold_heads, slice_broadcast
 from clearhead.ops.tiled.schedule import QueryBlock, iterate_tiles, max_tile_cells
 
-# From this many keys on, log-sum-exp is so large that a sum of exponentials without their maximum taken off is as exact
+# With this many keys or more, log-sum-exp is so large that sums are as exact without subtracting the row maximum
 MIN_KEYS_WITHOUT_ROW_MAX = 512
 
 
 def _dropout_multiplier(call: AttentionCall, block: QueryBlock, keys: slice) -> Float[Tensor, "b k g rows keys"] | None:
-    """What dropout multiplies each weight of a tile by: 0, or 1 / (1 − dropout); None without dropout."""
+    """Return the factor of each weight of a tile, 0 or 1 / (1 − dropout); None without dropout."""
     if call.seed is None:
         return None
     _, heads, q_len, _ = call.query.shape
@@ -43,7 +43,7 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
         block_values = value[block.batch, block.kv_heads].flatten(0, 1)  # [key_heads, kv_len, value_dim]
         # running maximum, sum of exponentials and weighted sum of values; a sink is a first key without a value
         row_max, row_sum = (lse.new_zeros(logits.query.shape[:2]) for _ in range(2))
-        # where exponentials are safe as they are, no maximum is needed
+        # if exponentials can neither overflow nor underflow, no maximum is needed
         bounded = not underflows and call.sinks is None and call.key.shape[2] >= MIN_KEYS_WITHOUT_ROW_MAX
         if call.sinks is not None:
             row_max.copy_(logits.flatten_heads(call.sinks.view(1, kv_heads, group, 1).expand(lse.shape)))
@@ -69,7 +69,7 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
                 weights.mul_(multiplier.view(weights.shape))
             weighted_sum.baddbmm_(weights, block_values[:, tile.keys])
         output[block] = logits.unflatten_heads(weighted_sum.div_(row_sum.clamp(min=tiny)[..., None]))
-        lse[block] = logits.unflatten_heads(row_max + row_sum.log())  # log 0 = −inf where there is no key
+        lse[block] = logits.unflatten_heads(row_max + row_sum.log())  # log 0 = −inf for a row without a key
     return output.flatten(1, 2), lse.flatten(1, 2)
 
 
@@ -94,12 +94,12 @@ def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradient
     for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, value.device):
         logits = BlockLogits(log_weights, block)
         underflows = may_underflow(block)
-        block_query = logits.query[..., : folded.key.shape[3]]  # without the column that takes lse off
+        block_query = logits.query[..., : folded.key.shape[3]]  # without the column that subtracts lse
         block_grad, block_delta = (logits.flatten_heads(t) for t in (grad_output, delta))
         block_grad_query = torch.zeros_like(block_query)
         for tile in tiles:
-            reach = (block.batch, block.kv_heads, tile.keys)
-            keys, values = (t[reach].flatten(0, 1) for t in (folded.key, value))
+            index = (block.batch, block.kv_heads, tile.keys)
+            keys, values = (t[index].flatten(0, 1) for t in (folded.key, value))
             weights = logits.products(tile, first.take(*logits.tile_shape(tile)))
             capped = None if call.softcap is None else weights / call.softcap
             exp_(logits.apply_bias_and_mask_(weights, tile), masked=folded.masked(tile), may_underflow=underflows)
@@ -108,7 +108,7 @@ def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradient
             if multiplier is not None:
                 used = weights * multiplier.view(weights.shape)
                 grad_scores.mul_(multiplier.view(weights.shape))
-            grad_value[reach] += torch.bmm(used.mT, block_grad).view(grad_value[reach].shape)
+            grad_value[index] += torch.bmm(used.mT, block_grad).view(grad_value[index].shape)
             grad_scores.sub_(block_delta[..., None]).mul_(weights)
             if grad_bias.numel():
                 part = slice_broadcast(grad_bias, block, tile.keys)
@@ -119,12 +119,12 @@ def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradient
             if capped is not None:
                 grad_scores.mul_(1 - capped.square_())
             block_grad_query.baddbmm_(grad_scores, keys)
-            grad_key[reach] += torch.bmm(grad_scores.mT, block_query).view(grad_key[reach].shape)
+            grad_key[index] += torch.bmm(grad_scores.mT, block_query).view(grad_key[index].shape)
         grad_query[block] = logits.unflatten_heads(block_grad_query)
     grad_sinks = value.new_zeros(0)
     if call.sinks is not None:
-        share = torch.exp(call.sinks.to(dtype)[:, None] - lse)  # what the sink takes: [batch, heads, q_len]
-        grad_sinks = -(share * delta.flatten(1, 2)).sum(dim=(0, 2))
+        sink_weights = torch.exp(call.sinks.to(dtype)[:, None] - lse)  # [batch, heads, q_len]
+        grad_sinks = -(sink_weights * delta.flatten(1, 2)).sum(dim=(0, 2))
     return Gradients(
         grad_query.mul_(call.scale).flatten(1, 2).to(call.query.dtype),
         grad_key.to(call.key.dtype),

@@ -29,14 +29,14 @@ def attend(
 
 
 def log_sum_exp(call: AttentionCall) -> Float[Tensor, "batch heads q_len"]:
-    """Return log-sum-exp alone, differentiable: attention to values of width 0."""
+    """Return log-sum-exp, differentiable, from attention with values of width 0."""
     return _attend(replace(call, value=call.key[..., :0]))[1]
 
 
 def statistics(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
-    """Return the statistics requested; pooling takes a pass of its own."""
+    """Return the statistics requested; pooling takes a separate pass."""
     folded = FoldedCall.from_call(call)
     results = AttentionStatistics()
     if request != StatisticsRequest(pool=request.pool):
@@ -49,5 +49,5 @@ def statistics(
 def pool(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """Return the rectangle of some rows and keys in bins."""
+    """Return the weights of some rows and keys, pooled into bins."""
     return pooling.pool(FoldedCall.from_call(call).window(rows, keys), lse[..., rows], spec)

@@ -1,4 +1,4 @@
-"""Any rectangle of the matrix at the size of a screen, tile by tile."""
+"""Pooling of any rectangle of the matrix into bins, tile by tile."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
 def pool(
     folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], spec: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """The weights in bins drawn as adaptive pooling draws them: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
+    """Pool the weights into the bins of adaptive pooling: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
     rows, cols, reduce = spec
     batch, kv_heads, group, q_len, kv_len = folded.shape
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
@@ -42,23 +42,23 @@ def pool(
 
 
 def bin_ends(length: int, count: int, device: torch.device) -> tuple[Int[Tensor, " bins"], Int[Tensor, " bins"]]:
-    """Where each of `count` bins over `length` positions begins, and where it ends."""
+    """Return the starts and ends of `count` bins over `length` positions."""
     index = torch.arange(count, device=device)
     return index * length // count, -(-(index + 1) * length // count)
 
 
 class _Span(NamedTuple):
-    """The bins that some positions reach into, and which of the positions each of them holds."""
+    """Bins that overlap a span of positions, and the positions of the span in each bin."""
 
     bins: slice
-    first: Int[Tensor, " bins"]  # counted from the span's first position
+    first: Int[Tensor, " bins"]  # relative to the span's first position
     last: Int[Tensor, " bins"]
-    mean: Float[Tensor, "bins positions"]  # one over the whole bin's width, or 0
+    mean: Float[Tensor, "bins positions"]  # 1 / width of the whole bin for its positions, else 0
 
     def peaks(self, weights: Tensor, dim: int) -> Tensor:
-        """The largest weight of each bin. Narrower bins repeat their last position, which changes no maximum."""
+        """Return the largest weight of each bin. Narrow bins repeat their last position, which keeps the maximum."""
         widest = int((self.last - self.first).max())
-        if len(self.first) * widest == weights.shape[dim]:  # all alike, side by side: nothing need be gathered
+        if len(self.first) * widest == weights.shape[dim]:  # bins of equal width without overlap need no gather
             return weights.unflatten(dim, (-1, widest)).amax(dim=dim)
         steps = torch.arange(widest, device=weights.device)
         index = torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
@@ -71,7 +71,7 @@ class _Bins:
         self.like = like
 
     def over(self, part: slice) -> _Span:
-        """The bins over some of the positions."""
+        """Return the bins that overlap some of the positions."""
         start = int((self.last <= part.start).sum())
         stop = int((self.first < part.stop).sum())
         whole_first, whole_last = self.first[start:stop], self.last[start:stop]

@@ -1,8 +1,8 @@
-"""Walking the matrix in tiles: which of them the key ranges leave to be computed.
+"""Tile schedule: the query blocks of a matrix, and the key tiles of each block that the key ranges require.
 
-Query heads are folded over the key heads they read, `[batch, kv_heads, group, rows]`, so that grouped heads never
-repeat a key. A block is some heads and a band of rows; its tiles run over the keys, and those that no row of the band
-may attend to are never visited.
+Query heads are folded over the key heads they read, `[batch, kv_heads, group, rows]`, so that keys are not repeated
+for grouped heads. A block is a set of heads and a band of rows. Its tiles cover the keys. Tiles that no row of the
+band may attend to are skipped.
 """
 
 import itertools
@@ -17,17 +17,17 @@ from torch import Tensor
 from clearhead.ops import key_ranges as key_ranges
 from clearhead.ops.key_ranges import KeyRanges
 
-# rows and keys of a tile: with one head per thread its scores and weights stay in the cache
-TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges, of which a taller tile would waste more
-CUDA_CELLS_PER_STEP = 2**25  # in one step on CUDA, which has no such cache to keep to
-FULL_TILE_ALIGNMENT = 64  # full tiles begin and end on multiples of this, which the matrix product likes
-MAX_CACHED_TILE_MASKS = 8  # per band of rows: partial tiles whose mask is kept for the next heads
+# rows and keys of a tile: with one head per thread, its scores and weights stay in the CPU cache
+TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges: taller tiles have more forbidden cells
+CUDA_CELLS_PER_STEP = 2**25  # CUDA tiles need not fit into a CPU cache
+FULL_TILE_ALIGNMENT = 64  # full tiles begin and end at multiples of this, for fast matrix products
+MAX_CACHED_TILE_MASKS = 8  # per band of rows: masks of partial tiles, cached for the next heads
 
 FoldedShape = tuple[int, int, int, int, int]  # batch, kv_heads, group, q_len, kv_len
 
 
 class QueryBlock(NamedTuple):
-    """Some heads and a band of rows: slices of `[batch, kv_heads, group, q_len]`."""
+    """Set of heads and a band of rows: slices of `[batch, kv_heads, group, q_len]`."""
 
     batch: slice
     kv_heads: slice
@@ -36,7 +36,7 @@ class QueryBlock(NamedTuple):
 
 
 class KeyTile(NamedTuple):
-    """Some keys of a block; `mask` is what to add where not every row may attend to every key."""
+    """Range of keys of a block. `mask` is added to the scores; None if every row may attend to every key."""
 
     keys: slice
     mask: Float[Tensor, "batch 1 1 rows keys"] | None
@@ -45,7 +45,7 @@ class KeyTile(NamedTuple):
 def iterate_tiles(
     shape: FoldedShape, ranges: KeyRanges | None, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[QueryBlock, Iterable[KeyTile]]]:
-    """Every block with its tiles. Heads run innermost: the masks of a band of rows serve all of them."""
+    """Iterate over the blocks and their tiles. Heads are the inner loop, so that they share the masks of a band."""
     batch, kv_heads, group, q_len, kv_len = shape
     step = _steps(shape, device, ranged=ranges is not None)
     bands = None if ranges is None or 0 in shape else _Bands(ranges, step.rows, kv_len)
@@ -62,12 +62,12 @@ def iterate_tiles(
 
 
 def max_tile_cells(shape: FoldedShape, ranges: KeyRanges | None, device: torch.device) -> int:
-    """How many scores a tile holds at most: the size of scratch buffers."""
+    """Return the maximum number of cells in a tile, the size of scratch memory."""
     return math.prod(_steps(shape, device, ranged=ranges is not None))
 
 
 def split_range(length: int, size: int) -> list[slice]:
-    """`range(length)` in slices of at most `size`."""
+    """Split `range(length)` into slices of at most `size`."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
@@ -80,7 +80,7 @@ class _Steps(NamedTuple):
 
 
 def _steps(shape: FoldedShape, device: torch.device, *, ranged: bool) -> _Steps:
-    """How much of each axis one step takes: a tile per thread, and more heads or sequences where tiles are small."""
+    """Return the step along each axis: a tile per thread, and more heads or sequences if tiles are small."""
     batch, kv_heads, group, q_len, kv_len = (max(1, size) for size in shape)
     most_rows, most_keys = RANGED_TILE if ranged else TILE
     cells = CUDA_CELLS_PER_STEP if device.type == "cuda" else torch.get_num_threads() * most_rows * most_keys
@@ -94,7 +94,7 @@ def _steps(shape: FoldedShape, device: torch.device, *, ranged: bool) -> _Steps:
 
 
 class _MaskedTiles:
-    """The tiles of one band of rows, with masks made when they are reached and the first few kept."""
+    """Tiles of one band of rows. Masks are computed on demand, and the first few are cached."""
 
     def __init__(self, pieces: list[tuple[slice, bool]], ranges: KeyRanges, dtype: torch.dtype) -> None:
         self.pieces, self.ranges, self.dtype = pieces, ranges, dtype
@@ -116,27 +116,30 @@ class _MaskedTiles:
 
 
 class _Bands:
-    """For each band of rows, from the smallest and largest ends of its ranges: where tiles are needed, where full."""
+    """Smallest and largest ends of the ranges in each band of rows, which determine the needed and full tiles."""
 
     def __init__(self, ranges: KeyRanges, rows: int, kv_len: int) -> None:
         empty = ranges[:, 0] >= ranges[:, 1]
         first = ranges[:, 0].masked_fill(empty, kv_len)
         last = ranges[:, 1].masked_fill(empty, 0)
-        missing = -ranges.shape[3] % rows  # the last band is filled up with copies of the last row
+        missing = -ranges.shape[3] % rows  # the last band is padded with copies of the last row
         first, last = (
             torch.cat([ends, ends[..., -1:].expand(-1, -1, missing)], dim=-1).unflatten(-1, (-1, rows))
             for ends in (first, last)
         )
         self.rows = rows
-        self.one_for_all = ranges.shape[2] == 1
-        # [ranges, 4, batch, bands], brought over in one transfer
+        self.broadcasts = ranges.shape[2] == 1  # over the batch
+        # [ranges, 4, batch, bands], copied to the CPU in one transfer
         extremes = torch.stack([first.amin(-1), first.amax(-1), last.amin(-1), last.amax(-1)], dim=1)
         self.extremes: list[list[list[list[int]]]] = extremes.tolist()
 
     def pieces(self, batch: slice, rows: slice, size: int) -> list[tuple[slice, bool]]:
-        """The keys to visit, in order and in pieces of at most `size`, and whether every row may see all of a piece."""
+        """Return the needed keys in order, in pieces of at most `size`, and whether each piece is full.
+
+        A piece is full if every row may attend to all of its keys.
+        """
         band = rows.start // self.rows
-        sequences = [0] if self.one_for_all else range(batch.start, batch.stop)
+        sequences = [0] if self.broadcasts else range(batch.start, batch.stop)
         needed, full = [], []
         for least_first, most_first, least_last, most_last in self.extremes:
             needed.append((min(least_first[b][band] for b in sequences), max(most_last[b][band] for b in sequences)))
@@ -159,7 +162,7 @@ class _Bands:
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans that overlap or touch as one; empty ones left out."""
+    """Merge spans that overlap or touch, and drop empty ones."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if merged and start <= merged[-1][1]:

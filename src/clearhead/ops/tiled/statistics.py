@@ -14,7 +14,7 @@ from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
 def compute_statistics(
     folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
-    """Compute every statistic of a request but pooling, in one pass over the tiles."""
+    """Compute every statistic of a request except pooling, in one pass over the tiles."""
     entropy, received, distance, top = request.entropy, request.received, request.distance, request.top
     batch, kv_heads, group, q_len, kv_len = folded.shape
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
@@ -23,7 +23,7 @@ def compute_statistics(
 
     entropies = lse.new_zeros((*heads_shape, q_len)) if entropy else None
     distances = lse.new_zeros((*heads_shape, q_len)) if distance else None
-    # columns gather a sum from every band of rows; float64, so that the number of bands does not show
+    # columns add a sum from every band of rows; in float64 the rounding error does not grow with the bands
     columns = lse.new_zeros((*heads_shape, kv_len), dtype=torch.float64) if received else None
     best = lse.new_full((*heads_shape, q_len, top), -torch.inf)
     best_keys = torch.full_like(best, -1, dtype=torch.long)
@@ -38,12 +38,12 @@ def compute_statistics(
         row_entropies: list[Tensor] = []
         row_distances = None if distance_to is None else _RowDistances(distance_to, logits)
         column_sums: list[tuple[slice, Tensor]] = []
-        largest_here = _Largest(top) if top else None
+        block_top = _Largest(top) if top else None
         for tile in tiles:
             shape = logits.tile_shape(tile)
             logs = logits.apply_bias_and_mask_(logits.products(tile, first.take(*shape)), tile)
-            if largest_here is not None:
-                largest_here.add(logits.unflatten_heads(logs), tile.keys)
+            if block_top is not None:
+                block_top.add(logits.unflatten_heads(logs), tile.keys)
             if not (entropy or received or distance):
                 continue
             weights = exp_(logs, masked=folded.masked(tile), may_underflow=underflows, out=second.take(*shape))
@@ -53,15 +53,15 @@ def compute_statistics(
                 row_entropies.append(logs.mul_(weights).sum(dim=-1))
             if row_distances is not None:
                 row_distances.add(second.take(heads * rows, shape[2]), tile.keys, spare=first)
-        if largest_here is not None and largest_here.parts:
-            values, keys = largest_here.merged()
+        if block_top is not None and block_top.parts:
+            values, keys = block_top.merged()
             best[block][..., : values.shape[-1]], best_keys[block][..., : keys.shape[-1]] = values, keys
         if entropies is not None and row_entropies:
-            entropies[block] = -logits.unflatten_heads(_added_up(row_entropies))
+            entropies[block] = -logits.unflatten_heads(_sum_parts(row_entropies))
         if distances is not None and row_distances is not None:
             distances[block] = row_distances.total()
         if columns is not None:
-            _add_columns(columns[block[:3]].flatten(0, 2).unsqueeze(1), column_sums)  # a view of it
+            _add_columns(columns[block[:3]].flatten(0, 2).unsqueeze(1), column_sums)  # a view, added to in place
 
     def unfold(statistic: Tensor | None) -> Tensor | None:
         return None if statistic is None else statistic.flatten(1, 2).to(lse.dtype)
@@ -72,13 +72,13 @@ def compute_statistics(
     )
 
 
-def _added_up(parts: list[Tensor]) -> Tensor:
-    """Sums of tiles. torch adds them pairwise, so that their number does not show in the last digits."""
+def _sum_parts(parts: list[Tensor]) -> Tensor:
+    """Add the sums of tiles. torch adds pairwise, so the rounding error does not grow with their number."""
     return torch.stack(parts).sum(dim=0)
 
 
 def _add_columns(columns: Float[Tensor, "heads 1 kv_len"], parts: list[tuple[slice, Tensor]]) -> None:
-    """Add the sums of tiles where they belong, those of tiles that follow one another in one call."""
+    """Add the column sums of tiles in place, with one call for each run of adjacent tiles."""
     while parts:
         count = 1
         while count < len(parts) and parts[count][0].start == parts[count - 1][0].stop:
@@ -89,12 +89,12 @@ def _add_columns(columns: Float[Tensor, "heads 1 kv_len"], parts: list[tuple[sli
 
 
 class _Largest:
-    """The largest log weights of a block of rows, tile by tile; forbidden keys stay out with key −1.
+    """Largest log weights of a block of rows, collected tile by tile. A forbidden key is recorded as −1.
 
-    torch.topk takes a microsecond for a row however short it is, so that tiles are merged many at a time.
+    torch.topk takes a microsecond per row, however short the row is. So several tiles are merged at a time.
     """
 
-    MANY = 16
+    TILES_PER_MERGE = 16
 
     def __init__(self, top: int) -> None:
         self.top = top
@@ -103,7 +103,7 @@ class _Largest:
     def add(self, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
         values, indices = logs.topk(min(self.top, logs.shape[-1]), dim=-1)
         self.parts.append((values, torch.where(values > -torch.inf, indices + keys.start, -1)))
-        if len(self.parts) == self.MANY:
+        if len(self.parts) == self.TILES_PER_MERGE:
             self.parts = [self.merged()]
 
     def merged(self) -> tuple[Tensor, Tensor]:
@@ -115,11 +115,11 @@ class _Largest:
 
 
 class _Distances:
-    """Σ weight · |position of query − key|, block by block.
+    """Tensors shared by all blocks for computing Σ weight · |position of query − key|.
 
-    Left of all queries of a block, and right of them, the distance is one number per row plus one per key, neither of
-    them negative: sums and a matrix-vector product, and nothing cancels. Only the keys between the block's first and
-    last query need the distances themselves, which all its heads share.
+    For keys left or right of all queries of a block, the distance is a term per row plus a term per key. Neither is
+    negative, so sums and a matrix-vector product suffice, without cancellation. Only keys between the block's first
+    and last query need the distance of every cell, which all heads share.
     """
 
     def __init__(self, folded: FoldedCall) -> None:
@@ -128,21 +128,21 @@ class _Distances:
         self.starts: list[int] = folded.positions[:, 0].tolist()
         self.up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
         self.down = self.up.flip(0)
-        self.between: dict[tuple[int, ...], Tensor] = {}  # of the rows at hand
+        self.between: dict[tuple[int, ...], Tensor] = {}  # distances for the current rows
 
 
 class _RowDistances:
-    def __init__(self, shared: _Distances, here: BlockLogits) -> None:
-        self.shared, self.here = shared, here
-        starts = shared.starts if len(shared.starts) == 1 else shared.starts[here.block.batch]
-        lowest, highest = min(starts) + here.block.rows.start, max(starts) + here.block.rows.stop - 1
-        # keys before `left` lie left of every query, keys from `right` on lie right of them
+    def __init__(self, shared: _Distances, logits: BlockLogits) -> None:
+        self.shared, self.logits = shared, logits
+        starts = shared.starts if len(shared.starts) == 1 else shared.starts[logits.block.batch]
+        lowest, highest = min(starts) + logits.block.rows.start, max(starts) + logits.block.rows.stop - 1
+        # keys before `left` are left of every query, keys from `right` on are right of every query
         self.left, self.right = min(max(lowest, 0), shared.kv_len), min(max(highest + 1, 0), shared.kv_len)
-        nothing = here.query.new_zeros(here.shape.numel())
-        self.near, self.on_left, self.on_right = [nothing], [nothing], [nothing]
+        zeros = logits.query.new_zeros(logits.shape.numel())
+        self.near, self.on_left, self.on_right = [zeros], [zeros], [zeros]
 
     def add(self, weights: Float[Tensor, "rows keys"], keys: slice, spare: ScratchMemory) -> None:
-        """Take in a tile; `spare` is memory of its size."""
+        """Add the weights of a tile; `spare` is scratch memory of its size."""
         if keys.stop <= self.left:
             self._add_left(weights, keys)
         elif keys.start >= self.right:
@@ -153,7 +153,7 @@ class _RowDistances:
                 self._add_left(weights[:, : left - keys.start], slice(keys.start, left))
             if right < keys.stop:
                 self._add_right(weights[:, right - keys.start :], slice(right, keys.stop))
-            between = weights[:, left - keys.start : right - keys.start].view(*self.here.shape, -1)
+            between = weights[:, left - keys.start : right - keys.start].view(*self.logits.shape, -1)
             products = torch.mul(between, self._distance(slice(left, right)), out=spare.take(*between.shape))
             self.near.append(products.sum(dim=-1).view(-1))
 
@@ -169,16 +169,16 @@ class _RowDistances:
 
     def total(self) -> Float[Tensor, "b k g rows"]:
         near, on_left, on_right = (
-            _added_up(parts).view(self.here.shape) for parts in (self.near, self.on_left, self.on_right)
+            _sum_parts(parts).view(self.logits.shape) for parts in (self.near, self.on_left, self.on_right)
         )
-        positions = self.here.positions()[:, None, None, :]
+        positions = self.logits.positions()[:, None, None, :]
         return near + on_left * (positions - self.left) + on_right * (self.right - 1 - positions)
 
     def _distance(self, keys: slice) -> Tensor:
-        block, between = self.here.block, self.shared.between
+        block, between = self.logits.block, self.shared.between
         key = (block.batch.start, block.rows.start, keys.start, keys.stop)
         if key not in between:
             if between and next(iter(between))[:2] != key[:2]:
                 between.clear()
-            between[key] = self.here.distance(keys)
+            between[key] = self.logits.distance(keys)
         return between[key]

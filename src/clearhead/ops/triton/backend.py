@@ -23,7 +23,7 @@ MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_SCALE = 1e-37  # smaller scales underflow in float32 and count as 0
 INSTALLED = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as in tests
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter on the CPU, as in tests
 
 
 def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
@@ -37,9 +37,9 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
         reasons.append(f"dtype {call.query.dtype} is not float32, bfloat16 or float16")
     for name, tensor in (("key_dim", call.query), ("value_dim", call.value)):
         if tensor is not None and not 1 <= tensor.shape[3] <= MAX_HEAD_DIM:
-            reasons.append(f"{name} {tensor.shape[3]} is not from 1 to {MAX_HEAD_DIM}")
+            reasons.append(f"{name} {tensor.shape[3]} is not between 1 and {MAX_HEAD_DIM}")
     if task == "statistics" and 0 in call.shape:
-        reasons.append("the matrix is empty, and a kernel needs at least one program")
+        reasons.append("the matrix is empty, and a kernel requires at least one program")
     return reasons
 
 
@@ -59,7 +59,7 @@ def statistics(
 
     positive, _ = _with_positive_scale(call)
     spec = request.pool
-    # the statistics kernel adds to its bins in any order, so the last digits differ from run to run
+    # the fused kernel adds to its bins atomically, in any order, so the last digits differ from run to run
     fused = request.received and not torch.are_deterministic_algorithms_enabled()
     fused = fused and spec is not None and can_fuse_pooling(call, spec)
     results = compute_statistics(positive, lse, replace(request, pool=spec if fused else None))
@@ -78,7 +78,7 @@ def statistics(
 def pool(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """Return the rectangle of some rows and keys in bins."""
+    """Return the weights of some rows and keys, pooled into bins."""
     from clearhead.ops.triton import pooling
 
     return pooling.pool(_with_positive_scale(call)[0], lse, rows, keys, spec)

@@ -1,7 +1,7 @@
-"""The backward pass in Triton. One program owns what it sums, so that the same call gives the same bits.
+"""Backward pass in Triton. Each sum is computed by one program, so results are bitwise reproducible.
 
-The gradient of queries goes over keys as the forward pass does. The gradients of keys and values go over the blocks of
-queries that see a block of keys, and over all query heads that read its key head.
+The gradient of queries loops over keys, as the forward pass does. The gradients of keys and values loop over the query
+blocks that may attend to a key block, and over all query heads that read its key head.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -47,28 +47,29 @@ from clearhead.ops.triton.logits import (
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
 
-PREPARED_ROWS = 64  # of one program that prepares them
+PREPARED_ROWS = 64  # rows per program of `_prepare`
 
 
 def backward(call: AttentionCall, results: Results) -> tuple[BackwardInputs, Gradients]:
-    """All gradients but that of a tensor bias, and what it takes to have that too."""
+    """Return the inputs of the backward kernels, and all gradients except that of a tensor bias."""
     backward_inputs = BackwardInputs.from_call(call, results)
     grad_query, slope_grad = grad_of_query(backward_inputs)
     grad_key, grad_value = grad_of_key(backward_inputs)
     grad_bias, grad_slopes, grad_sinks = (
         backward_inputs.delta.new_empty(0) for _ in range(3)
-    )  # results must not be one tensor
+    )  # outputs of a custom op must not alias
     if slope_grad is not None and call.slopes is not None:
         grad_slopes = -slope_grad.sum(dim=(0, 2)).to(call.slopes.dtype)
     if call.sinks is not None:
-        share = torch.exp(call.sinks.float()[:, None] - results.lse)  # what the sink takes: [batch, heads, q_len]
-        grad_sinks = -(share * backward_inputs.delta[..., : share.shape[2]]).sum(dim=(0, 2)).to(call.sinks.dtype)
+        sink_weights = torch.exp(call.sinks.float()[:, None] - results.lse)  # [batch, heads, q_len]
+        delta = backward_inputs.delta[..., : sink_weights.shape[2]]
+        grad_sinks = -(sink_weights * delta).sum(dim=(0, 2)).to(call.sinks.dtype)
     return backward_inputs, Gradients(grad_query, grad_key, grad_value, grad_bias, grad_slopes, grad_sinks)
 
 
 @dataclass(frozen=True, eq=False)
 class BackwardInputs:
-    """What the kernels of a backward pass read."""
+    """Inputs of the backward kernels."""
 
     call: AttentionCall
     logit_params: LogitParams
@@ -124,7 +125,7 @@ class BackwardInputs:
 
 
 def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor | None]:
-    """The gradient of queries; with ALiBi, also how much each row feels of its slope."""
+    """Return the gradient of queries and, with ALiBi, the contribution of each row to the gradient of its slope."""
     query, tile = backward_inputs.call.query, tile or backward_inputs.tile("backward_query")
     grad = torch.empty_like(query, memory_format=torch.contiguous_format)
     slope_grad = None if backward_inputs.call.slopes is None else backward_inputs.delta.new_empty(query.shape[:3])
@@ -137,7 +138,7 @@ def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = Non
 
 
 def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
-    """The gradients of keys and values."""
+    """Return the gradients of keys and values."""
     key, tile = backward_inputs.call.key, tile or backward_inputs.tile("backward_key")
     grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, backward_inputs.value)]
     batch, kv_heads, kv_len, _ = key.shape
@@ -154,7 +155,7 @@ def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None)
 
 @triton.jit
 def _prepare(output, grad_output, logit_params, lse, grad_lse, shift, delta, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
-    """What the other kernels read of each row, 0 products beyond the last."""
+    """Store log-sum-exp in base 2 and delta = rowsum(dO ∘ O) − d lse of each row; delta is 0 beyond the last."""
     block, head, batch = program_block(logit_params.length, logit_params.heads, logit_params.batches, ROWS)
     rows, row_block = block * ROWS + tl.arange(0, ROWS), batch * logit_params.heads + head
     outputs = gather_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
@@ -207,7 +208,7 @@ def load_query_block(
     query, grad_output, logit_params, shift, delta, batch, head, start,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """What a block of queries brings: itself, the gradient of its output, log-sum-exp in base 2 and row_dot."""
+    """Load a query block: queries, the gradient of their output, log-sum-exp in base 2 and delta."""
     rows = start + tl.arange(0, BLOCK_Q)
     return (
         load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D),
@@ -221,7 +222,7 @@ def load_query_block(
 def _add_key_tile(
     state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Add what the keys from `key_start` on give to the gradient of a block of queries, and of its ALiBi slope."""
+    """Add the contribution of the key tile at `key_start` to the gradients of a query block and its ALiBi slope."""
     grad_query, slope_sum = state
     query_tile, key, value, logit_params, dropout, batch, head, rows = fixed
     query, grad, shift, delta = query_tile
@@ -254,7 +255,10 @@ def cell_gradients(
     last,
     MASKED: tl.constexpr,
 ):
-    """Of each cell of a tile, either way round: the weight as it was used, the gradient of the score, and d softcap."""
+    """Return for each cell of a tile the weight after dropout, the gradient of the score and the slope of softcap.
+
+    The tile may have either orientation.
+    """
     logits = finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED)
     weights = tl.exp2(logits * deferred_scale(logit_params) - shift)
     used = weights
@@ -323,7 +327,7 @@ def _backward_key(
 def _add_query_block(
     state, fixed, range_index, start, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Add what queries from `start` on give to the gradients of a block of keys and values."""
+    """Add the contribution of the query block at `start` to the gradients of a key block and its values."""
     grad_key, grad_value = state
     key, value, query, grad_output, logit_params, dropout, shift, delta, batch, head, keys = fixed
     rows = start + tl.arange(0, BLOCK_Q)
@@ -331,7 +335,7 @@ def _add_query_block(
         query, grad_output, logit_params, shift, delta, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
     )
     first, last = range_ends(logit_params, range_index, batch, rows)
-    # transposed, [BLOCK_K, BLOCK_Q], so that the second products need no turning
+    # transposed, [BLOCK_K, BLOCK_Q], so that the products below need no transpose
     products, grad_weights = dot_transposed(key, query_tile, PRECISION), dot_transposed(value, grad, PRECISION)
     used, grad_scores, slope = cell_gradients(
         products, grad_weights, shifts[None, :], delta_rows[None, :], logit_params, dropout, batch, head, rows[None, :],

@@ -1,4 +1,4 @@
-"""The gradient of a tensor bias in Triton: one program for each tile of the bias, over all it was broadcast to."""
+"""Gradient of a tensor bias in Triton: one program per tile, summing over the sequences and heads that share it."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
@@ -15,14 +15,14 @@ from clearhead.ops.triton.schedule import range_ends
 
 
 def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
-    """The sum of the scores' gradients over the axes along which the bias was broadcast, in its shape and dtype."""
+    """Return the gradient of the scores, summed over the broadcast axes of the bias, in its shape and dtype."""
     bias = backward_inputs.call.tensor_bias
     assert bias is not None
     batch, heads, q_len, _ = backward_inputs.call.query.shape
     kv_len, tile = backward_inputs.call.key.shape[2], backward_inputs.tile("backward_query")
     bias_batch, bias_heads, bias_rows, bias_keys = bias.shape
     blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
-    # along an axis of 1 each block of rows or keys leaves its sum, added up below
+    # along an axis of size 1, each block of rows or keys stores its sum; `sum_to_size` adds these
     shape = (bias_batch, bias_heads, blocks if bias_rows == 1 else q_len, key_blocks if bias_keys == 1 else kv_len)
     grad = backward_inputs.delta.new_empty(shape)
     *arguments, _ = backward_inputs.arguments(tile)
@@ -67,11 +67,11 @@ def _bias(
 ):
     key_blocks = tl.cdiv(logit_params.kv_len, BLOCK_K)
     block, key_block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
-    sums = block.to(tl.int64) * grad_keys  # where a block's own begin
+    sums = block.to(tl.int64) * grad_keys  # offset of this block's sums
     bias_head, bias_batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     rows, keys = block * BLOCK_Q + tl.arange(0, BLOCK_Q), key_block * BLOCK_K + tl.arange(0, BLOCK_K)
     grad_tile = tl.zeros([BLOCK_Q, BLOCK_K], dtype=tl.float32)
-    # what the bias has one of stands for all
+    # all sequences and heads that share this tile of the bias
     for turn in range(batches * heads):
         batch, head = bias_batch + turn // heads, bias_head + turn % heads
         tile, grads, shifts, delta_rows = load_query_block(

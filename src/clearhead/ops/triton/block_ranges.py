@@ -1,4 +1,4 @@
-"""Which blocks of queries see a block of keys: a mask's ranges, turned round, in O(n) memory."""
+"""Transposed block ranges: the query blocks that may attend to each key block, in O(n) memory."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
@@ -14,12 +14,14 @@ from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import LogitParams
 from clearhead.ops.triton.schedule import block_bounds, range_ends
 
-BLOCKS_PER_STEP = 1024  # blocks of queries looked at together
+BLOCKS_PER_STEP = 1024  # query blocks compared at a time
 
 
 class TransposedBlockRanges(NamedTuple):
-    """For each block of keys, as numbers of blocks of queries: where those start that see some of it, where a run of
-    those that see all of it, where those that see only some of it again, and the end.
+    """Bounds `(start, full_start, full_end, end)` of the query blocks that may attend to each key block.
+
+    Only query blocks in `[start, end)` may attend to a key of the block. Every row of the query blocks in
+    `[full_start, full_end)` may attend to all of its keys.
     """
 
     pointer: Any  # [ranges, 4, batch or 1, key blocks]
@@ -28,7 +30,7 @@ class TransposedBlockRanges(NamedTuple):
 
 
 def transpose_block_ranges(logit_params: LogitParams, tile: TileConfig) -> TransposedBlockRanges | None:
-    """None without ranges: then every query sees every key."""
+    """Return the bounds for every key block; None without ranges, because every query may attend to every key."""
     ranges = logit_params.ranges
     if ranges is None:
         return None
@@ -43,7 +45,7 @@ def transpose_block_ranges(logit_params: LogitParams, tile: TileConfig) -> Trans
 
 @triton.jit
 def _block_bounds(logit_params, spans, blocks, BLOCK_Q: tl.constexpr):
-    """Of every block of queries, the four ends of `block_bounds`."""
+    """Store the four bounds of every query block that `block_bounds` returns."""
     block, batch, range_index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     first, last = range_ends(logit_params, range_index, batch, rows)
@@ -81,7 +83,7 @@ def _transpose(spans, seen, blocks, kv_len, BLOCK_K: tl.constexpr, STEP: tl.cons
 
 @triton.jit
 def _block_visibility(pointers, block_indices, side, blocks, first, last):
-    """Whether blocks of queries see some of the keys from `first` to `last`, and whether they see them all."""
+    """Return whether query blocks may attend to some of the keys in `[first, last)`, and whether to all of them."""
     inside = block_indices < blocks
     low, high = (
         tl.load(pointers + block_indices, inside, other=0),

@@ -1,8 +1,8 @@
-"""Tile sizes of the Triton kernels, fixed for each head width and dtype: nothing is tuned at the first call.
+"""Tile sizes of the Triton kernels, fixed for each head width and dtype, without autotuning at the first call.
 
-Those of half precision at widths 64, 128 and 256 are among the fastest that `benchmarks/tune_triton.py` found on an
-NVIDIA H200 (benchmarks/results/triton-tiles.json), but for statistics at 256; those, the ones for float32 and those of
-"decode", "pool" and "top" are guesses that work, the ones at 128 tried against a few others.
+The half-precision sizes for widths 64, 128 and 256 are among the fastest that `benchmarks/tune_triton.py` found on an
+NVIDIA H200 (benchmarks/results/triton-tiles.json), except for statistics at 256. Those, all float32 sizes, and the
+sizes of "decode", "pool" and "top" are guesses that work. The guesses for width 128 were compared with a few others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ Kernel = Literal[
 
 
 class TileConfig(NamedTuple):
+    """Tile size and launch options of a kernel."""
+
     queries: int
     keys: int
     warps: int
     stages: int
 
 
-# by the padded width of a head, up to and including it
+# the keys are the largest padded head width of each tile
 HALF_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "forward": {64: TileConfig(128, 64, 8, 3), 128: TileConfig(128, 128, 8, 3), 256: TileConfig(128, 64, 8, 2)},
     "decode": {64: TileConfig(64, 128, 4, 2), 128: TileConfig(64, 64, 4, 2), 256: TileConfig(64, 32, 4, 2)},
@@ -52,7 +54,7 @@ INTERPRETER_TILE = TileConfig(16, 16, 4, 1)
 
 
 def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> TileConfig:
-    """The table's; no taller than there are queries."""
+    """Return the tile of a kernel from the tables, with no more rows than needed for the queries."""
     if is_interpreted():
         return INTERPRETER_TILE
     table = (SINGLE_PRECISION_TILES if dtype == torch.float32 else HALF_PRECISION_TILES)[kernel]
@@ -61,7 +63,7 @@ def tile_for(kernel: Kernel, dtype: torch.dtype, dim: int, queries: int) -> Tile
 
 
 def constants(call: AttentionCall, tile: TileConfig) -> dict[str, int]:
-    """What every kernel that walks over tiles is compiled for, and how it is started."""
+    """Return the compile-time constants and launch options of every kernel that loops over tiles."""
     ranges = call.ranges
     return {
         "BLOCK_Q": tile.queries,
@@ -74,27 +76,27 @@ def constants(call: AttentionCall, tile: TileConfig) -> dict[str, int]:
 
 
 def padded_width(dim: int) -> int:
-    """A matrix product takes widths of at least 16, and powers of 2."""
+    """Return the next width that `tl.dot` supports: a power of 2, at least 16."""
     return max(16, next_power_of_2(dim))
 
 
 def next_power_of_2(value: int) -> int:
-    """The least that is not below a number. Triton's own function, meant for kernels, takes microseconds."""
+    """Return the smallest power of 2 not below a number. Triton's function, made for kernels, takes microseconds."""
     return 1 << (value - 1).bit_length()
 
 
 def block_count(length: int, size: int) -> int:
-    """How many blocks of a size hold a length."""
+    """Return the number of blocks of a size that cover a length."""
     return -(-length // size)
 
 
 def matmul_precision(dtype: torch.dtype) -> str:
-    """How float32 is multiplied, by torch's own setting; other dtypes have one way."""
+    """Return the precision of matrix products for `dot`. For float32 it follows torch's TF32 setting."""
     if is_interpreted() and dtype == torch.bfloat16:
         return "upcast"
     return "tf32" if dtype == torch.float32 and uses_tf32() else "ieee"
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU, as they do in tests."""
+    """Return whether kernels run in Triton's interpreter on the CPU, as in tests."""
     return triton.knobs.runtime.interpret  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,7 +1,8 @@
-"""The forward pass of a few queries against many keys, as in decoding, split over the keys so that it fills the GPU.
+"""Forward pass for few queries and many keys, as in decoding, split over the keys to fill the GPU.
 
-A program takes the queries of all heads that read one key head, and a piece of its keys; what the pieces give is merged
-by their log-sum-exp. Pieces that no query may attend to cost next to nothing, so ragged caches cost what they hold.
+A program processes the queries of all heads that read one key head, and a piece of its keys. The outputs of the pieces
+are merged by their log-sum-exp. Pieces that no query may attend to take almost no time, so the cost of a ragged KV
+cache depends on the actual lengths.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -29,12 +30,12 @@ from clearhead.ops.triton.logits import (
 from clearhead.ops.triton.schedule import loop_over_keys
 
 MAX_DECODING_QUERIES = 16
-TARGET_PROGRAMS = 2048  # some times what runs at once, so that long and short pieces even out
+TARGET_PROGRAMS = 2048  # several times the number that run at once, to balance long and short pieces
 PIECES_PER_STEP = 16  # pieces merged at a time
 
 
 def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp."""
+    """Return output and log-sum-exp."""
     query, value = call.query, call.value
     assert value is not None
     batch, heads, q_len, key_dim = query.shape
@@ -94,11 +95,11 @@ def _decode(
     key_head = (tl.program_id(1) % kv_heads).to(tl.int64)
     packed = tl.program_id(1) // kv_heads * BLOCK_Q + tl.arange(0, BLOCK_Q)
     member = packed // logit_params.q_len
-    head = key_head * logit_params.group + tl.minimum(member, logit_params.group - 1)  # of each row
+    head = key_head * logit_params.group + tl.minimum(member, logit_params.group - 1)  # [BLOCK_Q]
     rows = tl.where(member < logit_params.group, packed % logit_params.q_len, logit_params.q_len)
     tile = gather_rows(query, batch, head[:, None], rows, BLOCK_D)
     accumulator, row_sum, row_max = init_softmax(logit_params, head, BLOCK_Q, BLOCK_V)
-    # a sink is taken once, with the first piece
+    # the first piece includes the sink
     row_sum, row_max = tl.where(piece_index == 0, row_sum, 0.0), tl.where(piece_index == 0, row_max, -float("inf"))
     fixed = (tile, key, value, logit_params, dropout, batch, head[:, None], key_head, rows)
     low = piece_index * piece
@@ -117,8 +118,8 @@ def _decode(
         PRECISION,
     )
     result, logarithm = finalize_softmax(state, deferred_scale(logit_params))
-    texts = tl.num_programs(2).to(tl.int64)
-    rows_offset = ((piece_index * texts + batch) * logit_params.heads + head) * logit_params.q_len + rows
+    batches = tl.num_programs(2).to(tl.int64)
+    rows_offset = ((piece_index * batches + batch) * logit_params.heads + head) * logit_params.q_len + rows
     inside = rows < logit_params.q_len
     tl.store(part_lse + rows_offset, logarithm, inside)
     columns = tl.arange(0, BLOCK_V)
@@ -128,7 +129,7 @@ def _decode(
 
 @triton.jit
 def _merge(parts, part_lse, output, lse, pieces, rows, value_dim, BLOCK_V: tl.constexpr, STEP: tl.constexpr):
-    """One row from its pieces: Σ exp(lse_p − lse) · output_p."""
+    """Merge the pieces of one row: Σ exp(lse_p − lse) · output_p."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_V)
     row_max, row_sum = -float("inf"), 0.0

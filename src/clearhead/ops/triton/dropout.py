@@ -1,4 +1,4 @@
-"""Which weights dropout keeps, as `dropout.kept` decides it: a function of (seed, batch, head, query, key)."""
+"""Dropout in Triton, with the mask of `_dropout.keep_mask`: a function of (seed, batch, head, query, key)."""
 
 # pyright: reportArgumentType=false
 
@@ -13,9 +13,11 @@ from clearhead.ops.call import AttentionCall
 
 
 class DropoutParams(NamedTuple):
+    """Kernel parameters of dropout."""
+
     seed: Any
-    threshold: Any  # a weight is dropped if the number drawn for it, of 32 bits, is less
-    kept: Any  # what the others are multiplied by
+    threshold: Any  # a weight is dropped if its 32-bit random number is less
+    kept: Any  # factor of the weights that are kept
 
     @classmethod
     def from_call(cls, call: AttentionCall) -> DropoutParams | None:
@@ -27,7 +29,7 @@ class DropoutParams(NamedTuple):
 
 @triton.jit
 def _mix(x):
-    """`dropout._mix`, on unsigned numbers, whose shifts bring in zeros by themselves."""
+    """Hash as `_dropout._mix` does, on unsigned integers, whose right shift fills with zeros."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -37,11 +39,11 @@ def _mix(x):
 
 @triton.jit
 def dropout_multiplier(dropout, batch, head, rows, keys, heads, q_len):
-    """What each weight of a tile is multiplied by, 0 for those that are dropped; `rows` and `keys` broadcast."""
+    """Return the factor of each weight of a tile, 0 if it is dropped; `rows` and `keys` broadcast."""
     low, high = tl.load(dropout.seed).to(tl.uint32), tl.load(dropout.seed + 1).to(tl.uint32)
     row_indices = (batch * heads + head) * q_len + rows.to(tl.int64)
     row_hash = _mix(_mix(row_indices.to(tl.uint32) ^ low) ^ (row_indices >> 32).to(tl.uint32) ^ high)
     key_hash = _mix(keys.to(tl.uint32) * 0x27D4EB2F)
-    # there the comparison is of signed numbers: flipping the highest bit keeps their order
+    # `keep_mask` compares signed integers; flipping the highest bit gives unsigned integers in the same order
     drawn = _mix(row_hash + key_hash) ^ 0x80000000
     return tl.where(drawn.to(tl.int64) >= dropout.threshold, dropout.kept, 0.0)

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: output and log-sum-exp, one program for each block of queries of a head."""
+"""Forward pass in Triton: output and log-sum-exp, one program per query block and head."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
@@ -28,7 +28,7 @@ from clearhead.ops.triton.schedule import loop_over_keys, query_block
 
 
 def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp."""
+    """Return output and log-sum-exp."""
     query, value = call.query, call.value
     assert value is not None
     batch, heads, q_len, key_dim = query.shape
@@ -86,7 +86,7 @@ def _forward(
 
 @triton.jit
 def init_softmax(logit_params, head, BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The running sum of values, sum of exponentials and maximum, before the first key."""
+    """Return the running weighted sum of values, sum of exponentials and maximum, before the first key."""
     row_max = tl.full([BLOCK_Q], -float("inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
     if logit_params.sinks is not None:
@@ -100,7 +100,7 @@ def init_softmax(logit_params, head, BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexp
 def online_softmax_step(
     state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """The state after the keys from `key_start` on."""
+    """Return the state after the tile of keys at `key_start`."""
     accumulator, row_sum, row_max = state
     query, key, value, logit_params, dropout, batch, head, key_head, rows = fixed
     keys = key_start + tl.arange(0, BLOCK_K)
@@ -125,9 +125,9 @@ def online_softmax_step(
 
 
 @triton.jit
-def finalize_softmax(state, unit):
-    """Output and log-sum-exp: 0 and −∞ where a row may attend to nothing."""
+def finalize_softmax(state, scale):
+    """Return output and log-sum-exp: 0 and −∞ for a row without a key."""
     accumulator, row_sum, row_max = state
     some = row_sum > 0
     row_sum = tl.where(some, row_sum, 1.0)
-    return accumulator / row_sum[:, None], tl.where(some, (row_max * unit + tl.log2(row_sum)) * LN_2, -float("inf"))
+    return accumulator / row_sum[:, None], tl.where(some, (row_max * scale + tl.log2(row_sum)) * LN_2, -float("inf"))

@@ -1,7 +1,7 @@
-"""Scores of one tile in Triton, in base 2: what the kernels on CUDA have in common.
+"""Logits of one tile in Triton, in base 2, shared by all kernels.
 
-Everything a kernel reads comes as named tuples of pointers and strides; what is absent is None, and the code for it is
-never compiled. Rows of queries, keys and values come through the GPU's copy engine where they lie as it wants them.
+Kernels take named tuples of pointers and strides. An absent option is None, and its code is not compiled. Rows of
+queries, keys and values are loaded by the GPU's copy engine (TMA) if their alignment and strides allow it.
 """
 
 # pyright: reportArgumentType=false
@@ -22,12 +22,12 @@ from clearhead.ops.triton.config import padded_width
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 MIN_BIAS = tl.constexpr(-1e38)
-PREPARED_ROWS_MULTIPLE = 128  # no block of queries is taller
-TMA_ALIGNMENT_BYTES = 16  # bytes, in which the copy engine counts addresses and strides
+PREPARED_ROWS_MULTIPLE = 128  # no query block has more rows
+TMA_ALIGNMENT_BYTES = 16  # of addresses and strides, required by the copy engine
 
 
 class StridedTensor(NamedTuple):
-    """A pointer, the strides of its four axes (0 where it broadcasts), and the lengths of the last two."""
+    """Pointer to a tensor, the strides of its four axes (0 if it broadcasts), and the lengths of the last two."""
 
     pointer: Any
     batch: Any
@@ -39,13 +39,13 @@ class StridedTensor(NamedTuple):
 
     @classmethod
     def from_tensor(cls, tensor: Tensor, shape: tuple[int, ...] | None = None) -> StridedTensor:
-        """A tensor as it lies in memory, broadcast to a shape."""
-        seen = tensor if shape is None else tensor.expand(shape)
-        return cls(tensor, *seen.stride(), *seen.shape[2:])
+        """Build from a tensor, optionally broadcast to a shape."""
+        expanded = tensor if shape is None else tensor.expand(shape)
+        return cls(tensor, *expanded.stride(), *expanded.shape[2:])
 
 
 class LogitParams(NamedTuple):
-    """Kernel parameters from which logits follow, besides queries and keys.
+    """Kernel parameters of the logits, in addition to queries and keys.
 
     Kernels call this argument `logit_params`: a plain `params` clashes with a variable in Triton's launcher.
     """
@@ -57,16 +57,16 @@ class LogitParams(NamedTuple):
     bias: Any
     slopes: Any
     sinks: Any
-    start: Any  # where the first query stands among the keys
-    starts: Any  # or a tensor of that
+    start: Any  # position of the first query among the keys
+    starts: Any  # tensor of start positions, used instead of `start` unless None
     start_stride: Any
-    scale: Any  # of products, above 0; with a softcap, of what goes into tanh
+    scale: Any  # positive factor of the products; with a softcap, of the argument of tanh
     softcap: Any  # times log2 e
     batches: Any
     heads: Any
     group: Any
     q_len: Any
-    length: Any  # of what is prepared of each row
+    length: Any  # of tensors with prepared per-row values, see `prepared_rows`
     kv_len: Any
 
     @classmethod
@@ -79,7 +79,7 @@ class LogitParams(NamedTuple):
         ranges = None if lowered.ranges is None else lowered.ranges.contiguous()
         softcap, start = call.softcap, call.query_start
         if isinstance(start, Tensor) and start.device.type == "cpu" and len(start) == 1:
-            start = int(start)  # passed as an argument, because copying it would wait for the GPU
+            start = int(start)  # passed as a number, because copying it would synchronize with the GPU
         return cls(
             ranges,
             0 if ranges is None or ranges.shape[2] == 1 else q_len,
@@ -103,14 +103,12 @@ class LogitParams(NamedTuple):
 
 
 def prepared_rows(q_len: int) -> int:
-    """Room for all rows of every block of queries and one more, so that what is prepared of rows is read without a
-    mask.
-    """
+    """Return the length of tensors with per-row values: enough to load any query block, and one more row, unmasked."""
     return (q_len // PREPARED_ROWS_MULTIPLE + 1) * PREPARED_ROWS_MULTIPLE
 
 
 def prepare_lse(logit_params: LogitParams, lse: Tensor) -> Tensor:
-    """`[batch, heads, length]`: what is to be taken off the scores of each row, for `load_row_values`."""
+    """Return log-sum-exp in base 2, `[batch, heads, length]`, for `load_row_values`."""
     prepared = lse.new_empty((*lse.shape[:2], logit_params.length))
     _prepare_lse[(lse.shape[0] * lse.shape[1], logit_params.length // PREPARED_ROWS_MULTIPLE)](
         logit_params, lse.contiguous(), prepared, PREPARED_ROWS_MULTIPLE
@@ -119,10 +117,10 @@ def prepare_lse(logit_params: LogitParams, lse: Tensor) -> Tensor:
 
 
 def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
-    """How a kernel reads blocks of rows, for `load_rows`."""
+    """Return the argument from which `load_rows` loads blocks of rows: a TMA descriptor if possible."""
     *steps, last = tensor.stride()
     size = tensor.element_size()
-    # an axis of one element has any stride
+    # the stride of an axis of one element is arbitrary
     steps = [
         step if length > 1 else TMA_ALIGNMENT_BYTES // size for step, length in zip(steps, tensor.shape, strict=False)
     ]
@@ -138,14 +136,14 @@ def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
 
 @triton.jit
 def tile_pointers(matrix, batch, head, rows, columns):
-    """Pointers to a tile, given rows and columns that broadcast; 64-bit, for tensors of more than 2³¹ elements."""
+    """Return pointers to a tile. `rows` and `columns` broadcast; int64 supports tensors of more than 2³¹ elements."""
     start = matrix.pointer + batch * matrix.batch + head * matrix.head
     return start + rows.to(tl.int64) * matrix.row + columns.to(tl.int64) * matrix.column
 
 
 @triton.jit
 def load_rows(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """`[BLOCK, WIDTH]`: rows from `start` on, 0 beyond the last row and the last column."""
+    """Load rows from `start` on, `[BLOCK, WIDTH]`, with 0 beyond the last row and the last column."""
     if isinstance(matrix, tl.core.tensor_descriptor_base):
         return matrix.load([batch.to(tl.int32), head.to(tl.int32), start, 0]).reshape(BLOCK, WIDTH)
     else:
@@ -154,7 +152,7 @@ def load_rows(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constex
 
 @triton.jit
 def gather_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
-    """The same for any rows; `head` may differ from row to row."""
+    """Load any rows, with 0 beyond the last row and the last column; `head` may differ from row to row."""
     columns = tl.arange(0, WIDTH)
     inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
     return tl.load(tile_pointers(matrix, batch, head, rows[:, None], columns[None, :]), inside, other=0.0)
@@ -162,7 +160,7 @@ def gather_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
 
 @triton.jit
 def store_rows(matrix, batch, head, rows, values):
-    """Rows where they belong, in the matrix's own dtype."""
+    """Store rows in the dtype of the matrix."""
     columns = tl.arange(0, values.shape[1])
     inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
     values = values.to(matrix.pointer.dtype.element_ty)
@@ -171,21 +169,21 @@ def store_rows(matrix, batch, head, rows, values):
 
 @triton.jit
 def dot(left, right, added, PRECISION: tl.constexpr):
-    """left · right + added, in float32."""
-    if PRECISION == "upcast":  # the interpreter does not know bfloat16 products; in float32 they are the same
+    """Return left · right + added, in float32."""
+    if PRECISION == "upcast":  # the interpreter does not support bfloat16 products; in float32 they are the same
         return tl.dot(left.to(tl.float32), right.to(tl.float32), added, input_precision="ieee")
     return tl.dot(left, right, added, input_precision=PRECISION)
 
 
 @triton.jit
 def dot_transposed(left, right, PRECISION: tl.constexpr):
-    """left · rightᵀ, in float32."""
+    """Return left · rightᵀ, in float32."""
     return dot(left, tl.trans(right), tl.zeros([left.shape[0], right.shape[0]], dtype=tl.float32), PRECISION)
 
 
 @triton.jit
 def tanh(x):
-    """Exact to the last digits near 0 too, where 1 − e^(−2x) would lose them."""
+    """Return tanh(x), with a series near 0, where 1 − e^(−2x) would cancel."""
     square = x * x
     small = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     falling = tl.exp2(tl.abs(x) * (-2 * LOG2_E))
@@ -195,7 +193,7 @@ def tanh(x):
 
 @triton.jit
 def deferred_scale(logit_params):
-    """Factor still to be applied to `finish_logits`: the scale if it is folded into `exp2`, else 1."""
+    """Return the factor still to be applied to `finish_logits`: the scale if it is folded into `exp2`, else 1."""
     if (
         logit_params.softcap is None
         and logit_params.bias is None
@@ -209,10 +207,10 @@ def deferred_scale(logit_params):
 
 @triton.jit
 def finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED: tl.constexpr):
-    """log2(e) · (softcap(scale · Q Kᵀ) + bias) over `deferred_scale`, −inf where a key is forbidden or none.
+    """Return log2(e) · (softcap(scale · Q Kᵀ) + bias) / `deferred_scale`; −inf if a key is forbidden or absent.
 
-    `rows` and `keys` broadcast to the shape of the tile, either way round; `first` and `last` are the ends of each
-    row's range of keys.
+    `rows` and `keys` broadcast to the shape of the tile, in either orientation. `first` and `last` are the start and
+    end of each row's range of keys.
     """
     result = products
     if logit_params.softcap is not None:
@@ -222,7 +220,7 @@ def finish_logits(products, logit_params, batch, head, rows, keys, first, last, 
     inside = (rows < logit_params.q_len) & (keys < logit_params.kv_len)
     if logit_params.bias is not None:
         added = tl.load(tile_pointers(logit_params.bias, batch, head, rows, keys), inside, other=0.0).to(tl.float32)
-        # the lowest number a dtype holds, times log2(e), must not become −∞, which alone forbids a key
+        # only -inf forbids a key: the lowest finite number of a dtype must not overflow to -inf times log2(e)
         result += tl.where(added > -float("inf"), tl.maximum(added, MIN_BIAS), added) * LOG2_E
     if logit_params.slopes is not None:
         result -= (
@@ -240,7 +238,7 @@ def finish_logits(products, logit_params, batch, head, rows, keys, first, last, 
 
 @triton.jit
 def query_offset(logit_params, batch):
-    """Where the first query stands among the keys."""
+    """Return the position of the first query among the keys."""
     if logit_params.starts is None:
         return logit_params.start
     else:
@@ -249,21 +247,22 @@ def query_offset(logit_params, batch):
 
 @triton.jit
 def distance(origin, rows, keys):
-    """|position of query − key|; made float before they broadcast: a conversion for each row and key, not each cell."""
+    """Return |position of query − key|, converted to float before broadcasting: once per row and key, not per cell."""
     return tl.abs((origin + rows).to(tl.float32) - keys.to(tl.float32))
 
 
 @triton.jit
 def load_row_values(shift, logit_params, batch, head, rows):
-    """What `prepare_lse` prepared for each row; one beyond the last may be among them."""
+    """Load a prepared value for each row, such as from `prepare_lse`; rows beyond the last have one too."""
     return tl.load(shift + (batch * logit_params.heads + head) * logit_params.length + rows)
 
 
 @triton.jit
 def load_lse(logit_params, lse, row_block, rows):
-    """Log-sum-exp in base 2. A row without a key has −∞ and scores −∞: 0 in its place, for subtracting would give nan.
+    """Load log-sum-exp in base 2, with replacements that keep weights finite.
 
-    Beyond the last row a number so large that weights are 0, and finite, so that their products with logarithms are 0.
+    In a row without a key, log-sum-exp and scores are −∞, and their difference would be nan; 0 replaces log-sum-exp.
+    Beyond the last row it is so large that weights are 0, but finite, so that weight · logarithm is 0.
     """
     shift = tl.load(lse + row_block * logit_params.q_len + rows, rows < logit_params.q_len, other=1e30) * LOG2_E
     return tl.where(shift == -float("inf"), 0.0, shift)

@@ -1,8 +1,8 @@
-"""Any rectangle of the matrix at the size of a screen, in Triton.
+"""Pooling of any rectangle of the matrix into bins, in Triton.
 
-Tiles are made of bins: a bin's rows and keys fill a run of places as long as a power of 2, or several tiles if it is
-larger, so that its sum or maximum is one over an axis of the tile. Cells that two bins share are computed for both. A
-program owns the bins it fills: the same call gives the same bits.
+A tile is divided into bins. The rows or keys of a bin occupy consecutive slots of the tile, a power of 2 in number, or
+several tiles if the bin is larger. So the sum or maximum of a bin is a reduction along an axis of the tile. Cells that
+two bins share are computed twice. Each bin is written by one program, so results are bitwise reproducible.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -26,17 +26,17 @@ from clearhead.ops.triton.statistics import tile_weights
 
 
 class BinParams(NamedTuple):
-    """Bins over some rows or keys, drawn as adaptive pooling draws them."""
+    """Bins of adaptive pooling over some rows or keys."""
 
-    ends: Any  # [2, count]: the first row or key of each, and the one after its last
+    ends: Any  # [2, count]: start and end of each bin
     start: Any
     length: Any
     count: Any
-    steps: Any  # how many tiles the largest of them fills
+    steps: Any  # number of tiles that the largest bin fills
 
     @classmethod
     def over(cls, part: slice, count: int, block: int, device: torch.device) -> tuple[BinParams, int]:
-        """And how many places of a tile of `block` each of them takes."""
+        """Return the bins, and the number of slots of each bin in a tile of `block`."""
         length = part.stop - part.start
         ends = part.start + torch.stack(bin_ends(length, count, device))
         largest = length // count if length % count == 0 else length // count + 2
@@ -45,7 +45,7 @@ class BinParams(NamedTuple):
 
 
 def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, spec: PoolSpec) -> Tensor:
-    """The weights of some rows and keys in bins."""
+    """Return the weights of some rows and keys, pooled into bins."""
     down, across, reduce = spec
     batch, heads, q_len, key_dim = call.query.shape
     tile = tile_for("pool", call.query.dtype, key_dim, q_len)
@@ -71,28 +71,28 @@ def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, spec: PoolS
 
 @triton.jit
 def _bin_ends(bins, index):
-    """Where a bin begins and ends; one beyond the last is empty."""
+    """Return the start and end of a bin; a bin beyond the last is empty."""
     inside = index < bins.count
     return tl.load(bins.ends + index, inside, other=0), tl.load(bins.ends + bins.count + index, inside, other=0)
 
 
 @triton.jit
 def _bin_index(bins, position):
-    """The bin a row or key lies in, or one beside it; 0 and the last for those outside."""
+    """Return the bin that contains a row or key, or an adjacent one; positions outside are clamped."""
     offset = tl.minimum(tl.maximum(position - bins.start, 0), bins.length).to(tl.int64)
     return (offset * bins.count // bins.length).to(tl.int32)
 
 
 @triton.jit
 def _bin_sizes(bins, index):
-    """How many rows or keys a bin has; 1 for one beyond the last."""
+    """Return the number of rows or keys in a bin; 1 for a bin beyond the last."""
     first, last = _bin_ends(bins, index)
     return tl.maximum(last - first, 1).to(tl.float32)
 
 
 @triton.jit
 def _members(bins, first_bin, step, beyond, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
-    """The row or key on each place of a tile, in step `step` of its bins; `beyond` where there is none."""
+    """Return the row or key in each slot of a tile, in step `step` of its bins; `beyond` for an empty slot."""
     slots = tl.arange(0, BLOCK)
     first, last = _bin_ends(bins, first_bin + slots // SLOTS)
     member = first + step * SLOTS + slots % SLOTS
@@ -130,7 +130,7 @@ def _pool(
         for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
             first, last = range_ends(logit_params, range_index, batch, rows)
             ends = block_bounds(logit_params, first, last, rows)
-            # groups of bins, as many as a tile holds, that some row may see
+            # groups of bins, each as many as fit into a tile, that some row may attend to
             low = tl.maximum(_bin_index(key_bins, ends[0]) - 1, 0) // ACROSS
             high = tl.cdiv(tl.minimum(_bin_index(key_bins, ends[3]) + 2, key_bins.count), ACROSS)
             for turn in range(low * key_bins.steps, high * key_bins.steps):
@@ -143,8 +143,8 @@ def _pool(
                 across = group * ACROSS + tl.arange(0, ACROSS)
                 pointers = cells + row_offsets[:, None] + across[None, :]
                 inside = (down < row_bins.count)[:, None] & (across < key_bins.count)[None, :]
-                # nobody else writes there: an atomic orders what this program adds
-                # keys first, then rows: reduced both at once, Triton 3.6 gets bins of 4 wrong
+                # no other program writes to these bins; the atomics order the additions of this one
+                # reduce keys first, then rows: Triton 3.6 miscomputes bins of 4 if it reduces both at once
                 if MEAN:
                     lines = tl.reshape(tl.sum(weights.reshape(BLOCK_Q, ACROSS, WIDE), 2), [DOWN, HIGH, ACROSS])
                     share = tl.sum(lines, 1) / (tall[:, None] * _bin_sizes(key_bins, across)[None, :])

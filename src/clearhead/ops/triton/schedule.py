@@ -1,7 +1,7 @@
-"""Walking the tiles of a matrix in Triton: which of them a block of queries, or of keys, has to look at.
+"""Tile schedule in Triton: loops over the tiles that a query block or a key block requires.
 
-What is done with a tile is a function given as `take`; tiles that every row sees whole are taken without a mask.
-`OPTIONS` is what it has to know when it is compiled.
+The function `take` processes one tile, and `OPTIONS` are its compile-time options. Tiles in which every row may attend
+to every key are processed without a mask.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -11,15 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-HEADS_IN_FLIGHT = tl.constexpr(16)  # heads whose blocks are worked on at the same time
+HEADS_IN_FLIGHT = tl.constexpr(16)  # heads whose blocks run at the same time
 
 
 @triton.jit
 def program_block(length, heads, batches, BLOCK: tl.constexpr):
-    """Which block of a sequence this program works on, and for which head and text.
+    """Return the block, the head and the sequence of this program.
 
-    A few heads at a time, their first blocks before their second ones: where blocks differ in work, those that start
-    last are short, and few heads' rows are read at once.
+    Programs are ordered by bundles of heads; within a bundle, the first blocks of all heads precede the second ones.
+    So if blocks differ in work, those that start last are short, and few heads are read at the same time.
     """
     blocks, program = tl.cdiv(length, BLOCK), tl.program_id(0)
     bundle = program // (blocks * HEADS_IN_FLIGHT)
@@ -31,9 +31,9 @@ def program_block(length, heads, batches, BLOCK: tl.constexpr):
 
 @triton.jit
 def query_block(logit_params, BLOCK_Q: tl.constexpr):
-    """The first row of this program's block of queries, all its rows, its head and text.
+    """Return the first row of this program's query block, all its rows, its head and its sequence.
 
-    Late queries see most keys where a mask is causal: longest work first.
+    The last block comes first: under a causal mask late queries attend to most keys, and the longest work starts first.
     """
     block, head, batch = program_block(logit_params.q_len, logit_params.heads, logit_params.batches, BLOCK_Q)
     start = (tl.cdiv(logit_params.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
@@ -42,7 +42,7 @@ def query_block(logit_params, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def range_ends(logit_params, range_index, batch, rows):
-    """Where each row's range of keys begins and ends; a row beyond the last has an empty one."""
+    """Return the start and end of each row's range of keys; a row beyond the last has an empty range."""
     inside = rows < logit_params.q_len
     if logit_params.ranges is None:
         return tl.zeros_like(rows), tl.where(inside, logit_params.kv_len, 0)
@@ -55,9 +55,9 @@ def range_ends(logit_params, range_index, batch, rows):
 
 @triton.jit
 def block_bounds(logit_params, first, last, rows):
-    """Key boundaries of a query block, `(start, full_start, full_end, end)`.
+    """Return the key bounds of a query block, `(start, full_start, full_end, end)`.
 
-    Some row sees `[start, end)`, every row sees `[full_start, full_end)`.
+    Only keys in `[start, end)` are allowed for some row. Keys in `[full_start, full_end)` are allowed for every row.
     """
     seen, inside = first < last, rows < logit_params.q_len
     first, last = tl.where(seen, first, logit_params.kv_len), tl.where(seen, last, 0)
@@ -70,9 +70,9 @@ def loop_over_keys(
     take: tl.constexpr, state, fixed, logit_params, batch, rows, low, high, BLOCK_K: tl.constexpr, RANGES: tl.constexpr,
     OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """`state` after every tile of keys that some of `rows` may attend to, from `low`, where a tile begins, to `high`.
+    """Return `state` after all key tiles between `low`, the start of a tile, and `high` that `rows` may attend to.
 
-    take(state, fixed, first key of the tile, first and last key of each row's range, BLOCK_K, OPTIONS, MASKED)
+    take(state, fixed, first key of the tile, start and end of each row's range, BLOCK_K, OPTIONS, MASKED)
     """
     for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
         first, last = range_ends(logit_params, range_index, batch, rows)
@@ -82,7 +82,7 @@ def loop_over_keys(
             tl.maximum(tl.cdiv(full, BLOCK_K) * BLOCK_K, low),
             tl.minimum(partial, high) // BLOCK_K * BLOCK_K,
         )
-        # without a full tile, all of them are partial
+        # without a full tile, all tiles are partial
         none = (full >= partial) | (logit_params.dense is not None)
         full, partial = tl.where(none, start, full), tl.where(none, start, partial)
         if RANGES > 0:
@@ -101,11 +101,11 @@ def loop_over_queries(
     take: tl.constexpr, state, fixed, logit_params, seen, batch, block, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     RANGES: tl.constexpr, OPTIONS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`state` after every block of queries that may attend to a key of `block`.
+    """Return `state` after every query block that may attend to a key of `block`.
 
-    take(state, fixed, number of the range, first query, BLOCK_Q, OPTIONS, MASKED)
+    take(state, fixed, index of the range, first query, BLOCK_Q, OPTIONS, MASKED)
 
-    STAGES is said of the loops, not of the kernel alone: then what is read of each row is fetched ahead as well.
+    STAGES is set on the loops, not only on the kernel, so that per-row values are prefetched as well.
     """
     for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
         if RANGES > 0:
@@ -114,7 +114,7 @@ def loop_over_queries(
             partial, end = tl.load(pointers + 2 * seen.side), tl.load(pointers + 3 * seen.side)
         else:
             start, full, partial, end = 0, 0, tl.cdiv(logit_params.q_len, BLOCK_Q), tl.cdiv(logit_params.q_len, BLOCK_Q)
-        # keys beyond the last, and a dense mask, need a mask everywhere
+        # a block with keys beyond the last, and a dense mask, require a mask in every tile
         none = (block * BLOCK_K + BLOCK_K > logit_params.kv_len) | (logit_params.dense is not None)
         full, partial = tl.where(none, start, full), tl.where(none, start, partial)
         if RANGES > 0:

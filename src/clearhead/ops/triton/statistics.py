@@ -1,8 +1,8 @@
-"""The observing sweep in Triton: statistics of rows and columns from (query, key, log-sum-exp).
+"""Statistics of rows and columns in Triton, from (query, key, log-sum-exp).
 
-A program that owns a block of keys adds weights cell by cell in registers and sums them once at its end, which is what
-column sums cost least by; what it finds of rows, and of a map of the whole, it adds to memory as it goes. Where the
-same bits are wanted every time, rows are summed by programs that own them, in a pass of their own.
+For column sums, each program owns a block of keys. It adds weights cell by cell in registers and reduces them once at
+the end, which is the fastest way. Row sums and pooled bins are added to memory atomically along the way. If
+deterministic algorithms are enabled, a separate pass computes row sums in programs that own the rows.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -48,15 +48,15 @@ WARP_ROWS = tl.constexpr(16)  # rows of a tile that one warp holds: sums over mo
 def compute_statistics(
     call: AttentionCall, lse: Tensor, request: StatisticsRequest, tile: TileConfig | None = None
 ) -> AttentionStatistics:
-    """Compute every statistic of a request but the largest weights.
+    """Compute every statistic of a request except the largest weights.
 
-    Pooling is possible only together with column sums, and if `can_fuse_pooling`.
+    Pooling requires column sums in the same request, and `can_fuse_pooling`.
     """
     entropy, received, distance, spec = request.entropy, request.received, request.distance, request.pool
     batch, heads, q_len, _ = call.query.shape
     kv_len = call.key.shape[2]
     count = entropy + distance
-    # sums of rows, side by side
+    # row sums are interleaved in memory
     row_sums = lse.new_zeros((batch, heads, prepared_rows(q_len), count)).unbind(dim=-1)
     entropies, distances = row_sums[0] if entropy else None, row_sums[-1] if distance else None
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
@@ -79,13 +79,15 @@ def _launch(
     spec: PoolSpec | None,
     tile: TileConfig | None,
 ) -> None:
-    """Add to what is there."""
+    """Launch the kernels, which add to the given tensors."""
     batch, heads, q_len, key_dim = call.query.shape
     kv_len = call.key.shape[2]
     logit_params = LogitParams.from_call(call)
     shift = prepare_lse(logit_params, lse)
     rows = (entropies, distances)
-    apart = any(sums is not None for sums in rows) and (columns is None or torch.are_deterministic_algorithms_enabled())
+    row_pass = any(sums is not None for sums in rows) and (
+        columns is None or torch.are_deterministic_algorithms_enabled()
+    )
 
     def tile_config(kernel: Kernel) -> TileConfig:
         return tile or tile_for(kernel, call.query.dtype, key_dim, q_len)
@@ -94,14 +96,14 @@ def _launch(
         return row_reader(call.query, tile.queries), row_reader(call.key, tile.keys), logit_params, shift
 
     precision = matmul_precision(call.query.dtype)
-    if apart:
+    if row_pass:
         config = tile_config("observe_rows")
         grid = (block_count(q_len, config.queries) * heads * batch,)
         _row_statistics[grid](*arguments(config), *rows, PRECISION=precision, **constants(call, config))
     if columns is not None:
         config = tile_config("observe_columns")
         grid = (block_count(kv_len, config.keys) * heads * batch,)
-        rows = (None, None) if apart else rows
+        rows = (None, None) if row_pass else rows
         options = (precision,)
         if spec is not None:
             options = (precision, q_len // spec.rows, kv_len // spec.cols, spec.reduce == "mean")
@@ -112,7 +114,7 @@ def _launch(
 
 
 def can_fuse_pooling(call: AttentionCall, spec: PoolSpec) -> bool:
-    """Whether a map can be had with the column sums: bins that tiles are made of, or that are made of tiles."""
+    """Return whether pooling can be fused with column sums: a tile must consist of bins, or a bin of tiles."""
 
     def fit(length: int, count: int) -> bool:
         size, rest = divmod(length, count)
@@ -125,7 +127,7 @@ def can_fuse_pooling(call: AttentionCall, spec: PoolSpec) -> bool:
 def tile_weights(
     query, key, shift, logit_params, batch, head, rows, keys, first, last, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Weights of a tile `[BLOCK_Q, BLOCK_K]`, and their logarithms in base 2."""
+    """Return the weights of a tile `[BLOCK_Q, BLOCK_K]`, and their logarithms in base 2."""
     products = dot_transposed(query, key, PRECISION)
     logits = finish_logits(
         products, logit_params, batch, head, rows[:, None], keys[None, :], first[:, None], last[:, None], MASKED
@@ -140,20 +142,20 @@ def tile_weights(
 
 @triton.jit
 def _row_sums(weights, logarithms, entropies, distances, origin, rows, keys):
-    """−Σ A ln A and Σ A · distance over the keys of a tile, whichever are asked for: `[BLOCK_Q]` or `[BLOCK_Q, 2]`."""
+    """Return −Σ A ln A and Σ A · distance over the keys of a tile, as requested: `[BLOCK_Q]` or `[BLOCK_Q, 2]`."""
     if distances is None:
         return tl.sum(weights * logarithms, 1) * -LN_2
     else:
-        reach = tl.sum(weights * distance(origin, rows[:, None], keys[None, :]), 1)
+        distance_sums = tl.sum(weights * distance(origin, rows[:, None], keys[None, :]), 1)
         if entropies is None:
-            return reach
+            return distance_sums
         else:
-            return tl.join(tl.sum(weights * logarithms, 1) * -LN_2, reach)
+            return tl.join(tl.sum(weights * logarithms, 1) * -LN_2, distance_sums)
 
 
 @triton.jit
 def _row_pointers(entropies, distances, logit_params, batch, head, rows):
-    """Where the sums of rows lie in memory, side by side if there are two; there is room for rows beyond the last."""
+    """Return pointers to the row sums, interleaved if there are two; memory extends beyond the last row."""
     offsets = (batch * logit_params.heads + head) * logit_params.length + rows
     if distances is None:
         return entropies + offsets
@@ -206,7 +208,7 @@ def _row_statistics(
 def _add_keys(
     state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Add the sums of rows over the keys from `key_start` on."""
+    """Add the row sums over the tile of keys at `key_start`."""
     query, shift, key, logit_params, entropies, distances, origin, batch, head, rows = fixed
     keys = key_start + tl.arange(0, BLOCK_K)
     tile = load_rows(key, batch, head // logit_params.group, key_start, BLOCK_K, query.shape[1])
@@ -273,7 +275,7 @@ def _column_statistics(
 def _add_queries(
     weight_sums, fixed, range_index, start, BLOCK_Q: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Add the weights of queries from `start` on to a block of keys; to rows and to the map in memory."""
+    """Add the weights of the query block at `start` to column sums, and in memory to row sums and bins."""
     key, query, logit_params, shift, entropies, distances, cells, origin, batch, head, keys = fixed
     PRECISION: tl.constexpr = OPTIONS[0]
     rows = start + tl.arange(0, BLOCK_Q)
@@ -294,7 +296,7 @@ def _add_queries(
 
 @triton.jit
 def _add_to_bins(cells, weights, logit_params, batch, head, row, key, OPTIONS: tl.constexpr):
-    """A tile's sums or maxima over the part of each bin that lies in it, one warp's rows at a time."""
+    """Add the sums, or apply the maxima, of a tile to the bins it overlaps, one warp's rows at a time."""
     BIN_Q: tl.constexpr = OPTIONS[1]
     BIN_K: tl.constexpr = OPTIONS[2]
     MEAN: tl.constexpr = OPTIONS[3]

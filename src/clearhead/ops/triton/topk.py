@@ -1,7 +1,7 @@
-"""The largest weights of each query in Triton, in two passes over the scores and O(n) memory.
+"""Largest weights of each query in Triton, in two passes over the scores and O(n) memory.
 
-Keys fall into as many groups as a tile has columns. The k-th largest of a row's group maxima is a bound that at least
-k of its scores reach, and few more. The second pass writes down those that reach it, and the best of them are taken.
+Keys are divided into as many groups as a tile has columns. The k-th largest group maximum of a row is a bound that at
+least k of its scores reach, and few more. The second pass stores the scores that reach it; the largest are selected.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportOperatorIssue=false
@@ -28,26 +28,29 @@ from clearhead.ops.triton.logits import (
 )
 from clearhead.ops.triton.schedule import loop_over_keys, program_block, query_block
 
-CANDIDATES_PER_BLOCK = 64  # for scores of a row that reach the bound
+CANDIDATES_PER_ROW = 64  # space for scores that reach the bound
 MAX_TOP_KEYS = 32
-MERGED_ROWS = 16  # that one program puts in order
+MERGED_ROWS = 16  # rows per program of `_select_best`
 
 
 def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
-    """None where more scores reach a row's bound than there is room for: where many are equal, or lie in few groups."""
+    """Return the largest weights; None if too many scores of a row reach its bound.
+
+    This happens if many scores are equal, or if the largest are in few groups.
+    """
     batch, heads, q_len, key_dim = call.query.shape
     tile = tile_for("top", call.query.dtype, key_dim, q_len)
     logit_params, precision = LogitParams.from_call(call), matmul_precision(call.query.dtype)
     bounds = lse.new_empty(lse.shape)
     arguments = (row_reader(call.query, tile.queries), row_reader(call.key, tile.keys), logit_params)
-    known = constants(call, tile)
+    options = constants(call, tile)
     grid = (block_count(q_len, tile.queries) * heads * batch,)
-    _bounds[grid](*arguments, bounds, count, **known, PRECISION=precision)
+    _bounds[grid](*arguments, bounds, count, **options, PRECISION=precision)
     reached = torch.empty(lse.shape, dtype=torch.int32, device=lse.device)
-    logits = lse.new_empty((*lse.shape, CANDIDATES_PER_BLOCK))
+    logits = lse.new_empty((*lse.shape, CANDIDATES_PER_ROW))
     keys = torch.empty(logits.shape, dtype=torch.int32, device=lse.device)
-    _candidates[grid](*arguments, bounds, reached, logits, keys, **known, OPTIONS=(precision, CANDIDATES_PER_BLOCK))
-    if int(reached.max()) > CANDIDATES_PER_BLOCK:
+    _candidates[grid](*arguments, bounds, reached, logits, keys, **options, OPTIONS=(precision, CANDIDATES_PER_ROW))
+    if int(reached.max()) > CANDIDATES_PER_ROW:
         return None
     weights = lse.new_empty((*lse.shape, count))
     chosen = torch.empty(weights.shape, dtype=torch.int64, device=lse.device)
@@ -62,7 +65,7 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
         chosen,
         count,
         ROWS=MERGED_ROWS,
-        ROOM=CANDIDATES_PER_BLOCK,
+        ROOM=CANDIDATES_PER_ROW,
     )
     return TopK(weights, chosen)
 
@@ -91,7 +94,7 @@ def _bounds(
     for _ in range(1, count):
         maxima = tl.where(maxima == bound[:, None], -float("inf"), maxima)
         bound = tl.max(maxima, 1)
-    # a little lower, for the second pass may round otherwise
+    # slightly lower, because the second pass may round differently
     bound = tl.where(bound == -float("inf"), bound, bound - tl.abs(bound) * 1e-5 - 1e-30)
     tl.store(bounds + (batch * logit_params.heads + head) * logit_params.q_len + rows, bound, rows < logit_params.q_len)
 
@@ -112,7 +115,7 @@ def _logits(fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.
 def _update_maxima(
     maxima, fixed, key_start, first, last, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr
 ):
-    """A tile's columns are the groups."""
+    """Update the group maxima of each row; the columns of a tile are the groups."""
     return tl.maximum(maxima, _logits(fixed, key_start, first, last, BLOCK_K, PRECISION, MASKED))
 
 
@@ -147,7 +150,7 @@ def _candidates(
 def _store_candidates(
     state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Keep what reaches the bound, of each row its largest first, in as many rounds as the fullest row needs."""
+    """Store the scores of a tile that reach the bound, the largest of each row first, one per row and iteration."""
     bound, count = state
     inner, row_indices, logits, keys = fixed
     PRECISION: tl.constexpr = OPTIONS[0]
@@ -172,7 +175,7 @@ def _store_candidates(
 def _select_best(
     logit_params, shift, reached, logits, keys, weights, chosen, count, ROWS: tl.constexpr, ROOM: tl.constexpr
 ):
-    """The largest of what was written down, and of equal ones those of the first keys."""
+    """Select the largest of the stored scores; among equal scores, the first keys."""
     block, head, batch = program_block(logit_params.q_len, logit_params.heads, logit_params.batches, ROWS)
     rows = block * ROWS + tl.arange(0, ROWS)
     inside = rows < logit_params.q_len
