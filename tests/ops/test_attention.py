@@ -1,4 +1,4 @@
-"""The operator: outputs, log-sum-exp and gradients of every backend against the equation in extended precision."""
+"""Tests of the operator: outputs, log-sum-exp and gradients of every backend against extended precision."""
 
 import pytest
 import torch
@@ -19,32 +19,32 @@ BACKENDS = ("reference", "streaming")
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(case=cases(DTYPES))
 @settings(max_examples=150)
-def test_forward(backend, case):
+def test_forward_matches_the_equation(backend, case):
     check_forward(case, backend)
 
 
 @given(case=cases((torch.float32, torch.bfloat16)))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_forward_over_many_tiles(small_tiles, case):
+def test_forward_over_many_tiles_matches_the_equation(small_tiles, case):
     check_forward(case, "streaming")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(case=cases((torch.float32, torch.bfloat16)))
 @settings(max_examples=100)
-def test_gradients(backend, case):
+def test_gradients_match_the_equation(backend, case):
     check_gradients(case, backend)
 
 
 @given(case=cases())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_gradients_over_many_tiles(small_tiles, case):
+def test_gradients_over_many_tiles_match_the_equation(small_tiles, case):
     check_gradients(case, "streaming")
 
 
 @given(case=cases(DTYPES, plain=True))
 @settings(max_examples=150)
-def test_fused_kernel(case):
+def test_fused_kernel_matches_the_equation(case):
     check_forward(case, "sdpa")
     if case.query.dtype in (torch.float32, torch.bfloat16):
         check_gradients(case, "sdpa")
@@ -66,7 +66,7 @@ MASKS = (
 
 
 def random_inputs(dtype: torch.dtype = torch.float64, **options):
-    """Two sequences, six query heads on three key heads, 7 queries on 11 keys, key_dim 5, value_dim 13."""
+    """Return query, key and value: 2 sequences, 6 query heads, 3 key heads, 7 queries, 11 keys, widths 5 and 13."""
     generator = torch.Generator().manual_seed(2)
     shapes = ((2, 6, 7, 5), (2, 3, 11, 5), (2, 3, 11, 13))
     return tuple(torch.randn(shape, generator=generator, dtype=dtype, **options) for shape in shapes)
@@ -74,7 +74,7 @@ def random_inputs(dtype: torch.dtype = torch.float64, **options):
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_by_finite_differences(backend, mask):
+def test_gradients_match_finite_differences(backend, mask):
     query, key, value = random_inputs(requires_grad=True)
     bias = torch.randn(6, 1, 11, dtype=torch.float64, requires_grad=True)
     sinks = torch.randn(6, dtype=torch.float64, requires_grad=True)
@@ -85,7 +85,7 @@ def test_gradients_by_finite_differences(backend, mask):
     assert torch.autograd.gradcheck(call, (query, key, value, bias, sinks), fast_mode=True)
 
 
-def test_gradient_of_slopes_by_finite_differences():
+def test_gradient_of_slopes_matches_finite_differences():
     query, key, value = random_inputs()
     slopes = torch.rand(6, dtype=torch.float64, requires_grad=True)
 
@@ -96,7 +96,7 @@ def test_gradient_of_slopes_by_finite_differences():
 
 
 @pytest.mark.parametrize("backend", ["streaming", "triton"])
-def test_what_a_gradient_needs_may_not_change(backend):
+def test_in_place_change_before_backward_raises(backend):
     x = torch.randn(1, 2, 5, 4, requires_grad=True)
     key = torch.randn(1, 2, 5, 4)
     output = attention(x, key, key, backend=backend)
@@ -106,8 +106,7 @@ def test_what_a_gradient_needs_may_not_change(backend):
 
 
 @pytest.mark.parametrize("backend", ["streaming", "triton"])
-def test_a_traced_graph_holds_one_node(backend):
-    """Elsewhere the custom op's machinery is left out."""
+def test_compiled_graph_contains_one_node(backend):
     graphs = []
 
     def keep(graph, inputs):
@@ -121,7 +120,7 @@ def test_a_traced_graph_holds_one_node(backend):
     torch._dynamo.reset()
 
 
-def test_gradients_by_transformation():
+def test_func_grad_matches_the_reference():
     x, key = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
 
     def gradient(x, key, backend="reference"):
@@ -131,8 +130,8 @@ def test_gradients_by_transformation():
 
 
 @pytest.mark.parametrize("backend", ["streaming", "triton"])
-def test_a_gradient_of_a_gradient_is_refused(backend):
-    """And never taken for 0, as in a gradient penalty."""
+def test_second_derivative_is_refused(backend):
+    """A gradient penalty must not silently be 0."""
     x = torch.randn(1, 2, 5, 4, requires_grad=True)
     key = torch.randn(1, 2, 5, 4)
     (gradient,) = torch.autograd.grad(attention(x, key, key, backend=backend).sum(), x, create_graph=True)
@@ -140,7 +139,7 @@ def test_a_gradient_of_a_gradient_is_refused(backend):
         (x.sum() + gradient.square().sum()).backward()
 
 
-def test_tensors_that_stand_for_others():
+def test_vmap_and_meta_tensors_are_supported():
     x = torch.randn(3, 1, 2, 5, 4)
 
     def looped(x):
@@ -150,7 +149,7 @@ def test_tensors_that_stand_for_others():
     assert attention(*[x[0].to("meta")] * 3, backend="streaming").is_meta
 
 
-def test_double_backward_of_the_reference():
+def test_second_derivative_of_the_reference_matches_finite_differences():
     inputs = random_inputs(requires_grad=True)
     assert torch.autograd.gradgradcheck(
         lambda q, k, v: attention(q, k, v, mask=Causal(), backend="reference"), inputs, fast_mode=True
@@ -159,7 +158,7 @@ def test_double_backward_of_the_reference():
 
 @pytest.mark.parametrize("key_dim", [1, 255, 2048])
 @pytest.mark.parametrize("backend", [*BACKENDS, "sdpa"])
-def test_key_dim_from_1_to_2048(backend, key_dim):
+def test_key_dim_from_1_to_2048_matches_the_equation(backend, key_dim):
     generator = torch.Generator().manual_seed(3)
     check_forward(Case(*(torch.randn(1, 2, 7, key_dim, generator=generator) for _ in range(3))), backend)
 
@@ -167,7 +166,7 @@ def test_key_dim_from_1_to_2048(backend, key_dim):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0])])
-def test_no_queries_or_no_keys(backend, q_len, kv_len, sinks):
+def test_empty_queries_or_keys_are_supported(backend, q_len, kv_len, sinks):
     query = torch.randn(3, 2, q_len, 7, requires_grad=True)
     key, value = (torch.randn(3, 2, kv_len, dim, requires_grad=True) for dim in (7, 11))
     output, weights = attention(query, key, value, sinks=sinks, return_weights=True, backend=backend)
@@ -185,14 +184,14 @@ def test_no_queries_or_no_keys(backend, q_len, kv_len, sinks):
     assert all(t.grad is None or (t.grad == 0).all() for t in (query, key, value))
 
 
-def test_no_sequences():
+def test_empty_batch_is_supported():
     output = attention(torch.randn(0, 2, 3, 4), torch.randn(0, 2, 5, 4), torch.randn(0, 2, 5, 4))
     assert output.shape == (0, 2, 3, 4)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "sdpa"])
-def test_an_empty_row_is_decided_by_the_mask_and_not_by_the_size_of_scores(backend):
-    """Scores of −10⁴ everywhere are a row like any other; a forbidden row is 0 whatever its scores."""
+def test_empty_rows_depend_on_the_mask_and_not_on_the_scores(backend):
+    """A row of scores of −10⁴ has a normal softmax; a fully masked row is 0, whatever its scores."""
     query, key, value = torch.full((1, 1, 2, 4), 100.0), torch.full((1, 1, 3, 4), -50.0), torch.randn(1, 1, 3, 4)
     query.requires_grad_()
     allowed = torch.tensor([[True, True, True], [False, False, False]])
@@ -206,12 +205,12 @@ def test_an_empty_row_is_decided_by_the_mask_and_not_by_the_size_of_scores(backe
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0])
 @pytest.mark.parametrize("mask", [Causal(), Causal() & Padding([7]), Padding([7])])
-def test_a_scale_that_is_not_positive(scale, mask):
-    """torch's fused kernel writes its −inf before it scales; such calls go elsewhere."""
+def test_zero_and_negative_scales_match_the_equation(scale, mask):
+    """The fused kernel of torch writes −inf before it scales, so it must not be chosen with a causal mask."""
     check_forward(Case(*(torch.randn(1, 2, 17, 13) for _ in range(3)), mask, scale=scale), "auto")
 
 
-def test_autocast_leaves_the_precision_alone():
+def test_autocast_does_not_change_the_precision():
     x = torch.randn(1, 4, 50, 16, requires_grad=True)
     case = Case(x.detach(), x.detach(), x.detach(), Window(5))
     exact, naive = case.exact()["weights"], case.statistics()["weights"]
@@ -236,7 +235,7 @@ def test_query_start_of_a_narrow_dtype_does_not_overflow():
     assert torch.equal(narrow, wide)
 
 
-def test_softcap_comes_before_mask_and_bias():
+def test_softcap_is_applied_before_mask_and_bias():
     """A −inf must not pass through tanh, and a bias is not capped."""
     query, key, value = (torch.randn(1, 1, 3, 4) for _ in range(3))
     bias = torch.tensor([[0.0, 50.0, -torch.inf]]).expand(3, 3)
@@ -249,8 +248,7 @@ def test_softcap_comes_before_mask_and_bias():
         assert (naive[..., 1] > 0.99).all()
 
 
-def test_grouped_heads_are_repeat_interleave():
-
+def test_grouped_heads_equal_repeated_keys():
     def repeated(query, key, value):
         return attention(query, *(t.repeat_interleave(2, dim=1) for t in (key, value)))
 
@@ -259,7 +257,7 @@ def test_grouped_heads_are_repeat_interleave():
         assert_agrees(attention(*inputs, backend=backend), repeated, *inputs)
 
 
-def test_causal_meets_the_last_key_by_default_and_the_first_with_query_start_0():
+def test_causal_aligns_the_last_keys_by_default_and_the_first_with_query_start_0():
     query, key = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
     last = attention(query, key, key, mask=Causal(), return_weights=True)[1]
     first = attention(query, key, key, mask=Causal(), query_start=0, return_weights=True)[1]
@@ -268,8 +266,8 @@ def test_causal_meets_the_last_key_by_default_and_the_first_with_query_start_0()
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "sdpa"])
-def test_any_strides(backend):
-    """Heads that come out of one projection, and a last axis that is not contiguous."""
+def test_inputs_may_have_any_strides(backend):
+    """Heads of one fused projection, and a last axis that is not contiguous."""
     fused = torch.randn(2, 7, 3, 3, 5)  # batch, length, (query, key, value), heads, dim
     query, key, value = fused.unbind(2)
     query, key, value = (t.transpose(1, 2) for t in (query, key, value))
@@ -281,7 +279,7 @@ def test_any_strides(backend):
     assert_agrees(attention(query, key, value, backend=backend), contiguous, query, key, value)
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_not_modified():
     inputs = [*random_inputs(torch.float32), torch.randn(6, 7, 11)]
     copies = [t.clone() for t in inputs]
     for backend in BACKENDS:
@@ -294,7 +292,7 @@ def test_inputs_are_left_alone():
 
 
 class TestDropout:
-    """The same seed drops the same weights on every backend, whatever its tiles."""
+    """Tests of dropout: the same seed drops the same weights on every backend, whatever its tile sizes."""
 
     def test_backends_agree(self, small_tiles):
         results = []
@@ -313,10 +311,10 @@ class TestDropout:
         assert abs(kept.float().mean() - 0.75) < 0.02  # ± 8 standard deviations of 32,768 draws
         torch.testing.assert_close(applied[kept], torch.full_like(applied[kept], 1 / 64 / 0.75))
         by_row, by_column = kept.float().mean(dim=-1), kept.float().mean(dim=-2)
-        assert by_row.std() < 0.09, "rows share a fate"  # √(.25·.75/64) = 0.054
-        assert by_column.std() < 0.09, "columns share a fate"
+        assert by_row.std() < 0.09, "rows are correlated"  # √(.25·.75/64) = 0.054
+        assert by_column.std() < 0.09, "columns are correlated"
 
-    def test_two_calls_differ_and_a_seed_repeats(self):
+    def test_calls_differ_unless_the_seed_is_the_same(self):
         inputs = random_inputs(torch.float32)
         torch.manual_seed(1)
         first, second = (attention(*inputs, dropout=0.5) for _ in range(2))
@@ -324,17 +322,17 @@ class TestDropout:
         assert not torch.equal(first, second)
         assert torch.equal(first, attention(*inputs, dropout=0.5))
 
-    def test_weights_are_those_before_it(self):
+    def test_returned_weights_are_those_before_dropout(self):
         query, key, value = random_inputs()
         _, weights = attention(query, key, value, dropout=0.5, return_weights=True)
         torch.testing.assert_close(weights.dense().sum(dim=-1), torch.ones(2, 6, 7, dtype=torch.float64))
 
 
 class TestCompile:
-    """`torch.compile(fullgraph=True)`: no graph breaks, the same results, gradients included."""
+    """Tests of `torch.compile(fullgraph=True)`: no graph breaks, the same results and gradients."""
 
     @pytest.fixture(autouse=True)
-    def fresh(self):
+    def reset_dynamo(self):
         torch._dynamo.reset()
 
     @pytest.mark.parametrize(
@@ -348,27 +346,27 @@ class TestCompile:
         ],
         ids=str,
     )
-    def test_same_as_eager(self, options, backend):
+    def test_compiled_call_matches_eager(self, options, backend):
         def call(query, key, value, sinks):
             extra = {} if backend == "sdpa" else {"sinks": sinks, "bias": ALiBi(sinks.abs())}
             output, weights = attention(query, key, value, **options, **extra, return_weights=True, backend=backend)
             return output.square(), weights
 
-        def everything(*inputs, function=call):
+        def results(*inputs, function=call):
             output, weights = function(*inputs)
             gradients = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
             empty, keys = weights.lse == -torch.inf, weights.topk(2).keys
             exact = [t.to(output.dtype) for t in (empty, keys)]
             lse = torch.where(empty, 0.0, weights.lse)
-            found = [output, lse, weights.dense(), weights.entropy(), *gradients]
-            return [*exact, *(t for t in found if t is not None)]
+            rounded = [output, lse, weights.dense(), weights.entropy(), *gradients]
+            return [*exact, *(t for t in rounded if t is not None)]
 
         inputs = [torch.randn(2, heads, 7, 5, requires_grad=True) for heads in (6, 3, 3)]
         inputs.append(torch.randn(6, requires_grad=True))
-        got = everything(*inputs, function=torch.compile(call, fullgraph=True))
-        assert_agrees(got, everything, *inputs)
+        got = results(*inputs, function=torch.compile(call, fullgraph=True))
+        assert_agrees(got, results, *inputs)
 
-    def test_weights_can_be_read_in_the_graph(self):
+    def test_weights_can_be_read_in_a_compiled_graph(self):
         def call(x):
             _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
             return weights[0, 1, 3:9:2], weights.diagonal(-1), weights.dense()
@@ -386,7 +384,7 @@ class TestCompile:
         x = torch.randn(1, 2, 1000, 4)
         assert_agrees(program.module()(x), Model(), x)
 
-    def test_auto_with_dropout(self):
+    def test_compiled_dropout_gives_finite_outputs(self):
         compiled = torch.compile(attention, fullgraph=True)
         output = compiled(*random_inputs(torch.float32), mask=Causal(), dropout=0.5)
         assert output.isfinite().all()
@@ -402,8 +400,8 @@ def test_runs_repeat_bit_for_bit(backend):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_sharp_heads_and_large_scores():
-    """Weights that underflow are 0, sums are 1, nothing overflows."""
+def test_sharp_heads_and_large_scores_match_the_equation():
+    """Weights that underflow are 0, sums are 1, and nothing overflows."""
     generator = torch.Generator().manual_seed(4)
     case = Case(*(30 * torch.randn(2, 7, 17, 13, generator=generator) for _ in range(3)), mask=Causal())
     for backend in (*BACKENDS, "sdpa"):
@@ -411,7 +409,7 @@ def test_sharp_heads_and_large_scores():
         check_gradients(case, backend)
 
 
-def test_auto_takes_the_fused_kernel_where_it_can():
+def test_auto_chooses_the_fused_kernel_if_it_supports_the_call():
     query, key, value = (torch.randn(1, 2, 300, 8) for _ in range(3))
     names = {
         "sdpa": [{}, {"mask": Causal()}, {"mask": Padding([7])}, {"bias": torch.randn(300, 300)}],
@@ -427,7 +425,7 @@ def test_auto_takes_the_fused_kernel_where_it_can():
     [(9, 128, 512, True), (9, 256, 512, True), (9, 264, 512, False), (9, 256, 64, False), (10, 128, 512, True),
      (10, 256, 512, False), (8, 128, 512, False)],
 )  # fmt: skip
-def test_which_gpus_leave_which_heads_to_cudnn(monkeypatch, capability, width, queries, suits):
+def test_cudnn_depends_on_capability_head_width_and_queries(monkeypatch, capability, width, queries, suits):
     monkeypatch.setitem(sdpa._CAPABILITIES, torch.device("meta"), capability)
     assert sdpa._suits_cudnn(torch.empty(1, 1, queries, width, device="meta")) == suits
 
@@ -441,18 +439,18 @@ NAN_SOURCES = ["query", "key", "value", "bias"]
     + [("sinks", "streaming"), ("sinks", "reference")],
 )
 @pytest.mark.parametrize("kv_len", [5, 611])
-def test_nan_reaches(source, kv_len, backend):
-    """The table in docs/numerics.md; rows that a NaN does not reach stay finite."""
-    given = {
+def test_nan_reaches_only_its_rows(source, kv_len, backend):
+    """Checks the table in docs/numerics.md: all other rows stay finite."""
+    arguments = {
         "query": torch.randn(1, 2, 5, 7),
         "key": torch.randn(1, 2, kv_len, 7),
         "value": torch.randn(1, 2, kv_len, 7),
     }
-    given |= {"bias": torch.randn(1, 2, 5, kv_len)} if source == "bias" else {}
-    given |= {"sinks": torch.randn(2)} if source == "sinks" else {}
-    place = {"query": (0, 0, 3, 2), "key": (0, 0, 4, 2), "value": (0, 0, 4, 2), "bias": (0, 0, 3, 4), "sinks": (0,)}
-    given[source][place[source]] = torch.nan
-    output, weights = attention(**given, backend=backend, return_weights=True)
+    arguments |= {"bias": torch.randn(1, 2, 5, kv_len)} if source == "bias" else {}
+    arguments |= {"sinks": torch.randn(2)} if source == "sinks" else {}
+    cell = {"query": (0, 0, 3, 2), "key": (0, 0, 4, 2), "value": (0, 0, 4, 2), "bias": (0, 0, 3, 4), "sinks": (0,)}
+    arguments[source][cell[source]] = torch.nan
+    output, weights = attention(**arguments, backend=backend, return_weights=True)
     assert output[0, 1].isfinite().all()
     assert weights[0, 1].isfinite().all()
     rows = [3] if source in ("query", "bias") else [0, 1, 2, 3, 4]
@@ -477,7 +475,7 @@ def test_nan_reaches(source, kv_len, backend):
     assert reached_weights[:, 4].isnan().all()
 
 
-def test_a_nan_in_a_bias_does_not_hide_its_key():
+def test_nan_in_a_bias_does_not_hide_its_key():
     bias = torch.zeros(5, 5)
     bias[3, 2] = torch.nan
     x = torch.randn(1, 1, 5, 7)

@@ -1,4 +1,4 @@
-"""An attention call as a custom op: what its backward pass receives."""
+"""Tests of the custom op: memory layout of the gradients that its backward pass receives."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ def backward(call, results, need_bias):
 OPERATION = custom_op("tests_gradient_layout", forward, backward)
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_an_expanded_gradient_is_made_dense(traced):
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "compiled"])
+def test_expanded_gradient_is_made_contiguous(traced):
     query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
 
     def loss(query):
@@ -35,7 +35,7 @@ def test_an_expanded_gradient_is_made_dense(traced):
     assert STRIDES == [(105, 35, 7, 1)]
 
 
-def test_a_transposed_gradient_is_read_as_it_lies():
+def test_transposed_gradient_is_not_copied():
     query, key, value = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
     output = OPERATION(build_call(query, key, value))[0]
     STRIDES.clear()

@@ -1,4 +1,4 @@
-"""Memory grows in proportion to n, and nothing of size q_len × kv_len is allocated but what was asked for."""
+"""Tests of memory: it grows linearly with n, and no q_len × kv_len tensor is allocated unless requested."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from clearhead.ops.tiled import backend
 
 
 class LargestTensor(TorchDispatchMode):
-    """The largest memory that any tensor made meanwhile takes."""
+    """Size in bytes of the largest tensor storage created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-class InSight(torch.autograd.Function):
-    """The streaming backend's own code, outside its custom op, which would hide it from a dispatch mode."""
+class PlainStreaming(torch.autograd.Function):
+    """Streaming backend outside its custom op, which would hide its tensors from a dispatch mode."""
 
     @staticmethod
     def forward(ctx, *arguments):
@@ -45,8 +45,8 @@ class InSight(torch.autograd.Function):
 
 
 @pytest.fixture(autouse=True)
-def custom_ops_in_sight(monkeypatch):
-    monkeypatch.setattr(backend, "_attend", lambda call: InSight.apply(*flatten(call)))
+def without_custom_op(monkeypatch):
+    monkeypatch.setattr(backend, "_attend", lambda call: PlainStreaming.apply(*flatten(call)))
 
 
 USES = {
@@ -72,20 +72,22 @@ def peak(use, n: int, backward: bool = False, **options) -> int:
 
 
 @pytest.mark.parametrize("name", USES)
-@pytest.mark.parametrize("options", [{}, {"mask": Window(before=300) | Documents([700] * 20), "softcap": 5.0}])
-def test_grows_linearly(name, options):
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": Window(before=300) | Documents([700] * 20), "softcap": 5.0}], ids=["plain", "masked"]
+)
+def test_memory_grows_linearly(name, options):
     small, large = (peak(USES[name], n, **options) for n in (4096, 12288))
     assert large <= max(3.1 * small, 2**23), f"{small} bytes at 4,096 tokens, {large} at 12,288"
-    assert large < 12288**2 * 4 / 8, "an eighth of the matrix"
+    assert large < 12288**2 * 4 / 8, "more than an eighth of the matrix"
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "streaming"])
-def test_backward_grows_linearly(backend):
+def test_memory_of_backward_grows_linearly(backend):
     small, large = (peak(USES["column"], n, backward=True, mask=Causal(), backend=backend) for n in (2048, 6144))
     assert large <= max(3.1 * small, 2**23)
 
 
-def test_the_dense_formula_would_fail_this_test():
+def test_dense_matrix_is_measured_in_full():
     assert peak(lambda w: w.dense(), 2048) >= 2 * 2048**2 * 4
 
 
@@ -97,7 +99,7 @@ def test_grouped_keys_are_not_repeated_when_decoding():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4096, 1), (4096,)])
-def test_a_bias_that_broadcasts_stays_small(shape):
+def test_broadcasting_bias_is_not_expanded(shape):
     x, bias = torch.randn(1, 1, 4096, 8), torch.zeros(shape, requires_grad=True)
     with LargestTensor() as largest:
         _, weights = attention(x, x, x, bias=bias.detach(), mask=Causal(), return_weights=True)

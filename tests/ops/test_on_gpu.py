@@ -1,4 +1,4 @@
-"""The compiled kernels at real sizes, on a GPU: `pytest -m gpu tests/ops/test_on_gpu.py`."""
+"""Tests of the compiled kernels at real sizes, on a GPU: `pytest -m gpu tests/ops/test_on_gpu.py`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 @dataclass
 class Setting:
-    """One problem, and the equation for it written out in any dtype."""
+    """Inputs of one attention call, and its equation in any dtype."""
 
     options: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.bfloat16
@@ -61,26 +61,26 @@ class Setting:
             scores = options["softcap"] * torch.tanh(scores / options["softcap"])
         start = options.get("query_start", self.keys - self.queries)
         start = start.view(-1, 1, 1, 1) if isinstance(start, Tensor) else start
-        places = start + torch.arange(self.queries, device="cuda")[:, None]
-        distances = (places - torch.arange(self.keys, device="cuda")).abs().expand(BATCH, 1, -1, -1)
+        positions = start + torch.arange(self.queries, device="cuda")[:, None]
+        distances = (positions - torch.arange(self.keys, device="cuda")).abs().expand(BATCH, 1, -1, -1)
         bias = options.get("bias")
         if isinstance(bias, ALiBi):
             scores = scores - (bias.slopes.double()[:, None, None] * distances).to(dtype)
         elif bias is not None:
             scores = scores + bias.to(dtype)
         if "mask" in options:
-            problem = build_call(*(t.detach() for t in tensors), **options)
-            allowed = problem.lower().allowed(self.queries, torch.arange(self.keys, device="cuda"))
+            call = build_call(*(t.detach() for t in tensors), **options)
+            allowed = call.lower().allowed(self.queries, torch.arange(self.keys, device="cuda"))
             scores = torch.where(allowed, scores, -math.inf)
         sinks = options.get("sinks")
         sink = [] if sinks is None else [sinks.to(dtype)[:, None, None].expand(*scores.shape[:3], 1)]
-        everything = torch.cat([scores, *sink], dim=-1)
-        some = (everything > -math.inf).any(dim=-1, keepdim=True)
-        weights = torch.softmax(torch.where(some, everything, 0.0), dim=-1)[..., : self.keys] * some
+        logits = torch.cat([scores, *sink], dim=-1)
+        has_key = (logits > -math.inf).any(dim=-1, keepdim=True)
+        weights = torch.softmax(torch.where(has_key, logits, 0.0), dim=-1)[..., : self.keys] * has_key
         wide = weights.to(torch.promote_types(dtype, torch.float32))
         return {
             "output": weights @ value,
-            "lse": torch.logsumexp(everything.to(wide.dtype), dim=-1),
+            "lse": torch.logsumexp(logits.to(wide.dtype), dim=-1),
             "weights": wide,
             "entropy": torch.special.entr(wide).sum(dim=-1),
             "received": wide.sum(dim=-2),
@@ -106,14 +106,14 @@ SETTINGS = {
     "sinks": Setting({"sinks": torch.linspace(-1, 3, HEADS), "mask": Causal()}),
     "bias": Setting({"bias": (1, HEADS, QUERIES, KEYS)}),
     "starts": Setting({"mask": Causal(), "query_start": torch.tensor([3, -20])}),
-    "falling scale": Setting({"scale": -0.3, "mask": Causal()}),
+    "negative scale": Setting({"scale": -0.3, "mask": Causal()}),
     "one query": Setting({"mask": Padding([3000, 17])}, queries=1, keys=3001, key_dim=128, value_dim=128),
     "few queries": Setting({"mask": Causal(), "bias": ALIBI}, queries=5, keys=3001),
 }
 
 
 def on_gpu(setting: Setting) -> Setting:
-    """Its tensors made or moved there."""
+    """Return the setting with its tensors created on the GPU or moved to it."""
 
     def move(value: Any) -> Any:
         if isinstance(value, ALiBi):
@@ -129,8 +129,8 @@ def on_gpu(setting: Setting) -> Setting:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_against_the_equation(name):
-    """Output, log-sum-exp, gradients and statistics; into buffers filled with NaN; and twice the same bits."""
+def test_kernels_match_the_equation(name):
+    """Output, log-sum-exp, gradients and statistics, in buffers poisoned with NaN. A second run gives the same bits."""
     setting = on_gpu(SETTINGS[name])
     tensors = setting.tensors()
     bias = setting.options.get("bias")
@@ -140,18 +140,18 @@ def test_against_the_equation(name):
     def run() -> dict[str, Tensor]:
         with poisoned():
             output, weights = attention(*tensors, **setting.options, return_weights=True, backend="triton")
-            seen = weights.observe(entropy=True, received=True, distance=True)
+            observed = weights.observe(entropy=True, received=True, distance=True)
             cotangent = normal(*output.shape, dtype=setting.dtype)
             gradients = torch.autograd.grad(output, leaves, cotangent)
-        found = {"output": output.detach(), "lse": weights.lse} | {n: getattr(seen, n) for n in statistics}
-        return found | {f"grad{i}": gradient for i, gradient in enumerate(gradients)}
+        results = {"output": output.detach(), "lse": weights.lse} | {n: getattr(observed, n) for n in statistics}
+        return results | {f"grad{i}": gradient for i, gradient in enumerate(gradients)}
 
     def truth(dtype: torch.dtype) -> dict[str, Tensor]:
-        found = setting.plain(tensors, dtype)
+        results = setting.plain(tensors, dtype)
         gradients = torch.autograd.grad(
-            found["output"], leaves, normal(*found["output"].shape, dtype=setting.dtype).to(dtype)
+            results["output"], leaves, normal(*results["output"].shape, dtype=setting.dtype).to(dtype)
         )
-        return {n: t.detach() for n, t in found.items()} | {f"grad{i}": g for i, g in enumerate(gradients)}
+        return {n: t.detach() for n, t in results.items()} | {f"grad{i}": g for i, g in enumerate(gradients)}
 
     got, exact, naive = run(), truth(torch.float64), truth(setting.dtype)
     single = {n: t.detach() for n, t in setting.plain(tensors, torch.float32).items()}
@@ -160,26 +160,26 @@ def test_against_the_equation(name):
         if key == "lse":
             assert_lse_matches(tensor.cpu(), exact[key].cpu().numpy(), single[key].cpu(), scale=logs)
             continue
-        honest = single[key] if key in statistics else naive[key].to(tensor.dtype)
-        # numbers of this size enter; a weight is as exact as its logarithm is large
+        baseline = single[key] if key in statistics else naive[key].to(tensor.dtype)
+        # the rounding error of a weight is proportional to its logarithm
         size = max(1.0, float(exact[key].abs().max())) * logs
-        assert_matches(tensor.cpu(), exact[key].cpu(), honest.cpu(), scale=size)
+        assert_matches(tensor.cpu(), exact[key].cpu(), baseline.cpu(), scale=size)
     again = run()
     assert all(torch.equal(tensor, again[key]) for key, tensor in got.items())
 
 
 @pytest.mark.parametrize("name", ["plain", "causal", "union", "sinks", "softcap", "float32"])
-def test_fused_sweep_map_and_largest(name):
+def test_statistics_pooling_and_largest_weights_match_the_equation(name):
     setting = on_gpu(SETTINGS[name])
     setting.queries, setting.keys = 512, 1024
     tensors = [t.detach() for t in setting.tensors()]
     weights = attention(*tensors, **setting.options, return_weights=True)[1]
     exact, single = (setting.plain(tensors, dtype) for dtype in (torch.float64, torch.float32))
     logs = float(exact["lse"].nan_to_num(neginf=0).abs().max()) + math.log(1024)
-    seen = weights.observe(entropy=True, received=True, distance=True, pool=(32, 16), top=8)
+    observed = weights.observe(entropy=True, received=True, distance=True, pool=(32, 16), top=8)
     for key in ("entropy", "received", "distance"):
         size = float(exact[key].abs().max()) * logs
-        assert_matches(getattr(seen, key).cpu(), exact[key].cpu(), single[key].cpu(), scale=size)
+        assert_matches(getattr(observed, key).cpu(), exact[key].cpu(), single[key].cpu(), scale=size)
     for reduce, pooled in (
         ("mean", adaptive_avg_pool2d),
         ("max", torch.nn.functional.adaptive_max_pool2d),
@@ -194,16 +194,17 @@ def test_fused_sweep_map_and_largest(name):
     expected = adaptive_avg_pool2d(exact["weights"][:, :, 100:371, 3:1000], (9, 5))
     torch.testing.assert_close(window.double(), expected, rtol=1e-4, atol=1e-7)
     largest = exact["weights"].topk(8).values
-    torch.testing.assert_close(seen.top.weights.double(), largest, rtol=1e-4, atol=1e-7)
-    there = seen.top.keys.clamp(min=0)
-    torch.testing.assert_close(exact["weights"].gather(-1, there) * (seen.top.keys >= 0), largest, rtol=1e-4, atol=1e-7)
+    top = observed.top
+    torch.testing.assert_close(top.weights.double(), largest, rtol=1e-4, atol=1e-7)
+    at_keys = exact["weights"].gather(-1, top.keys.clamp(min=0)) * (top.keys >= 0)
+    torch.testing.assert_close(at_keys, largest, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [128, 136, 256])
 @pytest.mark.parametrize("queries", [1, 523])
-def test_fused_kernels_of_torch(causal, width, queries):
-    """cuDNN and flash, with their log-sum-exp: rows of the lazy matrix sum to 1."""
+def test_fused_kernels_of_torch_match_the_equation(causal, width, queries):
+    """The kernels are cuDNN and flash attention, with their log-sum-exp: rows of the lazy matrix sum to 1."""
     setting = on_gpu(
         Setting(
             {"mask": Causal()} if causal else {},
@@ -214,8 +215,8 @@ def test_fused_kernels_of_torch(causal, width, queries):
         )
     )
     tensors = setting.tensors()
-    problem = build_call(*tensors, **setting.options)
-    assert dispatch.choose(problem)[0] == "sdpa"
+    call = build_call(*tensors, **setting.options)
+    assert dispatch.choose(call)[0] == "sdpa"
     output, weights = attention(*tensors, **setting.options, return_weights=True, backend="sdpa")
     exact, naive = setting.plain(tensors, torch.float64), setting.plain(tensors, torch.bfloat16)
     assert_matches(output.detach().cpu(), exact["output"].detach().cpu(), naive["output"].detach().cpu())
@@ -225,8 +226,8 @@ def test_fused_kernels_of_torch(causal, width, queries):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_more_than_two_to_the_31_elements():
-    """The last head lies beyond where 32-bit offsets reach: 3 · 2³⁰ elements in each tensor."""
+def test_more_than_two_to_the_31_elements_are_supported():
+    """Each tensor has 3 · 2³⁰ elements, so that 32-bit offsets of the last head would overflow."""
     heads, queries, dim = 96, 131072, 256
     tensors = [torch.empty((1, heads, queries, dim), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
     for tensor in tensors:
@@ -236,27 +237,27 @@ def test_more_than_two_to_the_31_elements():
     mask = Window(before=63)
     output, weights = attention(*tensors, mask=mask, return_weights=True, backend="triton")
     last = [tensor[:, -1:].detach().clone().requires_grad_() for tensor in tensors]
-    expected, own = attention(*last, mask=mask, return_weights=True, backend="triton")
+    expected, last_weights = attention(*last, mask=mask, return_weights=True, backend="triton")
     assert torch.equal(output[:, -1:], expected)
-    assert torch.equal(weights.lse[:, -1:], own.lse)
+    assert torch.equal(weights.lse[:, -1:], last_weights.lse)
     gradients = torch.autograd.grad(output[:, -1:].sum(), tensors)
-    for found, right in zip(gradients, torch.autograd.grad(expected.sum(), last), strict=True):
-        assert torch.equal(found[:, -1:], right)
+    for got, wanted in zip(gradients, torch.autograd.grad(expected.sum(), last), strict=True):
+        assert torch.equal(got[:, -1:], wanted)
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (7, 0), (1, 1)])
-def test_nothing_or_little_to_look_at(shape):
+def test_empty_and_single_cell_matrices_are_supported(shape):
     query, key = normal(2, 4, shape[0], 16), normal(2, 4, shape[1], 16)
     output, weights = attention(query, key, key, return_weights=True)
-    seen = weights.observe(entropy=True, received=True, distance=True, top=2, pool=(3, 3))
+    observed = weights.observe(entropy=True, received=True, distance=True, top=2, pool=(3, 3))
     assert output.shape == query.shape
-    assert seen.top is not None
-    assert seen.top.keys.shape == (2, 4, shape[0], 2)
-    assert seen.pooled is not None
-    assert seen.pooled.isfinite().all()
+    assert observed.top is not None
+    assert observed.top.keys.shape == (2, 4, shape[0], 2)
+    assert observed.pooled is not None
+    assert observed.pooled.isfinite().all()
 
 
-def test_compiled_graphs():
+def test_compiled_graphs_match_eager():
     tensors = [normal(1, 2, 300, 64, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
     for mask in (None, Causal(), Window(before=50), UNION):
         compiled = torch.compile(lambda *t, m=mask: attention(*t, mask=m), fullgraph=True, backend="aot_eager")
@@ -264,7 +265,7 @@ def test_compiled_graphs():
         compiled(*tensors).sum().backward()
 
 
-def test_reproducible_where_it_is_asked_for():
+def test_deterministic_algorithms_give_reproducible_gradients():
     tensors = [normal(1, 8, 2048, 128, seed=i, dtype=torch.bfloat16).requires_grad_() for i in range(3)]
     torch.use_deterministic_algorithms(True)
     try:
@@ -278,7 +279,7 @@ def test_reproducible_where_it_is_asked_for():
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_rows_sum_to_one_in_float32(precision):
-    """Whichever way torch is told to multiply float32."""
+    """For both settings of torch's float32 matmul precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -292,8 +293,8 @@ def test_rows_sum_to_one_in_float32(precision):
 
 
 @pytest.mark.parametrize("mask", [None, Causal(), UNION], ids=repr)
-def test_what_the_viewer_takes_of_a_matrix(mask):
-    """Some of the queries, and hidden keys: cell by cell what indexing gives."""
+def test_part_and_hiding_match_indexing(mask):
+    """The viewer uses parts of the queries, and hidden keys."""
     query, key, value = (tensor.detach() for tensor in Setting().tensors())
     _, weights = attention(query, key, value, mask=mask, return_weights=True)
     part = weights.part(heads=[1, 4], queries=slice(100, 300))
@@ -301,68 +302,69 @@ def test_what_the_viewer_takes_of_a_matrix(mask):
     torch.testing.assert_close(part.pool(200, KEYS), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(part.received(), expected.sum(dim=2), rtol=0, atol=1e-3)
     hidden = weights.hiding([0, KEYS - 1])
-    seen = weights.dense().clone()
-    seen[..., [0, KEYS - 1]] = 0
+    masked = weights.dense().clone()
+    masked[..., [0, KEYS - 1]] = 0
     for reduce, pooled in (("max", torch.nn.functional.adaptive_max_pool2d), ("mean", adaptive_avg_pool2d)):
-        torch.testing.assert_close(hidden.pool(64, 64, reduce=reduce), pooled(seen, (64, 64)), rtol=0, atol=1e-5)
+        torch.testing.assert_close(hidden.pool(64, 64, reduce=reduce), pooled(masked, (64, 64)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(48, 45), (33, 512), (512, 7)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_texts_with_hidden_keys_take_torchs_own_kernel(queries, keys, dtype):
-    """As batches of sentences are: outputs, gradients and log-sum-exp, empty rows included."""
+def test_short_texts_with_hidden_keys_use_the_kernel_of_torch(queries, keys, dtype):
+    """Outputs, gradients and log-sum-exp of a batch of sentences, including empty rows."""
     tensors = [normal(5, 6, length, 32, seed=i, dtype=dtype) for i, length in enumerate((queries, keys, keys))]
     mask = Padding([keys, 0, 1, keys // 2, keys])
     assert dispatch.choose(build_call(*tensors, mask=mask))[0] == "sdpa"
-    found = {}
+    results = {}
     for name, backend, cast in (
         ("got", "sdpa", dtype),
         ("naive", "reference", dtype),
         ("exact", "reference", torch.float64),
     ):
-        own = [tensor.detach().clone().to(cast).requires_grad_() for tensor in tensors]
-        output, weights = attention(*own, mask=mask, return_weights=True, backend=backend)
+        leaves = [tensor.detach().clone().to(cast).requires_grad_() for tensor in tensors]
+        output, weights = attention(*leaves, mask=mask, return_weights=True, backend=backend)
         output.backward(normal(*output.shape, seed=7).to(cast))
-        found[name] = [output.detach().cpu(), *(tensor.grad.cpu() for tensor in own)], weights.lse.cpu()
-    for got, exact, naive in zip(found["got"][0], found["exact"][0], found["naive"][0], strict=True):
+        results[name] = [output.detach().cpu(), *(tensor.grad.cpu() for tensor in leaves)], weights.lse.cpu()
+    for got, exact, naive in zip(results["got"][0], results["exact"][0], results["naive"][0], strict=True):
         assert_matches(got, exact, naive)
-    got, naive, exact = (found[name][1] for name in ("got", "naive", "exact"))
+    got, naive, exact = (results[name][1] for name in ("got", "naive", "exact"))
     assert_lse_matches(got, exact.numpy(), naive, scale=10.0)
-    assert found["got"][0][0][1].abs().max() == 0
+    assert results["got"][0][0][1].abs().max() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (2, 8), (16, 4)], ids=str)
-def test_bins_of_any_size(size, dtype):
-    """Each is a kernel of its own, and Triton has got some of them wrong."""
+def test_bins_of_any_size_match_indexing(size, dtype):
+    """Each size compiles to a different kernel, and Triton has miscompiled some of them."""
     query, key = (normal(1, 2, 256, 64, seed=seed, dtype=dtype) for seed in range(2))
     weights = attention(query, key, key, return_weights=True)[1]
-    rows, keys = (256 // own for own in size)
+    rows, keys = (256 // length for length in size)
     cells = weights.dense().double().view(1, 2, rows, size[0], keys, size[1])
     torch.testing.assert_close(weights.pool(rows, keys, reduce="max").double(), cells.amax((3, 5)), rtol=0, atol=1e-6)
     torch.testing.assert_close(weights.pool(rows, keys).double(), cells.mean((3, 5)), rtol=0, atol=1e-6)
 
 
-def test_one_rank_over_nccl():
-    """The collectives run and give what one process gives; a machine with more GPUs is not at hand."""
+def test_one_rank_over_nccl_matches_a_single_process():
+    """The collectives run with a world size of 1; no machine with more GPUs is available."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.cuda.set_device(0)
     distributed.init_process_group("cpu:gloo,cuda:nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     try:
-        for device in ("cpu", "cuda"):  # as `ProcessGroup.all_reduce` is called, of sums and of gradients
-            added = torch.ones(3, dtype=torch.float64, device=device)
-            distributed.all_reduce(added)
-            assert added.tolist() == [1, 1, 1]
+        for device in ("cpu", "cuda"):  # `ProcessGroup.all_reduce` supports tensors on both
+            ones = torch.ones(3, dtype=torch.float64, device=device)
+            distributed.all_reduce(ones)
+            assert ones.tolist() == [1, 1, 1]
         whole = MultiHeadAttention(256, 8, kv_heads=2, qk_norm=True, sinks=True, device="cuda")
         sharded = copy.deepcopy(whole)
         mesh = init_device_mesh("cuda", (1,))
         parallelize_heads(sharded, mesh)
         x = normal(2, 200, 256)
-        (expected, weights), (found, own) = (layer(x, mask=Causal(), return_weights=True) for layer in (whole, sharded))
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(gather(own.entropy(), mesh), weights.entropy(), atol=1e-5, rtol=1e-5)
+        expected, weights = whole(x, mask=Causal(), return_weights=True)
+        got, sharded_weights = sharded(x, mask=Causal(), return_weights=True)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(gather(sharded_weights.entropy(), mesh), weights.entropy(), atol=1e-5, rtol=1e-5)
         query, key, value = (normal(1, heads, 500, 64, dtype=torch.bfloat16) for heads in (8, 2, 2))
         mask = Causal() & Documents([200, 300])
         for tensor in (query, key, value):
@@ -370,14 +372,14 @@ def test_one_rank_over_nccl():
         output, rows = context_parallel_attention(
             query, key, value, ZigzagLayout(500, 1), mask=mask, return_weights=True
         )
-        wanted = torch.randn_like(output)
-        output.backward(wanted)
-        found = [tensor.grad.clone() for tensor in (query, key, value)]
+        cotangent = torch.randn_like(output)
+        output.backward(cotangent)
+        gradients = [tensor.grad.clone() for tensor in (query, key, value)]
         query.grad = key.grad = value.grad = None
         expected, weights = attention(query, key, value, mask=mask, return_weights=True)
-        expected.backward(wanted)
+        expected.backward(cotangent)
         torch.testing.assert_close(output, expected)
-        for one, other in zip(found, (query.grad, key.grad, value.grad), strict=True):
+        for one, other in zip(gradients, (query.grad, key.grad, value.grad), strict=True):
             torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(rows.received(), weights.received(), atol=1e-3, rtol=1e-3)
         torch.testing.assert_close(rows.pool(16, 16), weights.pool(16, 16), atol=1e-4, rtol=1e-3)
