@@ -1,4 +1,4 @@
-"""The attention operator: call record, masks, backends and their dispatch."""
+"""Attention operator: call record, masks, backends and their dispatch."""
 
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall

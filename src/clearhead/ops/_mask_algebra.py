@@ -84,12 +84,13 @@ class Mask:
     def picture(self, q_len: int, kv_len: int | None = None, query_start: int | Tensor | None = None) -> str:
         """Draw the mask of the first sequence and head: queries down, keys across, `x` for each allowed key.
 
-        >>> from clearhead import Window
-        >>> print(Window(before=1).picture(4))
-        x . . .
-        x x . .
-        . x x .
-        . . x x
+        Examples:
+            >>> from clearhead import Window
+            >>> print(Window(before=1).picture(4))
+            x . . .
+            x x . .
+            . x x .
+            . . x x
         """
         q_len = check_int("q_len", q_len, least=0)
         kv_len = q_len if kv_len is None else check_int("kv_len", kv_len, least=0)

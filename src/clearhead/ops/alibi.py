@@ -43,8 +43,9 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     If the number of heads h is a power of two, the slopes are 2^(−8/h), 2^(−16/h), …. Otherwise they are the slopes
     of the next lower power of two, followed by every other slope of the next higher one.
 
-    >>> alibi_slopes(6).tolist()
-    [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
+    Examples:
+        >>> alibi_slopes(6).tolist()
+        [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
     """
     heads = check_int("heads", heads, most=2**16)
     power = 2 ** (heads.bit_length() - 1)
