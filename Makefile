@@ -56,7 +56,7 @@ test-slow: chromium $(READY)
 	$(PYTEST) -n $(JOBS) -rs -m "slow or browser or pretrained or attack"
 
 test-shapes: $(READY)
-	PYTHONPATH=tests $(PYTEST) -n $(JOBS) $(SHAPES:%=tests/%) -k "not bad_input and not reject and not refuse and not compiled" \
+	PYTHONPATH=tests $(PYTEST) -n $(JOBS) $(SHAPES:%=tests/%) -k "not reject and not refuse and not compiled" \
 	  --jaxtyping-packages=clearhead,support.typechecking.check \
 	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
@@ -76,6 +76,7 @@ chromium:
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 

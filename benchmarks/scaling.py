@@ -128,15 +128,15 @@ def main() -> None:
         for name, model in (("heads", tensor_parallel_cost), ("sequence", context_parallel_cost)):
             for way, measured in zip(("forward", "backward"), results[name], strict=True):
                 cost: Cost = model(SHAPE, ranks, backward=way == "backward")
-                modelled = ranks * cost.bytes_sent
+                modeled = ranks * cost.bytes_sent
                 rows.append(
                     {
                         "over": name,
                         "ranks": ranks,
                         "pass": way,
-                        "modelled, MB": f"{modelled / 1e6:.2f}",
+                        "modeled, MB": f"{modeled / 1e6:.2f}",
                         "measured, MB": f"{measured / 1e6:.2f}",
-                        "measured / modelled": f"{measured / modelled:.3f}",
+                        "measured / modeled": f"{measured / modeled:.3f}",
                     }
                 )
     size = f"{SHAPE.tokens:,} tokens, {SHAPE.heads} heads of {SHAPE.key_dim}, {SHAPE.kv_heads} key heads"

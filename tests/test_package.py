@@ -115,7 +115,7 @@ def page_parameters() -> Iterator[ParameterSet]:
             yield pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
 
 
-@pytest.mark.parametrize("path", page_parameters())
+@pytest.mark.parametrize("path", list(page_parameters()))
 def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
     """Run all blocks of a page in order, in one namespace, in a folder that contains the model they load."""
     monkeypatch.chdir(tmp_path)

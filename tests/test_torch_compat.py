@@ -11,6 +11,7 @@ from torch import nn
 from clearhead import Causal, torch_compat
 from clearhead.torch_compat import MultiheadAttention
 from support.numerics import assert_matches
+from support.parameters import slow_except
 from support.peers import assert_agrees, truth_of
 from support.torch_layers import BATCH, HEADS, KEYS, OPTIONS, QUERIES, every_option, pair
 
@@ -269,13 +270,7 @@ class TestNested:
 
 
 class TestAsModule:
-    @pytest.mark.parametrize(
-        "options",
-        [
-            pytest.param(value, id=name, marks=[] if name == "all" else pytest.mark.slow)
-            for name, value in OPTIONS.items()
-        ],
-    )
+    @pytest.mark.parametrize("options", slow_except(OPTIONS, "all"))
     def test_compiled_output_matches_torch(self, options):
         torch._dynamo.reset()
         theirs, ours = pair(options)

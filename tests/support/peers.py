@@ -58,7 +58,6 @@ def truth_of(peer: Callable, *inputs: Any) -> Any:
 
 def doubled(values: Any) -> Any:
     """Copy modules and floating-point tensors, in any container, to float64."""
-
     return _copied(values, nn.Module.double, Tensor.double)
 
 

@@ -12,6 +12,8 @@ from support.numerics import Case, assert_matches
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, KEY_DIM, VALUE_DIM = 2, 4, 2, 37, 53, 5, 19
 DENSE = torch.rand((BATCH, 1, QUERIES, KEYS), generator=torch.Generator().manual_seed(1)) < 0.5
+UNION = Window(before=3) | (Causal() & Prefix(4))
+DENSE_CAUSAL = Dense(DENSE) & Causal()
 MASKS = [
     None,
     Causal(),
@@ -20,9 +22,9 @@ MASKS = [
     Padding([40, 0]),
     Documents([[7, 30], [53]]),
     Prefix(33),
-    Window(before=3) | (Causal() & Prefix(4)),
+    UNION,
     Dense(DENSE),
-    Dense(DENSE) & Causal(),
+    DENSE_CAUSAL,
 ]
 
 

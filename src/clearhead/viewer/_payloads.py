@@ -38,7 +38,7 @@ def model_payload(cache: RecordingCache) -> Payload:
                 "hidden": hidden[:MAX_WINDOW_TOKENS],
             }
         )
-    return {"name": cache.recording.model, "stacks": stacks, "labelled": cache.labeled_by_roles}
+    return {"name": cache.recording.model, "stacks": stacks, "labeled": cache.labeled_by_roles}
 
 
 def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:

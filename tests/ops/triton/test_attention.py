@@ -17,23 +17,26 @@ from clearhead.ops.triton.config import HALF_PRECISION_TILES, SINGLE_PRECISION_T
 from clearhead.ops.triton.logits import LogitParams, StridedTensor, row_reader
 from support.backend_checks import check_forward, check_gradients
 from support.numerics import Case
+from support.parameters import slow_except
 from support.peers import assert_agrees
 from support.strategies import cases
 from support.triton_calls import (
     BATCH,
     DENSE,
+    DENSE_CAUSAL,
     HEADS,
     KEY_DIM,
     KEYS,
     KV_HEADS,
     MASKS,
     QUERIES,
+    UNION,
     VALUE_DIM,
     check_statistics,
 )
 
 
-@pytest.fixture(params=["split over keys", "one program per block"])
+@pytest.fixture(params=["split over keys", pytest.param("one program per block", marks=pytest.mark.slow)])
 def few_queries(request, monkeypatch):
     """Both kernels that support few queries: the decoding kernel and the usual one."""
     if request.param == "one program per block":
@@ -46,6 +49,7 @@ def test_forward_matches_the_equation(few_queries, case):
     check_forward(case, "triton")
 
 
+@pytest.mark.slow
 @given(case=cases((torch.float32, torch.bfloat16)))
 @settings(max_examples=25)
 def test_gradients_match_the_equation(case):
@@ -68,8 +72,14 @@ OPTIONS = {
 
 @pytest.mark.parametrize(
     ("mask", "options"),
-    [*((mask, {}) for mask in MASKS), *((Window(before=20), options) for options in OPTIONS.values())],
-    ids=[*map(repr, MASKS), *OPTIONS],
+    slow_except(
+        {repr(mask): (mask, {}) for mask in MASKS}
+        | {name: (Window(before=20), options) for name, options in OPTIONS.items()},
+        repr(UNION),
+        repr(DENSE_CAUSAL),
+        "softcap",
+        "alibi",
+    ),
 )
 def test_every_mask_and_option_matches_over_many_tiles(mask, options):
     shapes = ((BATCH, HEADS, QUERIES, KEY_DIM), (BATCH, KV_HEADS, KEYS, KEY_DIM), (BATCH, KV_HEADS, KEYS, VALUE_DIM))
@@ -230,15 +240,18 @@ def test_dropout_in_decoding_matches_the_reference():
 
 @pytest.mark.parametrize(
     ("shape", "mask"),
-    [
-        ((2, 2, 19, 23), None),
-        ((1, 2, 19, 23), Dense(DENSE[..., :19, :23])),
-        ((2, 1, 19, 23), Window(before=3) | (Causal() & Prefix(4))),
-        ((1, 1, 1, 23), Causal()),
-        ((2, 1, 19, 1), Window(before=4)),
-        ((1, 1, 1, 1), Causal()),
-    ],
-    ids=str,
+    slow_except(
+        {
+            "per cell": ((2, 2, 19, 23), None),
+            "per head": ((1, 2, 19, 23), Dense(DENSE[..., :19, :23])),
+            "per text": ((2, 1, 19, 23), UNION),
+            "per key": ((1, 1, 1, 23), Causal()),
+            "per query": ((2, 1, 19, 1), Window(before=4)),
+            "one number": ((1, 1, 1, 1), Causal()),
+        },
+        "per text",
+        "per key",
+    ),
 )
 def test_gradient_of_a_bias_matches_the_equation(shape, mask):
     tensors = [torch.randn(2, 2, 19, 16), torch.randn(2, 1, 23, 16), torch.randn(2, 1, 23, 5)]

@@ -182,7 +182,7 @@ class TestContents:
         heads["decoder", 1, 2] = type(statistics)(**{**vars(statistics), "previous": 0.9, "keys": 20.0})
         written = report(recording, roles=Roles(roles.model, heads))
         assert "previous token" in model_payload(written)["stacks"][0]["layers"][1][2]["labels"]
-        assert model_payload(written)["labelled"]
+        assert model_payload(written)["labeled"]
 
     def test_rejects_wrong_arguments(self, tmp_path):
         with pytest.raises(TypeError, match="recording is str; expected a Recording"):

@@ -183,7 +183,7 @@ def dot_transposed(left, right, PRECISION: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """Return tanh(x), with a series near 0, where 1 − e^(−2x) would cancel."""
+    """Return the hyperbolic tangent, as a series near 0, where 1 − e^(−2x) would cancel."""
     square = x * x
     small = x * (1 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     falling = tl.exp2(tl.abs(x) * (-2 * LOG2_E))

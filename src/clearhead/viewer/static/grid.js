@@ -54,7 +54,7 @@ function buildGrid() {
   const sampled = Math.max(...pageState.model.stacks.map((stack) => stack.sampled));
   element("heads-note").textContent =
     "Each thumbnail is one head: queries down, keys across, brighter for more attention. Below it: its mean entropy in nats" +
-    ` and its main label ${pageState.model.labelled ? "from the given roles" : "on this text"}.${sampled ? ` Sampled: computed from ${sampled} evenly spaced queries (exact rows).` : ""}`;
+    ` and its main label ${pageState.model.labeled ? "from the given roles" : "on this text"}.${sampled ? ` Sampled: computed from ${sampled} evenly spaced queries (exact rows).` : ""}`;
   fillFilter();
   arrange();
 }
