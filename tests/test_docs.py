@@ -53,6 +53,14 @@ def test_documented_names_have_docstrings(documented):
     assert all(thing.__doc__ for thing in documented.values() if callable(thing))
 
 
+def test_docstring_examples_are_in_sections():
+    """Outside a section, the website shows `>>>` as a quotation."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for before in re.findall(r"^(.*\S.*)\n+ *>>> ", path.read_text(encoding="utf-8"), re.MULTILINE):
+            inside = before.strip() == "Examples:" or re.match(r" {8}", before)
+            assert inside, f"{path.relative_to(ROOT)}: expected Examples: above `>>>`, not {before.strip()!r}"
+
+
 def test_navigation_contains_every_page():
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r"[\w/-]+\.md$", settings, re.MULTILINE)

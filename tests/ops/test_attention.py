@@ -444,7 +444,7 @@ NAN_SOURCES = ["query", "key", "value", "bias"]
 )
 @pytest.mark.parametrize("kv_len", [5, 611])
 def test_nan_reaches_only_its_rows(source, kv_len, backend):
-    """Checks the table in docs/numerics.md: all other rows stay finite."""
+    """Checks the table in docs/reference/numerics.md: all other rows stay finite."""
     arguments = {
         "query": torch.randn(1, 2, 5, 7),
         "key": torch.randn(1, 2, kv_len, 7),
