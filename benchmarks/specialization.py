@@ -1,4 +1,4 @@
-"""Emergence of heads that find relations, for several seeds: the table and chart of docs/learn/specialise.md.
+"""Emergence of heads that find relations, for several seeds: the table and chart of docs/learn/specialize.md.
 
 Trains with the defaults of `clearhead train`, or reads existing runs (--runs).
 """
@@ -15,7 +15,7 @@ from clearhead.translation.heads import Emergence, ablation_effect, measure_emer
 from measuring import RESULTS, write
 
 SEEDS = (0, 1, 2)
-CHART = Path(__file__).parent.parent / "docs" / "images" / "specialise.svg"
+CHART = Path(__file__).parent.parent / "docs" / "images" / "specialize.svg"
 
 
 def main() -> None:
@@ -48,14 +48,14 @@ def main() -> None:
         exact_row |= {f"seed {seed}: untrained": f"{shares[0]:.1%}", f"seed {seed}: trained": f"{shares[1]:.1%}"}
         exact_row[f"seed {seed}: head"] = f"step {best}"
     write(
-        "specialisation",
+        "specialization",
         "Relations found by heads, on sentences never met in training",
         [*rows, exact_row],
         arguments.output,
     )
     plot_emergence(emergences[0], arguments.chart, f"Heads that come to find relations (seed {seeds[0]})")
     write(
-        "specialisation-ablation",
+        "specialization-ablation",
         "What goes wrong without a head",
         ablation_rows(runs, emergences, seeds),
         arguments.output,
