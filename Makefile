@@ -15,6 +15,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests run in this many processes, with one thread each.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q
+# a file's tests run in one process, which sets their fixtures up once
+PARALLEL := -n $(JOBS) --dist loadfile
 
 # Debian packages that only the tests of pages need
 BROWSER_PACKAGES := chromium chromium-driver fonts-ipafont-gothic
@@ -48,22 +50,22 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py demo
 
 test: lint
-	$(PYTEST) -n $(JOBS)
+	$(PYTEST) $(PARALLEL)
 
 test-all: chromium test test-slow test-shapes test-cpus test-wheel
 
 test-slow: chromium $(READY)
-	$(PYTEST) -n $(JOBS) -rs -m "slow or browser or pretrained or attack"
+	$(PYTEST) $(PARALLEL) -rs -m "slow or browser or pretrained or attack"
 
 test-shapes: $(READY)
-	PYTHONPATH=tests $(PYTEST) -n $(JOBS) $(SHAPES:%=tests/%) -k "not reject and not refuse and not compiled" \
+	PYTHONPATH=tests $(PYTEST) $(PARALLEL) $(SHAPES:%=tests/%) -k "not reject and not refuse and not compiled" \
 	  --jaxtyping-packages=clearhead,support.typechecking.check \
 	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
 test-cpus: $(READY)
 	@for setting in $(CPU_SETTINGS); do \
 	  echo "numerics with $$setting"; \
-	  env $$setting OMP_WAIT_POLICY=passive $(PYTEST) -n $(JOBS) $(NUMERICS:%=tests/%) || exit 1; \
+	  env $$setting OMP_WAIT_POLICY=passive $(PYTEST) $(PARALLEL) $(NUMERICS:%=tests/%) || exit 1; \
 	done
 
 test-wheel: $(READY)

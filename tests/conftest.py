@@ -63,6 +63,15 @@ def page(browser):
     assert complaints(browser) == []
 
 
+@pytest.fixture(scope="session")
+def ranks():
+    """Four processes that communicate by gloo."""
+    from support.ranks import started
+
+    with started(4) as processes:
+        yield processes
+
+
 def pytest_collection_modifyitems(items):
     """Mark the tests that open a browser, so that `-m browser` selects them."""
     for item in items:

@@ -71,7 +71,7 @@ def statistics_over(mesh, count):
 @pytest.mark.parametrize(("count", "texts"), [(2, 5), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_the_result_does_not_depend_on_the_number_of_processes(count, texts):
     expected = measure_heads(recordings(texts))
-    with started(count) as ranks:
+    with started(count) as ranks:  # jobs are split over all processes of the default group
         for model, result in ranks.run(count, statistics_over, texts):
             assert model == expected[0]
             assert result.keys() == expected[1].keys()

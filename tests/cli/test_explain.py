@@ -70,7 +70,7 @@ class TestExplain:
         assert run_cli("explain", str(path)).stdout == run_cli("explain", "two-heads").stdout
         assert parse(path.read_text()).drawn == ()
 
-    @pytest.mark.parametrize("columns", ["20", "80"])
+    @pytest.mark.parametrize("columns", ["20", pytest.param("80", marks=pytest.mark.slow)])
     def test_piped_tables_never_wrap(self, columns):
         piped = subprocess.run(
             [sys.executable, "-m", "clearhead", "explain", "song", "--step", "scores"],

@@ -16,7 +16,7 @@ from clearhead.distributed import (
     process_group,
     sharded_kv_attention,
 )
-from support.ranks import assert_near, started
+from support.ranks import assert_near
 
 LENGTH = 37  # prime, so that no number of ranks divides it
 MASKS = {
@@ -30,12 +30,6 @@ MASKS = {
     "dense": lambda: Dense(torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4),
     "dense and causal": lambda: Causal() & Dense(torch.arange(LENGTH) % 3 > 0),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with started(4) as processes:
-        yield processes
 
 
 @given(length=st.integers(0, 200), ranks=st.integers(1, 9))

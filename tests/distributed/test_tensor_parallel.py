@@ -10,13 +10,7 @@ from clearhead.distributed import gather, parallelize_heads, tensor_parallel_pla
 from clearhead.translation.config import ModelConfig
 from clearhead.translation.model import Transformer
 from clearhead.translation.sharding import shard_model
-from support.ranks import assert_near, started
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with started(4) as processes:
-        yield processes
+from support.ranks import assert_near
 
 
 def compare_heads(mesh, options, mask, memory):

@@ -11,12 +11,15 @@ from rich.console import Console
 from clearhead import check
 from clearhead.explain import parse
 from clearhead.explain.render import print_audit
+from support.parameters import slow_except
 from support.random_worked_texts import FAILURES, outcome, random_text
 
 SEEDS, CHUNK = 80, 10
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "start", slow_except({f"from {seed}": seed for seed in range(0, SEEDS, CHUNK)}, "from 0", "from 10")
+)
 def test_planted_errors_are_found_without_false_alarms(start):
     for seed in range(start, start + CHUNK):
         counts = outcome(random_text(seed))
@@ -43,7 +46,7 @@ def test_sample_contains_texts_of_every_kind():
 EXTREME = ("-inf", "1e308", "-1e308", "1e-320", "0", "-0.0", "1e16", "-10000.0", '"_"')
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_except({str(seed): seed for seed in range(12)}, "0", "1", "2"))
 def test_extreme_numbers_in_claims_are_reported_and_never_raise(seed):
     draw = random.Random(seed)
     head, *claims = random_text(seed).source.split("[[claims]]")

@@ -1,5 +1,7 @@
 """Tests of a sample of transformers' model types; `python benchmarks/model_types.py` runs all of them."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -8,9 +10,16 @@ from transformers import MptConfig, MptForCausalLM
 from clearhead.huggingface import watch
 from clearhead.huggingface.lazy_mask import _warn_of_own_attention
 from support.model_types import compare
+from support.paths import ROOT
 
 OWN_ATTENTION = ["mpt", "longformer", "canine", "bloom", "led", "big_bird"]
 INTERFACE = ["bridgetower", "t5", "gemma2", "clip", "vit", "opt", "esm", "qwen2_vl", "wav2vec2"]
+# results of benchmarks/model_types.py, without the types that no recipe runs
+SWEEP = [
+    outcome
+    for outcome in json.loads((ROOT / "benchmarks/results/model-types.json").read_text())
+    if outcome["outcome"] != "not run"
+]
 
 
 @pytest.mark.parametrize("model_type", [*OWN_ATTENTION, *INTERFACE])
@@ -19,6 +28,14 @@ def test_outputs_are_those_of_eager(model_type):
     outcome = compare(model_type)
     assert outcome.outcome == "equal", outcome
     assert (outcome.calls > 0) == (model_type in INTERFACE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recorded", SWEEP[::3], ids=lambda recorded: recorded["type"])
+@pytest.mark.filterwarnings("ignore")
+def test_outcome_is_that_of_the_complete_sweep(recorded):
+    outcome = compare(recorded["type"])
+    assert outcome.outcome == recorded["outcome"], outcome
 
 
 def test_models_with_their_own_attention_warn_and_give_the_outputs_of_eager():

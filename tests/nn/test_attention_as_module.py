@@ -33,6 +33,7 @@ class TestAsModule:
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         assert_agrees(compiled(*tensors, mask=Causal()), causal_output, layer, *tensors)
 
+    @pytest.mark.slow
     def test_compiled_weights_and_gradients_match_eager(self):
         layer, x = make(OPTIONS["all"]), torch.randn(2, 5, 30)
 

@@ -124,6 +124,7 @@ def attention_calls() -> list[Call]:
 
 def mask_calls() -> list[Call]:
     lengths = {"q_len": 3, "kv_len": 5, "query_start": None}
+    operand = {"other": ("right operand",)}
     return [
         Call("Causal", Causal, dict),
         Call("Window", Window, lambda: {"before": 3, "after": 1}),
@@ -135,8 +136,8 @@ def mask_calls() -> list[Call]:
         Call("Dense", Dense, lambda: {"allowed": torch.ones(3, 5, dtype=torch.bool)}),
         *(Call(f"Causal().{name}", getattr(Causal(), name), lambda: dict(lengths)) for name in ("ranges", "dense")),
         Call("Causal().picture", Causal().picture, lambda: dict(lengths)),
-        Call("mask & other", lambda other: Causal() & other, lambda: {"other": Prefix(3)}),
-        Call("mask | other", lambda other: Causal() | other, lambda: {"other": Prefix(3)}),
+        Call("mask & other", lambda other: Causal() & other, lambda: {"other": Prefix(3)}, aliases=operand),
+        Call("mask | other", lambda other: Causal() | other, lambda: {"other": Prefix(3)}, aliases=operand),
         Call("ALiBi", ALiBi, lambda: {"slopes": torch.rand(3)}),
         Call("ALiBi of a list", ALiBi, lambda: {"slopes": [0.5, 0.25]}),
     ]

@@ -17,7 +17,8 @@ from clearhead._utils.text import visible_text
 from clearhead.explain import BUILT_IN, load, parse
 from clearhead.explain.render import render
 from clearhead.explain.render.wording import format_matrix, format_number
-from support.layers import every_option, make
+from support.layers import OPTIONS, every_option, make
+from support.parameters import slow_except
 
 AWKWARD = ["</script>", "a|b", "$x_1$", "%#&{}~^\\", "日本語", "שלום", "🙂", "\n", "", "<b>", "*a*", "x" * 10_000]
 
@@ -167,7 +168,7 @@ class TestHtml:
         assert (page.open, page.links, page.scripts) == ([], [], 1)
         assert not re.search(r"url\(|@import|fetch\(|https?://(?!www\.w3\.org/1998/Math/MathML)", text)
 
-    @every_option
+    @pytest.mark.parametrize("options", slow_except(OPTIONS, "defaults", "all"))
     def test_renders_every_layer_with_unique_ids(self, options):
         layer = make(options)
         memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
