@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Where torch comes from, if not from pip's own index: for example https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 
-# Some CPUs advertise AMX and then trap on it in bfloat16 products; AVX-512 is what they can do.
+# Some CPUs advertise AMX but trap on it in bfloat16 products, so oneDNN is limited to AVX-512.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # a file's tests run in one process, which sets their fixtures up once
 PARALLEL := -n $(JOBS) --dist loadfile
 
-# Debian packages that only the tests of pages need
+# Debian packages that only browser tests require
 BROWSER_PACKAGES := chromium chromium-driver fonts-ipafont-gothic
 
 # Tests of numerics, which `make test` runs with one thread and every capability of the CPU. `make test-cpus` repeats them
@@ -28,18 +28,19 @@ NUMERICS := ops/test_attention.py weights nn test_torch_compat.py huggingface/te
 CPU_SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2
 
 # Tests that run with jaxtyping's import hook, which checks shape annotations at run time. Compiled graphs cannot contain
-# such checks, and wrong arguments would meet them before our own.
+# such checks, and they would raise before clearhead's own checks of arguments.
 SHAPES := ops/test_masks.py weights nn/test_attention.py nn/test_kv_cache.py nn/test_positions.py \
   nn/test_torch_weights.py recording analysis/test_roles.py analysis/test_relations.py explain/test_tracing.py \
   explain/test_checking.py translation/heads translation/test_decoding.py translation/data/test_batching.py \
   translation/test_model.py translation/test_translator.py distributed/test_context_parallel.py \
   huggingface/test_watching.py viewer/test_heatmaps.py
 
-.PHONY: help demo test test-all test-slow test-shapes test-cpus test-wheel chromium lint docs docs-serve bench clean
+.NOTPARALLEL:
+.PHONY: help demo test test-core test-all test-slow test-shapes test-cpus test-wheel chromium lint docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      set up .venv and write examples of everything to demo/"
+	@echo "make demo      write a worked example and a report to demo/, then serve the viewer"
 	@echo "make test      lint, check types, run the core tests"
 	@echo "make test-all  make test, and slow tests, browsers, real models, the wheel, other CPUs"
 	@echo "make docs      build the documentation into site/"
@@ -49,7 +50,9 @@ help:
 demo: $(READY)
 	@$(BIN)/python examples/demo.py demo
 
-test: lint
+test: lint test-core
+
+test-core: $(READY)
 	$(PYTEST) $(PARALLEL)
 
 test-all: chromium test test-slow test-shapes test-cpus test-wheel
@@ -73,7 +76,7 @@ test-wheel: $(READY)
 
 chromium:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && fc-list :lang=ja | grep -q . \
-	  || { echo "the tests of pages need a browser and a Japanese font: apt-get install $(BROWSER_PACKAGES)" >&2; exit 1; }
+	  || { echo "browser tests require a browser and a Japanese font: apt-get install $(BROWSER_PACKAGES)" >&2; exit 1; }
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -101,7 +104,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 	  || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "torch.compile needs a C++ compiler: apt-get install g++" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --index-url $(TORCH_INDEX) torch)
+	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --no-deps --index-url $(TORCH_INDEX) torch)
 	$(BIN)/pip install --quiet --editable '.[test]'
 	@touch $@
 
@@ -114,4 +117,4 @@ docs-serve: $(READY)
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf $(VENV) demo site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site dist .coverage* .pytest_cache .ruff_cache .hypothesis

@@ -4,12 +4,14 @@ import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
 import clearhead
+from clearhead.ops import masks
 from support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -88,3 +90,14 @@ def test_tests_and_files_named_in_the_docs_exist():
         assert re.search(rf"(def|class) {name}\b", tests), f"there is no test {name}"
     for path in set(re.findall(r"`((?:tests|benchmarks|examples|src)/[\w./-]+)`", text)):
         assert (ROOT / path).exists(), f"there is no file {path}"
+
+
+def test_mask_of_the_contributing_guide_works():
+    (block,) = re.findall(
+        r"^    ```python\n(.*?)^    ```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    namespace = dict(vars(masks))
+    exec(compile(textwrap.dedent(block), "CONTRIBUTING.md", "exec"), namespace)
+    blocks = namespace["Blocks"]
+    assert blocks(2).picture(5) == "x x . . .\nx x . . .\n. . x x .\n. . x x .\n. . . . x"
+    assert blocks(2**70).dense(3, 3).all()

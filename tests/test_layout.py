@@ -63,3 +63,9 @@ def test_private_modules_are_only_imported_inside_their_package(path):
 def test_files_are_short_and_names_precise(path):
     assert len(path.read_text().splitlines()) <= 400
     assert not VAGUE_NAMES & set(bound_names(path))
+
+
+def test_tests_mirror_the_package():
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    extra = {folder for folder in folders if not (SOURCE / folder).is_dir()} - {Path("support")}
+    assert not extra, f"folders of tests without a package: {sorted(map(str, extra))}"

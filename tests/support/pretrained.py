@@ -15,7 +15,7 @@ CACHE = Path(os.environ.get("CLEARHEAD_TEST_CACHE", Path.home() / ".cache" / "cl
 
 
 def unpacked(package: str, version: str) -> Path:
-    """Return the folder of a wheel's files. Skip the test if the wheel cannot be downloaded."""
+    """Return the folder of a wheel's files. If it cannot be downloaded, skip the test; in CI, fail."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,9 @@ def unpacked(package: str, version: str) -> Path:
         done = subprocess.run([*download, f"{package}=={version}"], capture_output=True, text=True, check=False)
         wheels = list(CACHE.glob(f"{package.replace('-', '_')}-{version}-*.whl"))
         if done.returncode or not wheels:
-            pytest.skip(f"{package} {version} could not be downloaded by pip: {done.stderr.strip()[-200:]}")
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(
+                f"{package} {version} could not be downloaded by pip: {done.stderr.strip()[-200:]}"
+            )
         temporary = CACHE / f".{folder.name}.{os.getpid()}"
         with zipfile.ZipFile(wheels[0]) as wheel:
             wheel.extractall(temporary)
