@@ -1,5 +1,5 @@
 // Runs Material's search worker in an iframe when pages are opened as files, because browsers refuse `new Worker` there.
-// It stands in for https://unpkg.com/iframe-worker, which the offline plugin would otherwise load from the network.
+// It replaces https://unpkg.com/iframe-worker, which the offline plugin would otherwise load from the network.
 if (location.protocol === "file:") {
   window.Worker = window.IFrameWorker = class IFrameWorker extends EventTarget {
     constructor(url) {

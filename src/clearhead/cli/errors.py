@@ -5,6 +5,7 @@
 - 2: unusable input, or any other error
 - 130: interrupted by Ctrl-C
 - 141: the reader of standard output closed the pipe
+- 143: terminated by SIGTERM
 """
 
 from __future__ import annotations
