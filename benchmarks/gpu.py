@@ -1,7 +1,7 @@
 """Benchmark of clearhead on one GPU against torch's fused kernels and compiled FlexAttention: bf16, random data.
 
 Times are medians, measured in the same run. A ratio above 1 means that clearhead is faster, unless the peer's name
-says "ours / peer". Kernels are compiled beforehand, in separate processes.
+contains "ours / peer". Kernels are compiled beforehand, in separate processes.
 """
 
 from __future__ import annotations

@@ -53,10 +53,10 @@ def main() -> None:
         [*rows, exact_row],
         arguments.output,
     )
-    plot_emergence(emergences[0], arguments.chart, f"Heads that come to find relations (seed {seeds[0]})")
+    plot_emergence(emergences[0], arguments.chart, f"Emergence of relations (seed {seeds[0]})")
     write(
         "specialization-ablation",
-        "What goes wrong without a head",
+        "Errors after ablating a head",
         ablation_rows(runs, emergences, seeds),
         arguments.output,
     )

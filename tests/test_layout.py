@@ -37,7 +37,7 @@ def bound_names(path: Path) -> Iterator[str]:
             yield node.name
 
 
-def test_top_level_modules():
+def test_top_level_contains_only_public_modules():
     modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
     assert modules == {"functional", "models", "torch_compat"}
 

@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
 
 
-def test_public_names():
+def test_package_exports_exactly_the_public_names():
     assert set(clearhead.__all__) == {
         "attention",
         "AttentionWeights",

@@ -85,7 +85,8 @@ def attention(
         The output, or `(output, weights)` with `return_weights`.
 
     Raises:
-        ValueError: if shapes do not fit, or with the reasons why the named backend does not support the call.
+        ValueError: if shapes do not fit, or if the named backend does not support the call (the message lists
+            the reasons).
         TypeError: if an argument has the wrong type or dtype.
 
     A query that may attend to no key has output 0, weights 0, log-sum-exp −inf (with a sink: the sink's logit) and

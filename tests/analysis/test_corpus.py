@@ -123,7 +123,7 @@ def test_a_damaged_result_is_computed_again(tmp_path):
     first = run_jobs(jobs_of(2), results_folder=keep)
     for path in keep.iterdir():
         path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="not a whole safetensors file .*; it is computed again"):
+    with pytest.warns(UserWarning, match="not a complete safetensors file .*; it is computed again"):
         assert statistics_from_sums(run_jobs(jobs_of(2), results_folder=keep)) == statistics_from_sums(first)
 
 

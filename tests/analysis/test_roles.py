@@ -35,7 +35,7 @@ class TestCausalHeads:
         second = weights_of(looking_at([0] * SIZE)[None], Causal())
         return head_roles([recording(first, second, name="decoder")])
 
-    def test_previous_token_head(self):
+    def test_head_on_the_previous_token_is_a_previous_token_head(self):
         roles = self.roles()
         statistics = roles.heads["decoder", 0, 0]
         assert (statistics.queries, statistics.keys) == (SIZE, (SIZE + 1) / 2)
@@ -48,7 +48,7 @@ class TestCausalHeads:
         assert statistics.delimiter is statistics.duplicate is statistics.induction is None
         assert roles.labels(("decoder", 0, 0)) == ("previous token", "positional −1", "sharp")
 
-    def test_uniform_head(self):
+    def test_uniform_head_is_broad(self):
         roles = self.roles()
         statistics = roles.heads["decoder", 0, 1]
         assert statistics.entropy == near(math.log(math.factorial(SIZE)) / SIZE)
@@ -58,7 +58,7 @@ class TestCausalHeads:
         assert statistics.previous == near((HARMONIC - 1) / (SIZE - 1))
         assert roles.labels(("decoder", 0, 1)) == ("broad",)
 
-    def test_sink_head(self):
+    def test_head_on_the_first_token_is_a_sink(self):
         roles = self.roles()
         statistics = roles.heads["decoder", 1, 0]
         assert (statistics.sink, statistics.self, statistics.previous) == (
@@ -85,7 +85,7 @@ class TestEncoderHeads:
         address = ("encoder", 0, 0)
         return roles.heads[address], roles.labels(address)
 
-    def test_next_token_head(self):
+    def test_head_on_the_next_token_is_a_next_token_head(self):
         statistics, labels = self.head(looking_at([*range(1, 10), 9]))
         assert (statistics.next, statistics.self, statistics.offset, statistics.positional) == (
             near(1),
@@ -96,7 +96,7 @@ class TestEncoderHeads:
         assert statistics.delimiter == near(1 / 8)  # the last of the eight words attends to [SEP]
         assert labels[:2] == ("next token", "positional +1")
 
-    def test_self_head(self):
+    def test_head_on_the_diagonal_is_a_self_head(self):
         statistics, labels = self.head(torch.eye(10))
         assert (statistics.self, statistics.offset, statistics.positional, statistics.distance) == (near(1), 0, 1, 0)
         assert labels == ("self", "positional 0", "sharp")
@@ -201,7 +201,7 @@ class TestRepeatedTokens:
         assert roles.labels(("encoder", 0, 0)) == ("induction",)
         assert statistics == HeadStatistics(0, duplicate=statistics.duplicate, induction=statistics.induction)
 
-    def test_duplicate_token_head(self):
+    def test_head_on_the_first_copy_is_a_duplicate_token_head(self):
         matrix = looking_at([*range(LENGTH), *range(LENGTH)], 2 * LENGTH)
         roles = head_roles([recording(weights_of(matrix[None]), texts=tokens(RANDOM * 2))])
         statistics = roles.heads["encoder", 0, 0]
@@ -264,7 +264,7 @@ class TestCrossAttention:
         assert roles.label(("cross", 0, 0)) == "positional +2"
         assert roles.heads["decoder", 0, 0].self == near(1)
 
-    def test_from_a_text_to_its_copy_has_no_self_or_induction(self):
+    def test_attention_from_a_text_to_its_copy_has_no_self_or_induction(self):
         texts = tokens(RANDOM * 2)
         stack = Stack((weights_of(torch.eye(2 * LENGTH)[None]),), texts, texts)
         statistics = head_roles([Recording("crafted", {"cross": stack})]).heads["cross", 0, 0]
@@ -323,12 +323,12 @@ class TestRelationLabels:
         assert roles.relations == scores
         return [roles.labels(address) for address in roles.heads]
 
-    def test_require_a_margin_above_the_baseline(self):
+    def test_labels_require_a_margin_above_the_baseline(self):
         assert self.labels(score(0.56, 0.5, 1)) == [(), ("amod: dependent → head",)]
         assert self.labels(score(0.54, 0.5, 1)) == [(), ()]
         assert self.labels(score(0.8, 0.97)) == [(), ()]
 
-    def test_are_sorted_by_strength(self):
+    def test_labels_are_sorted_by_strength(self):
         weak, strong = score(0.6, 0.5, relation="amod"), score(0.7, 0.5, relation="obj")
         for scores in ((weak, strong), (strong, weak)):
             assert self.labels(*scores)[0] == ("obj: dependent → head", "amod: dependent → head")

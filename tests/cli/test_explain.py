@@ -32,7 +32,7 @@ class TestExplain:
         assert result.stderr == ""
         assert load(name).title in result.stdout
 
-    def test_json_output_counts_heads_from_0(self):
+    def test_json_contains_verdicts_and_cells_counts_heads_from_0(self):
         document = json.loads(run_cli("explain", "two-heads", "--format", "json").stdout)
         assert [step["name"] for step in document["steps"]].count("weights") == 2
         assert {step["head"] for step in document["steps"]} == {None, 0, 1}
@@ -106,7 +106,7 @@ class TestCheck:
     def test_built_in_texts_exit_with_1(self, name):
         assert run_cli("check", name, code=1).stdout.startswith(f"{load(name).title}\n")
 
-    def test_output_for_song(self):
+    def test_errors_of_song_are_printed(self):
         shown = run_cli("check", "song", code=1).stdout
         for line in (
             "✗ key, head 1: given K is not X·W for any W: the best fit has an error of 0.58 in some cell",
@@ -132,7 +132,7 @@ class TestCheck:
         text = "x = [[1.0], [0.5]]\n[weights]\nquery = [[1]]\nkey = [[2]]\n" + claims + "[[18.0, 9.0], [1.0, 0.5]]"
         path.write_text(text)
         shown = run_cli("check", str(path), code=1).stdout
-        assert "→ claim 2, scores, head 1: 2 of 4 cells differ, carried from the text's own Q\n" in shown
+        assert "→ claim 2, scores, head 1: 2 of 4 cells differ, carried from Q as printed\n" in shown
         assert "  token 1  token 1     18.0     2.000      16.000             Q\n" in shown
         assert "2 checked: 0 agree, 1 differ, 1 carried\n" in shown
 
@@ -144,7 +144,7 @@ class TestCheck:
         assert len(text.splitlines()) <= 30
         assert run_cli("check", str(path), code=1).stdout == printed
 
-    def test_json_output(self):
+    def test_json_contains_verdicts_and_cells(self):
         document = json.loads(run_cli("check", "song-causal", "--json", code=1).stdout)
         assert set(document) == {"title", "agrees", "findings"}
         assert document["agrees"] is False

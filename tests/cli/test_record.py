@@ -90,12 +90,12 @@ def test_recordings_do_not_require_transformers(kept, monkeypatch, tmp_path):
         (("stats", "{kept}", "--model", "en-ja"), "is a recording, which cannot be combined with --file or --model"),
         (("stats", "none.safetensors"), "none.safetensors: there is no such file"),
         (("stats", "{kept}", "--layers", "9"), "--layers is '9', but the layers are 0 to 3"),
-        (("roles", "{kept}", "--treebank", "{treebank}"), "sentences are given, but a recording has its own text"),
+        (("roles", "{kept}", "--treebank", "{treebank}"), "sentences is not empty, but model is a recording"),
         (
             ("stats", TEXT),
             "--model is missing; expected a model to run, or a recording (.safetensors) in place of TEXT",
         ),
-        (("roles", "{cut}"), "cut.safetensors: not a whole safetensors file"),
+        (("roles", "{cut}"), "cut.safetensors: not a complete safetensors file"),
     ],
 )
 def test_rejects_invalid_arguments_in_one_line(kept, tmp_path, arguments, message):

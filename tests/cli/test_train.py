@@ -137,7 +137,7 @@ class TestTraining:
             ("data has 47 pairs, but 500 are held out for validation", "--data", "copies.tsv"),
             ("dtype is torch.float16", "--data", "copies.tsv", "--config", "tiny.toml", "--dtype", "float16"),
             ("already contains a run", "--data", "copies.tsv", "--config", "tiny.toml", "--output", done),
-            ("the run was started with other data", "--data", "other.tsv", "--resume", "--output", done),
+            ("the data are not those of the run", "--data", "other.tsv", "--resume", "--output", done),
         ):
             assert_rejected(message, "train", *arguments)
         assert not (folder / "run").exists()
@@ -190,7 +190,7 @@ class TestTranslating:
         assert run("translate", *files).stdout == f"{HON}\n\n{HON}\n\n{HON}\n"
         assert run("translate", "--file", tmp_path / "empty.txt").stdout == ""
 
-    def test_standard_input_and_output_file(self, tmp_path):
+    def test_reads_standard_input_and_writes_output_file(self, tmp_path):
         assert run("translate", "--file", "-", stdin=f"{BOOK}\n\n").stdout == f"{HON}\n\n"
         result = run("translate", "--file", "-", "--output", tmp_path / "out.txt", stdin=f"\n{BOOK}")
         assert result.stdout == ""
@@ -252,8 +252,8 @@ class TestTranslating:
         (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
         (tmp_path / "in.txt").write_text(BOOK)
         for message, *arguments in (
-            ("expected either a sentence or --file",),
-            ("expected either a sentence or --file", BOOK, "--file", tmp_path / "in.txt"),
+            ("expected exactly one of TEXT and --file",),
+            ("expected exactly one of TEXT and --file", BOOK, "--file", tmp_path / "in.txt"),
             ("nowhere: there is no such folder", BOOK, "--model", "nowhere"),
             ("contains no run", BOOK, "--model", tmp_path),
             ("none.txt", "--file", tmp_path / "none.txt"),

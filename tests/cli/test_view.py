@@ -199,7 +199,7 @@ def test_tokens_never_seen_in_training_are_noted():
         ),
         (["--model", "{recorded}"], "which is a recording; pass it in place of TEXT"),
         (["missing.safetensors"], "missing.safetensors: there is no such file"),
-        (["{folder}/broken.safetensors"], "broken.safetensors: not a whole safetensors file"),
+        (["{folder}/broken.safetensors"], "broken.safetensors: not a complete safetensors file"),
         (["  "], "TEXT is empty; expected a text"),
         (["--model", "nothing-of-that-name"], "nothing-of-that-name: there is no such folder or file"),
         (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text is not from Roles"),

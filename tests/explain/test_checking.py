@@ -14,7 +14,7 @@ def messages(name):
 
 
 class TestBuiltInTexts:
-    def test_differences_of_song(self):
+    def test_song_has_five_errors(self):
         assert messages("song") == {
             (None, "key"): "given K is not X·W for any W: the best fit has an error of 0.58 in some cell",
             (5, "query"): "18 of 24 cells differ",
@@ -37,7 +37,7 @@ class TestBuiltInTexts:
         differences = messages("song-causal")
         mask = differences.pop((8, "mask"))
         assert mask == (
-            "18 of 36 cells differ: 9 wrongly open and 9 wrongly masked; "
+            "18 of 36 cells differ: 9 wrongly allowed and 9 wrongly masked; "
             "it is the computed matrix with its rows in reverse order"
         )
         assert differences.keys() == {(None, "key"), (5, "query"), (6, "key"), (10, "weights"), (11, "weights")}
@@ -114,7 +114,7 @@ class TestPlantedErrors:
         for name in STEPS[3:]:
             assert {cell.row for cell in results[name].cells} == {0}
             assert {cell.carried_from for cell in results[name].cells} == {"Q"}
-        assert results["scores"].message == "2 of 4 cells differ, carried from the text's own Q"
+        assert results["scores"].message == "2 of 4 cells differ, carried from Q as printed"
         assert not check(parse(X + WEIGHTS + claim("query", wrong["query"]))).agrees
 
     def test_new_error_among_carried_cells_is_reported(self):
@@ -317,7 +317,7 @@ class TestPlantedErrors:
         text += claim("output", torch.cat(outputs, 1) @ example.weights["output"])
         *_, output = check(parse(top + text)).findings
         assert output.verdict == "carried"
-        assert output.message.endswith("carried from the text's own V₁ and V₂ and V₃")
+        assert output.message.endswith("carried from V₁ and V₂ and V₃ as printed")
 
     def test_each_cause_is_named_once_and_only_where_it_matters(self):
         text = matrices()
@@ -332,7 +332,7 @@ class TestPlantedErrors:
                 (0, 1): "Q and K",
                 (1, 1): "K",
             }
-            assert results[name].message == "3 of 4 cells differ, carried from the text's own Q and K"
+            assert results[name].message == "3 of 4 cells differ, carried from Q and K as printed"
 
     def test_result_does_not_depend_on_the_batch_size(self, monkeypatch):
         text = matrices()

@@ -73,11 +73,11 @@ class TestOtherClaims:
             (
                 'step = "mask"\nvalues = [[0, -inf], [0, 0]]',
                 "differs",
-                "1 of 4 cells differ: 0 wrongly open and 1 wrongly masked",
+                "1 of 4 cells differ: 0 wrongly allowed and 1 wrongly masked",
             ),
         ],
     )
-    def test_verdict_and_message(self, text, verdict, message):
+    def test_each_kind_of_claim_is_checked(self, text, verdict, message):
         [result] = check(parse(X + WEIGHTS + "[[claims]]\n" + text)).findings
         assert (result.verdict, result.message) == (verdict, message)
 

@@ -17,7 +17,14 @@ from support.peers import assert_agrees
 LAYERS = {
     "plain": {},
     "grouped, rope": {"kv_heads": 2, "key_dim": 8, "value_dim": 3, "rope": True},
-    "more": {"kv_heads": 3, "key_dim": 8, "rope": Rotary(base=50.0), "qk_norm": True, "sinks": True, "softcap": 2.0},
+    "qk_norm, sinks, softcap": {
+        "kv_heads": 3,
+        "key_dim": 8,
+        "rope": Rotary(base=50.0),
+        "qk_norm": True,
+        "sinks": True,
+        "softcap": 2.0,
+    },
 }
 LENGTH = 13
 every_layer = pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
@@ -305,7 +312,7 @@ def ragged_call(**arguments) -> None:
         ),
         (lambda: make()(text(), cache={}), TypeError, "cache is a dict; expected a clearhead.KVCache"),
         (
-            lambda: make(LAYERS["more"])(text(), cache=filled(KVCache())),
+            lambda: make(LAYERS["qk_norm, sinks, softcap"])(text(), cache=filled(KVCache())),
             ValueError,
             "cache holds keys of kv_heads 2, but the new keys have 3",
         ),
@@ -327,30 +334,35 @@ def ragged_call(**arguments) -> None:
         (
             lambda: make()(text(), mask=Causal() & Prefix(4), cache=filled(WindowedKVCache(4))),
             ValueError,
-            "mask counts keys from the start, but the cache has evicted the start of the text; use Causal and Window",
+            "mask depends on absolute key positions, but the cache has evicted the start of the text;"
+            " use Causal and Window",
         ),
         (
             lambda: make()(text(), bias=torch.zeros(13, 16), cache=filled(WindowedKVCache(4))),
             ValueError,
-            "bias counts keys from the start, but the cache has evicted the start of the text; use ALiBi",
+            "bias depends on absolute key positions, but the cache has evicted the start of the text; use ALiBi",
         ),
         (
             lambda: make(LAYERS["plain"])(text(), text(), cache=WindowedKVCache(20)),
             ValueError,
-            "memory was given with a cache that keeps only a window of it; use a KVCache",
+            "cache is a WindowedKVCache; expected a KVCache, which keeps all of memory",
         ),
         (lambda: ragged_call(mask="causal"), TypeError, "mask is a str; expected a mask such as Causal()"),
         (lambda: filled(KVCache()).truncate([1, 2]), ValueError, "lengths has 2 entries, but the cache holds 3"),
-        (lambda: filled(KVCache()).truncate(14), ValueError, "lengths has 14, but the cache holds 13 tokens of"),
+        (
+            lambda: filled(KVCache()).truncate(14),
+            ValueError,
+            "lengths contains 14; expected at most 13, the length of that",
+        ),
         (lambda: filled(KVCache()).truncate(-1), ValueError, "lengths is -1; expected a whole number of at least 0"),
         (
             lambda: filled(WindowedKVCache(4)).truncate(9),
             ValueError,
-            "older tokens a window of 4 has overwritten",
+            "lengths removes tokens, but the window of 4 has overwritten older ones; call truncate before",
         ),
-        (lambda: filled(KVCache()).select([3]), ValueError, "sequences has 3, but the cache holds 3 sequences"),
+        (lambda: filled(KVCache()).select([3]), ValueError, "sequences contains 3; expected an index from 0 to 2"),
         (lambda: filled(KVCache()).select([]), ValueError, "sequences is empty; expected at least one"),
-        (lambda: KVCache().select([0]), ValueError, "sequences has 0, but the cache holds 0 sequences"),
+        (lambda: KVCache().select([0]), ValueError, "the cache is empty; there are no sequences to select"),
     ],
 )
 def test_rejects_invalid_calls(call, error, message):

@@ -77,7 +77,7 @@ def call(query=X, key=X, value=X, **options):
         (
             {"backend": "sdpa", "value": X[..., :3], "dropout": 0.5},
             ValueError,
-            "does not support this call: value_dim 3 is not key_dim 7; dropout",
+            "does not support this call: value_dim is 3, but key_dim is 7; dropout",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_alibi_rejects_invalid_slopes():
         (lambda w: w[np.array([0, 1])], TypeError, "the index of batch is a ndarray"),
         (lambda w: w.save("/no/such/folder/w"), FileNotFoundError, "/no/such/folder/w: there is no folder"),
         (lambda w: w.part(heads=6), IndexError, "index 6 is out of range for heads of size 6"),
-        (lambda w: w.part(batch=slice(2, 2)), ValueError, "selects none of 2"),
+        (lambda w: w.part(batch=slice(2, 2)), ValueError, "expected at least one of 2 indices"),
         (lambda w: w.part(queries=3), TypeError, "q_len is 3; expected a slice, such as slice(100, 200)"),
         (lambda w: w.part(queries=slice(0, 4, 2)), ValueError, "the slice of q_len has step 2; expected step 1"),
         (lambda w: w.hiding(99), IndexError, "index 99 is out of range for kv_len"),

@@ -102,7 +102,7 @@ def test_rejects_wrong_tokens_and_missing_heads_and_stacks():
         plot_head(weights, 0, ["a", "b", "c"])
     with pytest.raises(IndexError, match="index 9 is out of range for heads of size 4"):
         plot_head(weights, 9)
-    with pytest.raises(KeyError, match="a model has no attention 'cross'"):
+    with pytest.raises(KeyError, match="a model has no stack 'cross'"):
         plot_alignment(decoder("ab"))
 
 

@@ -32,7 +32,7 @@ def recording():
     return Recording("a model", stacks)
 
 
-def test_heads_weights_and_repr():
+def test_recording_lists_its_heads_and_returns_their_weights():
     made = recording()
     assert len(list(made.heads())) == (2 + 1 + 1) * 3
     assert torch.equal(made.weights(("encoder", 1, 2)).dense(), made["encoder"].layers[1].dense()[:, 2:])
@@ -40,7 +40,7 @@ def test_heads_weights_and_repr():
         "Recording('a model': encoder 2 × 3 heads, 4 × 4 tokens; decoder 1 × 3 heads, 2 × 2 tokens;"
         " cross 1 × 3 heads, 2 × 4 tokens)"
     )
-    with pytest.raises(KeyError, match="a model has no attention 'middle'; it has 'encoder', 'decoder', 'cross'"):
+    with pytest.raises(KeyError, match="a model has no stack 'middle'; expected one of 'encoder', 'decoder', 'cross'"):
         made["middle"]
     assert made.to("cpu")["cross"].keys == made["cross"].keys
 
@@ -77,7 +77,7 @@ def test_load_rejects_missing_foreign_and_damaged_files(tmp_path):
     with pytest.raises(ValueError, match="not saved by AttentionWeights.save"):
         AttentionWeights.load(path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         Recording.load(path)
     facts = {"format": "clearhead.Recording", "version": 1, "model": "m", "stacks": {"encoder": {"layers": [{}]}}}
     serialization.write(path, {"x": torch.zeros(1)}, facts)
@@ -133,8 +133,8 @@ def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
             {"tensors": lambda tensors: put(tensors, "query_start", lambda old: old.expand(5))},
             "damaged .query_start is .5,.",
         ),
-        ({"facts": lambda header: in_layer(header, scale="x")}, "damaged .scale is 'x'"),
-        ({"facts": lambda header: in_layer(header, softcap="x")}, "damaged .softcap is 'x'"),
+        ({"facts": lambda header: in_layer(header, scale="x")}, "damaged .scale is 'x'; expected a number"),
+        ({"facts": lambda header: in_layer(header, softcap="x")}, "damaged .softcap is 'x'; expected a number or null"),
         ({"facts": lambda header: {**header, "version": True}}, "format version True"),
         ({"facts": lambda header: {**header, "model": 5}}, "damaged .Recording: model is 5"),
         ({"facts": lambda header: numbered(header)}, "damaged .Tokens: texts.0. is 0; expected a string"),

@@ -210,9 +210,10 @@ class Case:
         return {"output": weights @ value, "weights": weights, "scores": logits[..., : self.shape[3]]}
 
     def gradient_terms(self, cotangent: Tensor) -> dict[str, float]:
-        """Return the size of the terms of each gradient: that of a score is a difference that may cancel to 0.
+        """Return the magnitude of the terms of each gradient.
 
-        The relative error of a weight is proportional to its logarithm, since weights are exponentials.
+        The gradient of a score is a difference, which may cancel to 0. The relative error of a weight is
+        proportional to its logarithm, since weights are exponentials.
         """
         with torch.no_grad():
             query, key, value = (t.double().abs() for t in (self.query, self.key, self.value))
@@ -238,7 +239,7 @@ class Case:
             return {name: float(t.amax()) * logs if t.numel() else 0.0 for name, t in sizes.items()}
 
     def statistics(self) -> dict[str, Tensor]:
-        """Compute the statistics plainly, in their dtype."""
+        """Compute the statistics by the plain formula, in their dtype."""
         plain = self.to(self.statistics_dtype)
         with torch.no_grad():
             computed = plain.plain()

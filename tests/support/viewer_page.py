@@ -77,10 +77,10 @@ class Page:
         """Parameters in the fragment of the page's address."""
         return {name: values[0] for name, values in parse_qs(urlsplit(self.browser.current_url).fragment).items()}
 
-    # -- the map -------------------------------------------------------------------------------------------------
+    # -- the heatmap ----------------------------------------------------------------------------------------------
 
     def screen_position(self, key: float, query: float) -> tuple[int, int]:
-        """Return the viewport coordinates of a cell of the map."""
+        """Return the viewport coordinates of a cell of the heatmap."""
         self.script("document.getElementById('chart').scrollIntoView({block: 'center'})")
         code = """
             const view = Bokeh.index.find_one_by_id(chart.id);
@@ -91,7 +91,7 @@ class Page:
         return tuple(round(pixel) for pixel in self.script(code, key, query))
 
     def point(self, key: float, query: float) -> str:
-        """Move the mouse to a cell of the map and return the readout."""
+        """Move the mouse to a cell of the heatmap and return the readout."""
         x, y = self.screen_position(key, query)
         actions = ActionChains(self.browser, duration=20)
         actions.w3c_actions.pointer_action.move_to_location(x - 3, y - 3)
@@ -117,7 +117,7 @@ class Page:
         self.settle()
 
     def keys(self, *pressed: str) -> str:
-        """Press keys with the map focused and return the text for screen readers."""
+        """Press keys with the heatmap focused and return the text for screen readers."""
         self.find("#chart").send_keys(*pressed)
         self.settle()
         return self.text("live")

@@ -130,7 +130,7 @@ def test_a_batch_gives_the_translations_of_single_sentences(beams):
 
 
 @pytest.mark.parametrize("beams", [7, 11])
-def test_more_beams_than_first_tokens(beams):
+def test_finds_the_best_translation_with_more_beams_than_first_tokens(beams):
     """Only one word and the end are possible. Candidates of -inf must not count as finished translations."""
     model = make_writer(0, 5)
     favor(model, [4], weight=3.0)
@@ -167,7 +167,7 @@ def test_ended_is_false_for_cut_translations(write, max_tokens):
     assert write(other, source, max_tokens=max_tokens) == [Hypothesis((), True)] * 5
 
 
-def test_greedy_with_an_ablated_head():
+def test_ablated_head_equals_a_head_with_zero_output_weights():
     model = make_writer(1)
     source, lengths = sources()
     for stack in ("encoder", "decoder", "cross"):

@@ -196,7 +196,7 @@ class TestResuming:
     def test_refuses_an_existing_run_other_data_a_missing_run_and_float16(self, complete_run, tmp_path):
         with pytest.raises(ValueError, match="whole: already contains a run; resume it, or choose another folder"):
             train(copying(), TINY, complete_run)
-        with pytest.raises(ValueError, match=r"the run was started with other data \(copying\); pass the same data"):
+        with pytest.raises(ValueError, match=r"the data are not those of the run \(copying\); expected the same data"):
             train(replace(copying(), fingerprint=18), TINY, complete_run, resume=True)
         with pytest.raises(FileNotFoundError, match="nothing: contains no run"):
             train(copying(), TINY, RunDirectory(tmp_path / "nothing"), resume=True)

@@ -179,7 +179,7 @@ class TestDiverging:
         assert all("NaN" not in line for line in (run.folder / "metrics.jsonl").read_text().splitlines())
 
     def test_resuming_in_another_dtype_is_refused(self, complete_run):
-        with pytest.raises(ValueError, match="dtype is bfloat16; expected float32, which the run was started with"):
+        with pytest.raises(ValueError, match="dtype is bfloat16; expected float32, as at the start of the run"):
             train(copying(), TINY, complete_run, dtype=torch.bfloat16, resume=True)
 
 

@@ -184,8 +184,8 @@ class TestLoading:
         ("file", "size", "message"),
         [
             ("best.safetensors", None, r"best.safetensors: there is no such file$"),
-            ("best.safetensors", 1000, r"best.safetensors: not a whole safetensors file"),
-            ("best.safetensors", -1000, r"best.safetensors: not a whole safetensors file"),
+            ("best.safetensors", 1000, r"best.safetensors: not a complete safetensors file"),
+            ("best.safetensors", -1000, r"best.safetensors: not a complete safetensors file"),
             ("config.json", 100, r"config.json: not the configuration of a run"),
             ("tokenizer.json", None, r"tokenizer.json: there is no such file$"),
             ("tokenizer.json", 1000, r"tokenizer.json: not a tokenizer"),

@@ -319,7 +319,7 @@ class TestInPlaceChanges:
 
     @pytest.mark.parametrize("which", [0, 1])
     @pytest.mark.parametrize("inference", [False, True])
-    def test_of_query_and_key_are_detected(self, which, inference):
+    def test_in_place_changes_of_query_and_key_are_detected(self, which, inference):
         with torch.inference_mode(inference):
             *tensors, _, _, weights = sample()
             weights.entropy()
@@ -330,7 +330,7 @@ class TestInPlaceChanges:
                     use(weights)
 
     @pytest.mark.parametrize("inference", [False, True])
-    def test_of_bias_sinks_and_mask_are_detected(self, inference):
+    def test_in_place_changes_of_bias_sinks_and_mask_are_detected(self, inference):
         with torch.inference_mode(inference):
             x, allowed = torch.randn(1, 2, 9, 3), torch.ones(9, 9, dtype=torch.bool)
             for name, changed, options in (
@@ -344,19 +344,19 @@ class TestInPlaceChanges:
                 with pytest.raises(RuntimeError, match=f"{name} was changed in place"):
                     weights.entropy()
 
-    def test_of_query_start_have_no_effect(self):
+    def test_in_place_changes_of_query_start_have_no_effect(self):
         x, start = torch.randn(2, 2, 9, 3), torch.tensor([0, 3])
         _, weights = attention(x, x, x, mask=Causal(), query_start=start, return_weights=True)
         before = weights.distance()
         start += 1
         assert torch.equal(weights.distance(), before)
 
-    def test_of_the_values_are_allowed(self):
+    def test_in_place_changes_of_values_are_allowed(self):
         *_, value, _, weights = sample()
         value.zero_()
         weights.entropy()
 
-    def test_have_no_effect_on_a_matrix_that_holds_scores(self):
+    def test_in_place_changes_have_no_effect_on_a_matrix_that_holds_scores(self):
         query, key, *_, weights = sample(q_len=1)
         before = weights.dense()
         query.zero_()
@@ -406,9 +406,9 @@ class TestFiles:
         (tmp_path / "empty").write_bytes(b"")
         save_file({"a": torch.ones(1)}, tmp_path / "foreign")
         for name, message in (
-            ("short", "not a whole safetensors file"),
-            ("junk", "not a whole safetensors file"),
-            ("empty", "not a whole safetensors file"),
+            ("short", "not a complete safetensors file"),
+            ("junk", "not a complete safetensors file"),
+            ("empty", "not a complete safetensors file"),
             ("foreign", "not saved by AttentionWeights.save"),
         ):
             with pytest.raises(ValueError, match=message) as caught:

@@ -78,7 +78,7 @@ def reject_inference_tensor(name: str, tensor: Tensor) -> None:
     """Raise for an inference tensor, which autograd cannot save. Call it if another input requires a gradient."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling() and tensor.is_inference():
         raise RuntimeError(
-            f"{name} was created in inference mode, but a gradient is recorded; expected {name}.clone(), or a call"
+            f"{name} was created in inference mode, but a gradient is recorded; pass {name}.clone(), or call it"
             " under torch.no_grad()"
         )
 

@@ -41,7 +41,7 @@ def corpus_statistics(
     """Return entropy, distance and largest weight of every head, over all queries of all texts.
 
     Args:
-        model: a model, or a recording, whose own text is then used.
+        model: a model, or a recording (its text is used).
         texts: texts to run the model on, with one job each.
         process_group: see `run_jobs`.
         results_folder: see `run_jobs`.
@@ -84,7 +84,7 @@ def corpus_roles(
     """Return the role of each head, measured on texts, on repeated random sequences and on dependency trees.
 
     Args:
-        model: a model, or a recording, whose own text is then used.
+        model: a model, or a recording (its text is used).
         texts: texts to run the model on, with one job each.
         sentences: sentences with dependency trees, for labels of syntactic relations. Every process runs all of them.
         process_group: see `run_jobs`.
@@ -93,7 +93,7 @@ def corpus_roles(
     """
     if isinstance(model, Recording):
         if sentences:
-            raise ValueError("sentences are given, but a recording has its own text; expected a model to run on them")
+            raise ValueError("sentences is not empty, but model is a recording; expected a model")
         return head_roles([model])
 
     def record_sentences() -> Iterator[Recording]:

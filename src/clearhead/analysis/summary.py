@@ -81,7 +81,7 @@ class AttentionSummary:
             key = (self.stacks[0], key)
         if key not in self.layers:
             stacks = ", ".join(f"{s!r} 0 to {sum(name == s for name, _ in self.layers) - 1}" for s in self.stacks)
-            raise KeyError(f"no layer {key!r}; there are {stacks}, as (stack, layer)")
+            raise KeyError(f"layer is {key!r}; expected (stack, layer) with {stacks}")
         return self.layers[key]  # pyright: ignore[reportArgumentType]
 
     def __len__(self) -> int:

@@ -89,7 +89,7 @@ def translate(
     from clearhead.translation import Translator
 
     if (text is None) == (not file):
-        raise ValueError("expected either a sentence or --file")
+        raise ValueError("expected exactly one of TEXT and --file")
     if show and output is not None:
         raise ValueError("--output cannot be combined with --show, which prints to the terminal")
     lines = [text] if text is not None else [line for path in file or () for line in _read_lines(path)]

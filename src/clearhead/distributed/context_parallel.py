@@ -75,8 +75,8 @@ def context_parallel_attention(
 ) -> Float[Tensor, "batch heads shard_len value_dim"] | tuple[Tensor, ContextParallelWeights]:
     """Compute self-attention of a text whose tokens are sharded over ranks.
 
-    Keys and values are gathered from all ranks, O(n · d) numbers. Queries, outputs and weights stay on their ranks.
-    Outputs and gradients equal those of `attention()` in one process.
+    Keys and values are gathered from all ranks, which sends O(n · d) numbers. Queries, outputs and weights stay on
+    their ranks. Outputs and gradients equal those of `attention()` in one process. Dropout is not supported.
 
     Args:
         query: this rank's queries, from `layout.shard`.

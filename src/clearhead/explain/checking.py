@@ -40,7 +40,7 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
 
 
 class _Auditor:
-    """Checker of the claims of one example."""
+    """Auditor of one example: compares its claims with the computed matrices."""
 
     def __init__(self, example: Example) -> None:
         self.example = example
@@ -176,7 +176,7 @@ class _Auditor:
         return _claim_result(claim, "differs", f"claimed {claim.count}, computed {count}: {what}")
 
     def _check_given(self) -> Iterator[CheckResult]:
-        """Check that each given Q, K or V is X·W for the stated W, or else for some W."""
+        """Check that each given Q, K or V is X·W for the stated W, or for some W if none is stated."""
         projected = self.example.trace_without_given()
         for (name, head), claimed in self.example.given.items():
             if name not in ("query", "key", "value") or head is None:
@@ -224,7 +224,7 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         verdict, parts = "agrees", [agreement if written else f"{claimed.shape}"]
     elif carried == len(cells):
         causes = " and ".join(dict.fromkeys(root.symbol for root in checked.carried))
-        verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from the text's own {causes}"]
+        verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from {causes} as printed"]
     else:
         verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
         parts += [f"{carried} of them carried"] if carried else []
@@ -264,7 +264,7 @@ def _mask_notes(claimed: PrintedMatrix, cells: tuple[CellDifference, ...]) -> st
     written = claimed.values[~claimed.blank]
     if ((written == 0) | (written == -inf)).all():
         closed = sum(cell.claimed == -inf for cell in cells)
-        return f": {len(cells) - closed} wrongly open and {closed} wrongly masked" if cells else ""
+        return f": {len(cells) - closed} wrongly allowed and {closed} wrongly masked" if cells else ""
     if ((written == 0) | (written == 1)).all():
         return "; it contains 1 and 0, but an additive mask contains 0 and −∞"
     return ""

@@ -36,7 +36,7 @@ def attention_forward(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionWeights | None]:
-    """Return the output [batch, q_len, heads, value_dim], and the weights if the model was asked for them.
+    """Return the output [batch, q_len, heads, value_dim], and the weights if requested.
 
     Raises:
         ValueError: for an unsupported argument that may change the result.

@@ -49,7 +49,8 @@ class HookSet:
 
     hooks: Mapping[nn.Module, AttentionHook]
     _call_counts: dict[tuple[int, nn.Module], int] = field(default_factory=dict)  # in this pass, by thread and module
-    _threads: set[int] = field(default_factory=lambda: {threading.get_ident()})  # that have started a pass since then
+    # the thread that attached the hooks, and threads that started a pass after that
+    _threads: set[int] = field(default_factory=lambda: {threading.get_ident()})
 
     def start_pass(self, modules: list[nn.Module]) -> None:
         """Reset the call counts of these modules in this thread."""

@@ -77,7 +77,10 @@ def is_bidirectional(function: MaskFunction) -> bool:
 
 
 def padding_mask(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
-    """Return the mask of valid keys: `Padding` or key ranges if they are contiguous, else `Dense`, or None if all."""
+    """Return the mask of valid keys: `Padding` or key ranges if they are contiguous, else `Dense`.
+
+    Return None if all keys are valid.
+    """
     kv_len = allowed.shape[1]
     lengths, keys = allowed.sum(dim=1), torch.arange(kv_len, device=allowed.device)
     right, left = keys < lengths[:, None], keys >= kv_len - lengths[:, None]
@@ -99,7 +102,7 @@ def padding_mask(allowed: Bool[Tensor, "batch kv_len"]) -> Mask | None:
 def evaluate(
     function: MaskFunction, extent: MaskExtent, allowed: Bool[Tensor, "batch positions"] | None, use_vmap: bool
 ) -> Mask:
-    """Evaluate any other mask function, a block of queries at a time.
+    """Evaluate a mask function that `translate` does not support, a block of queries at a time.
 
     The result has key ranges if the keys of every row are contiguous, else it is dense.
     """

@@ -64,7 +64,7 @@ def check_cache(cache: KVCache | None, x: Tensor, memory: Tensor | None) -> None
     if cache.lengths and len(cache.lengths) != x.shape[0]:
         raise ValueError(f"cache holds {len(cache.lengths)} sequences, but x has batch {x.shape[0]}")
     if memory is not None and cache.window is not None:
-        raise ValueError("memory was given with a cache that keeps only a window of it; use a KVCache")
+        raise ValueError(f"cache is a {type(cache).__name__}; expected a KVCache, which keeps all of memory")
 
 
 def check_positions(positions: Tensor | None, x: Tensor, *, has_rope: bool) -> None:
@@ -86,9 +86,9 @@ def check_cached(view: KVCacheView, mask: object, bias: object) -> None:
         return
     evicted = "the cache has evicted the start of the text"
     if isinstance(mask, Tensor) or (isinstance(mask, Mask) and not mask.relative):
-        raise ValueError(f"mask counts keys from the start, but {evicted}; use Causal and Window, or a KVCache")
+        raise ValueError(f"mask depends on absolute key positions, but {evicted}; use Causal and Window, or a KVCache")
     if isinstance(bias, Tensor) and bias.ndim and bias.shape[-1] > 1:
-        raise ValueError(f"bias counts keys from the start, but {evicted}; use ALiBi, or a KVCache")
+        raise ValueError(f"bias depends on absolute key positions, but {evicted}; use ALiBi, or a KVCache")
 
 
 def project(projection: nn.Module, name: str, x: Tensor) -> Tensor:

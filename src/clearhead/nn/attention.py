@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"kv_heads is {kv_heads}, which does not divide the {heads} heads into equal groups")
         if key_dim is None and self.d_model % self.heads:
             raise ValueError(
-                f"d_model {d_model} is not divisible by {heads} heads; change one of them, or give key_dim"
+                f"d_model {d_model} is not divisible by {heads} heads; change one of them, or pass key_dim"
             )
         self.key_dim = self.d_model // self.heads if key_dim is None else check_int("key_dim", key_dim)
         self.value_dim = self.key_dim if value_dim is None else check_int("value_dim", value_dim)

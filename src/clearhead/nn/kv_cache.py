@@ -52,7 +52,8 @@ class KVCache:
         self._lengths: tuple[int, ...] = ()
         self._key: Tensor | None = None
         self._value: Tensor | None = None
-        self._frozen = 0  # earlier positions are referenced by weights or gradients and never overwritten
+        # positions before this index are referenced by weights or gradients; never overwrite them
+        self._frozen = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -78,7 +79,7 @@ class KVCache:
         return f"{type(self).__name__}({content}, capacity {self._capacity})"
 
     def positions(self, count: int, device: torch.device | None = None) -> Int[Tensor, "batch count"]:
-        """Return the positions of the next `count` tokens of each sequence; one row if all sequences have the same."""
+        """Return the positions of the next `count` tokens of each sequence; one row if all have the same length."""
         count = check_int("count", count, least=0)
         device = device if isinstance(device, torch.device) else check_device("device", device)
         return query_positions(count, count, self._start(self._lengths or (0,), device), device)
@@ -92,7 +93,7 @@ class KVCache:
     ) -> KVCacheView:
         """Return cached and new keys and values. The new tokens are committed only by `commit()`.
 
-        With `immutable` later calls never overwrite the view, as attention weights and gradients require.
+        With `immutable`, later calls never overwrite the view, as attention weights and gradients require.
         """
         if not self._lengths:  # a failed call may have left buffers of another shape
             self._key = self._value = None
@@ -101,7 +102,10 @@ class KVCache:
         return self._update(key, value, self._lengths or (0,) * key.shape[0], immutable)
 
     def commit(self, view: KVCacheView) -> None:
-        """Commit the tokens of the last `update()`. Call it after the forward pass has succeeded."""
+        """Commit the tokens of `view`, the result of the last `update()`.
+
+        Call it after the forward pass has succeeded.
+        """
         if not isinstance(view, KVCacheView):
             raise TypeError(f"view is {describe(view)}; expected the result of update()")
         self._store(view)
@@ -127,18 +131,21 @@ class KVCache:
         shortened = tuple(check_int("lengths", length, least=0) for length in requested)
         for length, cached in zip(shortened, self._lengths, strict=True):
             if length > cached:
-                raise ValueError(f"lengths has {length}, but the cache holds {cached} tokens of that sequence")
+                raise ValueError(f"lengths contains {length}; expected at most {cached}, the length of that sequence")
         self._clear(shortened)
         self._lengths = shortened
 
     def select(self, sequences: Sequence[int] | Int[Tensor, " chosen"]) -> None:
         """Keep these sequences, in this order. An index may occur several times, as in beam search."""
+        if not self._lengths:
+            raise ValueError("the cache is empty; there are no sequences to select")
         indices = list_items("sequences", sequences)
         if not indices:
             raise ValueError("sequences is empty; expected at least one index of a sequence to keep")
         for index in indices:
             if check_int("sequences", index, least=0) >= len(self._lengths):
-                raise ValueError(f"sequences has {index}, but the cache holds {len(self._lengths)} sequences")
+                expected = f"expected an index from 0 to {len(self._lengths) - 1}"
+                raise ValueError(f"sequences contains {index}; {expected}")
         assert self._key is not None
         assert self._value is not None
         selected = torch.tensor(indices, device=self._key.device)
@@ -184,7 +191,7 @@ class KVCache:
         """Store the new tokens of a view. Does nothing here, because `_update` has written them already."""
 
     def _clear(self, lengths: tuple[int, ...]) -> None:
-        """Zero the tokens beyond `lengths`, which stay in the view as masked keys: a nan there times 0 is nan."""
+        """Zero the tokens beyond `lengths`. They stay as masked keys, and NaN · 0 is NaN."""
         assert self._key is not None
         assert self._value is not None
         first = min(lengths)
@@ -246,8 +253,8 @@ class KVCache:
                 )
         if (key.dtype, key.device) != (value.dtype, value.device):
             raise ValueError(
-                f"value is in {value.dtype} on {value.device}, but key in {key.dtype} on {key.device}; expected the"
-                " same dtype and device"
+                f"value is in {value.dtype} on {value.device}, but key is in {key.dtype} on {key.device}; expected"
+                " the same dtype and device"
             )
         if key.shape[:3] != value.shape[:3]:
             shapes = f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}"

@@ -75,8 +75,8 @@ class WindowedKVCache(KVCache):
     def _clear(self, lengths: tuple[int, ...]) -> None:
         if lengths != self.lengths and len(self) > self.window:
             raise ValueError(
-                f"lengths shortens sequences whose older tokens a window of {self.window} has overwritten;"
-                " truncate before any sequence is longer than the window"
+                f"lengths removes tokens, but the window of {self.window} has overwritten older ones;"
+                " call truncate before a sequence exceeds the window"
             )
 
 

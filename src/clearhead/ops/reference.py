@@ -52,7 +52,7 @@ def scores(
     rows: slice = ALL,
     keys: slice = ALL,
 ) -> Float[Tensor, "batch heads rows keys"]:
-    """Return softcap(scale · Q Kᵀ) + bias of the matrix or any rectangle of it, with −inf for forbidden keys.
+    """Return softcap(scale · Q Kᵀ) + bias of the matrix or any rectangle of it, with −inf for masked keys.
 
     Slices may have steps.
     """
@@ -91,7 +91,7 @@ def scores(
 
 @without_autocast
 def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> Float[Tensor, "batch heads q_len"]:
-    """Return the score of each query and the key `offset` positions from it; −inf if it is absent or forbidden."""
+    """Return the score of each query and the key `offset` positions from it; −inf if it is absent or masked."""
     batch, heads, q_len, kv_len = call.shape
     key_positions = (call.positions() + offset).expand(batch, -1)  # [batch, q_len]
     allowed = (key_positions >= 0) & (key_positions < kv_len)

@@ -42,7 +42,7 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
         reasons.append(f"batch {batch}, q_len {q_len}, kv_len {kv_len}: torch's kernel crashes on empty axes")
     value_dim, key_dim = call.value.shape[3], call.query.shape[3]
     if value_dim != key_dim:
-        reasons.append(f"value_dim {value_dim} is not key_dim {key_dim}")
+        reasons.append(f"value_dim is {value_dim}, but key_dim is {key_dim}")
     reasons += [f"{option} is not supported" for option in OPTIONS if getattr(call, option) is not None]
     if call.dropout:
         reasons.append("dropout is not supported by torch's CPU kernel, and not reproducible in its CUDA kernels")
@@ -50,9 +50,9 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
         reasons.append("ALiBi would require an n × n bias tensor")
     device = call.query.device.type
     if device == "cpu":
-        return reasons + _refuse_cpu(call)
+        return reasons + _unsupported_cpu(call)
     if device == "cuda":
-        return reasons + _refuse_cuda(call)
+        return reasons + _unsupported_cuda(call)
     return [*reasons, f"device {device} is neither cpu nor cuda"]
 
 
@@ -116,7 +116,8 @@ def _suits_cudnn(query: Tensor) -> bool:
     """
     capability = 0 if torch.version.hip is not None else _capability(query.device)
     widest = {9: 256}.get(capability, 128)
-    allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # cannot be traced
+    # torch.compile cannot trace cudnn_sdp_enabled()
+    allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()
     return capability >= 9 and query.shape[2] >= MIN_CUDNN_QUERIES and query.shape[3] <= widest and allowed
 
 
@@ -132,7 +133,7 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _refuse_cpu(call: AttentionCall) -> list[str]:
+def _unsupported_cpu(call: AttentionCall) -> list[str]:
     if call.mask is None and call.bias is None:
         return []
     causal, rest = _split(call)
@@ -141,7 +142,9 @@ def _refuse_cpu(call: AttentionCall) -> list[str]:
     if causal and call.scale <= 0:
         reasons.append(f"scale {call.scale:g} with a causal mask: the kernel scales the −inf of the mask, giving nan")
     if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
-        reasons.append(f"mask {rest} is not one of: none, causal from the first key, hidden keys, a single Dense")
+        reasons.append(
+            f"mask {rest} is not supported, only None, Causal with query_start=0, Padding or Prefix, or one Dense"
+        )
     if bias is not None:
         if bias.requires_grad and torch.is_grad_enabled():
             reasons.append("bias requires a gradient, which torch's kernel does not compute")
@@ -152,7 +155,7 @@ def _refuse_cpu(call: AttentionCall) -> list[str]:
     return reasons
 
 
-def _refuse_cuda(call: AttentionCall) -> list[str]:
+def _unsupported_cuda(call: AttentionCall) -> list[str]:
     causal, rest = _split(call)
     _, _, q_len, kv_len = call.shape
     reasons = []
@@ -172,14 +175,15 @@ def _refuse_cuda(call: AttentionCall) -> list[str]:
     if call.bias is not None:
         reasons.append("bias is not supported on CUDA")
     if rest is not None:
-        reasons += _refuse_hiding(call, causal, rest)
+        reasons += _unsupported_hiding(call, causal, rest)
     return reasons
 
 
-def _refuse_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[str]:
+def _unsupported_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[str]:
     _, heads, q_len, kv_len = call.shape
     if causal or not _hides_keys_only(rest):
-        return [f"on CUDA mask {call.mask} is not one of: none, causal from the first key, hidden keys"]
+        supported = "None, Causal with query_start=0, or Padding or Prefix"
+        return [f"mask {call.mask} is not supported on CUDA, only {supported}"]
     reasons = []
     if torch.compiler.is_compiling() or max(q_len, kv_len) > MAX_HIDDEN_KEY_LENGTH:
         reasons.append(
@@ -191,7 +195,7 @@ def _refuse_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[str]:
 
 
 def _split(call: AttentionCall) -> tuple[bool, Mask | None]:
-    """Split a mask into causal from the first key (True or False), which kernels support natively, and the rest."""
+    """Return whether the mask contains Causal with query_start 0, and the remaining mask."""
     mask, start = call.mask, call.query_start
     if mask is None or isinstance(start, Tensor):
         return False, mask
@@ -226,7 +230,7 @@ def _added(call: AttentionCall, rest: Mask | None) -> Float[Tensor, "#batch #hea
 
 
 def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
-    """Return a mask that is the same for every query as a bias, cached because all layers of a model use it."""
+    """Convert a mask that is the same for every query to a bias. Cached, because all layers of a model use it."""
     if not is_cacheable(query):
         return _hide(mask, query, kv_len)
     key = (kv_len, query.dtype, query.device)
@@ -255,7 +259,7 @@ def _has_key(call: AttentionCall, added: Tensor, causal: bool) -> Bool[Tensor, "
         return allowed.squeeze(-1)
     if allowed.shape[2] > 1:
         return allowed.expand(*allowed.shape[:3], kv_len).tril().any(dim=-1)
-    # the same keys for every query: causal queries from the first allowed key on have one
+    # all queries share the allowed keys: a causal query has a key if it is at or after the first
     never = max(q_len, kv_len)
     first = torch.where(allowed, torch.arange(kv_len, device=added.device), never).amin(dim=-1)
     return torch.arange(q_len, device=added.device) >= first

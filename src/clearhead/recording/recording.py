@@ -109,7 +109,7 @@ class Recording:
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
-            raise KeyError(f"{self.model} has no attention {name!r}; it has {', '.join(map(repr, self.stacks))}")
+            raise KeyError(f"{self.model} has no stack {name!r}; expected one of {', '.join(map(repr, self.stacks))}")
         return self.stacks[name]
 
     @property

@@ -79,12 +79,12 @@ class Trainer:
         _, facts = self.run.read()
         if facts.get("fingerprint") != self.data.fingerprint:
             raise ValueError(
-                f"{self.run.folder}: the run was started with other data ({facts.get('data')}); pass the same data"
+                f"{self.run.folder}: the data are not those of the run ({facts.get('data')}); expected the same data"
             )
         for name, value in self.numerical_facts().items():
             if facts.get(name, value) != value:
                 raise ValueError(
-                    f"{self.run.folder}: {name} is {value}; expected {facts[name]}, which the run was started with"
+                    f"{self.run.folder}: {name} is {value}; expected {facts[name]}, as at the start of the run"
                 )
         state = self.process_group.run_on_main(self.load_checkpoint)
         if state is not None and not self.process_group.is_main:  # the main process has reported damaged checkpoints

@@ -178,7 +178,9 @@ class Transformer(nn.Module):
             x = self.embedding(tokens) * math.sqrt(self.config.d_model)
         except IndexError:  # raised on the CPU only: checking on a GPU would require a sync
             expected = f"expected tokens from 0 to {weight.shape[0] - 1}"
-            raise IndexError(f"{name} has tokens from {int(tokens.min())} to {int(tokens.max())}; {expected}") from None
+            raise IndexError(
+                f"{name} contains tokens from {int(tokens.min())} to {int(tokens.max())}; {expected}"
+            ) from None
         if self.config.positions == "sinusoidal":
             x = x + self._sinusoids(start + tokens.shape[1])[start:].to(x.dtype)
         return self.dropout(x)

@@ -57,7 +57,7 @@ def index_list(choice: object, length: int, axis: int) -> list[int]:
     else:
         chosen = [_index(part, axis, length) for part in list_items(AXIS_NAMES[axis], choice)]
     if not chosen:
-        raise ValueError(f"{AXIS_NAMES[axis]} is {describe(choice)}, which selects none of {length}")
+        raise ValueError(f"{AXIS_NAMES[axis]} is {describe(choice)}; expected at least one of {length} indices")
     return chosen
 
 

@@ -67,7 +67,7 @@ class AttentionWeights(TensorLike):
                 this compares hashes, which synchronizes a GPU.
         """
         if not isinstance(call, AttentionCall):
-            raise TypeError(f"call is {describe(call)}; expected attention(…, return_weights=True) to make weights")
+            raise TypeError(f"call is {describe(call)}; expected an AttentionCall; use attention(return_weights=True)")
         if isinstance(call.query_start, Tensor):  # the caller may increment it in place
             call = replace(call, query_start=call.query_start.clone())
         lse = check_float_tensor("lse", lse, "[batch, heads, q_len]")

@@ -58,7 +58,7 @@ def pack(call: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
 
 
 def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Tensor]:
-    """Rebuild the call and the log-sum-exp that `pack` was given.
+    """Rebuild the call and the log-sum-exp from the results of `pack`.
 
     Raises:
         KeyError: if a tensor or a metadata entry is missing.
@@ -80,9 +80,13 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Ten
 
 def _check_facts(facts: Facts) -> None:
     """Raise if the metadata has values that no call can have; the file may be damaged or crafted."""
-    for name, kinds in (("scale", (int, float)), ("softcap", (int, float, type(None))), ("mask", (str, type(None)))):
+    for name, kinds, expected in (
+        ("scale", (int, float), "a number"),
+        ("softcap", (int, float, type(None)), "a number or null"),
+        ("mask", (str, type(None)), "a string or null"),
+    ):
         if not isinstance(facts[name], kinds) or isinstance(facts[name], bool):
-            raise ValueError(f"{name} is {facts[name]!r}")
+            raise ValueError(f"{name} is {facts[name]!r}; expected {expected}")
     check_scale(facts["scale"], key_dim=1)
     check_softcap(facts["softcap"])
 
@@ -222,4 +226,4 @@ def _opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterato
         with safe_open(str(path), framework="pt", device=str(device)) as file:
             yield file
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
+        raise ValueError(f"{path}: not a complete safetensors file ({error})") from None

@@ -41,7 +41,7 @@ class TensorLike:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("a lazy attention matrix cannot become an array without being computed")
+            raise ValueError("copy is False; expected None or True, because the array must be computed")
         return np.asarray(self.dense().detach().cpu().numpy(), dtype=dtype)
 
     @classmethod

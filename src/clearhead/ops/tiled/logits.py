@@ -105,7 +105,7 @@ class FoldedCall:
         )
 
     def masked(self, tile: KeyTile) -> bool:
-        """Return whether the tile may contain forbidden cells."""
+        """Return whether the tile may contain masked cells."""
         return tile.mask is not None or self.dense is not None or self.bias is not None
 
 
@@ -171,7 +171,7 @@ class BlockLogits:
     def apply_bias_and_mask_(
         self, logits: Float[Tensor, "key_heads rows keys"], tile: KeyTile
     ) -> Float[Tensor, "key_heads rows keys"]:
-        """Apply shift, bias and mask in place; forbidden keys get −inf."""
+        """Apply shift, bias and mask in place; masked keys get −inf."""
         folded, block = self.folded, self.block
         if self.plain and tile.mask is None:
             return logits

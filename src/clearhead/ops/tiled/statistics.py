@@ -89,7 +89,7 @@ def _add_columns(columns: Float[Tensor, "heads 1 kv_len"], parts: list[tuple[sli
 
 
 class _Largest:
-    """Largest log weights of a block of rows, collected tile by tile. A forbidden key is recorded as −1.
+    """Largest log weights of a block of rows, collected tile by tile. A masked key is recorded as −1.
 
     torch.topk takes a microsecond per row, however short the row is. So several tiles are merged at a time.
     """

@@ -2,7 +2,7 @@
 
 The half-precision sizes for widths 64, 128 and 256 are among the fastest that `benchmarks/tune_triton.py` found on an
 NVIDIA H200 (benchmarks/results/triton-tiles.json), except for statistics at 256. Those, all float32 sizes, and the
-sizes of "decode", "pool" and "top" are guesses that work. The guesses for width 128 were compared with a few others.
+sizes of "decode", "pool" and "top" are untuned, except that those for width 128 were compared with a few others.
 """
 
 from __future__ import annotations

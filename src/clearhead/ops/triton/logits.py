@@ -207,7 +207,7 @@ def deferred_scale(logit_params):
 
 @triton.jit
 def finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED: tl.constexpr):
-    """Return log2(e) · (softcap(scale · Q Kᵀ) + bias) / `deferred_scale`; −inf if a key is forbidden or absent.
+    """Return log2(e) · (softcap(scale · Q Kᵀ) + bias) / `deferred_scale`; −inf if a key is masked or absent.
 
     `rows` and `keys` broadcast to the shape of the tile, in either orientation. `first` and `last` are the start and
     end of each row's range of keys.

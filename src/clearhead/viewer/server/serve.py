@@ -29,10 +29,10 @@ from clearhead.viewer.server._texts import Source, Texts
 
 DEFAULT_PORT = 5006
 MAX_PORT_ATTEMPTS = 100  # ports tried after the first
-CLOSE_GRACE_S = 0.1  # for close messages to reach the pages
+CLOSE_GRACE_S = 0.1  # seconds to wait so that close messages reach the pages
 MAX_MESSAGE_BYTES = 2**20  # largest message from a page
-IDLE_TIMEOUT_S = 60.0  # for a connection to send a complete request
-LINK_LIFETIME_S = 120.0  # of the link passed to a browser
+IDLE_TIMEOUT_S = 60.0  # seconds to wait for a complete request
+LINK_LIFETIME_S = 120.0  # seconds until the link passed to a browser expires
 
 
 class Viewer:
@@ -42,7 +42,7 @@ class Viewer:
     """
 
     def __init__(self, texts: Texts, bound: socket.socket) -> None:
-        # these log refused requests, whose text any user of the machine can choose
+        # any local user could otherwise write arbitrary text into the log
         for name in ("tornado.access", "tornado.general"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._texts, self._access = texts, Access()
@@ -224,7 +224,7 @@ def _bind(port: int) -> socket.socket:
             bound = socket.create_server(("127.0.0.1", candidate))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise OSError(f"port is {port}: {error.strerror}") from None
+                raise OSError(f"port is {candidate}: {error.strerror}") from None
         else:
             bound.setblocking(False)
             return bound

@@ -3,7 +3,7 @@
 const LINES = 48; // longest side for which lines between tokens are drawn
 const NAMED = 40; // most tokens on an axis
 const READ = 512; // longest side of a window whose tokens are shown
-let entropy, received; // bar charts along the sides of the map
+let entropy, received; // bar charts along the sides of the heatmap
 let shown; // stored data of the current head
 let cell; // the selected cell; reset when the stack changes
 
@@ -46,7 +46,7 @@ function strongest(stack) {
   return best;
 }
 
-// -- the map and its profiles ------------------------------------------------------------------------------------------------
+// -- the heatmap and its profiles ---------------------------------------------------------------------------------------------
 
 function drawMap() {
   const stack = stackShown();

@@ -4,7 +4,7 @@ let chart; // the figure
 let sources; // data of the heatmaps: the window, then the whole matrix
 const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
 
-// the bin or cell at data coordinates of the map
+// the bin or cell at data coordinates of the heatmap
 function binAt(x, y) {
   const { queries, keys } = stackShown();
   if (!(x >= 0 && y >= 0 && x < keys && y < queries)) return undefined;

@@ -14,7 +14,7 @@ function headArrived() {
   }
   describeHead();
   markHead(`${stack}.${layer}.${head}`);
-  element("chart").setAttribute("aria-label", `Attention map of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Plus and minus zoom. 0 shows the whole matrix.`);
+  element("chart").setAttribute("aria-label", `Attention heatmap of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Plus and minus zoom. 0 shows the whole matrix.`);
 }
 
 function describeHead() {
