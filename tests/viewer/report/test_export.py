@@ -4,10 +4,14 @@ import base64
 import json
 import re
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
+from bokeh.document import Document
+from bokeh.io import doc
+from bokeh.io.doc import curdoc, patch_curdoc
 from typer.testing import CliRunner
 
 from clearhead import Causal, Recording, report
@@ -192,6 +196,16 @@ class TestContents:
         with pytest.raises(ValueError, match="roles is of 'another'"):
             report(decoder(PLAIN_TOKENS), roles=Roles("another", {}))
         assert list(tmp_path.iterdir()) == []
+
+    def test_report_works_after_a_viewer_callback_has_failed(self):
+        with suppress(ZeroDivisionError), patch_curdoc(Document()):
+            _ = 1 / 0
+        try:
+            with pytest.raises(RuntimeError, match="previously destroyed"):
+                curdoc()
+            assert str(report(decoder(PLAIN_TOKENS)))
+        finally:
+            doc._PATCHED_CURDOCS.clear()
 
     def test_interrupted_report_keeps_the_old_file(self, tmp_path):
         path = tmp_path / "report.html"

@@ -8,7 +8,9 @@ import json
 import zlib
 from dataclasses import dataclass
 
+from bokeh.document import Document
 from bokeh.embed import file_html
+from bokeh.io.doc import patch_curdoc
 from bokeh.resources import INLINE
 
 from clearhead._utils.color_scales import weight_floor
@@ -68,32 +70,35 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
         column for column in _COLUMNS if any(getattr(head, column[0]) is not None for head in statistics.values())
     ]
     chart = HeadChart()
-    return file_html(
-        (chart.map, chart.entropy, chart.received),
-        INLINE,
-        f"clearhead: {recording.model}",
-        template=TEMPLATES.get_template("report.html"),
-        template_variables={
-            "model": recording.model,
-            "notes": notes,
-            "model_payload": {**model_payload(cache), "stacks": stacks, "first": _head_id(first_head), "chosen": 0},
-            "palettes": PALETTES,
-            "live": False,
-            "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
-            "layers": [
-                {"stack": name, "index": layer_index, "data": text}
-                for (name, layer_index), text in data.compressed.items()
-            ],
-            "sampled": any(plan.sampled for plan in data.plans.values()),
-            "columns": [column[1:] for column in columns],
-            "statistics": [
-                _statistics_row(address, head_statistics, labels[address], columns)
-                for address, head_statistics in statistics.items()
-            ],
-            "relations": [] if roles is None else [_relation_row(score) for score in roles.relations],
-            "version": __version__,
-        },
-    )
+    # after an exception in a viewer's callback, Bokeh's current document stays a destroyed one, and file_html raises
+    document = Document()
+    with patch_curdoc(document):
+        return file_html(
+            (chart.map, chart.entropy, chart.received),
+            INLINE,
+            f"clearhead: {recording.model}",
+            template=TEMPLATES.get_template("report.html"),
+            template_variables={
+                "model": recording.model,
+                "notes": notes,
+                "model_payload": {**model_payload(cache), "stacks": stacks, "first": _head_id(first_head), "chosen": 0},
+                "palettes": PALETTES,
+                "live": False,
+                "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
+                "layers": [
+                    {"stack": name, "index": layer_index, "data": text}
+                    for (name, layer_index), text in data.compressed.items()
+                ],
+                "sampled": any(plan.sampled for plan in data.plans.values()),
+                "columns": [column[1:] for column in columns],
+                "statistics": [
+                    _statistics_row(address, head_statistics, labels[address], columns)
+                    for address, head_statistics in statistics.items()
+                ],
+                "relations": [] if roles is None else [_relation_row(score) for score in roles.relations],
+                "version": __version__,
+            },
+        )
 
 
 def _stack_payloads(
