@@ -23,8 +23,9 @@ BROWSER_PACKAGES := chromium chromium-driver fonts-ipafont-gothic
 
 # Tests of numerics, which `make test` runs with one thread and every capability of the CPU. `make test-cpus` repeats them
 # as on older CPUs, and with two threads.
-NUMERICS := ops/test_attention.py weights nn test_torch_compat.py huggingface/test_attention_function.py \
-  huggingface/test_watching.py translation/test_model.py analysis/test_corpus.py
+NUMERICS := ops/test_attention.py ops/test_dropout.py ops/test_nan.py ops/test_transforms.py weights nn \
+  test_torch_compat.py huggingface/test_attention_function.py huggingface/test_watching.py translation/test_model.py \
+  analysis/test_corpus.py
 CPU_SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2
 
 # Tests that run with jaxtyping's import hook, which checks shape annotations at run time. Compiled graphs cannot contain

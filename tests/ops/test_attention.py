@@ -1,20 +1,16 @@
-"""Tests of the operator: outputs, log-sum-exp and gradients of every backend against extended precision."""
+"""Tests of outputs, log-sum-exp and gradients of every backend against the equation in extended precision."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention
-from clearhead.ops import dispatch, sdpa
-from clearhead.ops.arguments import build_call
-from support.backend_checks import check_forward, check_gradients
+from support.backend_checks import BACKENDS, DENSE, check_forward, check_gradients, random_inputs
 from support.numerics import Case, assert_matches
-from support.parameters import slow_except
 from support.peers import assert_agrees
 from support.strategies import cases
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-BACKENDS = ("reference", "streaming")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -51,7 +47,6 @@ def test_fused_kernel_matches_the_equation(case):
         check_gradients(case, "sdpa")
 
 
-DENSE = torch.rand((2, 1, 7, 11), generator=torch.Generator().manual_seed(1)) < 0.5
 MASKS = (
     Causal(),
     Window(before=2, after=1),
@@ -64,13 +59,6 @@ MASKS = (
     Window(before=1) | (Causal() & Prefix(3)),
     Dense(DENSE) & Causal(),
 )
-
-
-def random_inputs(dtype: torch.dtype = torch.float64, **options):
-    """Return query, key and value: 2 sequences, 6 query heads, 3 key heads, 7 queries, 11 keys, widths 5 and 13."""
-    generator = torch.Generator().manual_seed(2)
-    shapes = ((2, 6, 7, 5), (2, 3, 11, 5), (2, 3, 11, 13))
-    return tuple(torch.randn(shape, generator=generator, dtype=dtype, **options) for shape in shapes)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
@@ -107,30 +95,6 @@ def test_in_place_change_before_backward_raises(backend):
 
 
 @pytest.mark.parametrize("backend", ["streaming", "triton"])
-def test_compiled_graph_contains_one_node(backend):
-    graphs = []
-
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    x = torch.randn(1, 2, 5, 4)
-    torch.compile(lambda x: attention(x, x, x, backend=backend), fullgraph=True, backend=keep)(x)
-    names = [str(node.target) for node in graphs[0].graph.nodes if "clearhead" in str(node.target)]
-    assert names == [f"clearhead.{backend}_forward.default"], names
-    torch._dynamo.reset()
-
-
-def test_func_grad_matches_the_reference():
-    x, key = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
-
-    def gradient(x, key, backend="reference"):
-        return torch.func.grad(lambda x: attention(x, key, key, backend=backend).square().sum())(x)
-
-    assert_agrees(gradient(x, key, "streaming"), gradient, x, key)
-
-
-@pytest.mark.parametrize("backend", ["streaming", "triton"])
 def test_second_derivative_is_refused(backend):
     """A gradient penalty must not silently be 0."""
     x = torch.randn(1, 2, 5, 4, requires_grad=True)
@@ -138,16 +102,6 @@ def test_second_derivative_is_refused(backend):
     (gradient,) = torch.autograd.grad(attention(x, key, key, backend=backend).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="backend='reference'"):
         (x.sum() + gradient.square().sum()).backward()
-
-
-def test_vmap_and_meta_tensors_are_supported():
-    x = torch.randn(3, 1, 2, 5, 4)
-
-    def looped(x):
-        return torch.stack([attention(one, one, one, backend="streaming") for one in x])
-
-    assert_agrees(torch.vmap(lambda one: attention(one, one, one, backend="streaming"))(x), looped, x)
-    assert attention(*[x[0].to("meta")] * 3, backend="streaming").is_meta
 
 
 def test_second_derivative_of_the_reference_matches_finite_differences():
@@ -292,108 +246,6 @@ def test_inputs_are_not_modified():
     assert weights[0, 0].sum() > 0
 
 
-class TestDropout:
-    """Tests of dropout: the same seed drops the same weights on every backend, whatever its tile sizes."""
-
-    def test_backends_agree(self, small_tiles):
-        results = []
-        for backend in BACKENDS:
-            query, key, value = random_inputs(requires_grad=True)
-            torch.manual_seed(5)
-            output = attention(query, key, value, mask=Causal(), dropout=0.4, backend=backend)
-            results.append([output, *torch.autograd.grad(output.square().sum(), (query, key, value))])
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other)
-
-    def test_drops_its_share_and_scales_the_rest(self):
-        query, value = torch.zeros(1, 8, 64, 4), torch.eye(64).expand(1, 8, 64, 64)
-        applied = attention(query, query, value, dropout=0.25)  # equal weights of 1/64, made visible by V = identity
-        kept = applied > 0
-        assert abs(kept.float().mean() - 0.75) < 0.02  # ± 8 standard deviations of 32,768 draws
-        torch.testing.assert_close(applied[kept], torch.full_like(applied[kept], 1 / 64 / 0.75))
-        by_row, by_column = kept.float().mean(dim=-1), kept.float().mean(dim=-2)
-        assert by_row.std() < 0.09, "rows are correlated"  # √(.25·.75/64) = 0.054
-        assert by_column.std() < 0.09, "columns are correlated"
-
-    def test_calls_differ_unless_the_seed_is_the_same(self):
-        inputs = random_inputs(torch.float32)
-        torch.manual_seed(1)
-        first, second = (attention(*inputs, dropout=0.5) for _ in range(2))
-        torch.manual_seed(1)
-        assert not torch.equal(first, second)
-        assert torch.equal(first, attention(*inputs, dropout=0.5))
-
-    def test_returned_weights_are_those_before_dropout(self):
-        query, key, value = random_inputs()
-        _, weights = attention(query, key, value, dropout=0.5, return_weights=True)
-        torch.testing.assert_close(weights.dense().sum(dim=-1), torch.ones(2, 6, 7, dtype=torch.float64))
-
-
-class TestCompile:
-    """Tests of `torch.compile(fullgraph=True)`: no graph breaks, the same results and gradients."""
-
-    @pytest.fixture(autouse=True)
-    def reset_dynamo(self):
-        torch._dynamo.reset()
-
-    @pytest.mark.parametrize(
-        ("options", "backend"),
-        slow_except(
-            {
-                "fused kernel": ({}, "sdpa"),
-                "fused kernel with padding": ({"mask": Causal() & Padding([7, 4])}, "sdpa"),
-                "documents and softcap": ({"mask": Causal() & Documents([3, 4]), "softcap": 3.0}, "streaming"),
-                "several ranges": ({"mask": Window(2) | Prefix(1), "query_start": torch.tensor([0, 1])}, "streaming"),
-                "dense": ({"mask": Dense(DENSE[..., :7])}, "reference"),
-            },
-            "fused kernel with padding",
-            "several ranges",
-        ),
-    )
-    def test_compiled_call_matches_eager(self, options, backend):
-        def call(query, key, value, sinks):
-            extra = {} if backend == "sdpa" else {"sinks": sinks, "bias": ALiBi(sinks.abs())}
-            output, weights = attention(query, key, value, **options, **extra, return_weights=True, backend=backend)
-            return output.square(), weights
-
-        def results(*inputs, function=call):
-            output, weights = function(*inputs)
-            gradients = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
-            empty, keys = weights.lse == -torch.inf, weights.topk(2).keys
-            exact = [t.to(output.dtype) for t in (empty, keys)]
-            lse = torch.where(empty, 0.0, weights.lse)
-            rounded = [output, lse, weights.dense(), weights.entropy(), *gradients]
-            return [*exact, *(t for t in rounded if t is not None)]
-
-        inputs = [torch.randn(2, heads, 7, 5, requires_grad=True) for heads in (6, 3, 3)]
-        inputs.append(torch.randn(6, requires_grad=True))
-        got = results(*inputs, function=torch.compile(call, fullgraph=True))
-        assert_agrees(got, results, *inputs)
-
-    def test_weights_can_be_read_in_a_compiled_graph(self):
-        def call(x):
-            _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
-            return weights[0, 1, 3:9:2], weights.diagonal(-1), weights.dense()
-
-        x = torch.randn(1, 2, 30, 4)
-        assert_agrees(torch.compile(call, fullgraph=True)(x), call, x)
-
-    def test_one_exported_graph_serves_all_lengths(self):
-        class Model(torch.nn.Module):
-            def forward(self, x):
-                return attention(x, x, x, mask=Window(3))
-
-        length = torch.export.Dim("n", min=2, max=4096)
-        program = torch.export.export(Model(), (torch.randn(1, 2, 30, 4),), dynamic_shapes=({2: length},))
-        x = torch.randn(1, 2, 1000, 4)
-        assert_agrees(program.module()(x), Model(), x)
-
-    def test_compiled_dropout_gives_finite_outputs(self):
-        compiled = torch.compile(attention, fullgraph=True)
-        output = compiled(*random_inputs(torch.float32), mask=Causal(), dropout=0.5)
-        assert output.isfinite().all()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_repeat_bit_for_bit(backend):
     results = []
@@ -411,78 +263,3 @@ def test_sharp_heads_and_large_scores_match_the_equation():
     for backend in (*BACKENDS, "sdpa"):
         check_forward(case, backend)
         check_gradients(case, backend)
-
-
-def test_auto_chooses_the_fused_kernel_if_it_supports_the_call():
-    query, key, value = (torch.randn(1, 2, 300, 8) for _ in range(3))
-    names = {
-        "sdpa": [{}, {"mask": Causal()}, {"mask": Padding([7])}, {"bias": torch.randn(300, 300)}],
-        "streaming": [{"mask": Window(9)}, {"mask": Documents([100, 200])}, {"softcap": 1.0}, {"dropout": 0.1}],
-    }
-    for expected, calls in names.items():
-        for options in calls:
-            assert dispatch.choose(build_call(query, key, value, **options))[0] == expected, options
-
-
-@pytest.mark.parametrize(
-    ("capability", "width", "queries", "suits"),
-    [(9, 128, 512, True), (9, 256, 512, True), (9, 264, 512, False), (9, 256, 64, False), (10, 128, 512, True),
-     (10, 256, 512, False), (8, 128, 512, False)],
-)  # fmt: skip
-def test_cudnn_depends_on_capability_head_width_and_queries(monkeypatch, capability, width, queries, suits):
-    monkeypatch.setitem(sdpa._CAPABILITIES, torch.device("meta"), capability)
-    assert sdpa._suits_cudnn(torch.empty(1, 1, queries, width, device="meta")) == suits
-
-
-NAN_SOURCES = ["query", "key", "value", "bias"]
-
-
-@pytest.mark.parametrize(
-    ("source", "backend"),
-    [(source, backend) for source in NAN_SOURCES for backend in ("sdpa", "streaming", "reference")]
-    + [("sinks", "streaming"), ("sinks", "reference")],
-)
-@pytest.mark.parametrize("kv_len", [5, 611])
-def test_nan_reaches_only_its_rows(source, kv_len, backend):
-    """Checks the table in docs/reference/numerics.md: all other rows stay finite."""
-    arguments = {
-        "query": torch.randn(1, 2, 5, 7),
-        "key": torch.randn(1, 2, kv_len, 7),
-        "value": torch.randn(1, 2, kv_len, 7),
-    }
-    arguments |= {"bias": torch.randn(1, 2, 5, kv_len)} if source == "bias" else {}
-    arguments |= {"sinks": torch.randn(2)} if source == "sinks" else {}
-    cell = {"query": (0, 0, 3, 2), "key": (0, 0, 4, 2), "value": (0, 0, 4, 2), "bias": (0, 0, 3, 4), "sinks": (0,)}
-    arguments[source][cell[source]] = torch.nan
-    output, weights = attention(**arguments, backend=backend, return_weights=True)
-    assert output[0, 1].isfinite().all()
-    assert weights[0, 1].isfinite().all()
-    rows = [3] if source in ("query", "bias") else [0, 1, 2, 3, 4]
-    others = [row for row in range(5) if row not in rows]
-    assert output[0, 0, others].isfinite().all()
-    assert weights.lse[0, 0, others].isfinite().all()
-    assert weights[0, 0][others].isfinite().all()
-    reached, lse = output[0, 0, rows], weights.lse[0, 0, rows]
-    if source == "value":
-        assert reached[:, 2].isnan().all()
-        assert reached[:, [0, 1, 3, 4, 5, 6]].isfinite().all()
-        assert lse.isfinite().all()
-        assert weights[0, 0].isfinite().all()
-        return
-    if (source, backend) == ("query", "sdpa"):
-        assert reached.isnan().all() or (reached == 0).all()
-        assert lse.isnan().all() or (lse == 0).all()
-    else:
-        assert reached.isnan().all()
-        assert lse.isnan().all()
-    reached_weights = weights[0, 0][rows]
-    assert reached_weights[:, 4].isnan().all()
-
-
-def test_nan_in_a_bias_does_not_hide_its_key():
-    bias = torch.zeros(5, 5)
-    bias[3, 2] = torch.nan
-    x = torch.randn(1, 1, 5, 7)
-    _, weights = attention(x, x, x, bias=bias, backend="reference", return_weights=True)
-    assert weights.scores[0, 0, 3, 2].isnan()
-    assert weights.diagonal(-1)[0, 0, 3].isnan()

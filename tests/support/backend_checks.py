@@ -7,6 +7,16 @@ import torch
 from clearhead import attention
 from support.numerics import Case, assert_lse_matches, assert_matches, poisoned
 
+BACKENDS = ("reference", "streaming")
+DENSE = torch.rand((2, 1, 7, 11), generator=torch.Generator().manual_seed(1)) < 0.5
+
+
+def random_inputs(dtype: torch.dtype = torch.float64, **options):
+    """Return query, key and value: 2 sequences, 6 query heads, 3 key heads, 7 queries, 11 keys, widths 5 and 13."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((2, 6, 7, 5), (2, 3, 11, 5), (2, 3, 11, 13))
+    return tuple(torch.randn(shape, generator=generator, dtype=dtype, **options) for shape in shapes)
+
 
 def check_forward(case: Case, backend: str) -> None:
     """Assert that outputs and log-sum-exps are accurate, and that rows without keys are 0."""
