@@ -234,7 +234,7 @@ def test_rejects_unknown_statistics_models_and_layers():
         watch(without_interface, entropy=True).__enter__()
     with torch.no_grad(), watch(model, entropy=True) as summary:
         model(**inputs_for("llama"))
-    with pytest.raises(KeyError, match="there are 'decoder' 0 to 1"):
+    with pytest.raises(KeyError, match="expected .stack, layer. with 'decoder' 0 to 1"):
         summary[5]
 
 
