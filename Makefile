@@ -62,8 +62,8 @@ test-slow: chromium $(READY)
 	$(PYTEST) $(PARALLEL) -rs -m "slow or browser or pretrained or attack"
 
 test-shapes: $(READY)
-	PYTHONPATH=tests $(PYTEST) $(PARALLEL) $(SHAPES:%=tests/%) -k "not reject and not refuse and not compiled" \
-	  --jaxtyping-packages=clearhead,support.typechecking.check \
+	PYTHONPATH=tests/support $(PYTEST) $(PARALLEL) $(SHAPES:%=tests/%) -k "not reject and not refuse and not compiled" \
+	  --jaxtyping-packages=clearhead,typechecking.check \
 	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
 test-cpus: $(READY)
