@@ -24,14 +24,6 @@ from support.toy_training import (
 )
 
 
-@pytest.fixture(scope="module")
-def complete_run(tmp_path_factory):
-    """Uninterrupted run."""
-    run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
-    train(copying(), TINY, run)
-    return run
-
-
 class TestCheckpoints:
     @pytest.fixture
     def run(self, tmp_path, monkeypatch):

@@ -35,14 +35,6 @@ from support.toy_training import (
 )
 
 
-@pytest.fixture(scope="module")
-def complete_run(tmp_path_factory):
-    """Uninterrupted run."""
-    run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
-    train(copying(), TINY, run)
-    return run
-
-
 class TestResuming:
     def test_the_toy_run_has_more_than_one_epoch(self):
         assert 1 < EPOCH_STEPS < TINY.training.steps

@@ -27,14 +27,6 @@ from support.toy_training import (
 )
 
 
-@pytest.fixture(scope="module")
-def complete_run(tmp_path_factory):
-    """Uninterrupted run."""
-    run = RunDirectory(tmp_path_factory.mktemp("runs") / "whole")
-    train(copying(), TINY, run)
-    return run
-
-
 class TestSteps:
     def test_the_learning_rate_warms_up_and_decays(self):
         rates = [learning_rate_factor(step, TINY.training) for step in range(1, 13)]
