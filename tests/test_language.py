@@ -31,9 +31,7 @@ PHRASES = {
     r"\bmay be had\b": "is available",
     r"\bwhere none is given\b": "default: ...",
     r"\b(is|are) not known to\b": "is not supported by",
-    r"\bso-manieth\b": "every n-th",
     r"\bshares? (it|them|that|those) out\b": "splits, distributes",
-    r"\bstands? for election\b": "is a candidate",
 }
 
 
