@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+import torch.distributed.nn  # before a group exists: default arguments in it keep the default group of its import alive
 from torch import Tensor, distributed
 
 from clearhead._utils.version import __version__
@@ -79,7 +80,10 @@ class ProcessGroup:
 
 @contextmanager
 def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """Initialize torch.distributed under torchrun; without torchrun yield a group of one process."""
+    """Initialize torch.distributed under torchrun; without torchrun yield a group of one process.
+
+    gloo's threads end with the last reference to the group. A thread that outlives the interpreter aborts the process.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size == 1:
         yield ProcessGroup()
