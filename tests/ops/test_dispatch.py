@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clearhead import Causal, Documents, Padding, Window
-from clearhead.ops import dispatch, sdpa
+from clearhead.ops import _gpu, dispatch, sdpa
 from clearhead.ops.arguments import build_call
 
 
@@ -25,5 +25,5 @@ def test_auto_chooses_the_fused_kernel_if_it_supports_the_call():
      (10, 256, 512, False), (8, 128, 512, False)],
 )  # fmt: skip
 def test_cudnn_depends_on_capability_head_width_and_queries(monkeypatch, capability, width, queries, suits):
-    monkeypatch.setitem(sdpa._CAPABILITIES, torch.device("meta"), capability)
+    monkeypatch.setitem(_gpu._GPUS, torch.device("meta"), _gpu.GPU((capability, 0), 232_448))
     assert sdpa._suits_cudnn(torch.empty(1, 1, queries, width, device="meta")) == suits

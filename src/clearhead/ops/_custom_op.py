@@ -5,13 +5,13 @@ A custom op takes tensors and numbers, not objects. `AttentionCall.parts()` retu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead._utils.torch_internals import is_traced
+from clearhead._utils.torch_internals import in_functorch_transform, is_traced
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.call import DIFFERENTIABLE, PARTS, TENSORS, AttentionCall
 
@@ -125,26 +125,36 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
         return tuple(lse.new_empty(0) if t is None else t.new_empty(t.shape) for t in tensors)
 
     forward_op.register_autograd(_differentiator(backward_op), setup_context=_save_for_backward)
-    differentiate = _differentiator(compute_backward)
 
     class Differentiable(torch.autograd.Function):
+        # without `setup_context`: torch would inspect the signature of `forward` at every call, which takes 100 µs
         @staticmethod
-        def forward(*arguments):
-            return compute(*arguments)
-
-        setup_context = staticmethod(_save_for_backward)
+        def forward(ctx, *parts):
+            results = compute(*parts)
+            _save_parts(ctx, parts, results)
+            return results
 
         @staticmethod
-        def backward(ctx, grad_output, grad_lse):  # pyright: ignore[reportIncompatibleMethodOverride]
-            with torch.no_grad():
-                gradients = differentiate(ctx, grad_output, grad_lse)
+        def backward(ctx, *grads):
+            *tensors, output, lse = ctx.saved_tensors
+            parts = [number if part is None else part for part, number in zip(tensors, ctx.numbers, strict=True)]
+            results = Results(output, lse, *grads)
             if not torch.is_grad_enabled():
-                return gradients
+                return _gradients(compute_backward, results, ctx.needs_input_grad, parts)
+            with torch.no_grad():
+                gradients = _gradients(compute_backward, results, ctx.needs_input_grad, parts)
             # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
             anchors = [tensor for tensor in ctx.saved_tensors if tensor is not None and tensor.requires_grad]
             return tuple(
                 None if gradient is None else _OnceDifferentiable.apply(gradient, *anchors) for gradient in gradients
             )
+
+    class Transformable(Differentiable):  # functorch requires `setup_context`
+        @staticmethod
+        def forward(*parts):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return compute(*parts)
+
+        setup_context = staticmethod(_save_parts)
 
     compute_directly = without_autocast(forward)
 
@@ -153,10 +163,17 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
         if torch.compiler.is_compiling() or any(map(is_traced, call.tensors())):
             return forward_op(*flatten(call))
         if call.requires_grad():
-            return Differentiable.apply(*flatten(call))  # pyright: ignore[reportReturnType]
+            function = Transformable if in_functorch_transform() else Differentiable
+            return function.apply(*call.parts().values())  # pyright: ignore[reportReturnType]
         return compute_directly(call)
 
     return run
+
+
+def _save_parts(ctx, inputs, output):
+    """Save the parts of a call, tensors and numbers in any order, and its results."""
+    ctx.numbers = [None if isinstance(part, Tensor) else part for part in inputs]
+    ctx.save_for_backward(*(part if isinstance(part, Tensor) else None for part in inputs), *output)
 
 
 def _save_for_backward(ctx, inputs, output):
@@ -169,11 +186,18 @@ def _differentiator(backward: Callable) -> Callable:
 
     def differentiate(ctx, grad_output, grad_lse):
         *tensors, output, lse = ctx.saved_tensors
-        needed = dict(zip(PARTS, ctx.needs_input_grad, strict=True))
-        if 0 in grad_output.stride():  # `output.sum().backward()` expands a scalar, which kernels read slowly
-            grad_output = grad_output.contiguous()
-        computed = backward(output, lse, grad_output, grad_lse, needed["tensor_bias"], *tensors, *ctx.numbers)
-        gradients = dict(zip(DIFFERENTIABLE, computed, strict=True))
-        return tuple(gradients.get(name) if needed[name] else None for name in PARTS)
+        results = Results(output, lse, grad_output, grad_lse)
+        return _gradients(backward, results, ctx.needs_input_grad, [*tensors, *ctx.numbers])
 
     return differentiate
+
+
+def _gradients(
+    backward: Callable, results: Results, needed: Sequence[bool], parts: Sequence[Any]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of every part; None for a part that needs none."""
+    needs = dict(zip(PARTS, needed, strict=True))
+    if 0 in results.grad_output.stride():  # `output.sum().backward()` expands a scalar, which kernels read slowly
+        results = results._replace(grad_output=results.grad_output.contiguous())
+    gradients = dict(zip(DIFFERENTIABLE, backward(*results, needs["tensor_bias"], *parts), strict=True))
+    return tuple(gradients.get(name) if needs[name] else None for name in PARTS)

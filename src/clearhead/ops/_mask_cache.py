@@ -8,12 +8,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from clearhead._utils.torch_internals import PLAIN_TENSORS
 from clearhead.ops.masks import Mask
 
 T = TypeVar("T")
 _CACHE: WeakKeyDictionary[Mask, dict[str, tuple[Hashable, object]]] = WeakKeyDictionary()
+_RESULTS_OF_TENSORS = WeakIdKeyDictionary()  # tensors compare by element, so they are looked up by identity
+MAX_RESULTS_PER_TENSOR = 8
 
 
 def is_cacheable(query: Tensor) -> bool:
@@ -41,3 +44,21 @@ def cached(mask: Mask, kind: str, key: Hashable, compute: Callable[[], T]) -> T:
         with torch.inference_mode(False):  # autograd could not save an inference tensor in a later call
             last = results[kind] = (key, compute())
     return last[1]  # pyright: ignore[reportReturnType]
+
+
+def cached_for_tensor(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
+    """Return the cached result for a tensor that never changes, such as the key ranges of a mask, and a key."""
+    results = _RESULTS_OF_TENSORS.get(tensor)
+    if results is None:
+        results = _RESULTS_OF_TENSORS[tensor] = {}
+    if key not in results:
+        if len(results) >= MAX_RESULTS_PER_TENSOR:
+            results.pop(next(iter(results)))  # the oldest
+        with torch.inference_mode(False):
+            results[key] = compute()
+    return results[key]
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the current CUDA stream, as part of a key: a result is ready only on the stream that computed it."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

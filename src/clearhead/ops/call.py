@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.ops._mask_cache import cached, is_cacheable
+from clearhead.ops._mask_cache import cached, current_stream, is_cacheable
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.key_ranges import KeyRanges
 from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
@@ -127,8 +127,7 @@ class AttentionCall:
         if isinstance(start, Tensor) or mask.tensors or not is_cacheable(self.query):
             return mask.lower(self.positions(), kv_len)
         device = self.query.device
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        key = (self.query.shape[2], kv_len, start, device, stream)
+        key = (self.query.shape[2], kv_len, start, device, current_stream(device))
         return cached(mask, "lowered", key, lambda: mask.lower(self.positions(), kv_len))
 
     def with_lowered_mask(self) -> AttentionCall:

@@ -18,6 +18,7 @@ from clearhead._utils.torch_internals import (
     flash_attention_cpu,
     flash_attention_cuda,
 )
+from clearhead.ops._gpu import gpu_of
 from clearhead.ops._mask_cache import cached, is_cacheable
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.alibi import ALiBi
@@ -29,7 +30,6 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_DECODING_QUERIES = 16
 MIN_CUDNN_QUERIES = 128  # with fewer queries, cuDNN's planning costs more time than its kernel saves
 MAX_HIDDEN_KEY_LENGTH = 512  # of queries and keys; above it `triton` is faster (benchmarks/hidden_keys.py)
-_CAPABILITIES: dict[torch.device, int] = {}
 
 
 def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
@@ -114,18 +114,11 @@ def _suits_cudnn(query: Tensor) -> bool:
     cuDNN takes 50 ms to plan for every new shape. So it is not used for a KV cache that grows token by token, nor for
     batches of sentences. Heads wider than 128 require Hopper.
     """
-    capability = 0 if torch.version.hip is not None else _capability(query.device)
+    capability = 0 if torch.version.hip is not None else gpu_of(query.device).capability[0]
     widest = {9: 256}.get(capability, 128)
     # torch.compile cannot trace cudnn_sdp_enabled()
     allowed = torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()
     return capability >= 9 and query.shape[2] >= MIN_CUDNN_QUERIES and query.shape[3] <= widest and allowed
-
-
-def _capability(device: torch.device) -> int:
-    """Return the major compute capability, cached because torch's lookup takes microseconds."""
-    if device not in _CAPABILITIES:  # torch.compile warns about functools.cache
-        _CAPABILITIES[device] = torch.cuda.get_device_capability(device)[0]
-    return _CAPABILITIES[device]
 
 
 def _readable(tensor: Tensor) -> Tensor:
@@ -142,9 +135,8 @@ def _unsupported_cpu(call: AttentionCall) -> list[str]:
     if causal and call.scale <= 0:
         reasons.append(f"scale {call.scale:g} with a causal mask: the kernel scales the −inf of the mask, giving nan")
     if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
-        reasons.append(
-            f"mask {rest} is not supported, only None, Causal with query_start=0, Padding or Prefix, or one Dense"
-        )
+        supported = "None, Causal with query_start=0, Padding or Prefix, or one Dense"
+        reasons.append(f"mask {_kind(rest)} is not supported, only {supported}")
     if bias is not None:
         if bias.requires_grad and torch.is_grad_enabled():
             reasons.append("bias requires a gradient, which torch's kernel does not compute")
@@ -166,7 +158,7 @@ def _unsupported_cuda(call: AttentionCall) -> list[str]:
         )
     if causal and call.scale <= 0:
         reasons.append(f"scale {call.scale:g} with a causal mask is not supported")
-    if _capability(call.query.device) < 8:
+    if gpu_of(call.query.device).capability < (8, 0):
         reasons.append("flash attention requires compute capability 8.0 or higher")
     if call.query.dtype not in HALF_DTYPES:
         reasons.append(f"dtype {call.query.dtype} is not float16 or bfloat16")
@@ -183,7 +175,7 @@ def _unsupported_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[s
     _, heads, q_len, kv_len = call.shape
     if causal or not _hides_keys_only(rest):
         supported = "None, Causal with query_start=0, or Padding or Prefix"
-        return [f"mask {call.mask} is not supported on CUDA, only {supported}"]
+        return [f"mask {_kind(call.mask)} is not supported on CUDA, only {supported}"]
     reasons = []
     if torch.compiler.is_compiling() or max(q_len, kv_len) > MAX_HIDDEN_KEY_LENGTH:
         reasons.append(
@@ -212,6 +204,13 @@ def _split(call: AttentionCall) -> tuple[bool, Mask | None]:
         if isinstance(mask.right, Causal):
             return True, mask.left
     return False, mask
+
+
+def _kind(mask: Mask | None) -> str:
+    """Return the classes of a mask. Its repr is slower, and reads lengths from the GPU, which synchronizes."""
+    if isinstance(mask, And | Or):
+        return f"{_kind(mask.left)} {'&' if isinstance(mask, And) else '|'} {_kind(mask.right)}"
+    return type(mask).__name__
 
 
 def _hides_keys_only(mask: Mask) -> bool:

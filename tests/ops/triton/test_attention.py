@@ -13,7 +13,7 @@ from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import backend as triton_backend
 from clearhead.ops.triton import decode
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
-from clearhead.ops.triton.config import HALF_PRECISION_TILES, SINGLE_PRECISION_TILES, TileConfig, tile_for
+from clearhead.ops.triton.config import TileConfig
 from clearhead.ops.triton.logits import LogitParams, StridedTensor, row_reader
 from support.backend_checks import check_forward, check_gradients
 from support.numerics import Case
@@ -156,9 +156,9 @@ def test_transposed_block_ranges_match_the_mask(mask):
     ranges = call.ranges
     assert ranges is not None
     tile = TileConfig(8, 4, 4, 1)
-    transposed = transpose_block_ranges(LogitParams.from_call(call), tile)
+    transposed = transpose_block_ranges(call, LogitParams.from_call(call), tile)
     assert transposed is not None
-    for index, bounds in enumerate(transposed.pointer):
+    for index, bounds in enumerate(transposed):
         first, last = ranges[index]
         columns = torch.arange(KEYS)
         allowed = (first[..., None] <= columns) & (columns < last[..., None])  # [batch or 1, queries, keys]
@@ -192,18 +192,6 @@ def test_unsupported_dtype_and_key_dim_are_refused():
         "key_dim 300 is not between 1 and 256",
     ]
     assert "triton" in dispatch.BACKENDS
-
-
-def test_tile_tables_cover_every_width(monkeypatch):
-    monkeypatch.setattr("clearhead.ops.triton.config.is_interpreted", lambda: False)
-    for table in (HALF_PRECISION_TILES, SINGLE_PRECISION_TILES):
-        assert table.keys() == HALF_PRECISION_TILES.keys()
-    for kernel in HALF_PRECISION_TILES:
-        for dim in (1, 16, 40, 64, 65, 128, 129, 256):
-            for dtype in (torch.float32, torch.bfloat16):
-                tile = tile_for(kernel, dtype, dim, queries=1000)
-                assert all(size >= 16 and size & (size - 1) == 0 for size in tile[:2])
-    assert tile_for("forward", torch.bfloat16, 64, queries=3).queries == 16
 
 
 DECODED = {

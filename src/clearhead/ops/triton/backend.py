@@ -14,12 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.ops._custom_op import Gradients, Results, custom_op
+from clearhead.ops._gpu import gpu_of
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled
 
 MAX_HEAD_DIM = 256
+MIN_CAPABILITY = (8, 0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIN_SCALE = 1e-37  # smaller scales underflow in float32 and count as 0
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -33,6 +35,9 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
     device = call.query.device.type
     if device != "cuda" and not (device == "cpu" and INTERPRETED):
         reasons.append(f"device {device} is not cuda")
+    elif device == "cuda" and gpu_of(call.query.device).capability < MIN_CAPABILITY:
+        found, needed = (".".join(map(str, c)) for c in (gpu_of(call.query.device).capability, MIN_CAPABILITY))
+        reasons.append(f"compute capability {found} is below {needed}; Triton would not use its tensor cores")
     if call.query.dtype not in DTYPES:
         reasons.append(f"dtype {call.query.dtype} is not float32, bfloat16 or float16")
     for name, tensor in (("key_dim", call.query), ("value_dim", call.value)):

@@ -8,7 +8,9 @@ blocks that may attend to a key block, and over all query heads that read its ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import triton
@@ -18,15 +20,7 @@ from torch import Tensor
 from clearhead.ops._custom_op import Gradients, Results
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
-from clearhead.ops.triton.config import (
-    Kernel,
-    TileConfig,
-    block_count,
-    constants,
-    matmul_precision,
-    padded_width,
-    tile_for,
-)
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width
 from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
 from clearhead.ops.triton.logits import (
     LogitParams,
@@ -37,16 +31,21 @@ from clearhead.ops.triton.logits import (
     dot_transposed,
     finish_logits,
     gather_rows,
+    key_length,
     load_lse,
     load_row_values,
     load_rows,
+    query_length,
     query_offset,
+    row_indices,
     row_reader,
     store_rows,
     tanh,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
+from clearhead.ops.triton.tiles import Kernel, launch_with_tile
 
+T = TypeVar("T")
 PREPARED_ROWS = 64  # rows per program of `_prepare`
 
 
@@ -101,9 +100,9 @@ class BackwardInputs:
         assert self.call.value is not None
         return self.call.value
 
-    def tile(self, kernel: Kernel) -> TileConfig:
-        query, value = self.call.query, self.value
-        return tile_for(kernel, query.dtype, max(query.shape[3], value.shape[3]), query.shape[2])
+    def launch(self, kernel: Kernel, launch: Callable[[TileConfig], T], tile: TileConfig | None = None) -> T:
+        """Launch a kernel with the tile that fits, as `launch_with_tile`."""
+        return launch_with_tile(kernel, self.call, self.call.query.shape[2], launch, tile=tile)
 
     def arguments(self, tile: TileConfig) -> tuple:
         call = self.call
@@ -126,43 +125,55 @@ class BackwardInputs:
 
 def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor | None]:
     """Return the gradient of queries and, with ALiBi, the contribution of each row to the gradient of its slope."""
-    query, tile = backward_inputs.call.query, tile or backward_inputs.tile("backward_query")
+    query = backward_inputs.call.query
     grad = torch.empty_like(query, memory_format=torch.contiguous_format)
     slope_grad = None if backward_inputs.call.slopes is None else backward_inputs.delta.new_empty(query.shape[:3])
     batch, heads, q_len, _ = query.shape
-    grid = (block_count(q_len, tile.queries) * heads * batch,)
-    _backward_query[grid](
-        *backward_inputs.arguments(tile), StridedTensor.from_tensor(grad), slope_grad, **backward_inputs.constants(tile)
-    )
+
+    def launch(tile: TileConfig) -> None:
+        _backward_query[(block_count(q_len, tile.queries) * heads * batch,)](
+            *backward_inputs.arguments(tile),
+            StridedTensor.from_tensor(grad),
+            slope_grad,
+            **backward_inputs.constants(tile),
+        )
+
+    backward_inputs.launch("backward_query", launch, tile)
     return grad, slope_grad
 
 
 def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
     """Return the gradients of keys and values."""
-    key, tile = backward_inputs.call.key, tile or backward_inputs.tile("backward_key")
-    grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, backward_inputs.value)]
+    key, value = backward_inputs.call.key, backward_inputs.value
+    grad_key, grad_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, value))
     batch, kv_heads, kv_len, _ = key.shape
-    grid = (block_count(kv_len, tile.keys) * kv_heads * batch,)
-    _backward_key[grid](
-        *backward_inputs.arguments(tile),
-        *map(StridedTensor.from_tensor, grads),
-        transpose_block_ranges(backward_inputs.logit_params, tile),
-        kv_heads,
-        **backward_inputs.constants(tile),
-    )
-    return grads[0], grads[1]
+
+    def launch(tile: TileConfig) -> None:
+        _backward_key[(block_count(kv_len, tile.keys) * kv_heads * batch,)](
+            *backward_inputs.arguments(tile),
+            StridedTensor.from_tensor(grad_key),
+            StridedTensor.from_tensor(grad_value),
+            transpose_block_ranges(backward_inputs.call, backward_inputs.logit_params, tile),
+            kv_heads,
+            **backward_inputs.constants(tile),
+        )
+
+    backward_inputs.launch("backward_key", launch, tile)
+    return grad_key, grad_value
 
 
 @triton.jit
 def _prepare(output, grad_output, logit_params, lse, grad_lse, shift, delta, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
     """Store log-sum-exp in base 2 and delta = rowsum(dO ∘ O) − d lse of each row; delta is 0 beyond the last."""
     block, head, batch = program_block(logit_params.length, logit_params.heads, logit_params.batches, ROWS)
-    rows, row_block = block * ROWS + tl.arange(0, ROWS), batch * logit_params.heads + head
+    rows = block * ROWS + tl.arange(0, ROWS)
     outputs = gather_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
     gradients = gather_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
-    grad_lse_rows = tl.load(grad_lse + row_block * logit_params.q_len + rows, rows < logit_params.q_len, other=0.0)
-    tl.store(shift + row_block * logit_params.length + rows, load_lse(logit_params, lse, row_block, rows))
-    tl.store(delta + row_block * logit_params.length + rows, tl.sum(outputs * gradients, 1) - grad_lse_rows)
+    pointers = grad_lse + row_indices(logit_params, batch, head, rows)
+    grad_lse_rows = tl.load(pointers, rows < query_length(logit_params), other=0.0)
+    prepared = (batch * logit_params.heads + head) * logit_params.length + rows
+    tl.store(shift + prepared, load_lse(logit_params, lse, batch, head, rows))
+    tl.store(delta + prepared, tl.sum(outputs * gradients, 1) - grad_lse_rows)
 
 
 @triton.jit
@@ -191,16 +202,14 @@ def _backward_query(
     )
     fixed = (query_tile, key, value, logit_params, dropout, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))
+    kv_len = key_length(logit_params)
     state = loop_over_keys(
-        _add_key_tile, state, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, PRECISION
+        _add_key_tile, state, fixed, logit_params, batch, rows, 0, kv_len, BLOCK_K, RANGES, PRECISION
     )
     store_rows(grad_query, batch, head, rows, state[0] * scale)
     if slope_grad is not None:
-        tl.store(
-            slope_grad + (batch * logit_params.heads + head) * logit_params.q_len + rows,
-            state[1],
-            rows < logit_params.q_len,
-        )
+        pointers = slope_grad + row_indices(logit_params, batch, head, rows)
+        tl.store(pointers, state[1], rows < query_length(logit_params))
 
 
 @triton.jit
@@ -263,7 +272,7 @@ def cell_gradients(
     weights = tl.exp2(logits * deferred_scale(logit_params) - shift)
     used = weights
     if dropout is not None:
-        multiplier = dropout_multiplier(dropout, batch, head, rows, keys, logit_params.heads, logit_params.q_len)
+        multiplier = dropout_multiplier(dropout, row_indices(logit_params, batch, head, rows), keys)
         used = weights * multiplier
         grad_weights = grad_weights * multiplier
     slope = 1.0
@@ -296,7 +305,7 @@ def _backward_key(
     PRECISION: tl.constexpr,
     num_stages: tl.constexpr,
 ):
-    block, key_head, batch = program_block(logit_params.kv_len, kv_heads, logit_params.batches, BLOCK_K)
+    block, key_head, batch = program_block(key_length(logit_params), kv_heads, logit_params.batches, BLOCK_K)
     start = block * BLOCK_K
     keys = start + tl.arange(0, BLOCK_K)
     key_tile = load_rows(key, batch, key_head, start, BLOCK_K, BLOCK_D)

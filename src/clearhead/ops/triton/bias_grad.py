@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.triton.backward import BackwardInputs, cell_gradients, load_query_block
-from clearhead.ops.triton.config import block_count
-from clearhead.ops.triton.logits import dot_transposed, load_rows
+from clearhead.ops.triton.config import TileConfig, block_count
+from clearhead.ops.triton.logits import dot_transposed, key_length, load_rows, query_length
 from clearhead.ops.triton.schedule import range_ends
 
 
@@ -19,29 +19,32 @@ def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
     bias = backward_inputs.call.tensor_bias
     assert bias is not None
     batch, heads, q_len, _ = backward_inputs.call.query.shape
-    kv_len, tile = backward_inputs.call.key.shape[2], backward_inputs.tile("backward_query")
+    kv_len = backward_inputs.call.key.shape[2]
     bias_batch, bias_heads, bias_rows, bias_keys = bias.shape
-    blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
-    # along an axis of size 1, each block of rows or keys stores its sum; `sum_to_size` adds these
-    shape = (bias_batch, bias_heads, blocks if bias_rows == 1 else q_len, key_blocks if bias_keys == 1 else kv_len)
-    grad = backward_inputs.delta.new_empty(shape)
-    *arguments, _ = backward_inputs.arguments(tile)
-    constants = backward_inputs.constants(tile) | {"num_stages": 1}
-    _bias[(blocks * key_blocks, bias_heads, bias_batch)](
-        *arguments,
-        grad,
-        shape[2],
-        shape[3],
-        batch // bias_batch,
-        heads // bias_heads,
-        ONE_ROW=bias_rows == 1,
-        ONE_KEY=bias_keys == 1,
-        **constants,
-    )
-    return grad.sum_to_size(bias.shape).to(bias.dtype)
+
+    def launch(tile: TileConfig) -> Tensor:
+        blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
+        # along an axis of size 1, each block of rows or keys stores its sum; `sum_to_size` adds these
+        shape = (bias_batch, bias_heads, blocks if bias_rows == 1 else q_len, key_blocks if bias_keys == 1 else kv_len)
+        grad = backward_inputs.delta.new_empty(shape)
+        *arguments, _ = backward_inputs.arguments(tile)
+        _bias[(blocks * key_blocks, bias_heads, bias_batch)](
+            *arguments,
+            grad,
+            shape[2],
+            shape[3],
+            batch // bias_batch,
+            heads // bias_heads,
+            ONE_ROW=bias_rows == 1,
+            ONE_KEY=bias_keys == 1,
+            **backward_inputs.constants(tile),
+        )
+        return grad
+
+    return backward_inputs.launch("backward_bias", launch).sum_to_size(bias.shape).to(bias.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["grad_rows", "grad_keys"])
 def _bias(
     query,
     grad_output,
@@ -65,7 +68,7 @@ def _bias(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    key_blocks = tl.cdiv(logit_params.kv_len, BLOCK_K)
+    key_blocks = tl.cdiv(key_length(logit_params), BLOCK_K)
     block, key_block = tl.program_id(0) // key_blocks, tl.program_id(0) % key_blocks
     sums = block.to(tl.int64) * grad_keys  # offset of this block's sums
     bias_head, bias_batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -93,9 +96,10 @@ def _bias(
     if ONE_ROW and ONE_KEY:
         tl.store(start + sums + key_block, tl.sum(grad_tile))
     elif ONE_ROW:
-        tl.store(start + sums + keys, tl.sum(grad_tile, 0), keys < logit_params.kv_len)
+        tl.store(start + sums + keys, tl.sum(grad_tile, 0), keys < key_length(logit_params))
     elif ONE_KEY:
-        tl.store(start + rows.to(tl.int64) * grad_keys + key_block, tl.sum(grad_tile, 1), rows < logit_params.q_len)
+        pointers = start + rows.to(tl.int64) * grad_keys + key_block
+        tl.store(pointers, tl.sum(grad_tile, 1), rows < query_length(logit_params))
     else:
-        inside = (rows < logit_params.q_len)[:, None] & (keys < logit_params.kv_len)[None, :]
+        inside = (rows < query_length(logit_params))[:, None] & (keys < key_length(logit_params))[None, :]
         tl.store(start + rows[:, None].to(tl.int64) * grad_keys + keys[None, :], grad_tile, inside)

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from clearhead.ops._mask_cache import cached_for_tensor, current_stream, is_cacheable
+from clearhead.ops.call import AttentionCall
 from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import LogitParams
 from clearhead.ops.triton.schedule import block_bounds, range_ends
@@ -17,33 +18,37 @@ from clearhead.ops.triton.schedule import block_bounds, range_ends
 BLOCKS_PER_STEP = 1024  # query blocks compared at a time
 
 
-class TransposedBlockRanges(NamedTuple):
-    """Bounds `(start, full_start, full_end, end)` of the query blocks that may attend to each key block.
+def transpose_block_ranges(call: AttentionCall, logit_params: LogitParams, tile: TileConfig) -> Tensor | None:
+    """Return bounds of the query blocks that may attend to each key block, `[ranges, 4, batch or 1, key blocks]`.
 
-    Only query blocks in `[start, end)` may attend to a key of the block. Every row of the query blocks in
-    `[full_start, full_end)` may attend to all of its keys.
+    The bounds are `(start, full_start, full_end, end)`. Only query blocks in `[start, end)` may attend to a key of the
+    block. Every row of the query blocks in `[full_start, full_end)` may attend to all of its keys. Without key ranges
+    the result is None, because every query may attend to every key.
+
+    The result is cached per tensor of key ranges: all layers of a model, and their backward passes, share it.
     """
-
-    pointer: Any  # [ranges, 4, batch or 1, key blocks]
-    batch: Any  # strides
-    side: Any
-
-
-def transpose_block_ranges(logit_params: LogitParams, tile: TileConfig) -> TransposedBlockRanges | None:
-    """Return the bounds for every key block; None without ranges, because every query may attend to every key."""
     ranges = logit_params.ranges
     if ranges is None:
         return None
+    kv_len = call.key.shape[2]
+    if not is_cacheable(call.query):
+        return _transpose_ranges(logit_params, kv_len, tile)
+    key = (kv_len, tile.queries, tile.keys, current_stream(ranges.device))
+    return cached_for_tensor(ranges, key, lambda: _transpose_ranges(logit_params, kv_len, tile))
+
+
+def _transpose_ranges(logit_params: LogitParams, kv_len: int, tile: TileConfig) -> Tensor:
+    ranges = logit_params.ranges
     count, _, batch, q_len = ranges.shape
-    blocks, key_blocks = block_count(q_len, tile.queries), block_count(logit_params.kv_len, tile.keys)
+    blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
     spans = torch.empty((count, 4, batch, blocks), dtype=torch.int32, device=ranges.device)
     _block_bounds[(blocks, batch, count)](logit_params, spans, blocks, tile.queries)
     seen = torch.empty((count, 4, batch, key_blocks), dtype=torch.int32, device=ranges.device)
-    _transpose[(key_blocks, batch, count)](spans, seen, blocks, logit_params.kv_len, tile.keys, BLOCKS_PER_STEP)
-    return TransposedBlockRanges(seen, 0 if batch == 1 else key_blocks, batch * key_blocks)
+    _transpose[(key_blocks, batch, count)](spans, seen, blocks, kv_len, tile.keys, BLOCKS_PER_STEP)
+    return seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _block_bounds(logit_params, spans, blocks, BLOCK_Q: tl.constexpr):
     """Store the four bounds of every query block that `block_bounds` returns."""
     block, batch, range_index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -55,7 +60,7 @@ def _block_bounds(logit_params, spans, blocks, BLOCK_Q: tl.constexpr):
         tl.store(spans + (range_index * 4 + i) * side + batch * blocks + block, ends[i])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "kv_len"])
 def _transpose(spans, seen, blocks, kv_len, BLOCK_K: tl.constexpr, STEP: tl.constexpr):
     block, batch, range_index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, last = block * BLOCK_K, tl.minimum(block * BLOCK_K + BLOCK_K, kv_len)

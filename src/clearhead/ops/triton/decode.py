@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width, tile_for
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width
 from clearhead.ops.triton.dropout import DropoutParams
 from clearhead.ops.triton.forward import finalize_softmax, init_softmax, online_softmax_step
 from clearhead.ops.triton.logits import (
@@ -25,9 +25,12 @@ from clearhead.ops.triton.logits import (
     StridedTensor,
     deferred_scale,
     gather_rows,
+    key_length,
+    query_length,
     row_reader,
 )
 from clearhead.ops.triton.schedule import loop_over_keys
+from clearhead.ops.triton.tiles import launch_with_tile
 
 MAX_DECODING_QUERIES = 16
 TARGET_PROGRAMS = 2048  # several times the number that run at once, to balance long and short pieces
@@ -38,41 +41,44 @@ def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor,
     """Return output and log-sum-exp."""
     query, value = call.query, call.value
     assert value is not None
-    batch, heads, q_len, key_dim = query.shape
+    batch, heads, q_len, _ = query.shape
     kv_heads, kv_len, value_dim = value.shape[1:]
     packed = heads // kv_heads * q_len  # the queries of all heads that read one key head
-    tile = tile or tile_for("decode", query.dtype, max(key_dim, value_dim), packed)
-    blocks = block_count(packed, tile.queries)
-    least = block_count(kv_len * batch * kv_heads * blocks, TARGET_PROGRAMS)
-    piece = block_count(max(least, 4 * tile.keys), tile.keys) * tile.keys
-    pieces = block_count(kv_len, piece)
     output = query.new_empty((batch, heads, q_len, value_dim))
     lse = query.new_empty((batch, heads, q_len), dtype=torch.float32)
-    parts = output[None] if pieces == 1 else lse.new_empty((pieces, *output.shape))
-    part_lse = lse[None] if pieces == 1 else lse.new_empty((pieces, *lse.shape))
-    logit_params = LogitParams.from_call(call)
-    _decode[(pieces, blocks * kv_heads, batch)](
-        StridedTensor.from_tensor(query),
-        row_reader(call.key, tile.keys),
-        row_reader(value, tile.keys),
-        logit_params,
-        DropoutParams.from_call(call),
-        parts,
-        part_lse,
-        kv_heads,
-        piece,
-        value_dim,
-        BLOCK_V=padded_width(value_dim),
-        PRECISION=matmul_precision(query.dtype),
-        **constants(call, tile),
-    )
-    if pieces > 1:
-        rows = lse.numel()
-        _merge[(rows,)](parts, part_lse, output, lse, pieces, rows, value_dim, padded_width(value_dim), PIECES_PER_STEP)
+    logit_params, dropout = LogitParams.from_call(call), DropoutParams.from_call(call)
+
+    def launch(tile: TileConfig) -> None:
+        blocks = block_count(packed, tile.queries)
+        least = block_count(kv_len * batch * kv_heads * blocks, TARGET_PROGRAMS)
+        piece = block_count(max(least, 4 * tile.keys), tile.keys) * tile.keys
+        pieces = block_count(kv_len, piece)
+        parts = output[None] if pieces == 1 else lse.new_empty((pieces, *output.shape))
+        part_lse = lse[None] if pieces == 1 else lse.new_empty((pieces, *lse.shape))
+        _decode[(pieces, blocks * kv_heads, batch)](
+            StridedTensor.from_tensor(query),
+            row_reader(call.key, tile.keys),
+            row_reader(value, tile.keys),
+            logit_params,
+            dropout,
+            parts,
+            part_lse,
+            kv_heads,
+            piece,
+            value_dim,
+            BLOCK_V=padded_width(value_dim),
+            PRECISION=matmul_precision(query.dtype),
+            **constants(call, tile),
+        )
+        if pieces > 1:
+            rows, width = lse.numel(), padded_width(value_dim)
+            _merge[(rows,)](parts, part_lse, output, lse, pieces, rows, value_dim, width, PIECES_PER_STEP)
+
+    launch_with_tile("decode", call, packed, launch, tile=tile)
     return output, lse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["piece"])
 def _decode(
     query,
     key,
@@ -94,16 +100,17 @@ def _decode(
     piece_index, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     key_head = (tl.program_id(1) % kv_heads).to(tl.int64)
     packed = tl.program_id(1) // kv_heads * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    member = packed // logit_params.q_len
+    q_len = query_length(logit_params)
+    member = packed // q_len
     head = key_head * logit_params.group + tl.minimum(member, logit_params.group - 1)  # [BLOCK_Q]
-    rows = tl.where(member < logit_params.group, packed % logit_params.q_len, logit_params.q_len)
+    rows = tl.where(member < logit_params.group, packed % q_len, q_len)
     tile = gather_rows(query, batch, head[:, None], rows, BLOCK_D)
     accumulator, row_sum, row_max = init_softmax(logit_params, head, BLOCK_Q, BLOCK_V)
     # the first piece includes the sink
     row_sum, row_max = tl.where(piece_index == 0, row_sum, 0.0), tl.where(piece_index == 0, row_max, -float("inf"))
     fixed = (tile, key, value, logit_params, dropout, batch, head[:, None], key_head, rows)
     low = piece_index * piece
-    high = tl.minimum(low + piece, logit_params.kv_len)
+    high = tl.minimum(low + piece, key_length(logit_params))
     state = loop_over_keys(
         online_softmax_step,
         (accumulator, row_sum, row_max),
@@ -119,15 +126,15 @@ def _decode(
     )
     result, logarithm = finalize_softmax(state, deferred_scale(logit_params))
     batches = tl.num_programs(2).to(tl.int64)
-    rows_offset = ((piece_index * batches + batch) * logit_params.heads + head) * logit_params.q_len + rows
-    inside = rows < logit_params.q_len
+    rows_offset = ((piece_index * batches + batch) * logit_params.heads + head) * q_len + rows
+    inside = rows < q_len
     tl.store(part_lse + rows_offset, logarithm, inside)
     columns = tl.arange(0, BLOCK_V)
     offsets = rows_offset[:, None] * value_dim + columns[None, :]
     tl.store(parts + offsets, result.to(parts.dtype.element_ty), inside[:, None] & (columns < value_dim)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "rows"])
 def _merge(parts, part_lse, output, lse, pieces, rows, value_dim, BLOCK_V: tl.constexpr, STEP: tl.constexpr):
     """Merge the pieces of one row: Σ exp(lse_p − lse) · output_p."""
     row = tl.program_id(0).to(tl.int64)

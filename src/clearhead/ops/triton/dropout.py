@@ -38,10 +38,10 @@ def _mix(x):
 
 
 @triton.jit
-def dropout_multiplier(dropout, batch, head, rows, keys, heads, q_len):
-    """Return the factor of each weight of a tile, 0 if it is dropped; `rows` and `keys` broadcast."""
+def dropout_multiplier(dropout, row_indices, keys):
+    """Return the factor of each weight of a tile, 0 if it is dropped; row indices and keys broadcast."""
     low, high = tl.load(dropout.seed).to(tl.uint32), tl.load(dropout.seed + 1).to(tl.uint32)
-    row_indices = (batch * heads + head) * q_len + rows.to(tl.int64)
+    row_indices = row_indices.to(tl.int64)
     row_hash = _mix(_mix(row_indices.to(tl.uint32) ^ low) ^ (row_indices >> 32).to(tl.uint32) ^ high)
     key_hash = _mix(keys.to(tl.uint32) * 0x27D4EB2F)
     # `keep_mask` compares signed integers; flipping the highest bit gives unsigned integers in the same order

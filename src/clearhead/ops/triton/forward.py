@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width, tile_for
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width
 from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
 from clearhead.ops.triton.logits import (
     LN_2,
@@ -20,37 +20,44 @@ from clearhead.ops.triton.logits import (
     dot,
     dot_transposed,
     finish_logits,
+    key_length,
     load_rows,
+    query_length,
+    row_indices,
     row_reader,
     store_rows,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, query_block
+from clearhead.ops.triton.tiles import launch_with_tile
 
 
 def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp."""
     query, value = call.query, call.value
     assert value is not None
-    batch, heads, q_len, key_dim = query.shape
+    batch, heads, q_len, _ = query.shape
     value_dim = value.shape[3]
     output = query.new_empty((batch, heads, q_len, value_dim))
     lse = query.new_empty((batch, heads, q_len), dtype=torch.float32)
     if 0 in (batch, heads, q_len):
         return output, lse
-    tile = tile or tile_for("forward", query.dtype, max(key_dim, value_dim), q_len)
-    grid = (block_count(q_len, tile.queries) * heads * batch,)
-    _forward[grid](
-        row_reader(query, tile.queries),
-        row_reader(call.key, tile.keys),
-        row_reader(value, tile.keys),
-        LogitParams.from_call(call),
-        DropoutParams.from_call(call),
-        StridedTensor.from_tensor(output),
-        lse,
-        BLOCK_V=padded_width(value_dim),
-        PRECISION=matmul_precision(query.dtype),
-        **constants(call, tile),
-    )
+    logit_params, dropout = LogitParams.from_call(call), DropoutParams.from_call(call)
+
+    def launch(tile: TileConfig) -> None:
+        _forward[(block_count(q_len, tile.queries) * heads * batch,)](
+            row_reader(query, tile.queries),
+            row_reader(call.key, tile.keys),
+            row_reader(value, tile.keys),
+            logit_params,
+            dropout,
+            StridedTensor.from_tensor(output),
+            lse,
+            BLOCK_V=padded_width(value_dim),
+            PRECISION=matmul_precision(query.dtype),
+            **constants(call, tile),
+        )
+
+    launch_with_tile("forward", call, q_len, launch, tile=tile)
     return output, lse
 
 
@@ -74,14 +81,13 @@ def _forward(
     tile = load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D)
     fixed = (tile, key, value, logit_params, dropout, batch, head, head // logit_params.group, rows)
     state = init_softmax(logit_params, head, BLOCK_Q, BLOCK_V)
+    kv_len = key_length(logit_params)
     state = loop_over_keys(
-        online_softmax_step, state, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, PRECISION
+        online_softmax_step, state, fixed, logit_params, batch, rows, 0, kv_len, BLOCK_K, RANGES, PRECISION
     )
     result, logarithm = finalize_softmax(state, deferred_scale(logit_params))
     store_rows(output, batch, head, rows, result)
-    tl.store(
-        lse + (batch * logit_params.heads + head) * logit_params.q_len + rows, logarithm, rows < logit_params.q_len
-    )
+    tl.store(lse + row_indices(logit_params, batch, head, rows), logarithm, rows < query_length(logit_params))
 
 
 @triton.jit
@@ -115,10 +121,8 @@ def online_softmax_step(
     rescale = tl.exp2(row_max * deferred_scale(logit_params) - pivot)
     row_sum = row_sum * rescale + tl.sum(weights, 1)
     if dropout is not None:
-        multiplier = dropout_multiplier(
-            dropout, batch, head, rows[:, None], keys[None, :], logit_params.heads, logit_params.q_len
-        )
-        weights = weights * multiplier
+        indices = row_indices(logit_params, batch, head, rows[:, None])
+        weights = weights * dropout_multiplier(dropout, indices, keys[None, :])
     values = load_rows(value, batch, key_head, key_start, BLOCK_K, accumulator.shape[1])
     accumulator = dot(weights.to(values.dtype), values, accumulator * rescale[:, None], PRECISION)
     return accumulator, row_sum, new_max

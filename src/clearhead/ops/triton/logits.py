@@ -1,7 +1,8 @@
 """Logits of one tile in Triton, in base 2, shared by all kernels.
 
 Kernels take named tuples of pointers and strides. An absent option is None, and its code is not compiled. Rows of
-queries, keys and values are loaded by the GPU's copy engine (TMA) if their alignment and strides allow it.
+queries, keys and values in half precision are loaded by the copy engine (TMA) of Hopper and Blackwell GPUs if alignment
+and strides allow it. Lengths are passed through `unspecialized`, so that one compiled kernel serves all of them.
 """
 
 # pyright: reportArgumentType=false
@@ -16,14 +17,25 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from clearhead.ops._gpu import gpu_of
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.triton.config import padded_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 MIN_BIAS = tl.constexpr(-1e38)
+BEYOND_LAST_ROW = tl.constexpr(1e30)  # log-sum-exp beyond the last row: weights are 0, and their logarithms finite
 PREPARED_ROWS_MULTIPLE = 128  # no query block has more rows
 TMA_ALIGNMENT_BYTES = 16  # of addresses and strides, required by the copy engine
+
+
+def unspecialized(number: int) -> int:
+    """Encode a number that changes from call to call; kernels decode it with `decoded`.
+
+    Triton compiles a kernel again for integers that are 1, and for multiples of 16. The result is neither. Top-level
+    arguments have `do_not_specialize` for this, but fields of a tuple do not.
+    """
+    return 4 * number + 3
 
 
 class StridedTensor(NamedTuple):
@@ -34,14 +46,16 @@ class StridedTensor(NamedTuple):
     head: Any
     row: Any
     column: Any
-    rows: Any
+    rows: Any  # unspecialized
     columns: Any
 
     @classmethod
     def from_tensor(cls, tensor: Tensor, shape: tuple[int, ...] | None = None) -> StridedTensor:
         """Build from a tensor, optionally broadcast to a shape."""
         expanded = tensor if shape is None else tensor.expand(shape)
-        return cls(tensor, *expanded.stride(), *expanded.shape[2:])
+        batch, head, row, column = expanded.stride()
+        rows, columns = expanded.shape[2:]
+        return cls(tensor, batch, head, row, column, unspecialized(rows), columns)
 
 
 class LogitParams(NamedTuple):
@@ -51,13 +65,12 @@ class LogitParams(NamedTuple):
     """
 
     ranges: Any  # [ranges, 2, batch or 1, q_len], contiguous
-    range_batch: Any  # stride of its batch axis
-    range_side: Any  # stride of its second axis
+    range_batches: Any  # size of its batch axis
     dense: Any
     bias: Any
     slopes: Any
     sinks: Any
-    start: Any  # position of the first query among the keys
+    start: Any  # position of the first query among the keys, unspecialized
     starts: Any  # tensor of start positions, used instead of `start` unless None
     start_stride: Any
     scale: Any  # positive factor of the products; with a softcap, of the argument of tanh
@@ -65,9 +78,9 @@ class LogitParams(NamedTuple):
     batches: Any
     heads: Any
     group: Any
-    q_len: Any
+    q_len: Any  # unspecialized, see `query_length`
+    kv_len: Any  # unspecialized, see `key_length`
     length: Any  # of tensors with prepared per-row values, see `prepared_rows`
-    kv_len: Any
 
     @classmethod
     def from_call(cls, call: AttentionCall) -> LogitParams:
@@ -82,13 +95,12 @@ class LogitParams(NamedTuple):
             start = int(start)  # passed as a number, because copying it would synchronize with the GPU
         return cls(
             ranges,
-            0 if ranges is None or ranges.shape[2] == 1 else q_len,
-            0 if ranges is None else ranges.shape[2] * q_len,
+            None if ranges is None else ranges.shape[2],
             None if lowered.dense is None else StridedTensor.from_tensor(lowered.dense.view(torch.uint8), cells),
             None if bias is None else StridedTensor.from_tensor(bias, cells),
             None if slopes is None else slopes.contiguous(),
             None if call.sinks is None else call.sinks.contiguous(),
-            0 if isinstance(start, Tensor) else start,
+            unspecialized(0 if isinstance(start, Tensor) else start),
             start.to(query.device).contiguous() if isinstance(start, Tensor) else None,
             1 if isinstance(start, Tensor) and len(start) > 1 else 0,
             call.scale * LOG2_E.value if softcap is None else call.scale / softcap,
@@ -96,9 +108,9 @@ class LogitParams(NamedTuple):
             batch,
             heads,
             heads // kv_heads,
-            q_len,
+            unspecialized(q_len),
+            unspecialized(kv_len),
             prepared_rows(q_len),
-            kv_len,
         )
 
 
@@ -107,31 +119,60 @@ def prepared_rows(q_len: int) -> int:
     return (q_len // PREPARED_ROWS_MULTIPLE + 1) * PREPARED_ROWS_MULTIPLE
 
 
-def prepare_lse(logit_params: LogitParams, lse: Tensor) -> Tensor:
-    """Return log-sum-exp in base 2, `[batch, heads, length]`, for `load_row_values`."""
-    prepared = lse.new_empty((*lse.shape[:2], logit_params.length))
-    _prepare_lse[(lse.shape[0] * lse.shape[1], logit_params.length // PREPARED_ROWS_MULTIPLE)](
-        logit_params, lse.contiguous(), prepared, PREPARED_ROWS_MULTIPLE
-    )
-    return prepared
+def prepare_lse(lse: Tensor) -> Tensor:
+    """Return log-sum-exp in base 2, `[batch, heads, length]`, for `load_row_values`; as `load_lse`, but in torch.
+
+    A few small torch kernels take less time to launch than one Triton kernel, and none to compile.
+    """
+    q_len = lse.shape[2]
+    prepared = lse.new_full((*lse.shape[:2], prepared_rows(q_len)), BEYOND_LAST_ROW.value)
+    torch.mul(lse, LOG2_E.value, out=prepared[..., :q_len])
+    return prepared.masked_fill_(prepared == -torch.inf, 0.0)
+
+
+class RowDescriptor(TensorDescriptor):
+    """TMA descriptor of a tensor that `row_reader` has checked; checking it again would take longer than the rest."""
+
+    def __post_init__(self) -> None:
+        pass
 
 
 def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
-    """Return the argument from which `load_rows` loads blocks of rows: a TMA descriptor if possible."""
-    *steps, last = tensor.stride()
+    """Return the argument from which `load_rows` loads blocks of rows: a TMA descriptor if that is faster."""
     size = tensor.element_size()
-    # the stride of an axis of one element is arbitrary
-    steps = [
-        step if length > 1 else TMA_ALIGNMENT_BYTES // size for step, length in zip(steps, tensor.shape, strict=False)
-    ]
-    if (
-        0 in tensor.shape
-        or last != 1
-        or tensor.data_ptr() % TMA_ALIGNMENT_BYTES
-        or any(step <= 0 or step * size % TMA_ALIGNMENT_BYTES for step in steps)
-    ):
+    if size != 2 or not gpu_of(tensor.device).has_wgmma or 0 in tensor.shape or tensor.data_ptr() % TMA_ALIGNMENT_BYTES:
         return StridedTensor.from_tensor(tensor)
-    return TensorDescriptor(tensor, list(tensor.shape), [*steps, 1], [1, 1, block, padded_width(tensor.shape[3])])
+    *steps, last = tensor.stride()
+    unit = TMA_ALIGNMENT_BYTES // size
+    shape = list(tensor.shape)
+    steps = [step if length > 1 else unit for step, length in zip(steps, shape, strict=False)]  # else arbitrary
+    if last != 1 or min(steps) <= 0 or any(step % unit for step in steps):
+        return StridedTensor.from_tensor(tensor)
+    return RowDescriptor(tensor, shape, [*steps, 1], [1, 1, block, padded_width(shape[3])])
+
+
+@triton.jit
+def decoded(number):
+    """Return a number that `unspecialized` has encoded."""
+    return number >> 2
+
+
+@triton.jit
+def query_length(logit_params):
+    """Return the number of queries."""
+    return decoded(logit_params.q_len)
+
+
+@triton.jit
+def key_length(logit_params):
+    """Return the number of keys."""
+    return decoded(logit_params.kv_len)
+
+
+@triton.jit
+def row_indices(logit_params, batch, head, rows):
+    """Return the indices of rows in a contiguous tensor `[batch, heads, q_len]`."""
+    return (batch * logit_params.heads + head) * query_length(logit_params) + rows
 
 
 @triton.jit
@@ -154,7 +195,7 @@ def load_rows(matrix, batch, head, start, BLOCK: tl.constexpr, WIDTH: tl.constex
 def gather_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
     """Load any rows, with 0 beyond the last row and the last column; `head` may differ from row to row."""
     columns = tl.arange(0, WIDTH)
-    inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
+    inside = (rows < decoded(matrix.rows))[:, None] & (columns < matrix.columns)[None, :]
     return tl.load(tile_pointers(matrix, batch, head, rows[:, None], columns[None, :]), inside, other=0.0)
 
 
@@ -162,7 +203,7 @@ def gather_rows(matrix, batch, head, rows, WIDTH: tl.constexpr):
 def store_rows(matrix, batch, head, rows, values):
     """Store rows in the dtype of the matrix."""
     columns = tl.arange(0, values.shape[1])
-    inside = (rows < matrix.rows)[:, None] & (columns < matrix.columns)[None, :]
+    inside = (rows < decoded(matrix.rows))[:, None] & (columns < matrix.columns)[None, :]
     values = values.to(matrix.pointer.dtype.element_ty)
     tl.store(tile_pointers(matrix, batch, head, rows[:, None], columns[None, :]), values, inside)
 
@@ -217,7 +258,7 @@ def finish_logits(products, logit_params, batch, head, rows, keys, first, last, 
         result = logit_params.softcap * tanh(result * logit_params.scale)
     elif logit_params.bias is not None or logit_params.slopes is not None or logit_params.sinks is not None:
         result = result * logit_params.scale
-    inside = (rows < logit_params.q_len) & (keys < logit_params.kv_len)
+    inside = (rows < query_length(logit_params)) & (keys < key_length(logit_params))
     if logit_params.bias is not None:
         added = tl.load(tile_pointers(logit_params.bias, batch, head, rows, keys), inside, other=0.0).to(tl.float32)
         # only -inf forbids a key: the lowest finite number of a dtype must not overflow to -inf times log2(e)
@@ -240,7 +281,7 @@ def finish_logits(products, logit_params, batch, head, rows, keys, first, last, 
 def query_offset(logit_params, batch):
     """Return the position of the first query among the keys."""
     if logit_params.starts is None:
-        return logit_params.start
+        return decoded(logit_params.start)
     else:
         return tl.load(logit_params.starts + batch * logit_params.start_stride)
 
@@ -258,18 +299,12 @@ def load_row_values(shift, logit_params, batch, head, rows):
 
 
 @triton.jit
-def load_lse(logit_params, lse, row_block, rows):
+def load_lse(logit_params, lse, batch, head, rows):
     """Load log-sum-exp in base 2, with replacements that keep weights finite.
 
     In a row without a key, log-sum-exp and scores are −∞, and their difference would be nan; 0 replaces log-sum-exp.
     Beyond the last row it is so large that weights are 0, but finite, so that weight · logarithm is 0.
     """
-    shift = tl.load(lse + row_block * logit_params.q_len + rows, rows < logit_params.q_len, other=1e30) * LOG2_E
+    pointers = lse + row_indices(logit_params, batch, head, rows)
+    shift = tl.load(pointers, rows < query_length(logit_params), other=BEYOND_LAST_ROW) * LOG2_E
     return tl.where(shift == -float("inf"), 0.0, shift)
-
-
-@triton.jit
-def _prepare_lse(logit_params, lse, prepared, ROWS: tl.constexpr):
-    row_block = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    tl.store(prepared + row_block * logit_params.length + rows, load_lse(logit_params, lse, row_block, rows))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from clearhead.ops.triton.logits import key_length, query_length
+
 HEADS_IN_FLIGHT = tl.constexpr(16)  # heads whose blocks run at the same time
 
 
@@ -35,22 +37,22 @@ def query_block(logit_params, BLOCK_Q: tl.constexpr):
 
     The last block comes first: under a causal mask late queries attend to most keys, and the longest work starts first.
     """
-    block, head, batch = program_block(logit_params.q_len, logit_params.heads, logit_params.batches, BLOCK_Q)
-    start = (tl.cdiv(logit_params.q_len, BLOCK_Q) - 1 - block) * BLOCK_Q
+    block, head, batch = program_block(query_length(logit_params), logit_params.heads, logit_params.batches, BLOCK_Q)
+    start = (tl.cdiv(query_length(logit_params), BLOCK_Q) - 1 - block) * BLOCK_Q
     return start, start + tl.arange(0, BLOCK_Q), head, batch
 
 
 @triton.jit
 def range_ends(logit_params, range_index, batch, rows):
     """Return the start and end of each row's range of keys; a row beyond the last has an empty range."""
-    inside = rows < logit_params.q_len
+    inside = rows < query_length(logit_params)
     if logit_params.ranges is None:
-        return tl.zeros_like(rows), tl.where(inside, logit_params.kv_len, 0)
+        return tl.zeros_like(rows), tl.where(inside, key_length(logit_params), 0)
     else:
-        pointers = (
-            logit_params.ranges + 2 * range_index * logit_params.range_side + batch * logit_params.range_batch + rows
-        )
-        return tl.load(pointers, inside, other=0), tl.load(pointers + logit_params.range_side, inside, other=0)
+        side = logit_params.range_batches * query_length(logit_params)
+        sequence = batch % logit_params.range_batches
+        pointers = logit_params.ranges + 2 * range_index * side + sequence * query_length(logit_params) + rows
+        return tl.load(pointers, inside, other=0), tl.load(pointers + side, inside, other=0)
 
 
 @triton.jit
@@ -59,9 +61,9 @@ def block_bounds(logit_params, first, last, rows):
 
     Only keys in `[start, end)` are allowed for some row. Keys in `[full_start, full_end)` are allowed for every row.
     """
-    seen, inside = first < last, rows < logit_params.q_len
-    first, last = tl.where(seen, first, logit_params.kv_len), tl.where(seen, last, 0)
-    full, partial = tl.max(tl.where(inside, first, 0)), tl.min(tl.where(inside, last, logit_params.kv_len))
+    seen, inside = first < last, rows < query_length(logit_params)
+    first, last = tl.where(seen, first, key_length(logit_params)), tl.where(seen, last, 0)
+    full, partial = tl.max(tl.where(inside, first, 0)), tl.min(tl.where(inside, last, key_length(logit_params)))
     return tl.min(first), full, partial, tl.max(last)
 
 
@@ -85,13 +87,12 @@ def loop_over_keys(
         # without a full tile, all tiles are partial
         none = (full >= partial) | (logit_params.dense is not None)
         full, partial = tl.where(none, start, full), tl.where(none, start, partial)
-        if RANGES > 0:
-            for key_start in range(start, full, BLOCK_K):
-                state = take(state, fixed, key_start, first, last, BLOCK_K, OPTIONS, True)
         if logit_params.dense is None:
             for key_start in range(full, partial, BLOCK_K):
                 state = take(state, fixed, key_start, first, last, BLOCK_K, OPTIONS, False)
-        for key_start in range(partial, end, BLOCK_K):
+        # the partial tiles on both sides in one loop: each further copy of its body takes time to compile
+        for key_start in range(start + partial - full, end, BLOCK_K):
+            key_start = tl.where(key_start < partial, key_start - (partial - full), key_start)
             state = take(state, fixed, key_start, first, last, BLOCK_K, OPTIONS, True)
     return state
 
@@ -109,20 +110,23 @@ def loop_over_queries(
     """
     for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
         if RANGES > 0:
-            pointers = seen.pointer + 4 * range_index * seen.side + batch * seen.batch + block
-            start, full = tl.load(pointers), tl.load(pointers + seen.side)
-            partial, end = tl.load(pointers + 2 * seen.side), tl.load(pointers + 3 * seen.side)
+            key_blocks = tl.cdiv(key_length(logit_params), BLOCK_K)
+            side = logit_params.range_batches * key_blocks
+            sequence = batch % logit_params.range_batches
+            pointers = seen + 4 * range_index * side + sequence * key_blocks + block
+            start, full = tl.load(pointers), tl.load(pointers + side)
+            partial, end = tl.load(pointers + 2 * side), tl.load(pointers + 3 * side)
         else:
-            start, full, partial, end = 0, 0, tl.cdiv(logit_params.q_len, BLOCK_Q), tl.cdiv(logit_params.q_len, BLOCK_Q)
+            blocks = tl.cdiv(query_length(logit_params), BLOCK_Q)
+            start, full, partial, end = 0, 0, blocks, blocks
         # a block with keys beyond the last, and a dense mask, require a mask in every tile
-        none = (block * BLOCK_K + BLOCK_K > logit_params.kv_len) | (logit_params.dense is not None)
+        none = (block * BLOCK_K + BLOCK_K > key_length(logit_params)) | (logit_params.dense is not None)
         full, partial = tl.where(none, start, full), tl.where(none, start, partial)
-        if RANGES > 0:
-            for query_block_index in tl.range(start, full, num_stages=STAGES):
-                state = take(state, fixed, range_index, query_block_index * BLOCK_Q, BLOCK_Q, OPTIONS, True)
         if logit_params.dense is None:
             for query_block_index in tl.range(full, partial, num_stages=STAGES):
                 state = take(state, fixed, range_index, query_block_index * BLOCK_Q, BLOCK_Q, OPTIONS, False)
-        for query_block_index in tl.range(partial, end, num_stages=STAGES):
+        # as in `loop_over_keys`, the partial blocks on both sides in one loop
+        for index in tl.range(start + partial - full, end, num_stages=STAGES):
+            query_block_index = tl.where(index < partial, index - (partial - full), index)
             state = take(state, fixed, range_index, query_block_index * BLOCK_Q, BLOCK_Q, OPTIONS, True)
     return state

@@ -17,15 +17,7 @@ from torch import Tensor
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
-from clearhead.ops.triton.config import (
-    Kernel,
-    TileConfig,
-    block_count,
-    constants,
-    matmul_precision,
-    next_power_of_2,
-    tile_for,
-)
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, next_power_of_2
 from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
@@ -33,14 +25,17 @@ from clearhead.ops.triton.logits import (
     distance,
     dot_transposed,
     finish_logits,
+    key_length,
     load_row_values,
     load_rows,
     prepare_lse,
     prepared_rows,
+    query_length,
     query_offset,
     row_reader,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
+from clearhead.ops.triton.tiles import launch_with_tile
 
 WARP_ROWS = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
 
@@ -80,37 +75,37 @@ def _launch(
     tile: TileConfig | None,
 ) -> None:
     """Launch the kernels, which add to the given tensors."""
-    batch, heads, q_len, key_dim = call.query.shape
-    kv_len = call.key.shape[2]
-    logit_params = LogitParams.from_call(call)
-    shift = prepare_lse(logit_params, lse)
-    rows = (entropies, distances)
-    row_pass = any(sums is not None for sums in rows) and (
-        columns is None or torch.are_deterministic_algorithms_enabled()
-    )
-
-    def tile_config(kernel: Kernel) -> TileConfig:
-        return tile or tile_for(kernel, call.query.dtype, key_dim, q_len)
+    batch, heads, q_len, kv_len = call.shape
+    logit_params, shift = LogitParams.from_call(call), prepare_lse(lse)
+    precision = matmul_precision(call.query.dtype)
+    row_sums = (entropies, distances)
+    in_one_pass = columns is not None and not torch.are_deterministic_algorithms_enabled()
 
     def arguments(tile: TileConfig) -> tuple:
         return row_reader(call.query, tile.queries), row_reader(call.key, tile.keys), logit_params, shift
 
-    precision = matmul_precision(call.query.dtype)
-    if row_pass:
-        config = tile_config("observe_rows")
-        grid = (block_count(q_len, config.queries) * heads * batch,)
-        _row_statistics[grid](*arguments(config), *rows, PRECISION=precision, **constants(call, config))
-    if columns is not None:
-        config = tile_config("observe_columns")
-        grid = (block_count(kv_len, config.keys) * heads * batch,)
-        rows = (None, None) if row_pass else rows
+    def launch_rows(tile: TileConfig) -> None:
+        grid = (block_count(q_len, tile.queries) * heads * batch,)
+        _row_statistics[grid](*arguments(tile), *row_sums, PRECISION=precision, **constants(call, tile))
+
+    def launch_columns(tile: TileConfig) -> None:
         options = (precision,)
         if spec is not None:
             options = (precision, q_len // spec.rows, kv_len // spec.cols, spec.reduce == "mean")
-        seen = transpose_block_ranges(logit_params, config)
-        _column_statistics[grid](
-            *arguments(config), columns, *rows, cells, seen, OPTIONS=options, **constants(call, config)
+        _column_statistics[(block_count(kv_len, tile.keys) * heads * batch,)](
+            *arguments(tile),
+            columns,
+            *(row_sums if in_one_pass else (None, None)),
+            cells,
+            transpose_block_ranges(call, logit_params, tile),
+            OPTIONS=options,
+            **constants(call, tile),
         )
+
+    if not in_one_pass and any(sums is not None for sums in row_sums):
+        launch_with_tile("observe_rows", call, q_len, launch_rows, tile=tile)
+    if columns is not None:
+        launch_with_tile("observe_columns", call, q_len, launch_columns, heatmap=cells is not None, tile=tile)
 
 
 def can_fuse_pooling(call: AttentionCall, spec: PoolSpec) -> bool:
@@ -199,7 +194,7 @@ def _row_statistics(
     else:
         state = tl.zeros([BLOCK_Q], dtype=tl.float32)
     state = loop_over_keys(
-        _add_keys, state, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, PRECISION
+        _add_keys, state, fixed, logit_params, batch, rows, 0, key_length(logit_params), BLOCK_K, RANGES, PRECISION
     )
     tl.store(_row_pointers(entropies, distances, logit_params, batch, head, rows), state)
 
@@ -236,7 +231,7 @@ def _column_statistics(
     OPTIONS: tl.constexpr,
     num_stages: tl.constexpr,
 ):
-    block, head, batch = program_block(logit_params.kv_len, logit_params.heads, logit_params.batches, BLOCK_K)
+    block, head, batch = program_block(key_length(logit_params), logit_params.heads, logit_params.batches, BLOCK_K)
     keys = block * BLOCK_K + tl.arange(0, BLOCK_K)
     tile = load_rows(key, batch, head // logit_params.group, block * BLOCK_K, BLOCK_K, BLOCK_D)
     fixed = (
@@ -267,8 +262,8 @@ def _column_statistics(
         OPTIONS,
         num_stages,
     )
-    pointers = columns + (batch * logit_params.heads + head) * logit_params.kv_len + keys
-    tl.store(pointers, tl.sum(weight_sums, 0), keys < logit_params.kv_len)
+    pointers = columns + (batch * logit_params.heads + head) * key_length(logit_params) + keys
+    tl.store(pointers, tl.sum(weight_sums, 0), keys < key_length(logit_params))
 
 
 @triton.jit
@@ -307,7 +302,7 @@ def _add_to_bins(cells, weights, logit_params, batch, head, row, key, OPTIONS: t
     parts = weights.reshape(DOWN, HIGH, ACROSS, WIDE).permute(0, 2, 1, 3).reshape(DOWN, ACROSS, HIGH * WIDE)
     rows = (row + HIGH * tl.arange(0, DOWN)) // BIN_Q
     columns = (key + WIDE * tl.arange(0, ACROSS)) // BIN_K
-    down, across = logit_params.q_len // BIN_Q, logit_params.kv_len // BIN_K
+    down, across = query_length(logit_params) // BIN_Q, key_length(logit_params) // BIN_K
     offsets = ((batch * logit_params.heads + head) * down + rows[:, None]) * across + columns[None, :]
     inside = (rows < down)[:, None] & (columns < across)[None, :]
     if MEAN:

@@ -15,18 +15,22 @@ from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import TopK
-from clearhead.ops.triton.config import block_count, constants, matmul_precision, tile_for
+from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision
 from clearhead.ops.triton.logits import (
     LogitParams,
     deferred_scale,
     dot_transposed,
     finish_logits,
+    key_length,
     load_row_values,
     load_rows,
     prepare_lse,
+    query_length,
+    row_indices,
     row_reader,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, program_block, query_block
+from clearhead.ops.triton.tiles import launch_with_tile
 
 CANDIDATES_PER_ROW = 64  # space for scores that reach the bound
 MAX_TOP_KEYS = 32
@@ -38,18 +42,21 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
 
     This happens if many scores are equal, or if the largest are in few groups.
     """
-    batch, heads, q_len, key_dim = call.query.shape
-    tile = tile_for("top", call.query.dtype, key_dim, q_len)
+    batch, heads, q_len, _ = call.query.shape
     logit_params, precision = LogitParams.from_call(call), matmul_precision(call.query.dtype)
     bounds = lse.new_empty(lse.shape)
-    arguments = (row_reader(call.query, tile.queries), row_reader(call.key, tile.keys), logit_params)
-    options = constants(call, tile)
-    grid = (block_count(q_len, tile.queries) * heads * batch,)
-    _bounds[grid](*arguments, bounds, count, **options, PRECISION=precision)
     reached = torch.empty(lse.shape, dtype=torch.int32, device=lse.device)
     logits = lse.new_empty((*lse.shape, CANDIDATES_PER_ROW))
     keys = torch.empty(logits.shape, dtype=torch.int32, device=lse.device)
-    _candidates[grid](*arguments, bounds, reached, logits, keys, **options, OPTIONS=(precision, CANDIDATES_PER_ROW))
+
+    def launch(tile: TileConfig) -> None:
+        grid = (block_count(q_len, tile.queries) * heads * batch,)
+        arguments = (row_reader(call.query, tile.queries), row_reader(call.key, tile.keys), logit_params, bounds)
+        options = constants(call, tile)
+        _bounds[grid](*arguments, count, **options, PRECISION=precision)
+        _candidates[grid](*arguments, reached, logits, keys, **options, OPTIONS=(precision, CANDIDATES_PER_ROW))
+
+    launch_with_tile("top", call, q_len, launch)
     if int(reached.max()) > CANDIDATES_PER_ROW:
         return None
     weights = lse.new_empty((*lse.shape, count))
@@ -57,7 +64,7 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
     rows = block_count(q_len, MERGED_ROWS) * heads * batch
     _select_best[(rows,)](
         logit_params,
-        prepare_lse(logit_params, lse),
+        prepare_lse(lse),
         reached,
         logits,
         keys,
@@ -70,7 +77,7 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
     return TopK(weights, chosen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _bounds(
     query,
     key,
@@ -87,8 +94,9 @@ def _bounds(
     tile = load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D)
     fixed = (tile, key, logit_params, batch, head, rows)
     maxima = tl.full([BLOCK_Q, BLOCK_K], -float("inf"), dtype=tl.float32)
+    kv_len = key_length(logit_params)
     maxima = loop_over_keys(
-        _update_maxima, maxima, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, PRECISION
+        _update_maxima, maxima, fixed, logit_params, batch, rows, 0, kv_len, BLOCK_K, RANGES, PRECISION
     )
     bound = tl.max(maxima, 1)
     for _ in range(1, count):
@@ -96,7 +104,7 @@ def _bounds(
         bound = tl.max(maxima, 1)
     # slightly lower, because the second pass may round differently
     bound = tl.where(bound == -float("inf"), bound, bound - tl.abs(bound) * 1e-5 - 1e-30)
-    tl.store(bounds + (batch * logit_params.heads + head) * logit_params.q_len + rows, bound, rows < logit_params.q_len)
+    tl.store(bounds + row_indices(logit_params, batch, head, rows), bound, rows < query_length(logit_params))
 
 
 @triton.jit
@@ -136,14 +144,15 @@ def _candidates(
 ):
     start, rows, head, batch = query_block(logit_params, BLOCK_Q)
     tile = load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D)
-    row_indices = (batch * logit_params.heads + head) * logit_params.q_len + rows
-    bound = tl.load(bounds + row_indices, rows < logit_params.q_len, other=float("inf"))
-    fixed = ((tile, key, logit_params, batch, head, rows), row_indices, logits, keys)
+    indices = row_indices(logit_params, batch, head, rows)
+    bound = tl.load(bounds + indices, rows < query_length(logit_params), other=float("inf"))
+    fixed = ((tile, key, logit_params, batch, head, rows), indices, logits, keys)
     state = (bound, tl.zeros([BLOCK_Q], dtype=tl.int32))
+    kv_len = key_length(logit_params)
     state = loop_over_keys(
-        _store_candidates, state, fixed, logit_params, batch, rows, 0, logit_params.kv_len, BLOCK_K, RANGES, OPTIONS
+        _store_candidates, state, fixed, logit_params, batch, rows, 0, kv_len, BLOCK_K, RANGES, OPTIONS
     )
-    tl.store(reached + row_indices, state[1], rows < logit_params.q_len)
+    tl.store(reached + indices, state[1], rows < query_length(logit_params))
 
 
 @triton.jit
@@ -152,7 +161,7 @@ def _store_candidates(
 ):
     """Store the scores of a tile that reach the bound, the largest of each row first, one per row and iteration."""
     bound, count = state
-    inner, row_indices, logits, keys = fixed
+    inner, indices, logits, keys = fixed
     PRECISION: tl.constexpr = OPTIONS[0]
     ROOM: tl.constexpr = OPTIONS[1]
     tile_logits = _logits(inner, key_start, first, last, BLOCK_K, PRECISION, MASKED)
@@ -164,25 +173,25 @@ def _store_candidates(
         key = tl.min(tl.where(left == largest[:, None], key_indices, 2147483647), 1)
         some = largest > -float("inf")
         stored = some & (count < ROOM)
-        tl.store(logits + row_indices * ROOM + count, largest, stored)
-        tl.store(keys + row_indices * ROOM + count, key, stored)
+        tl.store(logits + indices * ROOM + count, largest, stored)
+        tl.store(keys + indices * ROOM + count, key, stored)
         left = tl.where(key_indices == key[:, None], -float("inf"), left)
         count += some.to(tl.int32)
     return bound, count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _select_best(
     logit_params, shift, reached, logits, keys, weights, chosen, count, ROWS: tl.constexpr, ROOM: tl.constexpr
 ):
     """Select the largest of the stored scores; among equal scores, the first keys."""
-    block, head, batch = program_block(logit_params.q_len, logit_params.heads, logit_params.batches, ROWS)
+    block, head, batch = program_block(query_length(logit_params), logit_params.heads, logit_params.batches, ROWS)
     rows = block * ROWS + tl.arange(0, ROWS)
-    inside = rows < logit_params.q_len
-    row_indices = (batch * logit_params.heads + head) * logit_params.q_len + rows
+    inside = rows < query_length(logit_params)
+    indices = row_indices(logit_params, batch, head, rows)
     slots = tl.arange(0, ROOM)
-    filled = slots[None, :] < tl.load(reached + row_indices, inside, other=0)[:, None]
-    offsets = row_indices[:, None] * ROOM + slots[None, :]
+    filled = slots[None, :] < tl.load(reached + indices, inside, other=0)[:, None]
+    offsets = indices[:, None] * ROOM + slots[None, :]
     left = tl.load(logits + offsets, filled, other=-float("inf"))
     key = tl.load(keys + offsets, filled, other=-1)
     row_lse = load_row_values(shift, logit_params, batch, head, rows)
@@ -192,5 +201,5 @@ def _select_best(
         some = largest > -float("inf")
         left = tl.where(key == first[:, None], -float("inf"), left)
         weight = tl.where(some, tl.exp2(tl.where(some, largest, 0.0) * deferred_scale(logit_params) - row_lse), 0.0)
-        tl.store(weights + row_indices * count + index, weight, inside)
-        tl.store(chosen + row_indices * count + index, tl.where(some, first, -1).to(tl.int64), inside)
+        tl.store(weights + indices * count + index, weight, inside)
+        tl.store(chosen + indices * count + index, tl.where(some, first, -1).to(tl.int64), inside)

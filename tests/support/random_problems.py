@@ -1,0 +1,289 @@
+"""Random attention problems for the Triton kernels, judged against float64 by the rule of `assert_matches`.
+
+Compiling takes most of the time. So problems come in families: a `Family` fixes what kernels are compiled for, and its
+problems differ in lengths, batch, strides, values and masks of the same kind.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
+
+from clearhead import ALiBi, Causal, Dense, Documents, Padding, Prefix, Window, attention
+from clearhead.ops._dropout import keep_mask, row_indices
+from clearhead.ops.arguments import build_call
+from clearhead.ops.masks import Mask
+from support.numerics import assert_lse_matches, assert_matches
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDTHS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 112, 128, 136, 160, 192, 256)
+SIMPLE_MASKS = ("causal", "window", "padding", "left padding", "documents", "prefix", "dense")
+BIAS_AXES = {
+    "full": ("batch", "heads", "q_len", "kv_len"),
+    "heads": ("heads", "q_len", "kv_len"),
+    "keys": ("kv_len",),
+    "rows": ("heads", "q_len"),
+}
+MAX_CELLS = 2**25  # the equation in float64 stores about ten matrices
+STATISTICS = ("entropy", "received", "distance")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Features of a call that kernels are compiled for."""
+
+    dtype: torch.dtype
+    key_dim: int
+    value_dim: int
+    group: int
+    masks: tuple[str, ...]  # combined by & or |
+    combine: str
+    bias: str
+    softcap: bool
+    sinks: bool
+    dropout: bool
+    starts: str
+    strided: bool
+    decoding: bool  # few queries, as for a KV cache
+    bins: tuple[int, int]  # rows and keys per bin of a heatmap
+    reduce: str
+
+    @classmethod
+    def draw(cls, generator: random.Random) -> Family:
+        choose = generator.choice
+        key_dim = choose(WIDTHS)
+        return cls(
+            dtype=choose(DTYPES),
+            key_dim=key_dim,
+            value_dim=key_dim if generator.random() < 0.6 else choose(WIDTHS),
+            group=choose((1, 1, 2, 4, 7)),
+            masks=tuple(generator.sample(SIMPLE_MASKS, choose((0, 1, 1, 1, 2, 3)))),
+            combine=choose(("&", "&", "|")),
+            bias=choose(("none", "none", "none", "alibi", *BIAS_AXES)),
+            softcap=generator.random() < 0.2,
+            sinks=generator.random() < 0.2,
+            dropout=generator.random() < 0.2,
+            starts=choose(("default", "default", "zero", "number", "each")),
+            strided=generator.random() < 0.3,
+            decoding=generator.random() < 0.15,
+            bins=(choose((1, 2, 3, 4, 8, 16, 30, 64)), choose((1, 2, 3, 4, 8, 16, 30, 64))),
+            reduce=choose(("mean", "max")),
+        )
+
+
+@dataclass
+class Problem:
+    """Inputs of one attention call, its equation in any dtype, and the check of all results."""
+
+    family: Family
+    tensors: list[Tensor]  # query, key, value
+    options: dict[str, Any]
+    seed: int
+    leaves: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        extra = [self.options.get("sinks"), self.options.get("bias")]
+        extra = [value.slopes if isinstance(value, ALiBi) else value for value in extra if value is not None]
+        self.leaves = [tensor.requires_grad_() for tensor in (*self.tensors, *extra)]
+
+    @classmethod
+    def draw(cls, family: Family, seed: int, device: str, longest: int) -> Problem:
+        choices = random.Random(seed)
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device).to(family.dtype)
+
+        def strided(*shape: int) -> Tensor:
+            if not family.strided:
+                return normal(*shape)
+            batch, heads, length, width = shape
+            return normal(batch, 2 * length, heads, width).transpose(1, 2)[:, :, ::2]
+
+        def length() -> int:
+            return min(longest, int(math.exp(choices.uniform(0, math.log(longest + 1)))))
+
+        batch, kv_heads = choices.choice((1, 2, 3)), choices.choice((1, 2))
+        heads = kv_heads * family.group
+        q_len, kv_len = choices.randint(1, min(16, longest)) if family.decoding else length(), length()
+        while batch * heads * q_len * kv_len > MAX_CELLS:
+            q_len, kv_len = (-(-q_len // 2), kv_len) if q_len > kv_len else (q_len, -(-kv_len // 2))
+        tensors = [
+            strided(batch, heads, q_len, family.key_dim) * choices.choice((0.5, 1.0, 2.0)),
+            strided(batch, kv_heads, kv_len, family.key_dim),
+            strided(batch, kv_heads, kv_len, family.value_dim),
+        ]
+        options: dict[str, Any] = {}
+        for name in family.masks:
+            mask = draw_mask(name, batch, heads, q_len, kv_len, choices, generator)
+            combined = options.get("mask")
+            if combined is not None:
+                mask = combined & mask if family.combine == "&" else combined | mask
+            options["mask"] = mask
+        if family.bias in BIAS_AXES:
+            lengths = {"batch": batch, "heads": heads, "q_len": q_len, "kv_len": kv_len}
+            axes = BIAS_AXES[family.bias]
+            options["bias"] = normal(*(length if axis in axes else 1 for axis, length in lengths.items()))
+        elif family.bias == "alibi":
+            options["bias"] = ALiBi(normal(heads).abs())
+        if family.softcap:
+            options["softcap"] = 5.0
+        if family.sinks:
+            options["sinks"] = normal(heads)
+        if family.dropout:
+            options["dropout"] = 0.2
+        starts = {"zero": 0, "number": choices.randint(-3, kv_len)}
+        if family.starts in starts:
+            options["query_start"] = starts[family.starts]
+        elif family.starts == "each":
+            options["query_start"] = torch.tensor([choices.randint(-3, kv_len) for _ in range(batch)], device=device)
+        return cls(family, tensors, options, seed)
+
+    def describe(self) -> str:
+        shapes = " ".join(str(tuple(tensor.shape)) for tensor in self.tensors)
+        return f"{shapes}, {self.family}, {self.options.get('mask')}, seed {self.seed}"
+
+    def plain(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return all results by the equation in a dtype."""
+        query, key, value = (tensor.to(dtype) for tensor in self.tensors)
+        group, device = self.family.group, query.device
+        key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+        batch, heads, q_len, _ = query.shape
+        kv_len, options = key.shape[2], self.options
+        scores = query @ key.mT * self.family.key_dim**-0.5
+        if "softcap" in options:
+            scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+        torch.manual_seed(self.seed)
+        call = build_call(*(tensor.detach() for tensor in self.tensors), **options)
+        distances = (call.positions()[:, None, :, None] - torch.arange(kv_len, device=device)).abs()
+        bias = options.get("bias")
+        if isinstance(bias, ALiBi):
+            scores = scores - bias.slopes.to(dtype)[:, None, None] * distances.to(dtype)
+        elif bias is not None:
+            scores = scores + bias.to(dtype)
+        if "mask" in options:
+            allowed = call.lower().allowed(q_len, torch.arange(kv_len, device=device))
+            scores = torch.where(allowed, scores, -math.inf)
+        sinks = options.get("sinks")
+        sink = [] if sinks is None else [sinks.to(dtype)[:, None, None].expand(batch, heads, q_len, 1)]
+        logits = torch.cat([scores, *sink], dim=-1)
+        has_key = (logits > -math.inf).any(dim=-1, keepdim=True)
+        weights = torch.softmax(torch.where(has_key, logits, 0.0), dim=-1)[..., :kv_len] * has_key
+        used = weights
+        if call.seed is not None:
+            rows = row_indices(slice(0, batch), torch.arange(heads, device=device), slice(0, q_len), heads, q_len)
+            kept = keep_mask(call.seed, call.dropout, rows, torch.arange(kv_len, device=device))
+            used = weights * kept / (1 - call.dropout)
+        wide = weights.to(torch.promote_types(dtype, torch.float32))
+        return {
+            "output": used @ value,
+            "lse": torch.logsumexp(logits.to(wide.dtype), dim=-1),
+            "weights": wide,
+            "entropy": torch.special.entr(wide).sum(dim=-1),
+            "received": wide.sum(dim=-2),
+            "distance": (wide * distances).sum(dim=-1),
+        }
+
+    def check(self) -> None:
+        """Compute everything with the Triton kernels, and assert that all of it matches."""
+        family = self.family
+        exact, single = (self.plain(dtype) for dtype in (torch.float64, torch.float32))
+        naive = single if family.dtype == torch.float32 else self.plain(family.dtype)
+        torch.manual_seed(self.seed)
+        output, weights = attention(*self.tensors, **self.options, return_weights=True, backend="triton")
+        logs = float(exact["lse"].detach().nan_to_num(neginf=0).abs().max()) + math.log(2 + self.tensors[1].shape[2])
+
+        def compare(name: str, got: Tensor, truth: Tensor, baseline: Tensor, terms: float = 1.0) -> None:
+            # the rounding error of a weight is proportional to its logarithm
+            size = max(terms, float(truth.detach().abs().max())) * logs
+            try:
+                assert_matches(got.cpu(), truth.detach().cpu(), baseline.detach().to(got.dtype).cpu(), scale=size)
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from None
+
+        compare("output", output.detach(), exact["output"], naive["output"])
+        lse, true_lse = weights.lse.detach().cpu(), exact["lse"].detach().cpu().numpy()
+        assert_lse_matches(lse, true_lse, single["lse"].detach().cpu(), scale=logs)
+        cotangent = torch.randn(
+            output.shape, generator=torch.Generator(output.device).manual_seed(1), device=output.device
+        )
+        cotangent = cotangent.to(family.dtype)
+        results = {"got": output, "exact": exact["output"], "naive": naive["output"]}
+        gradients = {
+            name: torch.autograd.grad(result, self.leaves, cotangent.to(result.dtype))
+            for name, result in results.items()
+        }
+        terms = self._gradient_terms(exact["weights"].detach(), cotangent.double())
+        for index, (got, truth, baseline) in enumerate(zip(*gradients.values(), strict=True)):
+            compare(f"gradient {index}", got, truth, baseline, terms[min(index, len(terms) - 1)])
+        self._check_statistics(weights.detach(), {k: v.detach() for k, v in exact.items()}, single, compare)
+
+    def _gradient_terms(self, weights: Tensor, cotangent: Tensor) -> list[float]:
+        """Return the magnitude of the terms of the gradients of query, key, value, and of everything else.
+
+        The gradient of a score is a difference, which may cancel to 0.
+        """
+        query, key, value = (tensor.detach().double().abs() for tensor in self.tensors)
+        key, value = (tensor.repeat_interleave(self.family.group, dim=1) for tensor in (key, value))
+        used = weights / (1 - self.options.get("dropout", 0.0))
+        reach = cotangent.abs() @ value.mT
+        mean = (used * reach).sum(dim=-1, keepdim=True)
+        scores, scale = used * reach + weights * mean, self.family.key_dim**-0.5
+        positions = self.tensors[1].shape[2] + 3 if self.family.bias == "alibi" else 1  # largest distance
+        others = scores.sum(dim=(0, 2, 3)) * positions  # of a slope or a sink
+        if self.family.bias in BIAS_AXES:
+            bias = self.options["bias"]
+            others = torch.cat([others, scores.sum_to_size(bias.shape).flatten()])
+        sizes = (scores @ key * scale, scores.mT @ query * scale, used.mT @ cotangent.abs(), others)
+        return [float(size.amax()) for size in sizes]
+
+    def _check_statistics(
+        self, weights: Any, exact: dict[str, Tensor], single: dict[str, Tensor], compare: Callable[..., None]
+    ) -> None:
+        cells, plain_cells = exact["weights"], single["weights"].detach()
+        _, _, q_len, kv_len = cells.shape
+        observed = weights.observe(entropy=True, received=True, distance=True, top=min(5, kv_len))
+        for name in STATISTICS:
+            compare(name, getattr(observed, name), exact[name], single[name])
+        compare("entropy alone", weights.entropy(), exact["entropy"], single["entropy"])
+        for rows in {0, q_len // 2, q_len - 1}:
+            compare("a row", weights[:, :, rows], cells[:, :, rows], plain_cells[:, :, rows])
+        pooled = {"mean": adaptive_avg_pool2d, "max": adaptive_max_pool2d}[self.family.reduce]
+        bins = (-(-q_len // self.family.bins[0]), -(-kv_len // self.family.bins[1]))
+        heatmaps = {
+            "heatmap": weights.pool(*bins, reduce=self.family.reduce),
+            "heatmap with statistics": weights.observe(received=True, pool=bins, reduce=self.family.reduce).pooled,
+        }
+        for name, heatmap in heatmaps.items():
+            compare(name, heatmap, pooled(cells, bins), pooled(plain_cells, bins))
+        largest, plain_largest = (tensor.topk(min(5, kv_len)).values for tensor in (cells, plain_cells))
+        keys = observed.top.keys
+        compare("largest weights", observed.top.weights, largest, plain_largest)
+        at_keys = cells.gather(-1, keys.clamp(min=0)) * (keys >= 0)
+        compare("weights of the largest keys", at_keys.float(), largest, plain_largest)
+
+
+def draw_mask(
+    name: str, batch: int, heads: int, q_len: int, kv_len: int, choices: random.Random, generator: torch.Generator
+) -> Mask:
+    """Return a random mask of a kind."""
+    lengths = [choices.randint(0, kv_len) for _ in range(batch)]
+    if name == "dense":
+        shape = (choices.choice((1, batch)), choices.choice((1, heads)), q_len, kv_len)
+        return Dense(torch.rand(shape, generator=generator, device=generator.device) < 0.6)
+    if name == "documents":
+        return Documents([choices.randint(0, kv_len) for _ in range(choices.randint(1, 5))])
+    return {
+        "causal": lambda: Causal(),
+        "window": lambda: Window(choices.randint(0, kv_len), choices.randint(0, 5)),
+        "padding": lambda: Padding(lengths),
+        "left padding": lambda: Padding.left(lengths),
+        "prefix": lambda: Prefix(choices.randint(0, kv_len)),
+    }[name]()
