@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -35,7 +35,6 @@ TESTS = [
     "no:benchmark",
 ]
 SMALL = "odd or few"  # padded widths and rows by pointers; split keys and a bias
-PROBLEMS_PER_FAMILY = 12  # compiled once
 LONGEST = 2000  # queries or keys
 
 
@@ -51,7 +50,7 @@ def check_family(seed: int, count: int) -> list[tuple[str, str]]:
     """Check problems of one random family; return the kind of each result and, for a failure, its description."""
     import torch
 
-    from support.random_problems import Family, Problem
+    from support.random_problems import Family, Problem  # pyright: ignore[reportMissingImports]
 
     family = Family.draw(random.Random(seed))
     results = []
@@ -68,31 +67,37 @@ def check_family(seed: int, count: int) -> list[tuple[str, str]]:
     return results
 
 
-def check_random(count: int, seed: int, processes: int) -> dict[str, object]:
-    """Check random problems in several processes, because compiling takes most of the time."""
+def check_random(count: int, per_family: int, seed: int, processes: int, target: Path) -> None:
+    """Check random problems in several processes, because compiling takes most of the time.
+
+    The file is written after each family, so that an interrupted run keeps its results.
+    """
     start = time.perf_counter()
-    families = -(-count // PROBLEMS_PER_FAMILY)
-    results: list[tuple[str, str]] = []
+    kinds: Counter[str] = Counter()
+    failures: list[str] = []
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        jobs = [pool.submit(check_family, seed * 100_000 + index, PROBLEMS_PER_FAMILY) for index in range(families)]
-        for done, job in enumerate(jobs, 1):
+        seeds = [seed * 100_000 + index for index in range(-(-count // per_family))]
+        jobs = {pool.submit(check_family, family, per_family): family for family in seeds}
+        for done, job in enumerate(as_completed(jobs), 1):
             try:
-                results += job.result()
+                results = job.result()
             except Exception as error:  # the process died
-                results.append(("crashed", f"family {seed * 100_000 + done - 1}: {error!r}"))
-            if done % 25 == 0:
-                print(f"{done} of {families} families", dict(Counter(kind for kind, _ in results)), flush=True)
-    counts = Counter(kind for kind, _ in results)
-    return {
-        "problems": len(results),
-        "families": families,
-        "seed": seed,
-        "right": counts["right"],
-        "wrong": counts["wrong"],
-        "crashed": counts["crashed"],
-        "failures": [text for _, text in results if text],
-        "seconds": round(time.perf_counter() - start),
-    }
+                results = [("crashed", f"family {jobs[job]}: {error!r}")]
+            kinds.update(kind for kind, _ in results)
+            failures += [text for _, text in results if text]
+            found = {
+                "problems": kinds.total(),
+                "families": done,
+                "right": kinds["right"],
+                "wrong": kinds["wrong"],
+                "crashed": kinds["crashed"],
+                "seed": seed,
+                "seconds": round(time.perf_counter() - start),
+            }
+            write_text(target, json.dumps({"machine": machine(), **found, "failures": failures}, indent=1) + "\n")
+            print(*(f"{name} {value}" for name, value in found.items()), flush=True)
+    for text in failures[:10]:
+        print(text[:600])
 
 
 def main() -> None:
@@ -100,16 +105,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON file")
     parser.add_argument("--processes", type=int, default=14, help="number of processes")
     parser.add_argument("--random", type=int, metavar="N", help="check N random problems instead of running the tests")
+    parser.add_argument("--per-family", type=int, default=12, help="random problems that share compiled kernels")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random problems")
     arguments = parser.parse_args()
-    results: dict[str, object] = {"machine": machine()}
     if arguments.random is not None:
-        results |= check_random(arguments.random, arguments.seed, arguments.processes)
-        write_text(arguments.output / f"gpu-random-{arguments.seed}.json", json.dumps(results, indent=1) + "\n")
-        print({name: value for name, value in results.items() if name not in ("machine", "failures")})
-        for text in results["failures"][:10]:  # pyright: ignore[reportIndexIssue]
-            print(text[:600])
+        target = arguments.output / f"gpu-random-{arguments.seed}.json"
+        check_random(arguments.random, arguments.per_family, arguments.seed, arguments.processes, target)
         return
+    results: dict[str, object] = {"machine": machine()}
     results["tests"] = last_line([*TESTS, "-p", "xdist", "-n", str(arguments.processes)], "passed")
     target = arguments.output / "gpu-checks.json"
     write_text(target, json.dumps(results, indent=1) + "\n")

@@ -23,7 +23,8 @@ from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Causal
 from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.triton import backward, forward, statistics
-from clearhead.ops.triton.config import Kernel, TileConfig
+from clearhead.ops.triton.config import TileConfig
+from clearhead.ops.triton.tiles import Kernel
 from measuring import machine
 
 HEADS = 32

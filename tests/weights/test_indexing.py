@@ -85,3 +85,17 @@ class TestSizeLimit:
         assert rows.shape == (2, 20_000)
         torch.testing.assert_close(rows.sum(dim=-1), torch.ones(2), rtol=0, atol=1e-5)
         assert weights[0, 0, ::4000, ::1000].shape == (5, 20)
+
+
+def test_too_little_memory_is_reported_with_the_ways_out(monkeypatch):
+    x = torch.randn(1, 2, 7, 5)
+    weights = attention(x, x, x, return_weights=True)[1]
+
+    def fail(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cells, "_scores", fail)
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"1 × 2 × 7 × 7 weights take 0\.0 GiB.* \.part\(\).* \.to\('cpu'\)"
+    ):
+        weights.dense()

@@ -13,7 +13,7 @@ from clearhead._utils.extras import EXTRAS, missing_packages
 from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.masks import Causal, Padding, Window
+from clearhead.ops.masks import Causal, Dense, Padding, Window
 
 REPORTED_PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
 
@@ -26,6 +26,16 @@ class BackendCase:
     device: str
     able: list[str]
     refusals: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class TileChoice:
+    """Tile of a Triton kernel for one kind of call, and the preferred one; they differ if that would not fit."""
+
+    call: str
+    kernel: str
+    tile: str
+    preferred: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Diagnosis:
     versions: dict[str, str]
     devices: list[str]
     cases: list[BackendCase]
+    tiles: list[TileChoice]
     extras: dict[str, Extra]
 
 
@@ -52,6 +63,7 @@ def diagnose() -> Diagnosis:
         {"python": platform.python_version(), **{name: _version(name) for name in REPORTED_PACKAGES}},
         _devices(),
         [case for device in _device_names() for case in _examine(device)],
+        [choice for name, call in _wide_calls().items() for choice in tile_choices(name, call)],
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
 
@@ -70,6 +82,32 @@ def _case(name: str, call: AttentionCall, task: dispatch.Task = "output") -> Bac
         [backend for backend, reasons in reasons_by_backend.items() if not reasons],
         {backend: reasons for backend, reasons in reasons_by_backend.items() if reasons},
     )
+
+
+def tile_choices(name: str, call: AttentionCall) -> list[TileChoice]:
+    """Return the tile of each Triton kernel that computes a call, its gradients and its statistics."""
+    from clearhead.ops.triton.tiles import KERNELS, TileProblem, tile_for  # triton may not be installed
+
+    problems = [TileProblem.from_call(kernel, call, call.shape[2]) for kernel in KERNELS]
+    return [
+        TileChoice(name, problem.kernel, str(tile_for(problem)), str(problem.preferred()))
+        for problem in problems
+        if problem.kernel != "backward_bias" or call.tensor_bias is not None
+    ]
+
+
+def _wide_calls() -> dict[str, AttentionCall]:
+    """Return calls on the GPU that load much per tile (one head of 128, 512 tokens); none if Triton does not run."""
+    if not torch.cuda.is_available():
+        return {}
+    x = torch.empty((1, 1, 512, 128), dtype=torch.bfloat16, device="cuda")
+    calls = {
+        "causal": build_call(x, x, x, mask=Causal()),
+        "dense mask and bias": build_call(
+            x, x, x, mask=Dense(torch.ones(512, 512, dtype=torch.bool, device="cuda")), bias=x.new_empty(512, 512)
+        ),
+    }
+    return {} if dispatch.BACKENDS["triton"].unsupported_reasons(calls["causal"]) else calls
 
 
 def _example_calls(device: str) -> dict[str, AttentionCall]:
@@ -97,7 +135,10 @@ def _devices() -> list[str]:
     devices = [f"{cpu}, {torch.backends.cpu.get_cpu_capability()}"]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        devices.append(f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        shared = f"{properties.shared_memory_per_block_optin:,} bytes of shared memory per block"
+        devices.append(f"cuda:{index}: {properties.name}, {memory}, {capability}, {shared}")
     return devices
 
 

@@ -14,7 +14,11 @@ from clearhead.cli.options import JsonOption
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, devices, and the attention calls that each backend supports on this machine."""
+    """Show versions, devices, and the attention calls that each backend supports on this machine.
+
+    On a GPU, also show the tiles of the Triton kernels. A tile is smaller than the preferred one if that would not fit
+    into shared memory.
+    """
     from clearhead.cli.diagnosis import diagnose
 
     diagnosis = diagnose()
@@ -33,3 +37,10 @@ def doctor(as_json: JsonOption = False) -> None:
         reasons = "\n".join(f"{backend}: {'; '.join(why)}" for backend, why in case.refusals.items())
         table.add_row(case.name, case.device, ", ".join(case.able), reasons)
     console.print(table)
+    if diagnosis.tiles:
+        table = Table(
+            "call", "kernel", "tile", "preferred", title="Tiles of the Triton kernels, bfloat16, heads of 128"
+        )
+        for choice in diagnosis.tiles:
+            table.add_row(choice.call, choice.kernel, choice.tile, choice.preferred)
+        console.print(table)

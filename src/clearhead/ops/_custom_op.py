@@ -137,7 +137,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
         @staticmethod
         def backward(ctx, *grads):
             *tensors, output, lse = ctx.saved_tensors
-            parts = [number if part is None else part for part, number in zip(tensors, ctx.numbers, strict=True)]
+            parts = [scalar if part is None else part for part, scalar in zip(tensors, ctx.scalars, strict=True)]
             results = Results(output, lse, *grads)
             if not torch.is_grad_enabled():
                 return _gradients(compute_backward, results, ctx.needs_input_grad, parts)
@@ -172,7 +172,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
 def _save_parts(ctx, inputs, output):
     """Save the parts of a call, tensors and numbers in any order, and its results."""
-    ctx.numbers = [None if isinstance(part, Tensor) else part for part in inputs]
+    ctx.scalars = [None if isinstance(part, Tensor) else part for part in inputs]
     ctx.save_for_backward(*(part if isinstance(part, Tensor) else None for part in inputs), *output)
 
 

@@ -245,7 +245,10 @@ def _batch_error(mask: str, count: int, batch: int) -> str | None:
 
 
 def _show(lengths: Tensor) -> str:
-    """Format lengths as a list, truncated if it is long."""
-    shown = [_show(item) if item.ndim else str(int(item)) for item in lengths[:_MAX_LENGTHS_SHOWN]]
+    """Format lengths as a list, truncated if it is long; those on a GPU are not read, which would synchronize."""
+    if lengths.device.type != "cpu":
+        return f"<{' × '.join(map(str, lengths.shape))} lengths on {lengths.device}>"
+    shown = lengths[:_MAX_LENGTHS_SHOWN]
+    items = map(_show, shown) if lengths.ndim > 1 else map(str, shown.tolist())
     ellipsis = f", … {len(lengths)} in all" if len(lengths) > _MAX_LENGTHS_SHOWN else ""
-    return f"[{', '.join(shown)}{ellipsis}]"
+    return f"[{', '.join(items)}{ellipsis}]"

@@ -136,7 +136,7 @@ def _unsupported_cpu(call: AttentionCall) -> list[str]:
         reasons.append(f"scale {call.scale:g} with a causal mask: the kernel scales the −inf of the mask, giving nan")
     if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
         supported = "None, Causal with query_start=0, Padding or Prefix, or one Dense"
-        reasons.append(f"mask {_kind(rest)} is not supported, only {supported}")
+        reasons.append(f"mask {rest} is not supported, only {supported}")
     if bias is not None:
         if bias.requires_grad and torch.is_grad_enabled():
             reasons.append("bias requires a gradient, which torch's kernel does not compute")
@@ -175,7 +175,7 @@ def _unsupported_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[s
     _, heads, q_len, kv_len = call.shape
     if causal or not _hides_keys_only(rest):
         supported = "None, Causal with query_start=0, or Padding or Prefix"
-        return [f"mask {_kind(call.mask)} is not supported on CUDA, only {supported}"]
+        return [f"mask {call.mask} is not supported on CUDA, only {supported}"]
     reasons = []
     if torch.compiler.is_compiling() or max(q_len, kv_len) > MAX_HIDDEN_KEY_LENGTH:
         reasons.append(
@@ -204,13 +204,6 @@ def _split(call: AttentionCall) -> tuple[bool, Mask | None]:
         if isinstance(mask.right, Causal):
             return True, mask.left
     return False, mask
-
-
-def _kind(mask: Mask | None) -> str:
-    """Return the classes of a mask. Its repr is slower, and reads lengths from the GPU, which synchronizes."""
-    if isinstance(mask, And | Or):
-        return f"{_kind(mask.left)} {'&' if isinstance(mask, And) else '|'} {_kind(mask.right)}"
-    return type(mask).__name__
 
 
 def _hides_keys_only(mask: Mask) -> bool:

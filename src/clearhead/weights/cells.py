@@ -16,6 +16,7 @@ from clearhead.ops.statistics import PoolSpec
 from clearhead.ops.tiled import backend as tiled
 from clearhead.weights.indexing import Selection
 
+WAYS_OUT = "take a .part() or fewer rows, .pool() to screen size, or .topk()"
 MAX_CELLS = 2**28  # default limit of a dense result: 1 GiB in float32
 CELLS_PER_STRIP = 2**22
 
@@ -57,14 +58,26 @@ def refuse_above(limit: int, lengths: Sequence[int]) -> None:
     if cells > limit:
         raise ValueError(
             f"{' × '.join(str(n) for n in lengths)} = {cells:,} weights are more than the limit of {limit:,};"
-            " take a .part() or fewer rows, .pool() to screen size, or .topk(); .dense(limit=…) raises the limit"
+            f" {WAYS_OUT}; .dense(limit=…) raises the limit"
         )
 
 
 def _in_strips(call: AttentionCall, selection: Selection, limit: int, compute: Compute) -> Tensor:
+    """Compute a selection; raise if it has more cells than a limit, or than the GPU has memory for."""
+    refuse_above(limit, selection.lengths)
+    try:
+        return _compute_strips(call, selection, compute)
+    except torch.OutOfMemoryError as error:
+        size = math.prod(selection.lengths) * call.compute_dtype.itemsize / 2**30
+        raise torch.OutOfMemoryError(
+            f"{' × '.join(str(n) for n in selection.lengths)} weights take {size:.1f} GiB, and {call.query.device} has"
+            f" too little free memory; {WAYS_OUT}, or move the matrix with .to('cpu')"
+        ) from error
+
+
+def _compute_strips(call: AttentionCall, selection: Selection, compute: Compute) -> Tensor:
     """Compute a selection in strips of rows, or all rows at once if gradients are required."""
     lengths = selection.lengths
-    refuse_above(limit, lengths)
     lowered = call.lower()
     if call.scores_require_grad() and 0 not in lengths:
         result = compute(call, lowered, selection)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead import ALiBi, Causal, Dense, Padding, Prefix, Window, attention
-from clearhead.ops import dispatch
+from clearhead.ops import _gpu, dispatch
 from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import backend as triton_backend
 from clearhead.ops.triton import decode
@@ -249,9 +249,17 @@ def test_gradient_of_a_bias_matches_the_equation(shape, mask):
 
 @pytest.mark.parametrize("dim", [16, 24])
 def test_rows_loaded_by_the_copy_engine_match_the_equation(dim):
-    """Rows of a multiple of 16 bytes are loaded by descriptors, padded to a power of 2."""
-    tensors = [torch.randn(1, 2, 37, dim) for _ in range(3)]
+    """Rows of a multiple of 16 bytes in half precision are loaded by descriptors, padded to a power of 2."""
+    tensors = [torch.randn(1, 2, 37, dim, dtype=torch.bfloat16) for _ in range(3)]
     assert isinstance(row_reader(tensors[0], 16), TensorDescriptor)
     assert isinstance(row_reader(tensors[0][..., 1:], 16), StridedTensor)
+    assert isinstance(row_reader(tensors[0].float(), 16), StridedTensor)
     check_forward(Case(*tensors, Window(before=9)), "triton")
     check_gradients(Case(*tensors, Window(before=9)), "triton")
+
+
+def test_gpus_without_wgmma_load_rows_by_pointers(monkeypatch):
+    tensor = torch.randn(1, 2, 37, 16, dtype=torch.bfloat16)
+    for capability in ((8, 0), (8, 9), (12, 0)):
+        monkeypatch.setitem(_gpu._GPUS, torch.device("cpu"), _gpu.GPU(capability, 101_376))
+        assert isinstance(row_reader(tensor, 16), StridedTensor)

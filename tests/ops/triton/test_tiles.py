@@ -7,6 +7,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from clearhead import ALiBi, Causal, Dense
+from clearhead.cli.diagnosis import tile_choices
 from clearhead.ops._gpu import GPU
 from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import tiles
@@ -139,3 +140,13 @@ def test_top_keeps_enough_groups_of_keys(monkeypatch):
         for dtype in (torch.float32, torch.bfloat16):
             problem = TileProblem("top", CPU, dtype, width, 0, 128, 5, NO_OPTIONS)
             assert all(tile.keys == 64 for tile in problem.candidates())
+
+
+def test_doctor_shows_tiles_that_are_smaller_than_the_preferred_ones(monkeypatch):
+    use_gpu(monkeypatch, (8, 6))
+    choices = tile_choices("biased", causal_call(dim=256, bias=torch.zeros(300, 300)))
+    assert {choice.kernel for choice in choices} == set(tiles.KERNELS)
+    forward = next(choice for choice in choices if choice.kernel == "forward")
+    assert forward.preferred == "64 × 64, 8 warps, 2 stages"
+    assert forward.tile != forward.preferred
+    assert len(tile_choices("plain", causal_call())) == len(tiles.KERNELS) - 1  # without a bias, it has no gradient

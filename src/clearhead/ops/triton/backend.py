@@ -36,8 +36,8 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
     if device != "cuda" and not (device == "cpu" and INTERPRETED):
         reasons.append(f"device {device} is not cuda")
     elif device == "cuda" and gpu_of(call.query.device).capability < MIN_CAPABILITY:
-        found, needed = (".".join(map(str, c)) for c in (gpu_of(call.query.device).capability, MIN_CAPABILITY))
-        reasons.append(f"compute capability {found} is below {needed}; Triton would not use its tensor cores")
+        major, minor = gpu_of(call.query.device).capability
+        reasons.append(f"compute capability {major}.{minor} is below 8.0; Triton would not use its tensor cores")
     if call.query.dtype not in DTYPES:
         reasons.append(f"dtype {call.query.dtype} is not float32, bfloat16 or float16")
     for name, tensor in (("key_dim", call.query), ("value_dim", call.value)):

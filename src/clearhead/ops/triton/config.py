@@ -19,6 +19,9 @@ class TileConfig(NamedTuple):
     warps: int
     stages: int
 
+    def __str__(self) -> str:
+        return f"{self.queries} × {self.keys}, {self.warps} warps, {self.stages} stages"
+
 
 def constants(call: AttentionCall, tile: TileConfig) -> dict[str, int]:
     """Return the compile-time constants and launch options of every kernel that loops over tiles."""

@@ -29,13 +29,13 @@ PREPARED_ROWS_MULTIPLE = 128  # no query block has more rows
 TMA_ALIGNMENT_BYTES = 16  # of addresses and strides, required by the copy engine
 
 
-def unspecialized(number: int) -> int:
-    """Encode a number that changes from call to call; kernels decode it with `decoded`.
+def unspecialized(value: int) -> int:
+    """Encode an integer that changes from call to call; kernels decode it with `decoded`.
 
     Triton compiles a kernel again for integers that are 1, and for multiples of 16. The result is neither. Top-level
     arguments have `do_not_specialize` for this, but fields of a tuple do not.
     """
-    return 4 * number + 3
+    return 4 * value + 3
 
 
 class StridedTensor(NamedTuple):
@@ -152,9 +152,9 @@ def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
 
 
 @triton.jit
-def decoded(number):
-    """Return a number that `unspecialized` has encoded."""
-    return number >> 2
+def decoded(value):
+    """Return an integer that `unspecialized` has encoded."""
+    return value >> 2
 
 
 @triton.jit

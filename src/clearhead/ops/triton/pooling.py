@@ -52,8 +52,8 @@ class BinParams(NamedTuple):
         ends = part.start + torch.stack(bin_ends(length, count, device))
         largest = length // count if length % count == 0 else length // count + 2
         slots = min(next_power_of_2(largest), block)
-        numbers = map(unspecialized, (part.start, length, count))
-        return cls(ends.int(), *numbers, block_count(largest, slots)), slots
+        start, length, count = map(unspecialized, (part.start, length, count))
+        return cls(ends.int(), start, length, count, block_count(largest, slots)), slots
 
 
 def pool(call: AttentionCall, lse: Tensor, rows: slice, keys: slice, spec: PoolSpec) -> Tensor:

@@ -13,7 +13,7 @@ each pipeline stage. Tiles are not autotuned at the first call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -27,6 +27,7 @@ Kernel = Literal[
     "forward", "decode", "backward_query", "backward_key", "backward_bias", "observe_rows", "observe_columns", "pool",
     "top",
 ]  # fmt: skip
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 
 # the keys are the largest padded head width of each tile
@@ -49,7 +50,7 @@ MMA_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "backward_key": {64: TileConfig(32, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
 }
 SINGLE_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
-    "forward": {128: TileConfig(64, 32, 4, 2), 256: TileConfig(32, 16, 4, 2)},
+    "forward": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(32, 16, 4, 2)},
     "decode": {128: TileConfig(16, 32, 4, 3), 256: TileConfig(16, 16, 4, 2)},
     "backward_query": {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 1), 256: TileConfig(16, 16, 4, 1)},
     "backward_key": {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 1), 256: TileConfig(16, 16, 4, 1)},
@@ -100,8 +101,8 @@ class TileProblem(NamedTuple):
             ),
         )
 
-    def tuned(self) -> TileConfig:
-        """Return the tile from the tables, with no more rows than needed for the queries."""
+    def preferred(self) -> TileConfig:
+        """Return the tile of the table, with no more rows than needed for the queries."""
         table = HALF_PRECISION_TILES if gpu_of(self.device).has_wgmma else MMA_TILES
         table = SINGLE_PRECISION_TILES if self.dtype == torch.float32 else table
         widest = max(self.key_width, self.value_width)
@@ -126,17 +127,17 @@ class TileProblem(NamedTuple):
         return held + buffers * (loaded + cells * self.cell_bytes) + scratch
 
     def candidates(self) -> list[TileConfig]:
-        """Return the tuned tile and all smaller ones, best first: at least two stages, then large, then deep."""
-        tuned = self.tuned()
+        """Return the preferred tile and all smaller ones, best first: at least two stages, then large, then deep."""
+        preferred = self.preferred()
         sizes = [
             (queries, keys, stages)
-            for queries in _powers_of_2(MIN_SIZE, tuned.queries)
-            for keys in _powers_of_2(min(MIN_KEYS.get(self.kernel, MIN_SIZE), tuned.keys), tuned.keys)
-            for stages in range(1, tuned.stages + 1)
+            for queries in _powers_of_2(MIN_SIZE, preferred.queries)
+            for keys in _powers_of_2(MIN_KEYS.get(self.kernel, MIN_SIZE), preferred.keys)
+            for stages in range(1, preferred.stages + 1)
         ]
         sizes.sort(key=lambda size: (size[2] > 1, size[0] * size[1], size[2], size[0]), reverse=True)
-        tiles = [TileConfig(q, k, tuned.warps if q == tuned.queries else 4, stages) for q, k, stages in sizes]
-        return [tuned, *(tile for tile in tiles if tile != tuned)]
+        tiles = [TileConfig(q, k, preferred.warps if q == preferred.queries else 4, stages) for q, k, stages in sizes]
+        return [preferred, *(tile for tile in tiles if tile != preferred)]
 
 
 def _powers_of_2(first: int, last: int) -> Iterator[int]:

@@ -1,0 +1,35 @@
+"""Tests of the random problems that `benchmarks/check_gpu.py` draws, at small sizes in Triton's interpreter."""
+
+import random
+
+import pytest
+import torch
+
+from support import random_problems
+from support.random_problems import Family, Problem
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_match_the_equation_on_a_random_problem(seed):
+    family = Family.draw(random.Random(seed))
+    Problem.draw(family, seed, "cpu", longest=24).check()
+
+
+@pytest.mark.parametrize("factor", [1.1, float("nan")])
+def test_wrong_output_is_found(monkeypatch, factor):
+    attention = random_problems.attention
+
+    def wrong(*arguments, **options):
+        output, weights = attention(*arguments, **options)
+        return output * factor, weights
+
+    monkeypatch.setattr(random_problems, "attention", wrong)
+    problem = Problem.draw(Family.draw(random.Random(0)), 0, "cpu", longest=24)
+    with pytest.raises(AssertionError, match="output: "):
+        problem.check()
+
+
+def test_family_and_seed_determine_a_problem():
+    first, second = (Problem.draw(Family.draw(random.Random(3)), 3, "cpu", longest=24) for _ in range(2))
+    assert first.describe() == second.describe()
+    assert all(torch.equal(a, b) for a, b in zip(first.tensors, second.tensors, strict=True))

@@ -1,0 +1,193 @@
+"""Compilation of the Triton kernels for GPUs that this machine does not have.
+
+The library's own code runs on CPU tensors, but a launch only compiles. A kernel that needs more shared memory than the
+architecture has raises the same error as on the device, so the choice of a smaller tile is exercised too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default, set so that Triton does not warn about it
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import JITFunction
+
+from clearhead import ALiBi, Causal, Dense
+from clearhead.ops import _gpu
+from clearhead.ops._custom_op import Results
+from clearhead.ops.arguments import build_call
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.statistics import PoolSpec, StatisticsRequest
+from clearhead.ops.triton import backward, bias_grad, decode, forward, pooling, statistics, tiles, topk
+from clearhead.ops.triton.tiles import Kernel
+
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes per block
+FEATURES = ("plain", "causal", "dense", "causal and bias", "everything")
+LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One compiled kernel."""
+
+    function: str
+    tile: tuple[int, ...]  # queries, keys, warps, stages
+    shared: int  # bytes
+    fits: bool
+    ptx: str
+
+
+class CompileOnlyDriver:
+    """Stand-in for Triton's driver that reports an architecture, also as the number of the device."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
+    """Compile kernels for an architecture instead of launching them; yield the list that collects them.
+
+    Calls on CPU tensors then choose the tiles of that architecture.
+    """
+    compilations: list[Compilation] = []
+    limit, cpu = SHARED_MEMORY[architecture], torch.device("cpu")
+    run, gpu, active = JITFunction.run, _gpu.gpu_of(cpu), triton.runtime.driver._active
+
+    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel: Any = run(self, *args, grid=grid, warmup=True, **kwargs)
+        shared = kernel.metadata.shared
+        tile = tuple(kwargs.get(name, 0) for name in ("BLOCK_Q", "BLOCK_K", "num_warps", "num_stages"))
+        compilations.append(Compilation(self.__name__, tile, shared, shared <= limit, kernel.asm["ptx"]))
+        if shared > limit:
+            raise OutOfResources(shared, limit, "shared memory")
+        return kernel
+
+    triton.runtime.driver.set_active(CompileOnlyDriver(architecture))  # pyright: ignore[reportArgumentType]
+    JITFunction.run = compile_only
+    _gpu._GPUS[cpu] = _gpu.GPU(divmod(architecture, 10), limit)
+    tiles._CHOSEN.clear()
+    try:
+        yield compilations
+    finally:
+        JITFunction.run = run
+        _gpu._GPUS[cpu] = gpu
+        tiles._CHOSEN.clear()
+        triton.runtime.driver._active = active
+
+
+def compile_kernel(kernel: Kernel, architecture: int, dtype: torch.dtype, dim: int, feature: str) -> list[Compilation]:
+    """Compile a kernel with the tile that the library chooses; the last compilation of a function is the one used."""
+    call = _call(kernel, dtype, dim, feature)
+    with compiling_for(architecture) as compilations:
+        _launch(kernel, call)
+    return compilations
+
+
+def _call(kernel: Kernel, dtype: torch.dtype, dim: int, feature: str) -> AttentionCall:
+    q_len = 8 if kernel == "decode" else LENGTH
+    query, key = torch.empty(1, 4, q_len, dim, dtype=dtype), torch.empty(1, 2, LENGTH, dim, dtype=dtype)
+    dense = Dense(torch.ones(1, 1, q_len, LENGTH, dtype=torch.bool))
+    bias = torch.zeros(1, 4, q_len, LENGTH, dtype=dtype)
+    if kernel == "backward_bias" and feature not in ("causal and bias", "everything"):
+        raise ValueError(f"feature is {feature!r}; expected one with a bias")
+    options = {
+        "plain": {},
+        "causal": {"mask": Causal()},
+        "dense": {"mask": dense},
+        "causal and bias": {"mask": Causal(), "bias": bias},
+        "ALiBi": {"mask": Causal(), "bias": ALiBi(torch.ones(4))},
+        "everything": {
+            "mask": dense & Causal(), "bias": bias, "softcap": 3.0, "sinks": torch.zeros(4), "dropout": 0.1
+        },
+    }[feature]  # fmt: skip
+    return build_call(query, key, key, **options)
+
+
+def _launch(kernel: Kernel, call: AttentionCall) -> None:
+    lse = torch.zeros(call.query.shape[:3])
+    if kernel == "forward":
+        forward.forward(call)
+    elif kernel == "decode":
+        decode.decode(call)
+    elif kernel in ("backward_query", "backward_key", "backward_bias"):
+        inputs = backward.BackwardInputs.from_call(call, _results(call, lse))
+        if kernel == "backward_query":
+            backward.grad_of_query(inputs)
+        elif kernel == "backward_key":
+            backward.grad_of_key(inputs)
+        else:
+            bias_grad.grad_of_bias(inputs)
+    elif kernel in ("observe_rows", "observe_columns"):
+        request = StatisticsRequest(entropy=True, distance=True, received=kernel == "observe_columns")
+        statistics.compute_statistics(call, lse, request)
+    elif kernel == "pool":
+        pooling.pool(call, lse, slice(0, call.shape[2]), slice(0, LENGTH), PoolSpec(8, 8, "mean"))
+    else:
+        topk.top_weights(call, lse, 8)
+
+
+def _results(call: AttentionCall, lse: Tensor) -> Results:
+    output = torch.zeros_like(call.query)
+    return Results(output, lse, output, lse)
+
+
+def spilled_bytes(ptx: str, architecture: int) -> int:
+    """Return the bytes that a kernel spills from registers, as reported by the assembler that Triton brings."""
+    target = re.search(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        command = [
+            get_ptxas(architecture).path,
+            "-v",
+            f"--gpu-name={target[1]}",
+            source,
+            "-o",
+            source.with_suffix(".cubin"),
+        ]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+
+
+def main() -> None:
+    """Compile the cases KERNEL:DTYPE:WIDTH:FEATURE of the command line; print a JSON line for each."""
+    architecture = int(sys.argv[1])
+    for case in sys.argv[2:]:
+        kernel, dtype, dim, feature = case.split(":")
+        compilations = compile_kernel(kernel, architecture, getattr(torch, dtype), int(dim), feature)  # pyright: ignore
+        rows = [
+            (compilation.function, compilation.fits, spilled_bytes(compilation.ptx, architecture))
+            for compilation in compilations
+        ]
+        print(json.dumps({"case": case, "compilations": rows}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
