@@ -81,7 +81,7 @@ def check_random(count: int, per_family: int, seed: int, processes: int, target:
         for done, job in enumerate(as_completed(jobs), 1):
             try:
                 results = job.result()
-            except Exception as error:  # the process died
+            except Exception as error:  # in drawing a problem, or because the process died
                 results = [("crashed", f"family {jobs[job]}: {error!r}")]
             kinds.update(kind for kind, _ in results)
             failures += [text for _, text in results if text]
@@ -98,6 +98,7 @@ def check_random(count: int, per_family: int, seed: int, processes: int, target:
             print(*(f"{name} {value}" for name, value in found.items()), flush=True)
     for text in failures[:10]:
         print(text[:600])
+    sys.exit(1 if failures else 0)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Compile every Triton kernel for GPUs of six architectures, on any machine, with the tiles that clearhead chooses.
 
-For each kernel, feature, dtype and head width, the shared memory that the compiler reports is compared with the limit
-of the architecture. In the common cases (bfloat16, widths 64 and 128, no mask or causal), the bytes of spilled
-registers are reported as well.
+The shared memory that the compiler reports is compared with the limit of the architecture. In the common cases
+(bfloat16, widths 64 and 128, no mask or causal), the bytes of spilled registers are reported as well. The grid has no
+float16, no values of another width than keys, and no heatmaps fused with statistics.
 """
 
 from __future__ import annotations

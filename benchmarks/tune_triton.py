@@ -1,4 +1,4 @@
-"""Time the Triton kernels with many tile sizes on this GPU and print the best per width, for `ops/triton/config.py`.
+"""Time the Triton kernels with many tile sizes on this GPU and print the best per width, for `ops/triton/tiles.py`.
 
 Kernels are first compiled in parallel. One process then times them with a causal mask on random data.
 """

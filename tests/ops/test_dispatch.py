@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import Causal, Documents, Padding, Window
-from clearhead.ops import _gpu, dispatch, sdpa
+from clearhead.ops import dispatch, gpu, sdpa
 from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import backend as triton
 
@@ -28,13 +28,14 @@ def test_auto_chooses_the_fused_kernel_if_it_supports_the_call():
      (10, 256, 512, False), (8, 128, 512, False)],
 )  # fmt: skip
 def test_cudnn_depends_on_capability_head_width_and_queries(monkeypatch, capability, width, queries, suits):
-    monkeypatch.setitem(_gpu._GPUS, torch.device("meta"), _gpu.GPU((capability, 0), 232_448))
+    monkeypatch.setitem(gpu._GPUS, torch.device("meta"), gpu.GPU((capability, 0), 232_448))
     assert sdpa._suits_cudnn(torch.empty(1, 1, queries, width, device="meta")) == suits
 
 
 def test_gpus_without_tensor_cores_for_triton_are_refused(monkeypatch):
     device = torch.device("cuda", 7)
-    monkeypatch.setitem(_gpu._GPUS, device, _gpu.GPU((7, 5), 65_536))
+    monkeypatch.setattr(triton, "INSTALLED", True)
+    monkeypatch.setitem(gpu._GPUS, device, gpu.GPU((7, 5), 65_536))
     query = SimpleNamespace(device=device, dtype=torch.float16, shape=(1, 2, 3, 64))
     call = SimpleNamespace(query=query, value=None)
     expected = "compute capability 7.5 is below 8.0; Triton would not use its tensor cores"

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import Causal, Dense, Documents, Padding, Prefix, Window, attention
 from clearhead.ops.arguments import build_call
-from clearhead.ops.masks import query_positions
+from clearhead.ops.masks import _show, query_positions
 from support.numerics import brute_force
 from support.peers import assert_agrees
 from support.strategies import masks
@@ -122,6 +122,7 @@ def test_repr_reads_like_the_code(text):
 
 
 def test_repr_shortens_long_lengths_and_dense_tensors():
+    assert _show(torch.ones(3, device="meta")) == "<3 lengths on meta>"  # as on a GPU
     assert repr(Padding(range(20))) == "Padding([0, 1, 2, 3, 4, 5, 6, 7, … 20 in all])"
     assert repr(Dense(torch.ones(3, 1, dtype=torch.bool))) == "Dense(<bool [1, 1, 3, 1]>)"
 

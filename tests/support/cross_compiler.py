@@ -28,8 +28,8 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
-from clearhead import ALiBi, Causal, Dense
-from clearhead.ops import _gpu
+from clearhead import Causal, Dense
+from clearhead.ops import gpu
 from clearhead.ops._custom_op import Results
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
@@ -77,7 +77,7 @@ def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
     """
     compilations: list[Compilation] = []
     limit, cpu = SHARED_MEMORY[architecture], torch.device("cpu")
-    run, gpu, active = JITFunction.run, _gpu.gpu_of(cpu), triton.runtime.driver._active
+    run, before, active = JITFunction.run, gpu.gpu_of(cpu), triton.runtime.driver._active
 
     def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel: Any = run(self, *args, grid=grid, warmup=True, **kwargs)
@@ -90,13 +90,13 @@ def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
 
     triton.runtime.driver.set_active(CompileOnlyDriver(architecture))  # pyright: ignore[reportArgumentType]
     JITFunction.run = compile_only
-    _gpu._GPUS[cpu] = _gpu.GPU(divmod(architecture, 10), limit)
+    gpu._GPUS[cpu] = gpu.GPU(divmod(architecture, 10), limit)
     tiles._CHOSEN.clear()
     try:
         yield compilations
     finally:
         JITFunction.run = run
-        _gpu._GPUS[cpu] = gpu
+        gpu._GPUS[cpu] = before
         tiles._CHOSEN.clear()
         triton.runtime.driver._active = active
 
@@ -121,7 +121,6 @@ def _call(kernel: Kernel, dtype: torch.dtype, dim: int, feature: str) -> Attenti
         "causal": {"mask": Causal()},
         "dense": {"mask": dense},
         "causal and bias": {"mask": Causal(), "bias": bias},
-        "ALiBi": {"mask": Causal(), "bias": ALiBi(torch.ones(4))},
         "everything": {
             "mask": dense & Causal(), "bias": bias, "softcap": 3.0, "sinks": torch.zeros(4), "dropout": 0.1
         },

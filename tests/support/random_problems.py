@@ -84,12 +84,17 @@ class Problem:
     tensors: list[Tensor]  # query, key, value
     options: dict[str, Any]
     seed: int
-    leaves: list[Tensor] = field(init=False)
+    leaves: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        extra = [self.options.get("sinks"), self.options.get("bias")]
-        extra = [value.slopes if isinstance(value, ALiBi) else value for value in extra if value is not None]
-        self.leaves = [tensor.requires_grad_() for tensor in (*self.tensors, *extra)]
+        self.leaves = dict(zip(("query", "key", "value"), self.tensors, strict=True))
+        bias = self.options.get("bias")
+        optional = {"sinks": self.options.get("sinks"), "slopes": None, "bias": bias}
+        if isinstance(bias, ALiBi):
+            optional |= {"slopes": bias.slopes, "bias": None}
+        self.leaves |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+        for tensor in self.leaves.values():
+            tensor.requires_grad_()
 
     @classmethod
     def draw(cls, family: Family, seed: int, device: str, longest: int) -> Problem:
@@ -160,7 +165,7 @@ class Problem:
             scores = options["softcap"] * torch.tanh(scores / options["softcap"])
         torch.manual_seed(self.seed)
         call = build_call(*(tensor.detach() for tensor in self.tensors), **options)
-        distances = (call.positions()[:, None, :, None] - torch.arange(kv_len, device=device)).abs()
+        distances = self._distances()
         bias = options.get("bias")
         if isinstance(bias, ALiBi):
             scores = scores - bias.slopes.to(dtype)[:, None, None] * distances.to(dtype)
@@ -195,22 +200,22 @@ class Problem:
         naive = single if self.family.dtype == torch.float32 else self.plain(self.family.dtype)
         torch.manual_seed(self.seed)
         output, weights = attention(*self.tensors, **self.options, return_weights=True, backend="triton")
-        # the rounding error of a weight is proportional to its logarithm
+        # the rounding error of a weight is proportional to its logarithm, and weights are computed in float32
         logs = self._score_terms() + math.log(2 + self.tensors[1].shape[2])
         compare("output", output, exact["output"], naive["output"], logs)
         empty = exact["lse"] == -math.inf
         assert torch.equal(weights.lse == -math.inf, empty), "log-sum-exp: other rows are empty"
-        compare("log-sum-exp", weights.lse[~empty], exact["lse"][~empty], single["lse"][~empty], logs)
+        compare("log-sum-exp", weights.lse[~empty], exact["lse"][~empty], single["lse"][~empty], logs, terms=1.0)
         generator = torch.Generator(output.device).manual_seed(self.seed)
         cotangent = torch.randn(output.shape, generator=generator, device=output.device).to(self.family.dtype)
         results = {"got": output, "exact": exact["output"], "naive": naive["output"]}
         gradients = {
-            name: torch.autograd.grad(result, self.leaves, cotangent.to(result.dtype))
+            name: torch.autograd.grad(result, list(self.leaves.values()), cotangent.to(result.dtype))
             for name, result in results.items()
         }
         terms = self._gradient_terms(exact["weights"].detach(), cotangent.double())
-        for index, (got, truth, baseline) in enumerate(zip(*gradients.values(), strict=True)):
-            compare(f"gradient {index}", got, truth, baseline, logs * terms[min(index, len(terms) - 1)])
+        for name, got, truth, baseline in zip(self.leaves, *gradients.values(), strict=True):
+            compare(f"gradient of {name}", got, truth, baseline, logs, terms=terms[name])
         self._check_statistics(weights.detach(), exact, single, logs)
 
     def _score_terms(self) -> float:
@@ -223,8 +228,8 @@ class Problem:
         added = 0.0 if bias is None else float(bias.detach().abs().max())
         return float(products.max()) * self.family.key_dim**-0.5 + added
 
-    def _gradient_terms(self, weights: Tensor, cotangent: Tensor) -> list[float]:
-        """Return the magnitude of the terms of the gradients of query, key, value, and of everything else.
+    def _gradient_terms(self, weights: Tensor, cotangent: Tensor) -> dict[str, float]:
+        """Return the magnitude of the terms of each gradient.
 
         The gradient of a score is a difference, which may cancel to 0.
         """
@@ -234,13 +239,24 @@ class Problem:
         reach = cotangent.abs() @ value.mT
         mean = (used * reach).sum(dim=-1, keepdim=True)
         scores, scale = used * reach + weights * mean, self.family.key_dim**-0.5
-        positions = self.tensors[1].shape[2] + 3 if self.family.bias == "alibi" else 1  # largest distance
-        others = scores.sum(dim=(0, 2, 3)) * positions  # of a slope or a sink
-        if self.family.bias in BIAS_AXES:
-            bias = self.options["bias"]
-            others = torch.cat([others, scores.sum_to_size(bias.shape).flatten()])
-        sizes = (scores @ key * scale, scores.mT @ query * scale, used.mT @ cotangent.abs(), others)
-        return [float(size.amax()) for size in sizes]
+        sizes = {
+            "query": scores @ key * scale,
+            "key": scores.mT @ query * scale,
+            "value": used.mT @ cotangent.abs(),
+            "sinks": mean.sum(dim=(0, 2, 3)),
+        }
+        bias = self.options.get("bias")
+        if isinstance(bias, ALiBi):
+            sizes["slopes"] = (scores * self._distances()).sum(dim=(0, 2, 3))
+        elif bias is not None:
+            sizes["bias"] = scores.sum_to_size(bias.shape)
+        return {name: float(size.max()) for name, size in sizes.items()}
+
+    def _distances(self) -> Tensor:
+        """Return |query position − key|, `[batch or 1, 1, q_len, kv_len]`."""
+        call = build_call(*(tensor.detach() for tensor in self.tensors), query_start=self.options.get("query_start"))
+        keys = torch.arange(call.shape[3], device=call.query.device)
+        return (call.positions()[:, None, :, None] - keys).abs()
 
     def _check_statistics(
         self, weights: AttentionWeights, exact: dict[str, Tensor], single: dict[str, Tensor], logs: float
@@ -249,14 +265,9 @@ class Problem:
         _, _, q_len, kv_len = cells.shape
         observed = weights.observe(entropy=True, received=True, distance=True, top=min(5, kv_len))
         for name in ("entropy", "received", "distance"):
-            compare(
-                name,
-                getattr(observed, name),
-                exact[name],
-                single[name],
-                logs * max(1.0, float(exact[name].detach().max())),
-            )
-        compare("entropy alone", weights.entropy(), exact["entropy"], single["entropy"], logs)
+            compare(name, getattr(observed, name), exact[name], single[name], logs, terms=1.0)
+        # without column sums, another kernel computes it
+        compare("entropy alone", weights.entropy(), exact["entropy"], single["entropy"], logs, terms=1.0)
         for rows in {0, q_len // 2, q_len - 1}:
             compare("a row", weights[:, :, rows], cells[:, :, rows], plain_cells[:, :, rows], logs)
         pooled = {"mean": adaptive_avg_pool2d, "max": adaptive_max_pool2d}[self.family.reduce]
@@ -275,16 +286,27 @@ class Problem:
         compare("weights of the largest keys", at_keys.float(), largest, plain_largest, logs)
 
 
-def compare(name: str, got: Tensor, exact: Tensor, naive: Tensor, scale: float) -> None:
-    """Apply the rule of `assert_matches` on the GPU; its extended precision on the CPU takes seconds per problem."""
+def compare(name: str, got: Tensor, exact: Tensor, naive: Tensor, logs: float, terms: float = 0.0) -> None:
+    """Apply the rule of `assert_matches` on the GPU; its extended precision on the CPU takes seconds per problem.
+
+    Args:
+        name: used in the error.
+        got: result to check.
+        exact: the same in float64.
+        naive: the plain formula in the dtype of `got`.
+        logs: largest logarithm of a weight. Weights are computed in float32, so it multiplies float32's rounding error.
+        terms: size of the terms of a sum whose result may be much smaller.
+    """
     assert got.shape == exact.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(exact.shape)}"
+    assert got.dtype == naive.dtype, f"{name}: dtype {got.dtype}, expected {naive.dtype}"
     assert got.isfinite().all(), f"{name}: not finite"
     if not got.numel():
         return
-    got_wide, exact, naive = (tensor.detach().double() for tensor in (got, exact, naive.to(got.dtype)))
-    largest = max(float(exact.abs().max()), scale)
-    allowed = 2 * float((naive - exact).abs().max()) + 2 * torch.finfo(got.dtype).eps * largest
-    worst = float((got_wide - exact).abs().max())
+    eps, single_eps = torch.finfo(got.dtype).eps, torch.finfo(torch.float32).eps
+    got, exact, naive = (tensor.detach().double() for tensor in (got, exact, naive))
+    largest = max(float(exact.abs().max()), terms)
+    allowed = 2 * float((naive - exact).abs().max()) + 2 * (eps + single_eps * logs) * largest
+    worst = float((got - exact).abs().max())
     assert worst <= allowed, f"{name}: {worst:.2e} > {allowed:.2e}"
 
 

@@ -13,6 +13,7 @@ from clearhead._utils.extras import EXTRAS, missing_packages
 from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.gpu import shared_memory_of
 from clearhead.ops.masks import Causal, Dense, Padding, Window
 
 REPORTED_PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
@@ -30,7 +31,7 @@ class BackendCase:
 
 @dataclass(frozen=True)
 class TileChoice:
-    """Tile of a Triton kernel for one kind of call, and the preferred one; they differ if that would not fit."""
+    """Tile of a Triton kernel for one kind of call. It is smaller than the preferred tile if that one does not fit."""
 
     call: str
     kernel: str
@@ -137,7 +138,7 @@ def _devices() -> list[str]:
         properties = torch.cuda.get_device_properties(index)
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         capability = f"compute capability {properties.major}.{properties.minor}"
-        shared = f"{properties.shared_memory_per_block_optin:,} bytes of shared memory per block"
+        shared = f"{shared_memory_of(properties):,} bytes of shared memory per block"
         devices.append(f"cuda:{index}: {properties.name}, {memory}, {capability}, {shared}")
     return devices
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.distributed.nn  # before a group exists: default arguments in it keep the default group of its import alive
+import torch.distributed.nn  # before a group exists: its functions keep the current group alive as a default argument
 from torch import Tensor, distributed
 
 from clearhead._utils.version import __version__

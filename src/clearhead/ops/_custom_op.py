@@ -136,7 +136,8 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
         @staticmethod
         def backward(ctx, *grads):
-            *tensors, output, lse = ctx.saved_tensors
+            saved = ctx.saved_tensors  # read once: checkpointing computes them again at each access
+            *tensors, output, lse = saved
             parts = [scalar if part is None else part for part, scalar in zip(tensors, ctx.scalars, strict=True)]
             results = Results(output, lse, *grads)
             if not torch.is_grad_enabled():
@@ -144,7 +145,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
             with torch.no_grad():
                 gradients = _gradients(compute_backward, results, ctx.needs_input_grad, parts)
             # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
-            anchors = [tensor for tensor in ctx.saved_tensors if tensor is not None and tensor.requires_grad]
+            anchors = [tensor for tensor in saved if tensor is not None and tensor.requires_grad]
             return tuple(
                 None if gradient is None else _OnceDifferentiable.apply(gradient, *anchors) for gradient in gradients
             )

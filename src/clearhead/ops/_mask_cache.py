@@ -46,11 +46,20 @@ def cached(mask: Mask, kind: str, key: Hashable, compute: Callable[[], T]) -> T:
     return last[1]  # pyright: ignore[reportReturnType]
 
 
+def keep_results_for(tensor: Tensor) -> None:
+    """Let `cached_for_tensor` keep results for a tensor that never changes, such as the key ranges of a cached mask."""
+    _RESULTS_OF_TENSORS[tensor] = {}
+
+
 def cached_for_tensor(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
-    """Return the cached result for a tensor that never changes, such as the key ranges of a mask, and a key."""
+    """Return the cached result for a tensor and a key, or compute it.
+
+    Results are kept only after `keep_results_for`. In a compiled graph, tensors and results may belong to the memory
+    pool of a CUDA graph, so they must not outlive the call.
+    """
     results = _RESULTS_OF_TENSORS.get(tensor)
     if results is None:
-        results = _RESULTS_OF_TENSORS[tensor] = {}
+        return compute()
     if key not in results:
         if len(results) >= MAX_RESULTS_PER_TENSOR:
             results.pop(next(iter(results)))  # the oldest

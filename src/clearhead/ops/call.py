@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.ops._mask_cache import cached, current_stream, is_cacheable
+from clearhead.ops._mask_cache import cached, current_stream, is_cacheable, keep_results_for
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.key_ranges import KeyRanges
 from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
@@ -128,7 +128,13 @@ class AttentionCall:
             return mask.lower(self.positions(), kv_len)
         device = self.query.device
         key = (self.query.shape[2], kv_len, start, device, current_stream(device))
-        return cached(mask, "lowered", key, lambda: mask.lower(self.positions(), kv_len))
+        return cached(mask, "lowered", key, lambda: self._lower_to_keep(mask))
+
+    def _lower_to_keep(self, mask: Mask) -> LoweredMask:
+        lowered = mask.lower(self.positions(), self.key.shape[2])
+        if lowered.ranges is not None:
+            keep_results_for(lowered.ranges)
+        return lowered
 
     def with_lowered_mask(self) -> AttentionCall:
         """Return the call with its mask already lowered, so that it is lowered only once."""

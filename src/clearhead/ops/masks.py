@@ -245,7 +245,7 @@ def _batch_error(mask: str, count: int, batch: int) -> str | None:
 
 
 def _show(lengths: Tensor) -> str:
-    """Format lengths as a list, truncated if it is long; those on a GPU are not read, which would synchronize."""
+    """Format lengths as a list, truncated if it is long. Lengths on a GPU are not shown: reading them synchronizes."""
     if lengths.device.type != "cpu":
         return f"<{' × '.join(map(str, lengths.shape))} lengths on {lengths.device}>"
     shown = lengths[:_MAX_LENGTHS_SHOWN]

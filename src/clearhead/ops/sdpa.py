@@ -18,11 +18,11 @@ from clearhead._utils.torch_internals import (
     flash_attention_cpu,
     flash_attention_cuda,
 )
-from clearhead.ops._gpu import gpu_of
 from clearhead.ops._mask_cache import cached, is_cacheable
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import OPTIONS, AttentionCall
+from clearhead.ops.gpu import gpu_of
 from clearhead.ops.masks import And, Causal, Dense, Mask, Or, Padding, Prefix, query_positions
 from clearhead.ops.tiled import backend as tiled
 

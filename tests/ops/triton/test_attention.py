@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead import ALiBi, Causal, Dense, Padding, Prefix, Window, attention
-from clearhead.ops import _gpu, dispatch
+from clearhead.ops import dispatch, gpu
 from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import backend as triton_backend
-from clearhead.ops.triton import decode
+from clearhead.ops.triton import block_ranges, decode
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig
 from clearhead.ops.triton.logits import LogitParams, StridedTensor, row_reader
@@ -172,6 +172,24 @@ def test_transposed_block_ranges_match_the_mask(mask):
                 assert part[(rows >= full) & (rows < partial)].all()
 
 
+def test_transposed_block_ranges_are_computed_once_for_a_mask(monkeypatch):
+    computed = []
+    transpose = block_ranges._transpose_ranges
+    monkeypatch.setattr(block_ranges, "_transpose_ranges", lambda *a: computed.append(a) or transpose(*a))
+    query, mask = torch.randn(1, 2, 37, 16, requires_grad=True), Causal()
+    for _ in range(3):
+        attention(query, query, query, mask=mask, backend="triton").sum().backward()
+    assert len(computed) == 1
+    attention(query[:, :, :19], query, query, mask=mask, backend="triton").sum().backward()
+    assert len(computed) == 2
+
+
+def test_gradients_by_torch_func_are_refused():
+    x = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="gradients by torch.func are not supported"):
+        torch.func.grad(lambda query: attention(query, x, x, backend="triton").sum())(x)
+
+
 def test_compiled_graph_gives_the_same_bits():
     tensors = [torch.randn(1, 2, 19, 7, requires_grad=True) for _ in range(3)]
     compiled = torch.compile(
@@ -261,5 +279,5 @@ def test_rows_loaded_by_the_copy_engine_match_the_equation(dim):
 def test_gpus_without_wgmma_load_rows_by_pointers(monkeypatch):
     tensor = torch.randn(1, 2, 37, 16, dtype=torch.bfloat16)
     for capability in ((8, 0), (8, 9), (12, 0)):
-        monkeypatch.setitem(_gpu._GPUS, torch.device("cpu"), _gpu.GPU(capability, 101_376))
+        monkeypatch.setitem(gpu._GPUS, torch.device("cpu"), gpu.GPU(capability, 101_376))
         assert isinstance(row_reader(tensor, 16), StridedTensor)

@@ -29,6 +29,21 @@ def test_wrong_output_is_found(monkeypatch, factor):
         problem.check()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_wrong_gradient_is_found(monkeypatch, seed):
+    attention = random_problems.attention
+
+    def wrong(*arguments, **options):
+        output, weights = attention(*arguments, **options)
+        output.register_hook(lambda gradient: -gradient)
+        return output, weights
+
+    monkeypatch.setattr(random_problems, "attention", wrong)
+    problem = Problem.draw(Family.draw(random.Random(seed)), seed, "cpu", longest=24)
+    with pytest.raises(AssertionError, match="gradient of "):
+        problem.check()
+
+
 def test_family_and_seed_determine_a_problem():
     first, second = (Problem.draw(Family.draw(random.Random(3)), 3, "cpu", longest=24) for _ in range(2))
     assert first.describe() == second.describe()

@@ -8,8 +8,8 @@ from triton.runtime.errors import OutOfResources
 
 from clearhead import ALiBi, Causal, Dense
 from clearhead.cli.diagnosis import tile_choices
-from clearhead.ops._gpu import GPU
 from clearhead.ops.arguments import build_call
+from clearhead.ops.gpu import GPU
 from clearhead.ops.triton import tiles
 from clearhead.ops.triton.config import TileConfig
 from clearhead.ops.triton.tiles import (
@@ -30,7 +30,6 @@ def compiled_kernels(monkeypatch):
     """Choose tiles as for compiled kernels, and forget the choices of other tests."""
     monkeypatch.setattr(tiles, "is_interpreted", lambda: False)
     monkeypatch.setattr(tiles, "_CHOSEN", {})
-    monkeypatch.setattr(tiles, "_REDUCED", {})
 
 
 def use_gpu(monkeypatch, capability):
@@ -114,7 +113,7 @@ def test_failed_launch_is_repeated_with_a_smaller_tile_and_remembered(monkeypatc
     problem = TileProblem.from_call("forward", call, 300)
     sizes = [problem.shared_bytes(tile) for tile in tried]
     assert sizes == sorted(set(sizes), reverse=True)
-    assert tiles.reduced_tiles() == {problem: tried[-1]}
+    assert tiles.tile_for(problem) == tried[-1]
     launch_with_tile("forward", call, 300, launch)
     assert tried[3:] == [tried[2]]
 

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead._utils.torch_internals import in_functorch_transform
 from clearhead.ops._custom_op import Gradients, Results, custom_op
-from clearhead.ops._gpu import gpu_of
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.gpu import gpu_of
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled
@@ -43,6 +44,8 @@ def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
     for name, tensor in (("key_dim", call.query), ("value_dim", call.value)):
         if tensor is not None and not 1 <= tensor.shape[3] <= MAX_HEAD_DIM:
             reasons.append(f"{name} {tensor.shape[3]} is not between 1 and {MAX_HEAD_DIM}")
+    if not torch.compiler.is_compiling() and in_functorch_transform() and call.requires_grad():
+        reasons.append("gradients by torch.func are not supported")
     if task == "statistics" and 0 in call.shape:
         reasons.append("the matrix is empty, and a kernel requires at least one program")
     return reasons

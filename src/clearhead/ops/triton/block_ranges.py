@@ -25,7 +25,7 @@ def transpose_block_ranges(call: AttentionCall, logit_params: LogitParams, tile:
     block. Every row of the query blocks in `[full_start, full_end)` may attend to all of its keys. Without key ranges
     the result is None, because every query may attend to every key.
 
-    The result is cached per tensor of key ranges: all layers of a model, and their backward passes, share it.
+    All layers of a model, and their backward passes, share the result if they share the mask.
     """
     ranges = logit_params.ranges
     if ranges is None:

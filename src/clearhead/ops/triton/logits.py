@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from clearhead.ops._gpu import gpu_of
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.gpu import gpu_of
 from clearhead.ops.triton.config import padded_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -120,9 +120,10 @@ def prepared_rows(q_len: int) -> int:
 
 
 def prepare_lse(lse: Tensor) -> Tensor:
-    """Return log-sum-exp in base 2, `[batch, heads, length]`, for `load_row_values`; as `load_lse`, but in torch.
+    """Return log-sum-exp in base 2, `[batch, heads, length]`, for `load_row_values`.
 
-    A few small torch kernels take less time to launch than one Triton kernel, and none to compile.
+    The values are those of `load_lse`. A few small torch kernels take less time to launch than one Triton kernel, and
+    none to compile.
     """
     q_len = lse.shape[2]
     prepared = lse.new_full((*lse.shape[:2], prepared_rows(q_len)), BEYOND_LAST_ROW.value)
@@ -145,7 +146,8 @@ def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
     *steps, last = tensor.stride()
     unit = TMA_ALIGNMENT_BYTES // size
     shape = list(tensor.shape)
-    steps = [step if length > 1 else unit for step, length in zip(steps, shape, strict=False)]  # else arbitrary
+    # the stride of an axis of one element is arbitrary
+    steps = [step if length > 1 else unit for step, length in zip(steps, shape, strict=False)]
     if last != 1 or min(steps) <= 0 or any(step % unit for step in steps):
         return StridedTensor.from_tensor(tensor)
     return RowDescriptor(tensor, shape, [*steps, 1], [1, 1, block, padded_width(shape[3])])

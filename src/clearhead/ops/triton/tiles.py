@@ -6,7 +6,7 @@ each pipeline stage. Tiles are not autotuned at the first call.
 - `HALF_PRECISION_TILES`: for widths 64, 128 and 256 among the fastest that `benchmarks/tune_triton.py` found on an H200
   (benchmarks/results/triton-tiles.json). Statistics at 256, "decode", "pool" and "top" are untuned, except that those
   for width 128 were compared with a few others.
-- `MMA_TILES`, for GPUs without wgmma: untuned, but not so large that the compiler spills registers.
+- `MMA_TILES`, for GPUs without wgmma: untuned. They are small enough that the compiler spills at most a few registers.
 - `SINGLE_PRECISION_TILES`: untuned.
 """
 
@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 import torch
 from triton.runtime.errors import OutOfResources
 
-from clearhead.ops._gpu import gpu_of
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.gpu import gpu_of
 from clearhead.ops.triton.config import TileConfig, is_interpreted, padded_width
 
 T = TypeVar("T")
@@ -147,7 +147,6 @@ def _powers_of_2(first: int, last: int) -> Iterator[int]:
 
 
 _CHOSEN: dict[TileProblem, TileConfig] = {}
-_REDUCED: dict[TileProblem, TileConfig] = {}
 
 
 def tile_for(problem: TileProblem) -> TileConfig:
@@ -189,13 +188,9 @@ def launch_with_tile(
         try:
             return launch(tile)
         except OutOfResources:
-            needed = problem.shared_bytes(tile)
-            smaller = [other for other in problem.candidates() if problem.shared_bytes(other) < needed]
-            if not smaller:
+            needed = problem.shared_bytes(tile), tile.stages
+            smaller = (other for other in problem.candidates() if (problem.shared_bytes(other), other.stages) < needed)
+            next_tile = next(smaller, None)
+            if next_tile is None:
                 raise
-            _CHOSEN[problem] = _REDUCED[problem] = smaller[0]
-
-
-def reduced_tiles() -> dict[TileProblem, TileConfig]:
-    """Return the tiles that were chosen because a launch with a larger one failed in this process."""
-    return dict(_REDUCED)
+            _CHOSEN[problem] = next_tile

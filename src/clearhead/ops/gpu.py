@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +17,8 @@ class GPU(NamedTuple):
     def has_wgmma(self) -> bool:
         """True if tensor cores read tiles from shared memory, where the copy engine (TMA) puts them.
 
-        On other GPUs a tile goes through registers, and Triton pipelines loads by pointers better than those by TMA:
-        compiled for compute capability 12.0, kernels with TMA use half the shared memory, and spill registers.
+        Compute capability 10.0 has the successor of wgmma. On other GPUs a tile goes through registers, and Triton
+        pipelines loads by pointers, but not loads by TMA.
         """
         return self.capability[0] in (9, 10) and torch.version.hip is None
 
@@ -27,9 +27,14 @@ class GPU(NamedTuple):
 _GPUS: dict[torch.device, GPU] = {torch.device("cpu"): GPU((9, 0), 232_448)}
 
 
+def shared_memory_of(properties: Any) -> int:
+    """Return the bytes of shared memory per block from torch's device properties, which lack it on AMD GPUs."""
+    return getattr(properties, "shared_memory_per_block_optin", 65_536)
+
+
 def gpu_of(device: torch.device) -> GPU:
     """Return the properties of a GPU, cached because torch's lookup takes microseconds."""
     if device not in _GPUS:  # torch.compile warns about functools.cache
         properties = torch.cuda.get_device_properties(device)
-        _GPUS[device] = GPU((properties.major, properties.minor), properties.shared_memory_per_block_optin)
+        _GPUS[device] = GPU((properties.major, properties.minor), shared_memory_of(properties))
     return _GPUS[device]
