@@ -136,7 +136,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
         @staticmethod
         def backward(ctx, *grads):
-            saved = ctx.saved_tensors  # read once: checkpointing computes them again at each access
+            saved = ctx.saved_tensors  # read once: under checkpointing, a second access raises
             *tensors, output, lse = saved
             parts = [scalar if part is None else part for part, scalar in zip(tensors, ctx.scalars, strict=True)]
             results = Results(output, lse, *grads)
