@@ -34,7 +34,7 @@ from clearhead.ops._custom_op import Results
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import PoolSpec, StatisticsRequest
-from clearhead.ops.triton import backward, bias_grad, decode, forward, pooling, statistics, tiles, topk
+from clearhead.ops.triton import backward, bias_grad, decode, forward, launch, pooling, statistics, tiles, topk
 from clearhead.ops.triton.tiles import Kernel
 
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes per block
@@ -92,12 +92,14 @@ def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
     JITFunction.run = compile_only
     gpu._GPUS[cpu] = gpu.GPU(divmod(architecture, 10), limit)
     tiles._CHOSEN.clear()
+    launch._LAUNCHES.clear()
     try:
         yield compilations
     finally:
         JITFunction.run = run
         gpu._GPUS[cpu] = before
         tiles._CHOSEN.clear()
+        launch._LAUNCHES.clear()
         triton.runtime.driver._active = active
 
 

@@ -47,6 +47,12 @@ def in_backward_pass() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def current_cuda_stream(device: torch.device) -> int:
+    """Return the address of the current stream. The public way builds an object, which takes 10 times as long."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch._C._cuda_getCurrentRawStream(index)
+
+
 def version_of(tensor: Tensor) -> int:
     """Return the version counter of a tensor, which in-place operations increment. Inference tensors have none."""
     return tensor._version

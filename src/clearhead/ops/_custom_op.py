@@ -38,7 +38,7 @@ class Results(NamedTuple):
     output: Tensor
     lse: Tensor
     grad_output: Tensor
-    grad_lse: Tensor
+    grad_lse: Tensor | None  # None if it is 0
 
 
 Forward = Callable[[AttentionCall], tuple[Tensor, Tensor]]
@@ -102,7 +102,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
     forward_op = torch.library.custom_op(
         f"clearhead::{name}", compute, mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)"
     )
-    results = ", ".join(f"Tensor {result}" for result in Results._fields)
+    results = "Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse"
     backward_op = torch.library.custom_op(
         f"clearhead::{name}_backward",
         compute_backward,
@@ -139,7 +139,10 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
             saved = ctx.saved_tensors  # read once: under checkpointing, a second access raises
             *tensors, output, lse = saved
             parts = [scalar if part is None else part for part, scalar in zip(tensors, ctx.scalars, strict=True)]
-            results = Results(output, lse, *grads)
+            grad_output, grad_lse = grads
+            if grad_output is None:
+                grad_output = torch.zeros_like(output)
+            results = Results(output, lse, grad_output, grad_lse)
             if not torch.is_grad_enabled():
                 return _gradients(compute_backward, results, ctx.needs_input_grad, parts)
             with torch.no_grad():
@@ -173,6 +176,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
 def _save_parts(ctx, inputs, output):
     """Save the parts of a call, tensors and numbers in any order, and its results."""
+    ctx.set_materialize_grads(False)  # writing zeros for log-sum-exp, which is rarely differentiated, takes time
     ctx.scalars = [None if isinstance(part, Tensor) else part for part in inputs]
     ctx.save_for_backward(*(part if isinstance(part, Tensor) else None for part in inputs), *output)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from clearhead._utils.torch_internals import PLAIN_TENSORS
+from clearhead._utils.torch_internals import PLAIN_TENSORS, current_cuda_stream
 from clearhead.ops.masks import Mask
 
 T = TypeVar("T")
@@ -70,4 +70,4 @@ def cached_for_tensor(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -
 
 def current_stream(device: torch.device) -> int:
     """Return the current CUDA stream, as part of a key: a result is ready only on the stream that computed it."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return current_cuda_stream(device) if device.type == "cuda" else 0

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
+
+from clearhead.ops.call import AttentionCall
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class GPU(NamedTuple):
@@ -38,3 +45,19 @@ def gpu_of(device: torch.device) -> GPU:
         properties = torch.cuda.get_device_properties(device)
         _GPUS[device] = GPU((properties.major, properties.minor), shared_memory_of(properties))
     return _GPUS[device]
+
+
+def on_device_of_query(
+    function: Callable[Concatenate[AttentionCall, Arguments], Result],
+) -> Callable[Concatenate[AttentionCall, Arguments], Result]:
+    """Make the GPU of the queries current inside a function, because Triton launches kernels on the current GPU."""
+
+    @functools.wraps(function)
+    def run(call: AttentionCall, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        device = call.query.device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return function(call, *args, **kwargs)
+        with torch.cuda.device(device):
+            return function(call, *args, **kwargs)
+
+    return run

@@ -81,7 +81,9 @@ def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradient
     value = call.value.to(dtype)
     grad_output, output = (fold_heads(t.to(dtype), kv_heads) for t in (results.grad_output, results.output))
     # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
-    delta = (grad_output * output).sum(dim=-1) - fold_heads(results.grad_lse.to(dtype), kv_heads)
+    delta = (grad_output * output).sum(dim=-1)
+    if results.grad_lse is not None:
+        delta -= fold_heads(results.grad_lse.to(dtype), kv_heads)
     lse = results.lse
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
     grad_query, grad_key, grad_value, grad_bias, grad_slopes = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead._utils.torch_internals import in_functorch_transform
 from clearhead.ops._custom_op import Gradients, Results, custom_op
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.gpu import gpu_of
+from clearhead.ops.gpu import gpu_of, on_device_of_query
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled
@@ -58,6 +58,7 @@ def attend(
     return _attend(call)
 
 
+@on_device_of_query
 def statistics(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
@@ -83,6 +84,7 @@ def statistics(
     return results | tiled.statistics(call, lse, StatisticsRequest(top=request.top))
 
 
+@on_device_of_query
 def pool(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
 ) -> Float[Tensor, "batch heads rows cols"]:
@@ -101,6 +103,7 @@ def _with_positive_scale(call: AttentionCall) -> tuple[AttentionCall, float]:
     return replace(call, query=call.query * 0.0, scale=1.0), 0.0
 
 
+@on_device_of_query
 def _forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
     from clearhead.ops.triton import decode, forward
 
@@ -109,6 +112,7 @@ def _forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return decode.decode(call) if few else forward.forward(call)
 
 
+@on_device_of_query
 def _backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradients:
     from clearhead.ops.triton.backward import backward
     from clearhead.ops.triton.bias_grad import grad_of_bias

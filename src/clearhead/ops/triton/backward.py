@@ -8,9 +8,8 @@ blocks that may attend to a key block, and over all query heads that read its ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import triton
@@ -20,9 +19,12 @@ from torch import Tensor
 from clearhead.ops._custom_op import Gradients, Results
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
-from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width
+from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
+from clearhead.ops.triton.launch import launch, layout_of, layout_of_call
 from clearhead.ops.triton.logits import (
+    BEYOND_LAST_ROW,
+    PREPARED_ROWS_MULTIPLE,
     LogitParams,
     StridedTensor,
     deferred_scale,
@@ -43,10 +45,6 @@ from clearhead.ops.triton.logits import (
     tanh,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
-from clearhead.ops.triton.tiles import Kernel, launch_with_tile
-
-T = TypeVar("T")
-PREPARED_ROWS = 64  # rows per program of `_prepare`
 
 
 def backward(call: AttentionCall, results: Results) -> tuple[BackwardInputs, Gradients]:
@@ -68,112 +66,100 @@ def backward(call: AttentionCall, results: Results) -> tuple[BackwardInputs, Gra
 
 @dataclass(frozen=True, eq=False)
 class BackwardInputs:
-    """Inputs of the backward kernels."""
+    """Inputs of the backward kernels. That of the query's gradient computes `shift` and `delta` for the others."""
 
     call: AttentionCall
+    results: Results
+    layout: tuple[Hashable, ...]
     logit_params: LogitParams
-    grad_output: Tensor
+    dropout: DropoutParams | None
     shift: Tensor  # log-sum-exp in base 2, [batch, heads, logit_params.length]
     delta: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
 
     @classmethod
     def from_call(cls, call: AttentionCall, results: Results) -> BackwardInputs:
-        grad_output = results.grad_output.to(call.query.dtype)
+        results = results._replace(
+            lse=results.lse.contiguous(),
+            grad_output=results.grad_output.to(call.query.dtype),
+            grad_lse=None if results.grad_lse is None else results.grad_lse.float().contiguous(),
+        )
+        layout = (*layout_of_call(call), *map(layout_of, results))
         logit_params = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape
         shift, delta = (results.lse.new_empty((batch, heads, logit_params.length)) for _ in range(2))
-        _prepare[(logit_params.length // PREPARED_ROWS * heads * batch,)](
-            StridedTensor.from_tensor(results.output),
-            StridedTensor.from_tensor(grad_output),
-            logit_params,
-            results.lse.contiguous(),
-            results.grad_lse.float().contiguous(),
-            shift,
-            delta,
-            PREPARED_ROWS,
-            padded_width(grad_output.shape[3]),
-        )
-        return cls(call, logit_params, grad_output, shift, delta)
+        return cls(call, results, layout, logit_params, DropoutParams.from_call(call), shift, delta)
 
     @property
     def value(self) -> Tensor:
         assert self.call.value is not None
         return self.call.value
 
-    def launch(self, kernel: Kernel, launch: Callable[[TileConfig], T], tile: TileConfig | None = None) -> T:
-        """Launch a kernel with the tile that fits, as `launch_with_tile`."""
-        return launch_with_tile(kernel, self.call, self.call.query.shape[2], launch, tile=tile)
-
     def arguments(self, tile: TileConfig) -> tuple:
         call = self.call
         return (
             row_reader(call.query, tile.queries),
-            row_reader(self.grad_output, tile.queries),
+            row_reader(self.results.grad_output, tile.queries),
             row_reader(call.key, tile.keys),
             row_reader(self.value, tile.keys),
             self.logit_params,
-            DropoutParams.from_call(call),
+            self.dropout,
             self.shift,
             self.delta,
-            call.scale,
         )
 
     def constants(self, tile: TileConfig) -> dict[str, int | str]:
-        extra = {"BLOCK_V": padded_width(self.value.shape[3]), "PRECISION": matmul_precision(self.call.query.dtype)}
-        return constants(self.call, tile) | extra
+        return value_constants(self.call, tile)
 
 
 def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor | None]:
     """Return the gradient of queries and, with ALiBi, the contribution of each row to the gradient of its slope."""
-    query = backward_inputs.call.query
+    call, results = backward_inputs.call, backward_inputs.results
+    query = call.query
     grad = torch.empty_like(query, memory_format=torch.contiguous_format)
-    slope_grad = None if backward_inputs.call.slopes is None else backward_inputs.delta.new_empty(query.shape[:3])
+    slope_grad = None if call.slopes is None else backward_inputs.delta.new_empty(query.shape[:3])
     batch, heads, q_len, _ = query.shape
 
-    def launch(tile: TileConfig) -> None:
-        _backward_query[(block_count(q_len, tile.queries) * heads * batch,)](
+    def arguments(tile: TileConfig) -> tuple[int, tuple]:
+        return block_count(q_len, tile.queries) * heads * batch, (
             *backward_inputs.arguments(tile),
+            call.scale,
+            StridedTensor.from_tensor(results.output),
+            results.lse,
+            results.grad_lse,
             StridedTensor.from_tensor(grad),
             slope_grad,
-            **backward_inputs.constants(tile),
         )
 
-    backward_inputs.launch("backward_query", launch, tile)
+    launch(
+        "backward_query",
+        _backward_query,
+        call,
+        backward_inputs.layout,
+        arguments,
+        backward_inputs.constants,
+        tile=tile,
+    )
     return grad, slope_grad
 
 
 def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
-    """Return the gradients of keys and values."""
-    key, value = backward_inputs.call.key, backward_inputs.value
-    grad_key, grad_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (key, value))
-    batch, kv_heads, kv_len, _ = key.shape
+    """Return the gradients of keys and values. `grad_of_query` comes first, because it computes `delta`."""
+    call, value = backward_inputs.call, backward_inputs.value
+    grad_key, grad_value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (call.key, value))
+    batch, kv_heads, kv_len, _ = call.key.shape
 
-    def launch(tile: TileConfig) -> None:
-        _backward_key[(block_count(kv_len, tile.keys) * kv_heads * batch,)](
+    def arguments(tile: TileConfig) -> tuple[int, tuple]:
+        return block_count(kv_len, tile.keys) * kv_heads * batch, (
             *backward_inputs.arguments(tile),
+            call.scale,
             StridedTensor.from_tensor(grad_key),
             StridedTensor.from_tensor(grad_value),
-            transpose_block_ranges(backward_inputs.call, backward_inputs.logit_params, tile),
+            transpose_block_ranges(call, backward_inputs.logit_params, tile),
             kv_heads,
-            **backward_inputs.constants(tile),
         )
 
-    backward_inputs.launch("backward_key", launch, tile)
+    launch("backward_key", _backward_key, call, backward_inputs.layout, arguments, backward_inputs.constants, tile=tile)
     return grad_key, grad_value
-
-
-@triton.jit
-def _prepare(output, grad_output, logit_params, lse, grad_lse, shift, delta, ROWS: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Store log-sum-exp in base 2 and delta = rowsum(dO ∘ O) − d lse of each row; delta is 0 beyond the last."""
-    block, head, batch = program_block(logit_params.length, logit_params.heads, logit_params.batches, ROWS)
-    rows = block * ROWS + tl.arange(0, ROWS)
-    outputs = gather_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
-    gradients = gather_rows(grad_output, batch, head, rows, BLOCK_V).to(tl.float32)
-    pointers = grad_lse + row_indices(logit_params, batch, head, rows)
-    grad_lse_rows = tl.load(pointers, rows < query_length(logit_params), other=0.0)
-    prepared = (batch * logit_params.heads + head) * logit_params.length + rows
-    tl.store(shift + prepared, load_lse(logit_params, lse, batch, head, rows))
-    tl.store(delta + prepared, tl.sum(outputs * gradients, 1) - grad_lse_rows)
 
 
 @triton.jit
@@ -187,6 +173,9 @@ def _backward_query(
     shift,
     delta,
     scale,
+    output,
+    lse,
+    grad_lse,
     grad_query,
     slope_grad,
     BLOCK_Q: tl.constexpr,
@@ -197,9 +186,11 @@ def _backward_query(
     PRECISION: tl.constexpr,
 ):
     start, rows, head, batch = query_block(logit_params, BLOCK_Q)
-    query_tile = load_query_block(
-        query, grad_output, logit_params, shift, delta, batch, head, start, BLOCK_Q, BLOCK_D, BLOCK_V
+    gradients = load_rows(grad_output, batch, head, start, BLOCK_Q, BLOCK_V)
+    row_shift, row_delta = _prepare_rows(
+        output, gradients, lse, grad_lse, shift, delta, logit_params, batch, head, start, BLOCK_Q, BLOCK_V
     )
+    query_tile = (load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D), gradients, row_shift, row_delta)
     fixed = (query_tile, key, value, logit_params, dropout, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))
     kv_len = key_length(logit_params)
@@ -210,6 +201,34 @@ def _backward_query(
     if slope_grad is not None:
         pointers = slope_grad + row_indices(logit_params, batch, head, rows)
         tl.store(pointers, state[1], rows < query_length(logit_params))
+
+
+@triton.jit
+def _prepare_rows(
+    output, gradients, lse, grad_lse, shift, delta, logit_params, batch, head, start,
+    BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Return log-sum-exp in base 2 and delta = rowsum(dO ∘ O) − d lse of a query block; store them for other kernels.
+
+    The last block also stores values for the rows beyond it, which other kernels may load: delta is 0 there.
+    """
+    rows = start + tl.arange(0, BLOCK_Q)
+    outputs = gather_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
+    row_delta = tl.sum(outputs * gradients.to(tl.float32), 1)
+    if grad_lse is not None:
+        pointers = grad_lse + row_indices(logit_params, batch, head, rows)
+        row_delta -= tl.load(pointers, rows < query_length(logit_params), other=0.0)
+    row_shift = load_lse(logit_params, lse, batch, head, rows)
+    first = (batch * logit_params.heads + head) * logit_params.length
+    inside = rows < logit_params.length
+    tl.store(shift + first + rows, row_shift, inside)
+    tl.store(delta + first + rows, row_delta, inside)
+    if start + BLOCK_Q >= query_length(logit_params):
+        beyond = start + BLOCK_Q + tl.arange(0, PREPARED_ROWS_MULTIPLE)
+        inside = beyond < logit_params.length
+        tl.store(shift + first + beyond, tl.full([PREPARED_ROWS_MULTIPLE], BEYOND_LAST_ROW, tl.float32), inside)
+        tl.store(delta + first + beyond, tl.zeros([PREPARED_ROWS_MULTIPLE], tl.float32), inside)
+    return row_shift, row_delta
 
 
 @triton.jit

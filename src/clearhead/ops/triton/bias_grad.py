@@ -12,6 +12,7 @@ from clearhead.ops.triton.backward import BackwardInputs, cell_gradients, load_q
 from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import dot_transposed, key_length, load_rows, query_length
 from clearhead.ops.triton.schedule import range_ends
+from clearhead.ops.triton.tiles import launch_with_tile
 
 
 def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
@@ -27,9 +28,8 @@ def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
         # along an axis of size 1, each block of rows or keys stores its sum; `sum_to_size` adds these
         shape = (bias_batch, bias_heads, blocks if bias_rows == 1 else q_len, key_blocks if bias_keys == 1 else kv_len)
         grad = backward_inputs.delta.new_empty(shape)
-        *arguments, _ = backward_inputs.arguments(tile)
         _bias[(blocks * key_blocks, bias_heads, bias_batch)](
-            *arguments,
+            *backward_inputs.arguments(tile),
             grad,
             shape[2],
             shape[3],
@@ -41,7 +41,8 @@ def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
         )
         return grad
 
-    return backward_inputs.launch("backward_bias", launch).sum_to_size(bias.shape).to(bias.dtype)
+    grad = launch_with_tile("backward_bias", backward_inputs.call, q_len, launch)
+    return grad.sum_to_size(bias.shape).to(bias.dtype)
 
 
 @triton.jit(do_not_specialize=["grad_rows", "grad_keys"])

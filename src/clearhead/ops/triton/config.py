@@ -10,6 +10,8 @@ import triton
 from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
 
+_INTERPRETED: bool = triton.knobs.runtime.interpret  # pyright: ignore  # Triton reads it when it decorates a kernel
+
 
 class TileConfig(NamedTuple):
     """Tile size and launch options of a kernel."""
@@ -36,6 +38,13 @@ def constants(call: AttentionCall, tile: TileConfig) -> dict[str, int]:
     }
 
 
+def value_constants(call: AttentionCall, tile: TileConfig) -> dict[str, int | str]:
+    """Return the compile-time constants and launch options of a kernel that also loads values."""
+    assert call.value is not None
+    width, precision = padded_width(call.value.shape[3]), matmul_precision(call.query.dtype)
+    return {"BLOCK_V": width, "PRECISION": precision, **constants(call, tile)}
+
+
 def padded_width(dim: int) -> int:
     """Return the next width that `tl.dot` supports: a power of 2, at least 16."""
     return max(16, next_power_of_2(dim))
@@ -53,11 +62,11 @@ def block_count(length: int, size: int) -> int:
 
 def matmul_precision(dtype: torch.dtype) -> str:
     """Return the precision of matrix products for `dot`. For float32 it follows torch's TF32 setting."""
-    if is_interpreted() and dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and is_interpreted():
         return "upcast"
     return "tf32" if dtype == torch.float32 and uses_tf32() else "ieee"
 
 
 def is_interpreted() -> bool:
     """Return whether kernels run in Triton's interpreter on the CPU, as in tests."""
-    return triton.knobs.runtime.interpret  # pyright: ignore[reportAttributeAccessIssue]
+    return _INTERPRETED

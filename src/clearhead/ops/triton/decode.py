@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width
+from clearhead.ops.triton.config import TileConfig, block_count, padded_width, value_constants
 from clearhead.ops.triton.dropout import DropoutParams
 from clearhead.ops.triton.forward import finalize_softmax, init_softmax, online_softmax_step
 from clearhead.ops.triton.logits import (
@@ -66,9 +66,7 @@ def decode(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor,
             kv_heads,
             piece,
             value_dim,
-            BLOCK_V=padded_width(value_dim),
-            PRECISION=matmul_precision(query.dtype),
-            **constants(call, tile),
+            **value_constants(call, tile),
         )
         if pieces > 1:
             rows, width = lse.numel(), padded_width(value_dim)

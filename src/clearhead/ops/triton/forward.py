@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, padded_width
+from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
+from clearhead.ops.triton.launch import launch, layout_of_call
 from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
@@ -28,7 +31,6 @@ from clearhead.ops.triton.logits import (
     store_rows,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, query_block
-from clearhead.ops.triton.tiles import launch_with_tile
 
 
 def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor, Tensor]:
@@ -43,8 +45,8 @@ def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor
         return output, lse
     logit_params, dropout = LogitParams.from_call(call), DropoutParams.from_call(call)
 
-    def launch(tile: TileConfig) -> None:
-        _forward[(block_count(q_len, tile.queries) * heads * batch,)](
+    def arguments(tile: TileConfig) -> tuple[int, tuple]:
+        return block_count(q_len, tile.queries) * heads * batch, (
             row_reader(query, tile.queries),
             row_reader(call.key, tile.keys),
             row_reader(value, tile.keys),
@@ -52,12 +54,9 @@ def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor
             dropout,
             StridedTensor.from_tensor(output),
             lse,
-            BLOCK_V=padded_width(value_dim),
-            PRECISION=matmul_precision(query.dtype),
-            **constants(call, tile),
         )
 
-    launch_with_tile("forward", call, q_len, launch, tile=tile)
+    launch("forward", _forward, call, layout_of_call(call), arguments, partial(value_constants, call), tile=tile)
     return output, lse
 
 

@@ -9,6 +9,7 @@ and strides allow it. Lengths are passed through `unspecialized`, so that one co
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,14 +19,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.gpu import gpu_of
+from clearhead.ops.gpu import GPU, gpu_of
 from clearhead.ops.triton.config import padded_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 MIN_BIAS = tl.constexpr(-1e38)
 BEYOND_LAST_ROW = tl.constexpr(1e30)  # log-sum-exp beyond the last row: weights are 0, and their logarithms finite
-PREPARED_ROWS_MULTIPLE = 128  # no query block has more rows
+PREPARED_ROWS_MULTIPLE = tl.constexpr(128)  # no query block has more rows
 TMA_ALIGNMENT_BYTES = 16  # of addresses and strides, required by the copy engine
 
 
@@ -116,7 +117,7 @@ class LogitParams(NamedTuple):
 
 def prepared_rows(q_len: int) -> int:
     """Return the length of tensors with per-row values: enough to load any query block, and one more row, unmasked."""
-    return (q_len // PREPARED_ROWS_MULTIPLE + 1) * PREPARED_ROWS_MULTIPLE
+    return (q_len // PREPARED_ROWS_MULTIPLE.value + 1) * PREPARED_ROWS_MULTIPLE.value
 
 
 def prepare_lse(lse: Tensor) -> Tensor:
@@ -140,17 +141,25 @@ class RowDescriptor(TensorDescriptor):
 
 def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
     """Return the argument from which `load_rows` loads blocks of rows: a TMA descriptor if that is faster."""
-    size = tensor.element_size()
-    if size != 2 or not gpu_of(tensor.device).has_wgmma or 0 in tensor.shape or tensor.data_ptr() % TMA_ALIGNMENT_BYTES:
+    fields = _descriptor_fields(tensor.shape, tensor.stride(), tensor.dtype, gpu_of(tensor.device), block)
+    if fields is None or tensor.data_ptr() % TMA_ALIGNMENT_BYTES:
         return StridedTensor.from_tensor(tensor)
-    *steps, last = tensor.stride()
-    unit = TMA_ALIGNMENT_BYTES // size
-    shape = list(tensor.shape)
+    return RowDescriptor(tensor, *fields)
+
+
+@lru_cache(maxsize=1024)
+def _descriptor_fields(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, gpu: GPU, block: int
+) -> tuple[list[int], list[int], list[int]] | None:
+    """Return shape, strides and block shape of a TMA descriptor; None if pointers are faster, or the only way."""
+    if dtype.itemsize != 2 or not gpu.has_wgmma or 0 in shape:
+        return None
+    unit = TMA_ALIGNMENT_BYTES // dtype.itemsize
     # the stride of an axis of one element is arbitrary
-    steps = [step if length > 1 else unit for step, length in zip(steps, shape, strict=False)]
-    if last != 1 or min(steps) <= 0 or any(step % unit for step in steps):
-        return StridedTensor.from_tensor(tensor)
-    return RowDescriptor(tensor, shape, [*steps, 1], [1, 1, block, padded_width(shape[3])])
+    steps = [step if length > 1 else unit for step, length in zip(strides[:3], shape, strict=False)]
+    if strides[3] != 1 or min(steps) <= 0 or any(step % unit for step in steps):
+        return None
+    return list(shape), [*steps, 1], [1, 1, block, padded_width(shape[3])]
 
 
 @triton.jit

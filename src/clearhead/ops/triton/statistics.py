@@ -9,6 +9,8 @@ deterministic algorithms are enabled, a separate pass computes row sums in progr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,7 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, next_power_of_2
+from clearhead.ops.triton.launch import launch, layout_of_call
 from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
@@ -35,7 +38,6 @@ from clearhead.ops.triton.logits import (
     row_reader,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
-from clearhead.ops.triton.tiles import launch_with_tile
 
 WARP_ROWS = tl.constexpr(16)  # rows of a tile that one warp holds: sums over more would go through shared memory
 
@@ -81,31 +83,40 @@ def _launch(
     row_sums = (entropies, distances)
     in_one_pass = columns is not None and not torch.are_deterministic_algorithms_enabled()
 
-    def arguments(tile: TileConfig) -> tuple:
-        return row_reader(call.query, tile.queries), row_reader(call.key, tile.keys), logit_params, shift
+    layout = (*layout_of_call(call), entropies is None, distances is None, in_one_pass, spec)
+    inputs = logit_params, shift
 
-    def launch_rows(tile: TileConfig) -> None:
-        grid = (block_count(q_len, tile.queries) * heads * batch,)
-        _row_statistics[grid](*arguments(tile), *row_sums, PRECISION=precision, **constants(call, tile))
+    def readers(tile: TileConfig) -> tuple:
+        return row_reader(call.query, tile.queries), row_reader(call.key, tile.keys)
 
-    def launch_columns(tile: TileConfig) -> None:
-        options = (precision,)
-        if spec is not None:
-            options = (precision, q_len // spec.rows, kv_len // spec.cols, spec.reduce == "mean")
-        _column_statistics[(block_count(kv_len, tile.keys) * heads * batch,)](
-            *arguments(tile),
+    def row_arguments(tile: TileConfig) -> tuple[int, tuple]:
+        return block_count(q_len, tile.queries) * heads * batch, (*readers(tile), *inputs, *row_sums)
+
+    def column_arguments(tile: TileConfig) -> tuple[int, tuple]:
+        return block_count(kv_len, tile.keys) * heads * batch, (
+            *readers(tile),
+            *inputs,
             columns,
             *(row_sums if in_one_pass else (None, None)),
             cells,
             transpose_block_ranges(call, logit_params, tile),
-            OPTIONS=options,
-            **constants(call, tile),
         )
 
+    def row_constants(tile: TileConfig) -> dict[str, Any]:
+        return {"PRECISION": precision, **constants(call, tile)}
+
+    def column_constants(tile: TileConfig) -> dict[str, Any]:
+        bins = () if spec is None else (q_len // spec.rows, kv_len // spec.cols, spec.reduce == "mean")
+        return {"OPTIONS": (precision, *bins), **constants(call, tile)}
+
     if not in_one_pass and any(sums is not None for sums in row_sums):
-        launch_with_tile("observe_rows", call, q_len, launch_rows, tile=tile)
+        launch("observe_rows", _row_statistics, call, layout, row_arguments, row_constants, tile=tile)
     if columns is not None:
-        launch_with_tile("observe_columns", call, q_len, launch_columns, heatmap=cells is not None, tile=tile)
+        heatmap = cells is not None
+        launch(
+            "observe_columns", _column_statistics, call, layout, column_arguments, column_constants, heatmap=heatmap,
+            tile=tile,
+        )  # fmt: skip
 
 
 def can_fuse_pooling(call: AttentionCall, spec: PoolSpec) -> bool:

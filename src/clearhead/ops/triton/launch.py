@@ -1,0 +1,89 @@
+"""Repeated launches of compiled kernels.
+
+Triton binds and inspects every argument at each launch, to find the compiled kernel for it. This takes longer than a
+short kernel runs. Calls with the same layout need the same kernel, so a later launch looks it up by the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.triton.config import TileConfig, is_interpreted, matmul_precision
+from clearhead.ops.triton.tiles import Kernel, launch_with_tile
+
+POINTER_ALIGNMENT_BYTES = 16  # Triton compiles separate kernels for pointers that have it
+LARGE_START = 2**28  # from here on, Triton passes an encoded integer with 64 bits
+MAX_LAUNCHES = 4096  # kept; a process that exceeds this starts again with none
+_LAUNCHES: dict[Hashable, tuple[TileConfig, Any, tuple]] = {}  # tile, compiled kernel, values of its constants
+
+
+def layout_of(tensor: Tensor | None) -> Hashable:
+    """Return everything that a compiled kernel depends on in a tensor."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % POINTER_ALIGNMENT_BYTES
+
+
+def layout_of_call(call: AttentionCall) -> tuple[Hashable, ...]:
+    """Return everything that a compiled kernel and its tile depend on in a call."""
+    lowered, start = call.lower(), call.query_start
+    tensors = (
+        call.query, call.key, call.value, lowered.ranges, lowered.dense, call.tensor_bias, call.slopes, call.sinks,
+        call.seed,
+    )  # fmt: skip
+    return (
+        call.query.device,
+        (layout_of(start), start.device) if isinstance(start, Tensor) else start >= LARGE_START,
+        call.softcap is None,
+        matmul_precision(call.query.dtype),
+        *map(layout_of, tensors),
+    )
+
+
+def launch(
+    name: Kernel,
+    kernel: Any,
+    call: AttentionCall,
+    layout: Hashable,
+    arguments: Callable[[TileConfig], tuple[int, tuple]],
+    constants: Callable[[TileConfig], dict[str, Any]],
+    *,
+    heatmap: bool = False,
+    tile: TileConfig | None = None,
+) -> None:
+    """Launch a kernel with the tile that fits.
+
+    Args:
+        name: name of the kernel.
+        kernel: function decorated with `triton.jit`.
+        call: attention call that the kernel computes.
+        layout: everything that the compiled kernel and its tile depend on: `layout_of_call`, and more if needed.
+        arguments: takes the tile; returns the number of programs and the kernel's arguments, except compile-time
+            constants, which follow them in its signature.
+        constants: takes the tile; returns the compile-time constants and launch options by name.
+        heatmap: whether the kernel also fills the bins of a heatmap.
+        tile: use this tile, and do not try a smaller one.
+    """
+    key = (name, layout)
+    known = _LAUNCHES.get(key) if tile is None else None
+    if known is not None:
+        known_tile, compiled, values = known
+        programs, given = arguments(known_tile)
+        compiled[programs, 1, 1](*given, *values)
+        return
+
+    def launch_through_triton(tile: TileConfig) -> tuple[TileConfig, Any, tuple]:
+        programs, given = arguments(tile)
+        by_name = constants(tile)
+        compiled = kernel[(programs,)](*given, **by_name)
+        return tile, compiled, tuple(by_name[constant] for constant in kernel.arg_names[len(given) :])
+
+    launched = launch_with_tile(name, call, call.query.shape[2], launch_through_triton, heatmap=heatmap, tile=tile)
+    if tile is None and not is_interpreted():
+        if len(_LAUNCHES) >= MAX_LAUNCHES:
+            _LAUNCHES.clear()
+        _LAUNCHES[key] = launched
