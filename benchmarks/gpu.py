@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import random
-import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -20,11 +18,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
-from triton.testing import do_bench
 
 from clearhead import Causal, Documents, Padding, Window, attention
 from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Mask
+from gpu_grid import GRID, compare_case, compile_case
+from gpu_timing import Call, forward_and_both, milliseconds
 from measuring import RESULTS, write
 
 HEADS, DIM = 32, 128
@@ -45,53 +44,8 @@ SHAPES = [  # batch, heads, n, width
 ]
 WITH_FLEX = [(1, 32, 8192, 64), (1, 32, 8192, 128)]  # only these, because FlexAttention compiles for minutes
 FLASH_UP_TO = 32768  # longer texts skip flash, which is then half as fast as cuDNN
-LONG = 100.0  # milliseconds; calls that take longer are timed once per round
-ROUNDS = 7
 flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
-Call = Callable[[], Tensor]
 Row = dict[str, object]
-
-
-def milliseconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median time of each call.
-
-    The calls alternate in a new random order each round, so that no call always runs on a cool GPU.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    shuffled = random.Random(0)
-    for _ in range(ROUNDS):
-        for name, call in shuffled.sample(list(calls.items()), len(calls)):
-            once = timed(call)
-            if once < LONG:
-                once = float(do_bench(call, warmup=10, rep=40, return_mode="median"))  # pyright: ignore[reportArgumentType]
-            times[name].append(once)
-    return {name: statistics.median(taken) for name, taken in times.items()}
-
-
-def timed(call: Callable[[], object]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
-
-
-def forward_and_both(calls: dict[str, Call], tensors: list[Tensor]) -> dict[str, dict[str, float]]:
-    """Return the times of the forward pass, and of forward and backward, of each call."""
-    gradient = torch.randn_like(tensors[0])
-
-    def both(call: Call) -> None:
-        for tensor in tensors:
-            tensor.grad = None
-        call().backward(gradient)
-
-    with torch.no_grad():
-        alone = milliseconds({**calls})
-    passes = milliseconds({name: functools.partial(both, call) for name, call in calls.items()})
-    return {"forward": alone, "forward and backward": passes}
 
 
 def row(case: str, n: int, ours: float, peer: str, theirs: float, target: str, ratio: float | None = None) -> Row:
@@ -366,6 +320,8 @@ def compile_all(parts: list[str], processes: int) -> None:
             jobs += [pool.submit(compile_flex, (1, HEADS, n, DIM), name) for n in (32768, 8192) for name in masks(n)]
         if "plain" in parts:
             jobs += [pool.submit(compile_flex, shape, which) for shape in WITH_FLEX for which in ("plain", "causal")]
+        if "grid" in parts:
+            jobs += [pool.submit(compile_case, case, peer) for case in GRID for peer in (False, True)]
         for job in jobs:
             job.result()
 
@@ -380,6 +336,7 @@ PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
     "million": lambda: [a_million()],
     "model": lambda: [whole_model(n) for n in (32768, 131072)],
     "plain": lambda: [plain(*shape, causal) for shape in SHAPES for causal in (False, True)],
+    "grid": lambda: [compare_case(case) for case in GRID],
 }
 
 

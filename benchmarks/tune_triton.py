@@ -47,6 +47,8 @@ def run(kernel: Kernel, tile: TileConfig, dtype: torch.dtype, dim: int, n: int, 
         call, Results(torch.randn_like(query), lse, grad, torch.zeros_like(lse))
     )
 
+    backward.grad_of_query(backward_inputs)  # prepares rows for the kernel of keys
+
     def observe(received: bool) -> Callable[[], object]:
         request = StatisticsRequest(entropy=True, received=received, distance=True)
         return lambda: statistics.compute_statistics(call, lse, request, tile=tile)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from clearhead.ops.call import AttentionCall
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class GPU(NamedTuple):
@@ -47,17 +46,18 @@ def gpu_of(device: torch.device) -> GPU:
     return _GPUS[device]
 
 
-def on_device_of_query(
-    function: Callable[Concatenate[AttentionCall, Arguments], Result],
-) -> Callable[Concatenate[AttentionCall, Arguments], Result]:
-    """Make the GPU of the queries current inside a function, because Triton launches kernels on the current GPU."""
+def on_device_of_query(function: Function) -> Function:
+    """Make the GPU of the queries current inside a function, because Triton launches kernels on the current GPU.
+
+    The function takes an `AttentionCall` first.
+    """
 
     @functools.wraps(function)
-    def run(call: AttentionCall, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def run(call: AttentionCall, *args: Any, **kwargs: Any) -> Any:
         device = call.query.device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
             return function(call, *args, **kwargs)
         with torch.cuda.device(device):
             return function(call, *args, **kwargs)
 
-    return run
+    return cast(Function, run)

@@ -1,0 +1,202 @@
+"""A grid of shapes and features: clearhead's automatic choice against the fastest kernel of torch that can do each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from clearhead import Causal, Dense, Documents, Padding, Window, attention
+from clearhead.ops import dispatch
+from clearhead.ops.arguments import build_call
+from gpu_timing import Call, forward_and_both
+
+WINDOW, DOCUMENTS = 1024, 8
+KERNELS = {
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+FLEX = "FlexAttention, backend TRITON"
+MAX_MASK_CELLS = 2**28  # larger masks are not written out for torch's kernels
+flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shape and feature of one comparison."""
+
+    feature: str
+    batch: int
+    heads: int
+    kv_heads: int
+    n: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.feature}, batch {self.batch}, {self.heads} heads on {self.kv_heads}, width {self.dim}"
+
+    def inputs(self) -> list[Tensor]:
+        return [
+            torch.randn(self.batch, heads, self.n, self.dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for heads in (self.heads, self.kv_heads, self.kv_heads)
+        ]
+
+    def lengths(self) -> Tensor:
+        """Lengths of padded texts: half to all of the keys."""
+        return torch.linspace(self.n // 2, self.n, self.batch).long()
+
+    def tensor(self) -> Tensor:
+        """Return the random mask of "dense", or the bias of "bias"."""
+        generator = torch.Generator("cuda").manual_seed(0)
+        if self.feature == "dense":
+            allowed = torch.rand(1, 1, self.n, self.n, device="cuda", generator=generator) < 0.5
+            return allowed | torch.eye(self.n, device="cuda", dtype=torch.bool)
+        bias = torch.randn(1, self.heads, self.n, self.n, device="cuda", generator=generator)
+        return bias.bfloat16()
+
+
+GRID = [
+    Case("plain", 16, 16, 16, 512, 64),
+    Case("padded", 16, 16, 16, 512, 64),
+    Case("plain", 8, 16, 16, 1024, 80),
+    Case("causal", 8, 32, 8, 1024, 128),
+    Case("dense", 2, 16, 16, 2048, 64),
+    Case("bias", 2, 16, 16, 2048, 64),
+    Case("bias", 2, 16, 16, 2048, 128),
+    Case("causal", 2, 32, 4, 4096, 128),
+    Case("causal", 2, 32, 1, 4096, 128),
+    Case("plain", 1, 24, 24, 4096, 96),
+    Case("window", 2, 16, 16, 4096, 96),
+    Case("causal", 1, 16, 4, 4096, 192),
+    Case("causal", 2, 8, 1, 4096, 256),
+    Case("padded", 4, 32, 8, 4096, 128),
+    Case("causal", 1, 16, 16, 8192, 80),
+    Case("documents", 1, 32, 8, 8192, 128),
+    Case("dense", 1, 16, 16, 8192, 128),
+    Case("window", 1, 32, 8, 16384, 128),
+    Case("documents", 1, 16, 16, 32768, 64),
+    Case("causal", 1, 32, 8, 32768, 128),
+    Case("plain", 1, 8, 8, 131072, 64),
+    Case("causal", 1, 8, 1, 131072, 128),
+]
+
+
+def compare_case(case: Case) -> Iterator[dict[str, object]]:
+    """Compare both passes with the fastest peer."""
+    torch._dynamo.reset()  # it would stop compiling FlexAttention after a few shapes
+    tensors = case.inputs()
+    options = our_options(case)
+    calls: dict[str, Call] = {"ours": lambda: attention(*tensors, **options), **peers(case, tensors)}
+    chosen = dispatch.choose(build_call(*tensors, **options))[0]
+    for what, times in forward_and_both(calls, tensors).items():
+        ours = times.pop("ours")
+        peer = min(times, key=lambda name: times[name])
+        yield {
+            "case": str(case),
+            "n": case.n,
+            "passes": what,
+            "our backend": chosen,
+            "ours ms": round(ours, 3),
+            "fastest peer": peer,
+            "peer ms": round(times[peer], 3),
+            "ratio": round(times[peer] / ours, 3),
+            "other peers": ", ".join(f"{name} {time:.3f} ms" for name, time in times.items() if name != peer),
+        }
+
+
+def our_options(case: Case) -> dict[str, Any]:
+    return {
+        "plain": dict,
+        "causal": lambda: {"mask": Causal()},
+        "window": lambda: {"mask": Window(WINDOW - 1)},
+        "documents": lambda: {"mask": Causal() & Documents([case.n // DOCUMENTS] * DOCUMENTS)},
+        "padded": lambda: {"mask": Padding(case.lengths())},
+        "dense": lambda: {"mask": Dense(case.tensor())},
+        "bias": lambda: {"bias": case.tensor()},
+    }[case.feature]()
+
+
+def peers(case: Case, tensors: list[Tensor]) -> dict[str, Call]:
+    """Return every kernel of torch that can compute a case, forward and backward."""
+    query, key, value = tensors
+    options = sdpa_options(case)
+    calls: dict[str, Call] = {FLEX: flexible(case, tensors)}
+    if options is None:
+        return calls
+    if case.heads != case.kv_heads:
+        options["enable_gqa"] = True
+    for name, backend in KERNELS.items():
+
+        def call(backend: SDPBackend = backend) -> Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(query, key, value, **options)
+
+        try:
+            call().sum().backward()
+        except RuntimeError:  # this kernel cannot do it
+            continue
+        calls[name] = call
+    return calls
+
+
+def sdpa_options(case: Case) -> dict[str, Any] | None:
+    """Return the arguments of scaled_dot_product_attention; None if the mask would be too large."""
+    if case.feature in ("plain", "causal"):
+        return {"is_causal": case.feature == "causal"}
+    if case.n**2 > MAX_MASK_CELLS:
+        return None
+    if case.feature in ("dense", "bias"):
+        return {"attn_mask": case.tensor()}
+    rows, keys = torch.arange(case.n, device="cuda")[:, None], torch.arange(case.n, device="cuda")
+    if case.feature == "padded":
+        return {"attn_mask": (keys < case.lengths().cuda()[:, None])[:, None, None]}
+    size = case.n // DOCUMENTS
+    near = rows - keys < WINDOW if case.feature == "window" else rows // size == keys // size
+    return {"attn_mask": ((keys <= rows) & near)[None, None]}
+
+
+def flexible(case: Case, tensors: list[Tensor]) -> Call:
+    """Return the call of compiled FlexAttention, with its mask already built."""
+    options: dict[str, Any] = {"kernel_options": {"BACKEND": "TRITON"}, "enable_gqa": case.heads != case.kv_heads}
+    if case.feature == "bias":
+        bias = case.tensor()[0]
+        options["score_mod"] = lambda score, b, h, i, j: score + bias[h, i, j]
+    elif case.feature != "plain":
+        batches = case.batch if case.feature == "padded" else None
+        options["block_mask"] = create_block_mask(
+            allowed_keys(case), batches, None, case.n, case.n, device="cuda", _compile=True
+        )
+    return lambda: flex(*tensors, **options)
+
+
+def allowed_keys(case: Case) -> Callable[..., Tensor]:
+    """Return the mask of a case as FlexAttention takes it."""
+    if case.feature == "causal":
+        return lambda b, h, i, j: j <= i
+    if case.feature == "window":
+        return lambda b, h, i, j: (j <= i) & (i - j < WINDOW)
+    if case.feature == "documents":
+        size = case.n // DOCUMENTS
+        return lambda b, h, i, j: (j <= i) & (i // size == j // size)
+    if case.feature == "padded":
+        lengths = case.lengths().cuda()
+        return lambda b, h, i, j: j < lengths[b]
+    dense = case.tensor()[0, 0]
+    return lambda b, h, i, j: dense[i, j]
+
+
+def compile_case(case: Case, peer: bool) -> None:
+    """Compile the kernels of a case, ours or FlexAttention's, into the on-disk caches."""
+    tensors = case.inputs()
+    options = our_options(case)
+    call = flexible(case, tensors) if peer else lambda: attention(*tensors, **options)
+    with torch.no_grad():
+        call()
+    call().sum().backward()
