@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 LONG = 100.0  # milliseconds; calls that take longer are timed once per round
-ROUNDS = 7
+ROUNDS = 5
 Call = Callable[[], Tensor]
 
 

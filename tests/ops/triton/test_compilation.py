@@ -10,21 +10,35 @@ import sys
 
 import pytest
 
+from clearhead.ops.triton.tiles import KERNELS
 from support import cross_compiler
 
 pytestmark = pytest.mark.slow
 SAMPLE = ["forward:bfloat16:128:causal and bias", "forward:bfloat16:128:causal", "backward_key:bfloat16:128:causal"]
 WITH_WGMMA = (90, 100)
+OPTIONS = ("bfloat16:64:everything", "float32:40:causal and bias")
+
+
+def compile_cases(architecture, cases):
+    """Compile in another process, because this one defines kernels for Triton's interpreter; return its results."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, cross_compiler.__file__, str(architecture), *cases]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    compiled = {result["case"]: result["compilations"] for result in map(json.loads, lines)}
+    assert list(compiled) == list(cases)
+    return compiled
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_kernel_compiles(options):
+    """The interpreter accepts code that the compiler does not, such as a variable of two shapes."""
+    compiled = compile_cases(90, [f"{kernel}:{options}" for kernel in KERNELS])
+    assert all(compiled.values())
 
 
 @pytest.mark.parametrize("architecture", cross_compiler.SHARED_MEMORY)
 def test_compiled_kernels_fit_into_shared_memory_and_common_ones_do_not_spill(architecture):
-    """In another process, because this one defines kernels for Triton's interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, cross_compiler.__file__, str(architecture), *SAMPLE]
-    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    compiled = {result["case"]: result["compilations"] for result in map(json.loads, lines)}
-    assert list(compiled) == SAMPLE
+    compiled = compile_cases(architecture, SAMPLE)
     for case, compilations in compiled.items():
         assert compilations
         used = {function: fits for function, fits, _ in compilations}  # the last compilation of each

@@ -225,9 +225,9 @@ def _prepare_rows(
     tl.store(delta + first + rows, row_delta, inside)
     if start + BLOCK_Q >= query_length(logit_params):
         beyond = start + BLOCK_Q + tl.arange(0, PREPARED_ROWS_MULTIPLE)
-        inside = beyond < logit_params.length
-        tl.store(shift + first + beyond, tl.full([PREPARED_ROWS_MULTIPLE], BEYOND_LAST_ROW, tl.float32), inside)
-        tl.store(delta + first + beyond, tl.zeros([PREPARED_ROWS_MULTIPLE], tl.float32), inside)
+        exists = beyond < logit_params.length
+        tl.store(shift + first + beyond, tl.full([PREPARED_ROWS_MULTIPLE], BEYOND_LAST_ROW, tl.float32), exists)
+        tl.store(delta + first + beyond, tl.zeros([PREPARED_ROWS_MULTIPLE], tl.float32), exists)
     return row_shift, row_delta
 
 
