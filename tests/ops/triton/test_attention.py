@@ -77,7 +77,6 @@ OPTIONS = {
         | {name: (Window(before=20), options) for name, options in OPTIONS.items()},
         repr(UNION),
         repr(DENSE_CAUSAL),
-        "softcap",
         "alibi",
     ),
 )

@@ -45,6 +45,7 @@ def assert_as_exact(got, streamed, mask=None, **sizes):
     assert_matches(got, exact, naive, scale=float(lse[lse > -torch.inf].abs().max()))
 
 
+@pytest.mark.slow
 @given(
     mask=st.sampled_from([None, Causal(), Window(before=3) | (Causal() & Prefix(4)), Padding([40])]),
     size=st.tuples(st.integers(1, 60), st.integers(1, 60)),
