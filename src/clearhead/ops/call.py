@@ -142,6 +142,21 @@ class AttentionCall:
             return self
         return replace(self, mask=PrecomputedMask(self.lower(), self.mask))
 
+    def without_dropout(self) -> AttentionCall:
+        """Return the call whose output is the product of the weights, which are those before dropout, and values."""
+        return self if self.seed is None else replace(self, seed=None, dropout=0.0)
+
+    def ungrouped(self) -> AttentionCall:
+        """Return the call with a key head, and a value head, for each query head; differentiable."""
+        if self.group == 1:
+            return self
+        key, value = (
+            None if t is None else t.repeat_interleave(self.query.shape[1] // t.shape[1], dim=1)
+            for t in (self.key, self.value)
+        )
+        assert key is not None
+        return replace(self, key=key, value=value)
+
     def tensors(self) -> list[Tensor]:
         """Return every tensor of the call except the seed."""
         parts = [getattr(self, name) for name in TENSORS if name != "seed"]

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead.ops import reference, sdpa
+from clearhead.ops._custom_op import Gradients
 from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.cell_gradient import CellGradient
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import backend as tiled
 from clearhead.ops.triton import backend as triton
@@ -40,6 +42,21 @@ class StatisticsBackend(Backend, Protocol):
         self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
     ) -> AttentionStatistics:
         """Return the statistics requested."""
+        ...
+
+    def transposed_product(
+        self,
+        call: AttentionCall,
+        lse: Float[Tensor, "batch heads q_len"],
+        rows: Float[Tensor, "batch heads q_len width"],
+    ) -> Float[Tensor, "batch heads kv_len width"]:
+        """Return Aᵀ · rows for each head, without gradients."""
+        ...
+
+    def score_gradients(
+        self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
+    ) -> Gradients:
+        """Return the gradients of everything that the scores depend on, from the gradient of the weights."""
         ...
 
     def pool(
@@ -127,6 +144,20 @@ def pool(
 ) -> Float[Tensor, "batch heads rows cols"]:
     """Return the weights of some rows and keys, pooled into bins, from the fastest backend that computes them."""
     return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].pool(call, lse, rows, keys, spec)
+
+
+def transposed_product(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: Float[Tensor, "batch heads q_len width"]
+) -> Float[Tensor, "batch heads kv_len width"]:
+    """Return Aᵀ · rows for each head without gradients, from the fastest backend that computes it."""
+    return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].transposed_product(call, lse, rows)
+
+
+def score_gradients(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
+) -> Gradients:
+    """Return the gradients of everything that the scores depend on, from the fastest backend that computes them."""
+    return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].score_gradients(call, lse, gradient, need_bias)
 
 
 def differs_in_tf32(call: AttentionCall) -> bool:

@@ -1,7 +1,7 @@
 """Backend `reference`: the dense equation, differentiable to any order. The ground truth of the tests."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.ops._dropout import keep_mask, row_indices
@@ -128,6 +128,26 @@ def diagonal_scores(call: AttentionCall, lowered: LoweredMask, offset: int) -> F
     if lowered.dense is not None:
         allowed = allowed & along(lowered.dense)
     return torch.where(allowed, logits, -torch.inf)
+
+
+@without_autocast
+def scores_of_cells(call: AttentionCall, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
+    """Return the scores of single cells, without their mask."""
+    batch, head, row, key = index
+    query_rows = call.query[batch, head, row].to(call.compute_dtype)
+    key_rows = call.key[batch, head // call.group, key].to(call.compute_dtype)
+    logits = (query_rows * key_rows).sum(dim=-1) * call.scale
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    if call.slopes is not None:
+        positions = call.positions()
+        positions = positions[0, row] if positions.shape[0] == 1 else positions[batch, row]
+        logits = logits - call.slopes.to(logits.dtype)[head] * (positions - key).abs()
+    if call.tensor_bias is not None:
+        bias = call.tensor_bias
+        cells = (part if size > 1 else 0 for part, size in zip(index, bias.shape, strict=True))
+        logits = logits + bias[tuple(cells)].to(logits.dtype)
+    return logits
 
 
 def _pick(tensor: Tensor | None, *index: slice) -> Tensor | None:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead._utils.checks import check_bool, check_choice, check_int, describe
+from clearhead.ops.spans import Spans, SpansLike
 
 Reduce = Literal["mean", "max"]
 MAX_POOL_SIDE = 2**16
@@ -42,6 +43,8 @@ class StatisticsOptions(TypedDict, total=False):
     entropy: bool
     received: bool
     distance: bool
+    peak: bool
+    spans: SpansLike | None
     top: int
     pool: tuple[int, int] | None
     reduce: Reduce
@@ -56,6 +59,13 @@ class StatisticsRequest:
     distance: bool = False
     top: int = 0  # number of largest weights to return per row
     pool: PoolSpec | None = None
+    peak: bool = False
+    spans: Spans | None = None
+
+    def requests(self, name: str) -> bool:
+        """Return whether a result of `AttentionStatistics` is requested."""
+        requested = {"mass": self.spans is not None, "top": self.top > 0, "pooled": self.pool is not None}
+        return requested[name] if name in requested else getattr(self, name)
 
     @classmethod
     def checked(
@@ -64,6 +74,8 @@ class StatisticsRequest:
         entropy: bool = False,
         received: bool = False,
         distance: bool = False,
+        peak: bool = False,
+        spans: SpansLike | None = None,
         top: int = 0,
         pool: tuple[int, int] | None = None,
         reduce: Reduce = "mean",
@@ -76,6 +88,8 @@ class StatisticsRequest:
             check_bool("distance", distance),
             check_int("top", top, least=0, most=None),
             None if pool is None else PoolSpec.checked(*_pair(pool), reduce),
+            check_bool("peak", peak),
+            None if spans is None else Spans.checked(spans),
         )
 
 
@@ -88,10 +102,15 @@ class AttentionStatistics:
         entropy: Tensor | None = None,
         received: Tensor | None = None,
         distance: Tensor | None = None,
+        peak: Tensor | None = None,
+        mass: Tensor | None = None,
         top: TopK | None = None,
         pooled: Tensor | None = None,
     ) -> None:
-        results = {"entropy": entropy, "received": received, "distance": distance, "top": top, "pooled": pooled}
+        results = {
+            "entropy": entropy, "received": received, "distance": distance, "peak": peak, "mass": mass, "top": top,
+            "pooled": pooled,
+        }  # fmt: skip
         self._results = {name: result for name, result in results.items() if result is not None}
 
     @property
@@ -108,6 +127,16 @@ class AttentionStatistics:
     def distance(self) -> Float[Tensor, "batch heads q_len"]:
         """Attention distance of each row, Σ A · |position of query − key|."""
         return self._get("distance", "distance=True")
+
+    @property
+    def peak(self) -> Float[Tensor, "batch heads q_len"]:
+        """Largest score of each row; −inf without a key."""
+        return self._get("peak", "peak=True")
+
+    @property
+    def mass(self) -> Float[Tensor, "batch heads q_len spans"]:
+        """Attention of each row that falls on each span of keys."""
+        return self._get("mass", "spans=[(start, end), …]")
 
     @property
     def top(self) -> TopK:
@@ -130,6 +159,10 @@ class AttentionStatistics:
     def __or__(self, other: AttentionStatistics) -> AttentionStatistics:
         """Return the results of both. If both contain a statistic, that of `other` is taken."""
         return AttentionStatistics(**(self._results | other._results))
+
+    def without(self, name: str) -> AttentionStatistics:
+        """Return all results but one."""
+        return AttentionStatistics(**{key: result for key, result in self._results.items() if key != name})
 
     def __repr__(self) -> str:
         return f"AttentionStatistics({', '.join(self)})"

@@ -23,6 +23,7 @@ from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.key_ranges import single_range
 from clearhead.ops.masks import Dense, LoweredMask, Mask, PrecomputedMask
+from clearhead.ops.spans import Spans, SpansLike
 from clearhead.ops.statistics import (
     AttentionStatistics,
     PoolSpec,
@@ -35,8 +36,10 @@ from clearhead.weights import notebook, serialization
 from clearhead.weights.cells import MAX_CELLS, diagonal_weights, scores_at, weights_at
 from clearhead.weights.indexing import contiguous_slice, index_list, parse_index
 from clearhead.weights.mutation import Fingerprints, inputs_of
+from clearhead.weights.products import TransposedWeights, check_factor, product, transposed_product
 from clearhead.weights.statistics import compute_statistics, pool
 from clearhead.weights.tensor_like import TensorLike
+from clearhead.weights.threshold import MAX_CELLS_ABOVE, CellsAbove, cells_above
 
 Choice = int | slice | Sequence[int]
 
@@ -205,7 +208,7 @@ class AttentionWeights(TensorLike):
         offset = max(-MAX_INT, min(int(offset), MAX_INT))  # avoids overflow; there are no keys beyond these offsets
         return diagonal_weights(call, self._lse, offset)
 
-    # -- statistics, in O(n) memory and without gradient ---------------------------------------------------------
+    # -- statistics, in O(n) memory and differentiable -----------------------------------------------------------
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
         """Return the entropy −Σ A ln A of each row, in nats; not renormalized by a sink's share, 0 without a key."""
@@ -219,17 +222,44 @@ class AttentionWeights(TensorLike):
         """Return the mean distance Σ A · |query position − key position| of each row."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(distance=True)).distance
 
+    def peak(self) -> Float[Tensor, "batch heads q_len"]:
+        """Return the largest score of each row, before the softmax; −inf without a key."""
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest(peak=True)).peak
+
+    def mass(self, spans: SpansLike) -> Float[Tensor, "batch heads q_len spans"]:
+        """Return the attention of each row that falls on spans of keys.
+
+        Args:
+            spans: `(start, end)` pairs, which may overlap; a dict of such pairs by name; or a tensor of segment ids
+                `[kv_len]` or `[batch, kv_len]`, −1 for keys in no span. Results are in the order given.
+        """
+        return compute_statistics(self._checked(), self._lse, StatisticsRequest(spans=Spans.checked(spans))).mass
+
+    def above(self, threshold: float, *, limit: int = MAX_CELLS_ABOVE) -> CellsAbove:
+        """Return every weight strictly above a threshold, in row-major order.
+
+        Args:
+            threshold: a number of at least 0.
+            limit: raise an error, with the count, if there are more.
+
+        Returns:
+            `(index, values)`: the indices `[4, count]` on the four axes, and the weights, which are differentiable.
+        """
+        return cells_above(self._checked(), self._lse, threshold, check_int("limit", limit, 0, None))
+
     def topk(self, k: int) -> TopK:
         """Return the `k` largest weights of each query and their keys, largest first; key −1 if a row has fewer."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(top=check_int("k", k, most=None))).top
 
-    def observe(self, **statistics: Unpack[StatisticsOptions]) -> AttentionStatistics:
-        """Compute several statistics in one pass over the matrix.
+    def observe(self, *, queries: slice | None = None, **statistics: Unpack[StatisticsOptions]) -> AttentionStatistics:
+        """Compute several statistics, most of them in one pass over the matrix.
 
         Args:
+            queries: only these queries, such as `slice(-32, None)` for the last 32. Default: all.
             **statistics: statistics to compute, by name:
 
-                - `entropy`, `received`, `distance`: True for the result of the method of that name.
+                - `entropy`, `received`, `distance`, `peak`: True for the result of the method of that name.
+                - `spans`: spans of keys, as in `mass`. The result is named `mass`.
                 - `top`: the number `k` of the largest weights of each query, as in `topk`.
                 - `pool`: `(rows, cols)` for the matrix in bins, as in `pool`. The result is named `pooled`.
                 - `reduce`: "mean" or "max" of each bin.
@@ -237,7 +267,9 @@ class AttentionWeights(TensorLike):
         Returns:
             The results as attributes. Reading a result that was not requested raises an `AttributeError`.
         """
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest.checked(**statistics))
+        request = StatisticsRequest.checked(**statistics)
+        chosen = self if queries is None else self.part(queries=queries)
+        return compute_statistics(chosen._checked(), chosen._lse, request)
 
     def pool(
         self,
@@ -253,6 +285,28 @@ class AttentionWeights(TensorLike):
         thin diagonals visible, which a mean blurs. `window` is a rectangle `((row, row_end), (key, key_end))`.
         """
         return pool(self._checked(), self._lse, PoolSpec.checked(rows, cols, reduce), window)
+
+    # -- products ------------------------------------------------------------------------------------------------
+
+    def __matmul__(self, other: Tensor) -> Float[Tensor, "batch heads q_len width"]:  # pyright: ignore
+        """Compute A · other without the matrix: attention with other values; differentiable.
+
+        Args:
+            other: `[kv_len, width]`, or `[batch, heads, kv_len, width]` with heads, key heads or 1 on its heads axis.
+
+        Returns:
+            The product in the dtype of `other`.
+        """
+        return self._matmul(check_factor("the right factor", other, self, 3))
+
+    def matmul(self, other: Tensor) -> Float[Tensor, "batch heads q_len width"]:  # pyright: ignore
+        """Compute `self @ other`."""
+        return self @ other
+
+    @property
+    def mT(self) -> TransposedWeights:  # noqa: N802, torch's name
+        """Lazy transpose: supports `weights.mT @ y`, `shape` and indexing."""
+        return TransposedWeights(self)
 
     # -- parts, devices, files -----------------------------------------------------------------------------------
 
@@ -364,6 +418,12 @@ class AttentionWeights(TensorLike):
         if self._fingerprints is not None and not torch.compiler.is_compiling():
             self._fingerprints.check(self._call)
         return self._call
+
+    def _matmul(self, other: Tensor) -> Tensor:
+        return product(self._checked(), other)
+
+    def _transposed_matmul(self, other: Tensor) -> Tensor:
+        return transposed_product(self._checked(), self._lse, other)
 
     def _holds_scores(self) -> bool:
         return self._call.query.shape[3] == 0

@@ -6,7 +6,7 @@ import operator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -14,18 +14,39 @@ from clearhead._utils.checks import describe
 from clearhead.ops import dispatch
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest, TopK
+from clearhead.weights.autograd import Lse
 from clearhead.weights.cells import MAX_CELLS, refuse_above
+from clearhead.weights.differentiable_statistics import pooled, sum_statistics
+from clearhead.weights.gather import index_of_keys, scores_of_cells, weights_of_cells
 
 
-@torch.no_grad()
-def compute_statistics(
-    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
-) -> AttentionStatistics:
-    """Return the requested statistics, computed in one pass over the matrix."""
-    kv_len, top, spec = call.shape[3], request.top, request.pool
+def compute_statistics(call: AttentionCall, lse: Lse, request: StatisticsRequest) -> AttentionStatistics:
+    """Return the requested statistics; differentiable. Without gradients, most take one pass over the matrix."""
+    top, spec = request.top, request.pool
     refuse_above(MAX_CELLS, (*call.shape[:3], top))
+    if request.spans is not None:
+        refuse_above(MAX_CELLS, (*call.shape[:3], len(request.spans)))
     if spec is not None:
         refuse_above(MAX_CELLS, (*call.shape[:2], spec.rows, spec.cols))
+    with_grad = call.scores_require_grad()
+    with torch.no_grad():
+        sums = request if not with_grad else StatisticsRequest()
+        results = _without_grad(call, lse, replace(sums, top=max(top, int(request.peak)), peak=False))
+    if with_grad:
+        results |= sum_statistics(call, lse, request)
+        if spec is not None:
+            results |= AttentionStatistics(pooled=pool(call, lse, spec, None))
+    if request.peak:
+        results |= AttentionStatistics(peak=_peaks(call, results.top.keys[..., 0]))
+    if top and with_grad:
+        keys = results.top.keys
+        results |= AttentionStatistics(top=TopK(_weights_of_keys(call, lse, keys), keys))
+    return results if top or not request.peak else results.without("top")
+
+
+def _without_grad(call: AttentionCall, lse: Lse, request: StatisticsRequest) -> AttentionStatistics:
+    """Return statistics of any matrix, also for an empty one and more keys than there are."""
+    kv_len, top, spec = call.shape[3], request.top, request.pool
     empty = 0 in call.shape[2:]
     possible = replace(request, top=min(top, kv_len), pool=None if empty else spec)
     results = dispatch.statistics(call, lse, possible)
@@ -38,17 +59,36 @@ def compute_statistics(
     return results | AttentionStatistics(top=TopK(pad(weights, (0, missing)), pad(keys.long(), (0, missing), value=-1)))
 
 
-@torch.no_grad()
-def pool(
-    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], spec: PoolSpec, window: object
-) -> Float[Tensor, "batch heads rows cols"]:
-    """Reduce the matrix, or a rectangle of it, to bins."""
+def _peaks(call: AttentionCall, keys: Int[Tensor, "batch heads q_len"]) -> Lse:
+    """Return the score of each query and its largest key; −inf for key −1."""
+    if call.shape[3] == 0:
+        return call.query.new_full(keys.shape, -torch.inf, dtype=call.compute_dtype)
+    index = index_of_keys(keys.clamp(min=0)[..., None])
+    return torch.where(keys >= 0, scores_of_cells(call, index).view(keys.shape), -torch.inf)
+
+
+def _weights_of_keys(
+    call: AttentionCall, lse: Lse, keys: Int[Tensor, "batch heads q_len top"]
+) -> Float[Tensor, "batch heads q_len top"]:
+    """Return the weights of chosen keys of each query, 0 for key −1; differentiable."""
+    if call.shape[3] == 0:
+        return lse.new_zeros(keys.shape)
+    values = weights_of_cells(call, lse, index_of_keys(keys.clamp(min=0)))
+    return torch.where(keys >= 0, values.view(keys.shape), 0.0)
+
+
+def pool(call: AttentionCall, lse: Lse, spec: PoolSpec, window: object) -> Float[Tensor, "batch heads rows cols"]:
+    """Reduce the matrix, or a rectangle of it, to bins; differentiable."""
     _, _, q_len, kv_len = call.shape
     refuse_above(MAX_CELLS, (*call.shape[:2], spec.rows, spec.cols))
     if 0 in (q_len, kv_len):
         return _empty_pool(lse, spec)
     row, row_end, key, key_end = _corners(window, q_len, kv_len)
-    return dispatch.pool(call, lse, slice(row, row_end), slice(key, key_end), spec)
+    rows, keys = slice(row, row_end), slice(key, key_end)
+    if call.scores_require_grad():
+        return pooled(call, lse, rows, keys, spec)
+    with torch.no_grad():
+        return dispatch.pool(call, lse, rows, keys, spec)
 
 
 def _empty_pool(lse: Float[Tensor, "batch heads q_len"], spec: PoolSpec) -> Float[Tensor, "batch heads rows cols"]:

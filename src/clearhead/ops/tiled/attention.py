@@ -6,8 +6,18 @@ from torch import Tensor
 
 from clearhead.ops._custom_op import Gradients, Results
 from clearhead.ops._dropout import keep_mask, row_indices
+from clearhead.ops._precision import without_autocast
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_, fold_heads, slice_broadcast
+from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.tiled.logits import (
+    MIN_EXP_ARGUMENT,
+    BlockLogits,
+    FoldedCall,
+    ScratchMemory,
+    exp_,
+    fold_heads,
+    slice_broadcast,
+)
 from clearhead.ops.tiled.schedule import QueryBlock, iterate_tiles, max_tile_cells
 
 # With this many keys or more, log-sum-exp is so large that sums are as exact without subtracting the row maximum
@@ -76,41 +86,87 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
 def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradients:
     """Return all gradients."""
     assert call.value is not None
+    dtype = call.compute_dtype
+    grad_output = results.grad_output.to(dtype)
+    # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
+    delta = (grad_output * results.output.to(dtype)).sum(dim=-1)
+    if results.grad_lse is not None:
+        delta -= results.grad_lse.to(dtype)
+    gradient = CellGradient(delta, left=grad_output, right=call.value)
+    return score_gradients(call, results.lse, gradient, need_bias=need_bias, need_right=True)
+
+
+@without_autocast
+def score_gradients(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    gradient: CellGradient,
+    *,
+    need_bias: bool,
+    need_right: bool = False,
+) -> Gradients:
+    """Return the gradients of everything that the scores depend on, from the gradient of the weights.
+
+    Args:
+        call: the attention call.
+        lse: log-sum-exp of each row's scores.
+        gradient: gradient of the weights.
+        need_bias: compute the gradient of a tensor bias.
+        need_right: compute the gradient of `gradient.right`, returned as that of the values.
+    """
     dtype, kv_heads = call.compute_dtype, call.key.shape[1]
     folded = FoldedCall.from_call(call)
-    value = call.value.to(dtype)
-    grad_output, output = (fold_heads(t.to(dtype), kv_heads) for t in (results.grad_output, results.output))
-    # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
-    delta = (grad_output * output).sum(dim=-1)
-    if results.grad_lse is not None:
-        delta -= fold_heads(results.grad_lse.to(dtype), kv_heads)
-    lse = results.lse
+    delta = fold_heads(gradient.delta, kv_heads)
+    left, log_factor, distance_factor = (
+        None if t is None else fold_heads(t.to(dtype), kv_heads)
+        for t in (gradient.left, gradient.log, gradient.distance)
+    )
+    right = None if gradient.right is None else gradient.right.to(dtype)
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
-    grad_query, grad_key, grad_value, grad_bias, grad_slopes = (
-        value.new_zeros(0 if t is None else t.shape)
-        for t in (folded.query, folded.key, value, folded.bias if need_bias else None, folded.slopes)
+    grad_query, grad_key, grad_right, grad_bias, grad_slopes = (
+        delta.new_zeros(0 if t is None else t.shape)
+        for t in (
+            folded.query,
+            folded.key,
+            right if need_right else None,
+            folded.bias if need_bias else None,
+            folded.slopes,
+        )
     )
     may_underflow = folded.underflow_bound()
-    cells = max_tile_cells(folded.shape, folded.ranges, value.device)
-    first, second = ScratchMemory(cells, value), ScratchMemory(cells, value)
-    for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, value.device):
+    cells = max_tile_cells(folded.shape, folded.ranges, delta.device)
+    first, second = ScratchMemory(cells, delta), ScratchMemory(cells, delta)
+    for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, delta.device):
         logits = BlockLogits(log_weights, block)
         underflows = may_underflow(block)
         block_query = logits.query[..., : folded.key.shape[3]]  # without the column that subtracts lse
-        block_grad, block_delta = (logits.flatten_heads(t) for t in (grad_output, delta))
+        block_left, block_delta, block_log, block_distance = (
+            None if t is None else logits.flatten_heads(t) for t in (left, delta, log_factor, distance_factor)
+        )
+        assert block_delta is not None
         block_grad_query = torch.zeros_like(block_query)
         for tile in tiles:
             index = (block.batch, block.kv_heads, tile.keys)
-            keys, values = (t[index].flatten(0, 1) for t in (folded.key, value))
             weights = logits.products(tile, first.take(*logits.tile_shape(tile)))
             capped = None if call.softcap is None else weights / call.softcap
-            exp_(logits.apply_bias_and_mask_(weights, tile), masked=folded.masked(tile), may_underflow=underflows)
-            grad_scores = torch.bmm(block_grad, values.mT, out=second.take(*weights.shape))
+            logits.apply_bias_and_mask_(weights, tile)
+            grad_scores = second.take(*weights.shape)
+            if block_left is None or right is None:
+                grad_scores.zero_()
+            else:
+                torch.bmm(block_left, right[index].flatten(0, 1).mT, out=grad_scores)
+            if block_log is not None:  # clamped, because 0 · −inf is nan
+                grad_scores.addcmul_(weights.clamp(min=MIN_EXP_ARGUMENT[dtype]), block_log[..., None])
+            exp_(weights, masked=folded.masked(tile), may_underflow=underflows)
+            if block_distance is not None:
+                cell_distances = logits.distance(tile.keys) * logits.unflatten_heads(block_distance)[..., None]
+                grad_scores.add_(cell_distances.view(grad_scores.shape))
             used, multiplier = weights, _dropout_multiplier(call, block, tile.keys)
             if multiplier is not None:
                 used = weights * multiplier.view(weights.shape)
                 grad_scores.mul_(multiplier.view(weights.shape))
-            grad_value[index] += torch.bmm(used.mT, block_grad).view(grad_value[index].shape)
+            if grad_right.numel() and block_left is not None:
+                grad_right[index] += torch.bmm(used.mT, block_left).view(grad_right[index].shape)
             grad_scores.sub_(block_delta[..., None]).mul_(weights)
             if grad_bias.numel():
                 part = slice_broadcast(grad_bias, block, tile.keys)
@@ -120,20 +176,20 @@ def backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradient
                 grad_slopes[block.kv_heads, block.group] -= slope_grad
             if capped is not None:
                 grad_scores.mul_(1 - capped.square_())
-            block_grad_query.baddbmm_(grad_scores, keys)
+            block_grad_query.baddbmm_(grad_scores, folded.key[index].flatten(0, 1))
             grad_key[index] += torch.bmm(grad_scores.mT, block_query).view(grad_key[index].shape)
         grad_query[block] = logits.unflatten_heads(block_grad_query)
-    grad_sinks = value.new_zeros(0)
+    grad_sinks = delta.new_zeros(0)
     if call.sinks is not None:
         sink_weights = torch.exp(call.sinks.to(dtype)[:, None] - lse)  # [batch, heads, q_len]
-        grad_sinks = -(sink_weights * delta.flatten(1, 2)).sum(dim=(0, 2))
+        grad_sinks = -(sink_weights * gradient.delta).sum(dim=(0, 2))
     return Gradients(
         grad_query.mul_(call.scale).flatten(1, 2).to(call.query.dtype),
         grad_key.to(call.key.dtype),
-        grad_value.to(call.value.dtype),
         *(
             gradient if tensor is None or not gradient.numel() else gradient.view_as(tensor).to(tensor.dtype)
             for gradient, tensor in (
+                (grad_right, gradient.right),
                 (grad_bias, call.tensor_bias),
                 (grad_slopes, call.slopes),
                 (grad_sinks, call.sinks),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.ops._custom_op import custom_op
+from clearhead.ops._custom_op import Gradients, custom_op
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.cell_gradient import CellGradient
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
-from clearhead.ops.tiled import attention, pooling
+from clearhead.ops.tiled import attention, cells, pooling, products
 from clearhead.ops.tiled.logits import FoldedCall
 from clearhead.ops.tiled.statistics import compute_statistics
 
@@ -33,17 +35,46 @@ def log_sum_exp(call: AttentionCall) -> Float[Tensor, "batch heads q_len"]:
     return _attend(replace(call, value=call.key[..., :0]))[1]
 
 
+def transposed_product(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: Float[Tensor, "batch heads q_len width"]
+) -> Float[Tensor, "batch heads kv_len width"]:
+    """Return Aᵀ · rows for each head, without gradients."""
+    return products.transposed_product(FoldedCall.from_call(call), lse, rows)
+
+
+def score_gradients(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
+) -> Gradients:
+    """Return the gradients of everything that the scores depend on, from the gradient of the weights."""
+    return attention.score_gradients(call, lse, gradient, need_bias=need_bias)
+
+
 def statistics(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
     """Return the statistics requested; pooling takes a separate pass."""
     folded = FoldedCall.from_call(call)
     results = AttentionStatistics()
-    if request != StatisticsRequest(pool=request.pool):
+    if any(request.requests(name) for name in ("entropy", "received", "distance", "mass", "top")):
         results = compute_statistics(folded, lse, request)
     if request.pool is not None:
         results |= AttentionStatistics(pooled=pooling.pool(folded, lse, request.pool))
     return results
+
+
+def largest_cells(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
+) -> Int[Tensor, "2 batch heads rows cols"]:
+    """Return row and key of the largest weight of each bin of some rows and keys."""
+    indices = cells.largest_cells(FoldedCall.from_call(call).window(rows, keys), lse[..., rows], spec.rows, spec.cols)
+    return indices + torch.tensor([rows.start, keys.start], device=lse.device).view(2, 1, 1, 1, 1)
+
+
+def cells_above(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], threshold: float, limit: int
+) -> tuple[Int[Tensor, "4 count"], int]:
+    """Return the indices of all weights above a threshold, incomplete after `limit` of them, and their number."""
+    return cells.cells_above(FoldedCall.from_call(call), lse, threshold, limit)
 
 
 def pool(

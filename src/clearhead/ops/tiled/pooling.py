@@ -8,8 +8,8 @@ from torch import Tensor
 
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.statistics import PoolSpec
-from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_, fold_heads
-from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
+from clearhead.ops.tiled.logits import FoldedCall
+from clearhead.ops.tiled.sweep import iterate_weights
 
 
 @without_autocast
@@ -19,25 +19,16 @@ def pool(
     """Pool the weights into the bins of adaptive pooling: bin i of n covers ⌊i·L/n⌋ up to ⌈(i+1)·L/n⌉."""
     rows, cols, reduce = spec
     batch, kv_heads, group, q_len, kv_len = folded.shape
-    log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
-    may_underflow = folded.underflow_bound()
-    row_bins, col_bins = _Bins(q_len, rows, lse), _Bins(kv_len, cols, lse)
+    row_bins, col_bins = Bins(q_len, rows, lse), Bins(kv_len, cols, lse)
     pooled = lse.new_zeros((batch, kv_heads, group, rows, cols))
-    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
-    for block, tiles in iterate_tiles(folded.shape, folded.ranges, lse.dtype, lse.device):
-        logits = BlockLogits(log_weights, block)
-        underflows = may_underflow(block)
-        down = row_bins.over(block.rows)
-        for tile in tiles:
-            logs = logits.apply_bias_and_mask_(logits.products(tile, scratch.take(*logits.tile_shape(tile))), tile)
-            weights = logits.unflatten_heads(exp_(logs, masked=folded.masked(tile), may_underflow=underflows))
-            across = col_bins.over(tile.keys)
-            part = pooled[block[:3]][..., down.bins, across.bins]
-            if reduce == "mean":
-                part += down.mean @ weights @ across.mean.mT
-            else:
-                peaks = down.peaks(weights, dim=-2)
-                torch.maximum(part, across.peaks(peaks, dim=-1), out=part)
+    for block, tile, weights in iterate_weights(folded, lse):
+        down, across = row_bins.over(block.rows), col_bins.over(tile.keys)
+        part = pooled[block[:3]][..., down.bins, across.bins]
+        if reduce == "mean":
+            part += down.mean @ weights @ across.mean.mT
+        else:
+            peaks = down.peaks(weights, dim=-2)
+            torch.maximum(part, across.peaks(peaks, dim=-1), out=part)
     return pooled.flatten(1, 2)
 
 
@@ -45,6 +36,14 @@ def bin_ends(length: int, count: int, device: torch.device) -> tuple[Int[Tensor,
     """Return the starts and ends of `count` bins over `length` positions."""
     index = torch.arange(count, device=device)
     return index * length // count, -(-(index + 1) * length // count)
+
+
+def mean_matrix(length: int, part: slice, count: int, like: Float[Tensor, "*any"]) -> Float[Tensor, "bins positions"]:
+    """Return the matrix that averages the positions of each bin over a part of a length."""
+    matrix = like.new_zeros((count, length))
+    size = part.stop - part.start
+    matrix[:, part] = Bins(size, count, like).over(slice(0, size)).mean
+    return matrix
 
 
 class _Span(NamedTuple):
@@ -60,18 +59,30 @@ class _Span(NamedTuple):
         widest = int((self.last - self.first).max())
         if len(self.first) * widest == weights.shape[dim]:  # bins of equal width without overlap need no gather
             return weights.unflatten(dim, (-1, widest)).amax(dim=dim)
-        steps = torch.arange(widest, device=weights.device)
-        index = torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
+        index = self.positions()
         return weights.index_select(dim, index.flatten()).unflatten(dim, index.shape).amax(dim=dim)
 
+    def positions(self) -> Int[Tensor, "bins widest"]:
+        """Return the positions of each bin; narrow bins repeat their last one."""
+        steps = torch.arange(int((self.last - self.first).max()), device=self.first.device)
+        return torch.minimum(self.first[:, None] + steps, self.last[:, None] - 1)
 
-class _Bins:
+
+class Bins:
+    """Bins of adaptive pooling over a length."""
+
     def __init__(self, length: int, count: int, like: Tensor) -> None:
         self.first, self.last = bin_ends(length, count, like.device)
         self.like = like
+        self.latest: tuple[slice, _Span] | None = None
 
     def over(self, part: slice) -> _Span:
         """Return the bins that overlap some of the positions."""
+        if self.latest is None or self.latest[0] != part:  # consecutive tiles have the same rows
+            self.latest = part, self._overlapping(part)
+        return self.latest[1]
+
+    def _overlapping(self, part: slice) -> _Span:
         start = int((self.last <= part.start).sum())
         stop = int((self.first < part.stop).sum())
         whole_first, whole_last = self.first[start:stop], self.last[start:stop]

@@ -23,6 +23,8 @@ def compute_statistics(
 
     entropies = lse.new_zeros((*heads_shape, q_len)) if entropy else None
     distances = lse.new_zeros((*heads_shape, q_len)) if distance else None
+    members = None if request.spans is None else request.spans.members(batch, kv_len, lse)
+    masses = None if members is None else lse.new_zeros((*heads_shape, q_len, members.shape[2]))
     # columns add a sum from every band of rows; in float64 the rounding error does not grow with the bands
     columns = lse.new_zeros((*heads_shape, kv_len), dtype=torch.float64) if received else None
     best = lse.new_full((*heads_shape, q_len, top), -torch.inf)
@@ -44,11 +46,14 @@ def compute_statistics(
             logs = logits.apply_bias_and_mask_(logits.products(tile, first.take(*shape)), tile)
             if block_top is not None:
                 block_top.add(logits.unflatten_heads(logs), tile.keys)
-            if not (entropy or received or distance):
+            if not (entropy or received or distance or request.spans):
                 continue
             weights = exp_(logs, masked=folded.masked(tile), may_underflow=underflows, out=second.take(*shape))
             if received:
                 column_sums.append((tile.keys, torch.bmm(ones, second.take(heads, rows, shape[2]))))
+            if masses is not None and members is not None:
+                tile_members = members if members.shape[0] == 1 else members[block.batch]
+                masses[block] += logits.unflatten_heads(weights) @ tile_members[:, None, None, tile.keys]
             if entropy:
                 row_entropies.append(logs.mul_(weights).sum(dim=-1))
             if row_distances is not None:
@@ -68,7 +73,11 @@ def compute_statistics(
 
     largest = TopK(best.exp().flatten(1, 2), best_keys.flatten(1, 2)) if top else None
     return AttentionStatistics(
-        entropy=unfold(entropies), received=unfold(columns), distance=unfold(distances), top=largest
+        entropy=unfold(entropies),
+        received=unfold(columns),
+        distance=unfold(distances),
+        mass=unfold(masses),
+        top=largest,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead._utils.torch_internals import in_functorch_transform
 from clearhead.ops._custom_op import Gradients, Results, custom_op
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.cell_gradient import CellGradient
 from clearhead.ops.gpu import gpu_of, on_device_of_query
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
@@ -76,12 +77,28 @@ def statistics(
         _, _, q_len, kv_len = call.shape
         cells = pooling.pool(positive, lse, slice(0, q_len), slice(0, kv_len), spec)
         results |= AttentionStatistics(pooled=cells)
+    if request.spans is not None:
+        results |= tiled.statistics(call, lse, StatisticsRequest(spans=request.spans))
     if not request.top:
         return results
     largest = topk.top_weights(positive, lse, request.top) if request.top <= topk.MAX_TOP_KEYS else None
     if largest is not None:
         return results | AttentionStatistics(top=largest)
     return results | tiled.statistics(call, lse, StatisticsRequest(top=request.top))
+
+
+def transposed_product(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: Float[Tensor, "batch heads q_len width"]
+) -> Float[Tensor, "batch heads kv_len width"]:
+    """Return Aᵀ · rows for each head, without gradients."""
+    return tiled.transposed_product(call, lse, rows)
+
+
+def score_gradients(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
+) -> Gradients:
+    """Return the gradients of everything that the scores depend on, from the gradient of the weights."""
+    return tiled.score_gradients(call, lse, gradient, need_bias)
 
 
 @on_device_of_query

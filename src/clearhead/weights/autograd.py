@@ -1,0 +1,109 @@
+"""Gradients of functions of the weights, in O(n) memory.
+
+A function of the weights is computed without recording operations. Its backward pass expresses the gradient of every
+weight by O(n) numbers, a `CellGradient`, from which a backend computes the gradients of queries, keys and options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from clearhead.ops import dispatch
+from clearhead.ops._custom_op import Gradients
+from clearhead.ops.call import PARTS, AttentionCall
+from clearhead.ops.cell_gradient import CellGradient
+
+Lse = Float[Tensor, "batch heads q_len"]
+Tensors = Sequence[Tensor]
+Grads = Sequence[Tensor | None]
+
+
+class Function(Protocol):
+    """A differentiable function of the weights and of further tensors."""
+
+    def compute(self, call: AttentionCall, lse: Lse, inputs: Tensors) -> tuple[Tensor, ...]:
+        """Return the results."""
+        ...
+
+    def cell_gradient(
+        self, call: AttentionCall, lse: Lse, inputs: Tensors, results: Tensors, grads: Grads
+    ) -> tuple[CellGradient, Grads]:
+        """Return the gradient of the weights, and of the further tensors, from those of the results.
+
+        The gradient of a result that no loss depends on is None.
+        """
+        ...
+
+
+def apply(function: Function, call: AttentionCall, lse: Lse, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return the results of a function of the weights; differentiable in the call's tensors and the inputs."""
+    call = call.without_dropout()
+    needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    if not needed and not call.scores_require_grad():
+        with torch.no_grad():
+            return function.compute(call, lse, inputs)
+    return _apply(function, lse, len(inputs), *inputs, *replace(call, value=None).parts().values())
+
+
+@torch.compiler.disable
+def _apply(*arguments: object) -> tuple[Tensor, ...]:
+    return _WeightsFunction.apply(*arguments)  # pyright: ignore[reportReturnType]
+
+
+class _WeightsFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function: Function, lse: Lse, count: int, *arguments):
+        inputs, parts = arguments[:count], arguments[count:]
+        results = function.compute(_call(parts), lse, inputs)
+        ctx.function, ctx.count = function, count
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
+        ctx.numbers = [None if isinstance(part, Tensor) else part for part in arguments]
+        tensors = (part if isinstance(part, Tensor) else None for part in arguments)
+        ctx.save_for_backward(lse, *tensors, *results)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        lse, *saved = ctx.saved_tensors
+        split = len(ctx.numbers)
+        arguments = [
+            number if tensor is None else tensor for tensor, number in zip(saved[:split], ctx.numbers, strict=True)
+        ]
+        inputs, call = arguments[: ctx.count], _call(arguments[ctx.count :])
+        needed = ctx.needs_input_grad[3:]
+        gradient, input_grads = ctx.function.cell_gradient(call, lse, inputs, saved[split:], grads)
+        needs = dict(zip(PARTS, needed[ctx.count :], strict=True))
+        part_grads: dict[str, Tensor] = {}
+        if any(needs.values()):
+            part_grads = score_gradients(call, lse, gradient, needs["tensor_bias"])._asdict()
+        return (
+            None,
+            None,
+            None,
+            *(grad if need else None for grad, need in zip(input_grads, needed, strict=False)),
+            *(part_grads[name] if need else None for name, need in needs.items()),
+        )
+
+
+def score_gradients(call: AttentionCall, lse: Lse, gradient: CellGradient, need_bias: bool) -> Gradients:
+    """Return the gradients of queries, keys and options; `gradient.right` may have a head for each query head."""
+    right, kv_heads = gradient.right, call.key.shape[1]
+    if right is None or right.shape[1] == kv_heads:
+        return dispatch.score_gradients(call, lse, gradient, need_bias)
+    gradients = dispatch.score_gradients(call.ungrouped(), lse, gradient, need_bias)
+    return gradients._replace(key=gradients.key.unflatten(1, (kv_heads, -1)).sum(dim=2))
+
+
+def _call(parts: Sequence[object]) -> AttentionCall:
+    named = dict(zip(PARTS, parts, strict=True))
+    masked = named["ranges"] is not None or named["dense"] is not None
+    return AttentionCall.from_parts(named, "precomputed mask" if masked else None)

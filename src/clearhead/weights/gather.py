@@ -1,0 +1,60 @@
+"""Scores and weights of single cells, chosen by their indices; differentiable."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.ops import reference
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.cell_gradient import CellGradient
+from clearhead.weights import autograd
+from clearhead.weights.autograd import Grads, Lse, Tensors
+from clearhead.weights.cells import finite_lse
+
+CELLS_PER_STEP = 2**16  # each gathers a query and a key
+
+
+class _LogSumExp:
+    """Log-sum-exp, which is known already: its gradient with respect to score (i, j) is weight (i, j)."""
+
+    def compute(self, call: AttentionCall, lse: Lse, inputs: Tensors) -> tuple[Tensor, ...]:
+        return (lse.clone(),)
+
+    def cell_gradient(
+        self, call: AttentionCall, lse: Lse, inputs: Tensors, results: Tensors, grads: Grads
+    ) -> tuple[CellGradient, Grads]:
+        (grad,) = grads
+        assert grad is not None
+        return CellGradient(-grad), ()
+
+
+def log_sum_exp(call: AttentionCall, lse: Lse) -> Lse:
+    """Return log-sum-exp, differentiable in everything that the scores depend on."""
+    return autograd.apply(_LogSumExp(), call, lse)[0]
+
+
+def scores_of_cells(call: AttentionCall, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
+    """Return the scores of single cells, which the mask must allow.
+
+    They are computed a few at a time and, for gradients, again in the backward pass.
+    """
+    parts = index.split(CELLS_PER_STEP, dim=1)
+    if not call.scores_require_grad():
+        return torch.cat([reference.scores_of_cells(call, part) for part in parts])
+    scores = [checkpoint(reference.scores_of_cells, call, part, use_reentrant=False) for part in parts]
+    return torch.cat(scores)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def weights_of_cells(call: AttentionCall, lse: Lse, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
+    """Return the weights of single cells, which the mask must allow."""
+    row_lse = finite_lse(log_sum_exp(call, lse))[tuple(index[:3])]
+    return torch.exp(scores_of_cells(call, index) - row_lse)
+
+
+def index_of_keys(keys: Int[Tensor, "batch heads q_len count"]) -> Int[Tensor, "4 cells"]:
+    """Return the index of the cells that each query has with some keys."""
+    index = torch.stack(torch.meshgrid(*(torch.arange(n, device=keys.device) for n in keys.shape), indexing="ij"))
+    return torch.stack([*index[:3], keys.long()]).flatten(1)

@@ -1,0 +1,160 @@
+"""Products of the matrix and its transpose with tensors, without the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead._utils.tensor_checks import check_float_tensor
+from clearhead.ops import dispatch
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.tiled import backend as tiled
+from clearhead.weights import autograd
+from clearhead.weights.autograd import Grads, Lse, Tensors
+from clearhead.weights.indexing import parse_index
+
+if TYPE_CHECKING:
+    from clearhead.weights.matrix import AttentionWeights
+
+
+def product(call: AttentionCall, tensor: Tensor) -> Float[Tensor, "batch heads q_len width"]:
+    """Return A · tensor for a call: its output with other values. Has the dtype of the tensor; differentiable.
+
+    Args:
+        call: the attention call.
+        tensor: `[kv_len, width]`, or `[batch or 1, heads or kv_heads or 1, kv_len, width]`.
+    """
+    dtype = tensor.dtype
+    call = in_dtype(call.without_dropout(), dtype)
+    batch, heads, _, kv_len = call.shape
+    value = with_four_axes(tensor).to(call.query.dtype)
+    if value.shape[1] == heads != call.key.shape[1]:
+        call = replace(call, value=None).ungrouped()
+    value = value.expand(batch, call.key.shape[1], kv_len, value.shape[3])
+    call = replace(call, value=value)
+    return dispatch.choose(call)[1].attend(call, False)[0].to(dtype)
+
+
+def transposed_product(call: AttentionCall, lse: Lse, tensor: Tensor) -> Float[Tensor, "batch heads kv_len width"]:
+    """Return Aᵀ · tensor for each head. Has the dtype of the tensor; differentiable.
+
+    Args:
+        call: the attention call.
+        lse: log-sum-exp of each row's scores.
+        tensor: `[q_len, width]`, or `[batch or 1, heads or 1, q_len, width]`.
+    """
+    call = in_dtype(call, tensor.dtype)
+    if lse.dtype != call.compute_dtype:  # a more precise tensor requires more precise weights
+        lse = tiled.log_sum_exp(call).detach()
+    rows = with_four_axes(tensor).expand(*call.shape[:3], tensor.shape[-1])
+    (result,) = autograd.apply(_TransposedProduct(), call, lse, rows)
+    return result.to(tensor.dtype)
+
+
+class _TransposedProduct:
+    """Aᵀ · rows; a loss with gradient g depends on weight (i, j) by rows[i] · g[j]."""
+
+    def compute(self, call: AttentionCall, lse: Lse, inputs: Tensors) -> tuple[Tensor, ...]:
+        return (dispatch.transposed_product(call, lse, inputs[0]),)
+
+    def cell_gradient(
+        self, call: AttentionCall, lse: Lse, inputs: Tensors, results: Tensors, grads: Grads
+    ) -> tuple[CellGradient, Grads]:
+        (rows,), (grad,) = inputs, grads
+        assert grad is not None
+        grad_rows = product(call, grad)
+        delta = (rows.to(grad_rows.dtype) * grad_rows).sum(dim=-1)
+        return CellGradient(delta, left=rows, right=grad), (grad_rows.to(rows.dtype),)
+
+
+def in_dtype(call: AttentionCall, dtype: torch.dtype) -> AttentionCall:
+    """Return the call in a dtype, if that is more precise than its own; otherwise the call itself."""
+    wider = torch.promote_types(call.query.dtype, dtype)
+    if wider == call.query.dtype:
+        return call
+    bias = call.tensor_bias
+    return replace(
+        call,
+        query=call.query.to(wider),
+        key=call.key.to(wider),
+        bias=call.bias if bias is None else bias.to(wider),
+        value=None if call.value is None else call.value.to(wider),
+    )
+
+
+def with_four_axes(tensor: Tensor) -> Tensor:
+    """Return a tensor of two or three axes with leading axes of size 1, as matmul broadcasts it."""
+    return tensor[(None,) * (4 - tensor.ndim)]
+
+
+def check_factor(name: str, tensor: object, weights: AttentionWeights, axis: int) -> Tensor:
+    """Return the right factor of a product if it broadcasts.
+
+    Args:
+        name: name of the argument, for errors.
+        tensor: the factor.
+        weights: the left factor.
+        axis: axis of the weights that is summed over.
+    """
+    batch, heads, *lengths = weights.shape
+    length, size = {2: "q_len", 3: "kv_len"}[axis], lengths[axis - 2]
+    counts = dict.fromkeys((heads, weights.key_heads, 1) if axis == 3 else (heads, 1))
+    several = " or ".join(map(str, counts))
+    expected = f"[{length} = {size}, width] or [batch = {batch}, heads = {several}, {length} = {size}, width]"
+    tensor = check_float_tensor(name, tensor, expected)
+    shape = tuple(with_four_axes(tensor).shape) if 2 <= tensor.ndim <= 4 else ()
+    if not shape or shape[0] not in (batch, 1) or shape[1] not in counts or shape[2] != size:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
+    if tensor.device != weights.device:
+        raise ValueError(f"{name} is on {tensor.device}; expected {weights.device}, the device of the weights")
+    return tensor
+
+
+class TransposedWeights:
+    """Lazy transpose of an attention matrix, `[batch, heads, kv_len, q_len]`: supports `@`, `shape` and indexing."""
+
+    def __init__(self, weights: AttentionWeights) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        """Size `[batch, heads, kv_len, q_len]`."""
+        batch, heads, q_len, kv_len = self._weights.shape
+        return torch.Size((batch, heads, kv_len, q_len))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.device
+
+    @property
+    def mT(self) -> AttentionWeights:  # noqa: N802, torch's name
+        return self._weights
+
+    def __matmul__(self, other: Tensor) -> Float[Tensor, "batch heads kv_len width"]:
+        """Compute Aᵀ · other without the matrix; differentiable."""
+        return self._weights._transposed_matmul(check_factor("the right factor", other, self._weights, 2))
+
+    def __getitem__(self, index: object) -> Tensor:
+        """Compute the exact weights of integer indices and slices on the four axes; differentiable."""
+        selection = parse_index(index, self.shape)
+        batch, heads, keys, rows = selection.slices
+        weights = self._weights[batch, heads, rows, keys].mT
+        for axis in reversed(selection.dropped):
+            weights = weights.squeeze(axis)
+        return weights
+
+    def dense(self) -> Float[Tensor, "batch heads kv_len q_len"]:
+        """Return the whole matrix as a plain tensor; raises above the size limit of `AttentionWeights.dense`."""
+        return self._weights.dense().mT
+
+    def __repr__(self) -> str:
+        return f"Transpose of {self._weights!r}"
