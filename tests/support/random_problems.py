@@ -1,7 +1,8 @@
 """Random attention problems for the Triton kernels, compared with float64 by the rule of `assert_matches`.
 
 Compiling takes most of the time. So problems come in families: a `Family` fixes what kernels are compiled for, and its
-problems differ in lengths, batch, strides, values and masks of the same kind.
+problems differ in lengths, values and masks of the same kind. Triton compiles a kernel again for sizes of 1 and for
+strides that are multiples of 16, so a family also fixes the batch, the number of heads and whether lengths are odd.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Family:
     dtype: torch.dtype
     key_dim: int
     value_dim: int
+    batch: int
+    kv_heads: int
     group: int
+    odd: bool  # lengths are odd, otherwise even
     masks: tuple[str, ...]  # combined by & or |
     combine: str
     bias: str
@@ -62,7 +66,10 @@ class Family:
             dtype=choose(DTYPES),
             key_dim=key_dim,
             value_dim=key_dim if generator.random() < 0.6 else choose(WIDTHS),
+            batch=choose((1, 2, 3)),
+            kv_heads=choose((1, 2)),
             group=choose((1, 1, 2, 4, 7)),
+            odd=generator.random() < 0.5,
             masks=tuple(generator.sample(SIMPLE_MASKS, choose((0, 1, 1, 1, 2, 3)))),
             combine=choose(("&", "&", "|")),
             bias=choose(("none", "none", "none", "alibi", *BIAS_AXES)),
@@ -114,11 +121,15 @@ class Problem:
         def length() -> int:
             return min(longest, int(math.exp(choices.uniform(0, math.log(longest + 1)))))
 
-        batch, kv_heads = choices.choice((1, 2, 3)), choices.choice((1, 2))
+        def of_parity(length: int) -> int:
+            return length // 2 * 2 + 1 if family.odd else max(2, length // 2 * 2)
+
+        batch, kv_heads = family.batch, family.kv_heads
         heads = kv_heads * family.group
         q_len, kv_len = choices.randint(1, min(16, longest)) if family.decoding else length(), length()
         while batch * heads * q_len * kv_len > MAX_CELLS:
             q_len, kv_len = (-(-q_len // 2), kv_len) if q_len > kv_len else (q_len, -(-kv_len // 2))
+        q_len, kv_len = of_parity(q_len), of_parity(kv_len)
         tensors = [
             strided(batch, heads, q_len, family.key_dim) * choices.choice((0.5, 1.0, 2.0)),
             strided(batch, kv_heads, kv_len, family.key_dim),

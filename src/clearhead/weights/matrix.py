@@ -243,7 +243,7 @@ class AttentionWeights(TensorLike):
             limit: raise an error, with the count, if there are more.
 
         Returns:
-            `(index, values)`: the indices `[4, count]` on the four axes, and the weights, which are differentiable.
+            `(indices, values)`: the indices `[4, count]` on the four axes, and the weights, which are differentiable.
         """
         return cells_above(self._checked(), self._lse, threshold, check_int("limit", limit, 0, None))
 

@@ -20,7 +20,7 @@ MAX_CELLS_ABOVE = 2**24  # default limit
 class CellsAbove(NamedTuple):
     """Weights above a threshold, in row-major order."""
 
-    index: Int[Tensor, "4 count"]  # batch, head, query, key
+    indices: Int[Tensor, "4 count"]  # batch, head, query, key
     values: Float[Tensor, " count"]
 
 

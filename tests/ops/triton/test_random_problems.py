@@ -24,12 +24,12 @@ def test_wrong_output_is_found(monkeypatch, factor):
         return output * factor, weights
 
     monkeypatch.setattr(random_problems, "attention", wrong)
-    problem = Problem.draw(Family.draw(random.Random(0)), 0, "cpu", longest=24)
+    problem = Problem.draw(Family.draw(random.Random(2)), 2, "cpu", longest=24)
     with pytest.raises(AssertionError, match="output: "):
         problem.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_wrong_gradient_is_found(monkeypatch, seed):
     attention = random_problems.attention
 
