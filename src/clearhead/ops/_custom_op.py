@@ -14,22 +14,9 @@ from torch import Tensor
 from clearhead._utils.torch_internals import in_functorch_transform, is_traced
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.call import DIFFERENTIABLE, PARTS, TENSORS, AttentionCall
+from clearhead.ops.gradients import Gradients
 
 SCHEMA = ", ".join(f"{part.schema} {name}" for name, part in PARTS.items())
-
-
-class Gradients(NamedTuple):
-    """Gradients of the differentiable parts; a tensor of size 0 if a part is absent or needs no gradient."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    tensor_bias: Tensor
-    slopes: Tensor
-    sinks: Tensor
-
-
-assert Gradients._fields == DIFFERENTIABLE
 
 
 class Results(NamedTuple):

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead.ops import reference, sdpa
-from clearhead.ops._custom_op import Gradients
 from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import backend as tiled
 from clearhead.ops.triton import backend as triton

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clearhead.ops import dispatch
-from clearhead.ops._custom_op import Gradients
 from clearhead.ops.call import PARTS, AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient, Gradients
 
 Lse = Float[Tensor, "batch heads q_len"]
 Tensors = Sequence[Tensor]
@@ -52,11 +51,6 @@ def apply(function: Function, call: AttentionCall, lse: Lse, *inputs: Tensor) ->
     return _apply(function, lse, len(inputs), *inputs, *replace(call, value=None).parts().values())
 
 
-@torch.compiler.disable
-def _apply(*arguments: object) -> tuple[Tensor, ...]:
-    return _WeightsFunction.apply(*arguments)  # pyright: ignore[reportReturnType]
-
-
 class _WeightsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function: Function, lse: Lse, count: int, *arguments):
@@ -72,7 +66,7 @@ class _WeightsFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *grads):
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
         lse, *saved = ctx.saved_tensors
         split = len(ctx.numbers)
         arguments = [
@@ -92,6 +86,9 @@ class _WeightsFunction(torch.autograd.Function):
             *(grad if need else None for grad, need in zip(input_grads, needed, strict=False)),
             *(part_grads[name] if need else None for name, need in needs.items()),
         )
+
+
+_apply: Any = torch.compiler.disable(_WeightsFunction.apply)
 
 
 def score_gradients(call: AttentionCall, lse: Lse, gradient: CellGradient, need_bias: bool) -> Gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,13 +11,12 @@ from torch import Tensor
 
 from clearhead.ops import dispatch
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
-from clearhead.ops.tiled import backend as tiled
 from clearhead.ops.tiled.pooling import mean_matrix
 from clearhead.weights import autograd
 from clearhead.weights.autograd import Grads, Lse, Tensors
-from clearhead.weights.gather import weights_of_cells
+from clearhead.weights.gather import largest_weights
 from clearhead.weights.products import product
 
 SUMS = ("entropy", "received", "distance", "mass")
@@ -109,7 +109,8 @@ def sum_statistics(call: AttentionCall, lse: Lse, request: StatisticsRequest) ->
     names = [name for name in SUMS if request.requests(name)]
     if not names:
         return AttentionStatistics()
-    return AttentionStatistics(**dict(zip(names, autograd.apply(_Sums(request), call, lse), strict=True)))
+    results: dict[str, Any] = dict(zip(names, autograd.apply(_Sums(request), call, lse), strict=True))
+    return AttentionStatistics(**results)
 
 
 def pooled(
@@ -121,15 +122,7 @@ def pooled(
     """
     if spec.reduce == "mean":
         return autograd.apply(_MeanPool(spec, rows, keys), call, lse)[0]
-    with torch.no_grad():
-        row, key = tiled.largest_cells(call, lse, rows, keys, spec)
-    batch, heads, *_ = row.shape
-    sequence, head = torch.arange(batch, device=row.device), torch.arange(heads, device=row.device)
-    cells = (sequence[:, None, None, None].expand_as(row), head[:, None, None].expand_as(row), row, key)
-    values = weights_of_cells(call, lse, torch.stack(cells).flatten(1)).view(row.shape)
-    with torch.no_grad():
-        none = dispatch.pool(call, lse, rows, keys, spec) == 0  # a bin may contain masked cells only
-    return torch.where(none, 0.0, values)
+    return largest_weights(call, lse, rows, keys, (spec.rows, spec.cols)).weights
 
 
 def row_sums(call: AttentionCall, lse: Lse) -> Lse:

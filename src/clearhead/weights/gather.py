@@ -9,7 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.ops import reference
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient
+from clearhead.ops.tiled import backend as tiled
+from clearhead.ops.tiled.cells import LargestCells
 from clearhead.weights import autograd
 from clearhead.weights.autograd import Grads, Lse, Tensors
 from clearhead.weights.cells import finite_lse
@@ -52,6 +54,16 @@ def weights_of_cells(call: AttentionCall, lse: Lse, index: Int[Tensor, "4 count"
     """Return the weights of single cells, which the mask must allow."""
     row_lse = finite_lse(log_sum_exp(call, lse))[tuple(index[:3])]
     return torch.exp(scores_of_cells(call, index) - row_lse)
+
+
+def largest_weights(call: AttentionCall, lse: Lse, rows: slice, keys: slice, size: tuple[int, int]) -> LargestCells:
+    """Return the largest weight of each bin of a rectangle, differentiable, with its row and key."""
+    with torch.no_grad():
+        largest = tiled.largest_cells(call, lse, rows, keys, size)
+    sequences, heads = (torch.arange(n, device=lse.device) for n in largest.rows.shape[:2])
+    index = torch.broadcast_tensors(sequences[:, None, None, None], heads[:, None, None], largest.rows, largest.keys)
+    values = weights_of_cells(call, lse, torch.stack(index).flatten(1)).view(largest.rows.shape)
+    return largest._replace(weights=torch.where(largest.weights > 0, values, 0.0))  # others may be masked
 
 
 def index_of_keys(keys: Int[Tensor, "batch heads q_len count"]) -> Int[Tensor, "4 cells"]:

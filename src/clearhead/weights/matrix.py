@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,33 +18,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead._utils.checks import MAX_INT, check_int, check_path, describe
-from clearhead._utils.tensor_checks import check_axis, check_dense_tensor, check_device, check_float_tensor
+from clearhead._utils.tensor_checks import check_dense_tensor, check_device, check_float_tensor
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.key_ranges import single_range
 from clearhead.ops.masks import Dense, LoweredMask, Mask, PrecomputedMask
-from clearhead.ops.spans import Spans, SpansLike
-from clearhead.ops.statistics import (
-    AttentionStatistics,
-    PoolSpec,
-    Reduce,
-    StatisticsOptions,
-    StatisticsRequest,
-    TopK,
-)
 from clearhead.weights import notebook, serialization
 from clearhead.weights.cells import MAX_CELLS, diagonal_weights, scores_at, weights_at
+from clearhead.weights.gather import largest_weights
 from clearhead.weights.indexing import contiguous_slice, index_list, parse_index
 from clearhead.weights.mutation import Fingerprints, inputs_of
-from clearhead.weights.products import TransposedWeights, check_factor, product, transposed_product
-from clearhead.weights.statistics import compute_statistics, pool
-from clearhead.weights.tensor_like import TensorLike
-from clearhead.weights.threshold import MAX_CELLS_ABOVE, CellsAbove, cells_above
+from clearhead.weights.observable import ObservableMatrix
+from clearhead.weights.products import product, transposed_product
+
+if TYPE_CHECKING:
+    from clearhead.weights.mean_heads import MeanHeads
 
 Choice = int | slice | Sequence[int]
 
 
-class AttentionWeights(TensorLike):
+class AttentionWeights(ObservableMatrix):
     """Lazy attention matrix `[batch, heads, q_len, kv_len]`, as returned by `attention(..., return_weights=True)`.
 
     Indexing with integers and slices returns exact weights as plain tensors. `entropy`, `received`, `distance`, `topk`
@@ -59,13 +52,19 @@ class AttentionWeights(TensorLike):
     """
 
     def __init__(
-        self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], *, check_mutation: bool = True
+        self,
+        call: AttentionCall,
+        lse: Float[Tensor, "batch heads q_len"],
+        normalized: bool = True,
+        *,
+        check_mutation: bool = True,
     ) -> None:
         """Hold a call and its log-sum-exp.
 
         Args:
             call: the validated call.
             lse: log-sum-exp of each row's scores.
+            normalized: whether `lse` is that of the call. Otherwise the rows do not sum to 1, as after `hiding`.
             check_mutation: raise an error if weights are read after an input was changed in place. In inference mode
                 this compares hashes, which synchronizes a GPU.
         """
@@ -78,6 +77,7 @@ class AttentionWeights(TensorLike):
             raise ValueError(f"lse has shape {tuple(lse.shape)}; expected {tuple(call.shape[:3])}")
         self._call = call
         self._lse = lse.detach()
+        self._normalized = normalized
         self._fingerprints = Fingerprints(call) if check_mutation else None
 
     # -- shape and inputs ----------------------------------------------------------------------------------------
@@ -95,22 +95,6 @@ class AttentionWeights(TensorLike):
     @property
     def device(self) -> torch.device:
         return self._call.query.device
-
-    @property
-    def ndim(self) -> int:
-        return 4
-
-    def dim(self) -> int:
-        return 4
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        return self.shape if dim is None else self.shape[check_axis("dim", dim, 4)]
-
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     @property
     def requires_grad(self) -> bool:
@@ -208,105 +192,48 @@ class AttentionWeights(TensorLike):
         offset = max(-MAX_INT, min(int(offset), MAX_INT))  # avoids overflow; there are no keys beyond these offsets
         return diagonal_weights(call, self._lse, offset)
 
-    # -- statistics, in O(n) memory and differentiable -----------------------------------------------------------
+    # -- derived matrices and comparisons ------------------------------------------------------------------------
 
-    def entropy(self) -> Float[Tensor, "batch heads q_len"]:
-        """Return the entropy −Σ A ln A of each row, in nats; not renormalized by a sink's share, 0 without a key."""
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest(entropy=True)).entropy
+    def mean_heads(self, groups: int = 1) -> MeanHeads:
+        """Return the lazy mean over heads `[batch, groups, q_len, kv_len]`: over all, or over groups of equal size."""
+        from clearhead.weights.mean_heads import MeanHeads
 
-    def received(self) -> Float[Tensor, "batch heads kv_len"]:
-        """Return the attention that each key receives: the column sums."""
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest(received=True)).received
+        return MeanHeads(self, groups)
 
-    def distance(self) -> Float[Tensor, "batch heads q_len"]:
-        """Return the mean distance Σ A · |query position − key position| of each row."""
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest(distance=True)).distance
+    def scaled(self, keys: Tensor) -> AttentionWeights:
+        """Return the lazy matrix A · diag(keys), such as value-weighted attention.
 
-    def peak(self) -> Float[Tensor, "batch heads q_len"]:
-        """Return the largest score of each row, before the softmax; −inf without a key."""
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest(peak=True)).peak
-
-    def mass(self, spans: SpansLike) -> Float[Tensor, "batch heads q_len spans"]:
-        """Return the attention of each row that falls on spans of keys.
+        Its rows do not sum to 1, so entropy and `kl` are not defined.
 
         Args:
-            spans: `(start, end)` pairs, which may overlap; a dict of such pairs by name; or a tensor of segment ids
-                `[kv_len]` or `[batch, kv_len]`, −1 for keys in no span. Results are in the order given.
+            keys: a factor of at least 0 for each key: `[kv_len]`, or broadcastable to `[batch, heads, kv_len]`.
         """
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest(spans=Spans.checked(spans))).mass
+        from clearhead.weights.scaled import scaled
 
-    def above(self, threshold: float, *, limit: int = MAX_CELLS_ABOVE) -> CellsAbove:
-        """Return every weight strictly above a threshold, in row-major order.
+        return scaled(self, keys)
+
+    def value_norms(self, output_weight: Tensor | None = None) -> AttentionWeights:
+        """Return the lazy matrix of ‖A[i, j] · v[j] · W_O‖: how much each key contributes to the output of each query.
 
         Args:
-            threshold: a number of at least 0.
-            limit: raise an error, with the count, if there are more.
-
-        Returns:
-            `(indices, values)`: the indices `[4, count]` on the four axes, and the weights, which are differentiable.
+            output_weight: weight of the output projection, `[model_dim, heads · value_dim]`. Default: without W_O.
         """
-        return cells_above(self._checked(), self._lse, threshold, check_int("limit", limit, 0, None))
+        from clearhead.weights.scaled import value_norms
 
-    def topk(self, k: int) -> TopK:
-        """Return the `k` largest weights of each query and their keys, largest first; key −1 if a row has fewer."""
-        return compute_statistics(self._checked(), self._lse, StatisticsRequest(top=check_int("k", k, most=None))).top
+        return value_norms(self, output_weight)
 
-    def observe(self, *, queries: slice | None = None, **statistics: Unpack[StatisticsOptions]) -> AttentionStatistics:
-        """Compute several statistics, most of them in one pass over the matrix.
+    def kl(self, student: AttentionWeights, *, ignore: bool = False) -> Float[Tensor, "batch heads q_len"]:
+        """Return KL(self ‖ student) = Σ A · (ln A − ln B) of each row, in nats; differentiable in both.
 
         Args:
-            queries: only these queries, such as `slice(-32, None)` for the last 32. Default: all.
-            **statistics: statistics to compute, by name:
-
-                - `entropy`, `received`, `distance`, `peak`: True for the result of the method of that name.
-                - `spans`: spans of keys, as in `mass`. The result is named `mass`.
-                - `top`: the number `k` of the largest weights of each query, as in `topk`.
-                - `pool`: `(rows, cols)` for the matrix in bins, as in `pool`. The result is named `pooled`.
-                - `reduce`: "mean" or "max" of each bin.
-
-        Returns:
-            The results as attributes. Reading a result that was not requested raises an `AttributeError`.
+            student: matrix B of the same size, except that either may have one head, which is compared with each of
+                the other's.
+            ignore: leave out keys that the student may not attend to. Otherwise an error is raised if the matrix has
+                weight there, because KL is infinite.
         """
-        request = StatisticsRequest.checked(**statistics)
-        chosen = self if queries is None else self.part(queries=queries)
-        return compute_statistics(chosen._checked(), chosen._lse, request)
+        from clearhead.weights.divergences import kl
 
-    def pool(
-        self,
-        rows: int,
-        cols: int,
-        *,
-        reduce: Reduce = "mean",
-        window: tuple[tuple[int, int], tuple[int, int]] | None = None,
-    ) -> Float[Tensor, "batch heads rows cols"]:
-        """Reduce the matrix, or a rectangle of it, to `rows` × `cols` bins.
-
-        Bins are those of adaptive pooling, so `rows` and `cols` need not divide the size of the matrix. "max" keeps
-        thin diagonals visible, which a mean blurs. `window` is a rectangle `((row, row_end), (key, key_end))`.
-        """
-        return pool(self._checked(), self._lse, PoolSpec.checked(rows, cols, reduce), window)
-
-    # -- products ------------------------------------------------------------------------------------------------
-
-    def __matmul__(self, other: Tensor) -> Float[Tensor, "batch heads q_len width"]:  # pyright: ignore
-        """Compute A · other without the matrix: attention with other values; differentiable.
-
-        Args:
-            other: `[kv_len, width]`, or `[batch, heads, kv_len, width]` with heads, key heads or 1 on its heads axis.
-
-        Returns:
-            The product in the dtype of `other`.
-        """
-        return self._matmul(check_factor("the right factor", other, self, 3))
-
-    def matmul(self, other: Tensor) -> Float[Tensor, "batch heads q_len width"]:  # pyright: ignore
-        """Compute `self @ other`."""
-        return self @ other
-
-    @property
-    def mT(self) -> TransposedWeights:  # noqa: N802, torch's name
-        """Lazy transpose: supports `weights.mT @ y`, `shape` and indexing."""
-        return TransposedWeights(self)
+        return kl(self, student, ignore)
 
     # -- parts, devices, files -----------------------------------------------------------------------------------
 
@@ -337,7 +264,7 @@ class AttentionWeights(TensorLike):
         visible[..., torch.tensor(hidden, device=self.device)] = False
         call = self._checked().map_tensors(Tensor.detach)
         mask = Dense(visible) if call.mask is None else call.mask & Dense(visible)
-        return self._derived(replace(call, mask=mask), self._lse)
+        return self._derived(replace(call, mask=mask), self._lse, normalized=False)
 
     def hiding_queries(self, hidden: Bool[Tensor, "batch q_len"]) -> AttentionWeights:
         """Return the matrix with the rows of some queries set to 0, such as padding queries, without gradients.
@@ -392,11 +319,11 @@ class AttentionWeights(TensorLike):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the matrix to one safetensors file of O(n · d) numbers, which `load` reads."""
-        serialization.save(check_path("path", path), self._checked(), self._lse)
+        serialization.save(check_path("path", path), self._checked(), self._lse, self._normalized)
 
     def pack(self) -> tuple[dict[str, Tensor], serialization.Facts]:
         """Return the tensors and metadata that `serialization.unpack` takes."""
-        return serialization.pack(self._checked(), self._lse)
+        return serialization.pack(self._checked(), self._lse, self._normalized)
 
     def without_values(self) -> AttentionWeights:
         """Return the matrix without the values that the weights were applied to."""
@@ -404,7 +331,7 @@ class AttentionWeights(TensorLike):
 
     def __reduce__(self) -> tuple:
         # version counters of copied tensors start at 0, so the fingerprints are computed again
-        return AttentionWeights, (self._checked(), self._lse)
+        return AttentionWeights, (self._checked(), self._lse, self._normalized)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> AttentionWeights:
@@ -420,10 +347,16 @@ class AttentionWeights(TensorLike):
         return self._call
 
     def _matmul(self, other: Tensor) -> Tensor:
-        return product(self._checked(), other)
+        return product(self._checked(), other, None if self._normalized else self._lse)
 
     def _transposed_matmul(self, other: Tensor) -> Tensor:
         return transposed_product(self._checked(), self._lse, other)
+
+    def _column_maxima(self) -> tuple[Tensor, Tensor]:
+        _, _, q_len, kv_len = self.shape
+        call = self._checked()
+        values, rows, _ = largest_weights(call, self._lse, slice(0, q_len), slice(0, kv_len), (1, kv_len))
+        return values, rows
 
     def _holds_scores(self) -> bool:
         return self._call.query.shape[3] == 0
@@ -431,8 +364,11 @@ class AttentionWeights(TensorLike):
     def _biased(self) -> bool:
         return self._call.bias is not None and not self._holds_scores()
 
-    def _derived(self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"]) -> AttentionWeights:
-        return AttentionWeights(call, lse, check_mutation=self._fingerprints is not None)
+    def _derived(
+        self, call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], *, normalized: bool = True
+    ) -> AttentionWeights:
+        normalized = normalized and self._normalized
+        return AttentionWeights(call, lse, normalized, check_mutation=self._fingerprints is not None)
 
 
 class Scores:

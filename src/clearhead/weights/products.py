@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,22 +13,24 @@ from torch import Tensor
 from clearhead._utils.tensor_checks import check_float_tensor
 from clearhead.ops import dispatch
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient
 from clearhead.ops.tiled import backend as tiled
 from clearhead.weights import autograd
 from clearhead.weights.autograd import Grads, Lse, Tensors
+from clearhead.weights.cells import finite_lse
 from clearhead.weights.indexing import parse_index
 
 if TYPE_CHECKING:
-    from clearhead.weights.matrix import AttentionWeights
+    from clearhead.weights.lazy_matrix import LazyMatrix
 
 
-def product(call: AttentionCall, tensor: Tensor) -> Float[Tensor, "batch heads q_len width"]:
+def product(call: AttentionCall, tensor: Tensor, lse: Lse | None = None) -> Float[Tensor, "batch heads q_len width"]:
     """Return A · tensor for a call: its output with other values. Has the dtype of the tensor; differentiable.
 
     Args:
         call: the attention call.
         tensor: `[kv_len, width]`, or `[batch or 1, heads or kv_heads or 1, kv_len, width]`.
+        lse: log-sum-exp by which the weights are normalized, if it is not that of the call; then without gradients.
     """
     dtype = tensor.dtype
     call = in_dtype(call.without_dropout(), dtype)
@@ -37,7 +40,13 @@ def product(call: AttentionCall, tensor: Tensor) -> Float[Tensor, "batch heads q
         call = replace(call, value=None).ungrouped()
     value = value.expand(batch, call.key.shape[1], kv_len, value.shape[3])
     call = replace(call, value=value)
-    return dispatch.choose(call)[1].attend(call, False)[0].to(dtype)
+    backend = dispatch.choose(call)[1]
+    if lse is None:
+        return backend.attend(call, False)[0].to(dtype)
+    with torch.no_grad():
+        output, call_lse = backend.attend(call, True)
+        assert call_lse is not None
+        return (output * torch.exp(call_lse - finite_lse(lse))[..., None]).to(dtype)
 
 
 def transposed_product(call: AttentionCall, lse: Lse, tensor: Tensor) -> Float[Tensor, "batch heads kv_len width"]:
@@ -88,11 +97,11 @@ def in_dtype(call: AttentionCall, dtype: torch.dtype) -> AttentionCall:
 
 
 def with_four_axes(tensor: Tensor) -> Tensor:
-    """Return a tensor of two or three axes with leading axes of size 1, as matmul broadcasts it."""
-    return tensor[(None,) * (4 - tensor.ndim)]
+    """Return a tensor with leading axes of size 1, as matmul broadcasts it; a vector becomes one column."""
+    return tensor[None, None, :, None] if tensor.ndim == 1 else tensor[(None,) * (4 - tensor.ndim)]
 
 
-def check_factor(name: str, tensor: object, weights: AttentionWeights, axis: int) -> Tensor:
+def check_factor(name: str, tensor: object, weights: LazyMatrix, axis: int) -> Tensor:
     """Return the right factor of a product if it broadcasts.
 
     Args:
@@ -107,18 +116,41 @@ def check_factor(name: str, tensor: object, weights: AttentionWeights, axis: int
     several = " or ".join(map(str, counts))
     expected = f"[{length} = {size}, width] or [batch = {batch}, heads = {several}, {length} = {size}, width]"
     tensor = check_float_tensor(name, tensor, expected)
-    shape = tuple(with_four_axes(tensor).shape) if 2 <= tensor.ndim <= 4 else ()
-    if not shape or shape[0] not in (batch, 1) or shape[1] not in counts or shape[2] != size:
+    shape = tuple(with_four_axes(tensor).shape) if 1 <= tensor.ndim <= 4 else ()
+    if (
+        not shape
+        or shape[2] != size
+        or (shape[0] not in (batch, 1) and batch > 1)
+        or (shape[1] not in counts and heads > 1)
+    ):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
     if tensor.device != weights.device:
         raise ValueError(f"{name} is on {tensor.device}; expected {weights.device}, the device of the weights")
     return tensor
 
 
+def fold_broadcast(multiply: Callable[[Tensor], Tensor], tensor: Tensor, weights: LazyMatrix) -> Tensor:
+    """Multiply a matrix by a factor that may be a vector, or have more sequences or heads than the matrix.
+
+    Those become columns of the factor, because the matrix is the same for all of them.
+    """
+    factor = with_four_axes(tensor)
+    batch, heads, length, width = factor.shape
+    batches, groups = batch if weights.shape[0] == 1 else 1, heads if weights.shape[1] == 1 else 1
+    if batches * groups > 1:
+        folded = factor.reshape(batches, batch // batches, groups, heads // groups, length, width)
+        folded = folded.permute(1, 3, 4, 0, 2, 5).flatten(3)
+        result = multiply(folded).unflatten(-1, (batches, groups, width))
+        result = result.permute(3, 0, 4, 1, 2, 5).flatten(2, 3).flatten(0, 1)
+    else:
+        result = multiply(factor)
+    return result.squeeze(-1) if tensor.ndim == 1 else result
+
+
 class TransposedWeights:
     """Lazy transpose of an attention matrix, `[batch, heads, kv_len, q_len]`: supports `@`, `shape` and indexing."""
 
-    def __init__(self, weights: AttentionWeights) -> None:
+    def __init__(self, weights: LazyMatrix) -> None:
         self._weights = weights
 
     @property
@@ -136,12 +168,13 @@ class TransposedWeights:
         return self._weights.device
 
     @property
-    def mT(self) -> AttentionWeights:  # noqa: N802, torch's name
+    def mT(self) -> LazyMatrix:  # noqa: N802, torch's name
         return self._weights
 
     def __matmul__(self, other: Tensor) -> Float[Tensor, "batch heads kv_len width"]:
-        """Compute Aᵀ · other without the matrix; differentiable."""
-        return self._weights._transposed_matmul(check_factor("the right factor", other, self._weights, 2))
+        """Compute Aᵀ · other without the matrix; differentiable. Has the dtype of `other`."""
+        factor = check_factor("the right factor", other, self._weights, 2)
+        return fold_broadcast(self._weights._transposed_matmul, factor, self._weights)
 
     def __getitem__(self, index: object) -> Tensor:
         """Compute the exact weights of integer indices and slices on the four axes; differentiable."""

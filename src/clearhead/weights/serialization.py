@@ -31,14 +31,14 @@ _DTYPES = {"ranges": torch.int32, "query_start": torch.int64, "dense": torch.boo
 _TENSORS = {_NAMES.get(name, name): PARTS[name] for name in TENSORS if name not in _LEFT_OUT}
 
 
-def save(path: str | os.PathLike[str], call: AttentionCall, lse: Tensor) -> None:
+def save(path: str | os.PathLike[str], call: AttentionCall, lse: Tensor, normalized: bool = True) -> None:
     """Write a call and its log-sum-exp to a file."""
-    tensors, facts = pack(call, lse)
+    tensors, facts = pack(call, lse, normalized)
     write(path, tensors, {"format": FORMAT, "version": VERSION, **facts})
 
 
-def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[AttentionCall, Tensor]:
-    """Return the call and the log-sum-exp that `save` wrote; any other file raises a one-line error."""
+def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tuple[AttentionCall, Tensor, bool]:
+    """Return the arguments of `save`; any other file raises a one-line error."""
     tensors, facts = read(path, FORMAT, VERSION, device)
     try:
         return unpack(tensors, facts)
@@ -48,17 +48,18 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
         raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({error})") from None
 
 
-def pack(call: AttentionCall, lse: Tensor) -> tuple[dict[str, Tensor], Facts]:
-    """Return a matrix as tensors and JSON metadata."""
+def pack(call: AttentionCall, lse: Tensor, normalized: bool = True) -> tuple[dict[str, Tensor], Facts]:
+    """Return a matrix as tensors and JSON metadata; `normalized` if `lse` is the log-sum-exp of the call."""
     parts = {name: part for name, part in call.parts().items() if name not in _LEFT_OUT}
     parts["query_start"] = torch.as_tensor(parts["query_start"])
     tensors = {_NAMES.get(name, name): part for name, part in parts.items() if isinstance(part, Tensor)}
     facts: Facts = {name: part for name, part in parts.items() if not PARTS[name].is_tensor}
-    return tensors | {"lse": lse}, facts | {"mask": None if call.mask is None else repr(call.mask)}
+    facts |= {"mask": None if call.mask is None else repr(call.mask)} | ({} if normalized else {"normalized": False})
+    return tensors | {"lse": lse}, facts
 
 
-def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Tensor]:
-    """Rebuild the call and the log-sum-exp from the results of `pack`.
+def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Tensor, bool]:
+    """Rebuild the arguments of `pack` from its results.
 
     Raises:
         KeyError: if a tensor or a metadata entry is missing.
@@ -75,7 +76,7 @@ def unpack(tensors: dict[str, Tensor], facts: Facts) -> tuple[AttentionCall, Ten
     start = tensors["query_start"]
     parts: dict[str, Any] = {name: (tensors | facts).get(_NAMES.get(name, name)) for name in PARTS}
     parts |= {"query_start": start if start.ndim else int(start), "dropout": 0.0, "seed": None}
-    return AttentionCall.from_parts(parts, facts["mask"]), tensors["lse"]
+    return AttentionCall.from_parts(parts, facts["mask"]), tensors["lse"], facts.get("normalized", True) is True
 
 
 def _check_facts(facts: Facts) -> None:

@@ -10,9 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clearhead._utils.torch_internals import tree_map
+
+# functions that a subclass computes without the dense matrix, by the names of its methods
+_STREAMED: dict[Callable, str] = {
+    torch.sum: "sum", torch.mean: "mean", torch.max: "max", torch.amax: "amax", torch.argmax: "argmax",
+    torch.matmul: "matmul",
+}  # fmt: skip
 
 
 def _dense_operator(name: str) -> Callable[..., Any]:
@@ -46,6 +53,9 @@ class TensorLike:
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+        streamed = _STREAMED.get(function)
+        if streamed is not None and isinstance(args[0], TensorLike):
+            return getattr(args[0], streamed)(*args[1:], **(kwargs or {}))
         plain = tree_map(lambda x: x.dense() if isinstance(x, TensorLike) else x, (args, kwargs or {}))
         return function(*plain[0], **plain[1])
 

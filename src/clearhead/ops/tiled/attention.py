@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.ops._custom_op import Gradients, Results
+from clearhead.ops._custom_op import Results
 from clearhead.ops._dropout import keep_mask, row_indices
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.tiled.logits import (
     MIN_EXP_ARGUMENT,
     BlockLogits,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.ops._custom_op import Gradients, custom_op
+from clearhead.ops._custom_op import custom_op
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
+from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention, cells, pooling, products
 from clearhead.ops.tiled.logits import FoldedCall
@@ -63,11 +62,15 @@ def statistics(
 
 
 def largest_cells(
-    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: slice, keys: slice, spec: PoolSpec
-) -> Int[Tensor, "2 batch heads rows cols"]:
-    """Return row and key of the largest weight of each bin of some rows and keys."""
-    indices = cells.largest_cells(FoldedCall.from_call(call).window(rows, keys), lse[..., rows], spec.rows, spec.cols)
-    return indices + torch.tensor([rows.start, keys.start], device=lse.device).view(2, 1, 1, 1, 1)
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    rows: slice,
+    keys: slice,
+    size: tuple[int, int],
+) -> cells.LargestCells:
+    """Return the largest weight of each bin of some rows and keys, with its row and key in the whole matrix."""
+    largest = cells.largest_cells(FoldedCall.from_call(call).window(rows, keys), lse[..., rows], *size)
+    return largest._replace(rows=largest.rows + rows.start, keys=largest.keys + keys.start)
 
 
 def cells_above(

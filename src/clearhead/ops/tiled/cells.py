@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -38,11 +40,17 @@ def cells_above(
     return torch.stack([batch, head, row, key])[:, order], count
 
 
+class LargestCells(NamedTuple):
+    """Largest weight of each bin, with its row and key; row and key are 0 if all weights of the bin are 0."""
+
+    weights: Float[Tensor, "batch heads rows cols"]
+    rows: Int[Tensor, "batch heads rows cols"]
+    keys: Int[Tensor, "batch heads rows cols"]
+
+
 @without_autocast
-def largest_cells(
-    folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], rows: int, cols: int
-) -> Int[Tensor, "2 batch heads rows cols"]:
-    """Return row and key of the largest weight of each bin of adaptive pooling; 0 if all of its weights are 0."""
+def largest_cells(folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], rows: int, cols: int) -> LargestCells:
+    """Return the largest weight of each bin of adaptive pooling."""
     batch, kv_heads, group, q_len, kv_len = folded.shape
     row_bins, col_bins = Bins(q_len, rows, lse), Bins(kv_len, cols, lse)
     largest = lse.new_zeros((batch, kv_heads, group, rows, cols))
@@ -62,4 +70,4 @@ def largest_cells(
         for axis, index in enumerate((row, key)):
             part = cells[axis][block[:3]][..., down.bins, across.bins]
             part.copy_(torch.where(better, index, part))
-    return cells.flatten(2, 3)
+    return LargestCells(largest.flatten(1, 2), *cells.flatten(2, 3))

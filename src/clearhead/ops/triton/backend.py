@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead._utils.torch_internals import in_functorch_transform
-from clearhead.ops._custom_op import Gradients, Results, custom_op
+from clearhead.ops._custom_op import Results, custom_op
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.cell_gradient import CellGradient
 from clearhead.ops.gpu import gpu_of, on_device_of_query
+from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled

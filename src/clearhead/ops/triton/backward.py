@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops._custom_op import Gradients, Results
+from clearhead.ops._custom_op import Results
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.gradients import Gradients
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier

@@ -1,4 +1,4 @@
-"""`CellGradient`: the gradient of a loss with respect to every weight, in O(n) numbers."""
+"""Gradients of an attention call: of its parts, and of every weight in O(n) numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
+
+from clearhead.ops.call import DIFFERENTIABLE
+
+
+class Gradients(NamedTuple):
+    """Gradients of the differentiable parts; a tensor of size 0 if a part is absent or needs no gradient."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    tensor_bias: Tensor
+    slopes: Tensor
+    sinks: Tensor
+
+
+assert Gradients._fields == DIFFERENTIABLE
 
 
 class CellGradient(NamedTuple):

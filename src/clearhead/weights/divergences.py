@@ -1,0 +1,132 @@
+"""Kullback–Leibler divergence of the rows of two matrices, without either matrix.
+
+KL(P ‖ Q) = −H(P) + m · lse_Q − Σⱼ P[j] · s_Q[j], with m = Σⱼ P[j]. Without softcap and bias, the last sum is
+scale · q · (P K), a product of the teacher and the student's keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead._utils.checks import check_bool, describe
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.tiled import backend as tiled
+from clearhead.weights.autograd import Lse
+from clearhead.weights.cells import finite_lse
+from clearhead.weights.differentiable_statistics import row_sums
+from clearhead.weights.gather import log_sum_exp
+from clearhead.weights.matrix import AttentionWeights
+from clearhead.weights.mean_heads import MeanHeads
+from clearhead.weights.strips import WeightRows, by_strips, log_of_positive
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # of a sum of weights
+
+
+def kl(teacher: AttentionWeights | MeanHeads, student: object, ignore: bool) -> Float[Tensor, "batch heads q_len"]:
+    """Return KL(teacher ‖ student) of each row; differentiable in both."""
+    student = _checked_student(teacher, student)
+    check_bool("ignore", ignore)
+    call = student._checked()
+    same_mask = _same_mask(teacher, call)
+    if call.softcap is None and call.bias is None and (same_mask or not ignore):
+        if not same_mask:
+            _refuse_forbidden(teacher, call)
+        return _fused(teacher, student)
+    return _by_strips(teacher, student, ignore)
+
+
+def _fused(teacher: AttentionWeights | MeanHeads, student: AttentionWeights) -> Lse:
+    call = student._checked()
+    query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
+    heads, teacher_heads = query.shape[1], teacher.shape[1]
+    if teacher_heads not in (1, heads) or (teacher_heads > 1 and teacher.key_heads != key.shape[1]):
+        key = key.repeat_interleave(call.group, dim=1)
+    products = teacher @ key  # [batch, heads or key heads, q_len, key_dim]
+    if products.shape[1] not in (1, max(heads, teacher_heads)):
+        products = products.repeat_interleave(heads // products.shape[1], dim=1)
+    crossed = (query * products).sum(dim=-1) * call.scale
+    return _row_sums(teacher) * finite_lse(log_sum_exp(call, student.lse)) - crossed - teacher.entropy()
+
+
+def _by_strips(teacher: AttentionWeights | MeanHeads, student: AttentionWeights, ignore: bool) -> Lse:
+    call = student._checked()
+    student_rows = WeightRows(call, student.lse)
+    teacher_rows = (
+        teacher._rows() if isinstance(teacher, MeanHeads) else WeightRows(teacher._checked(), teacher.lse).weights
+    )
+
+    def compute(rows: slice) -> Tensor:
+        weights, logs = teacher_rows(rows), student_rows.scores(rows) - student_rows.lse[:, :, rows, None]
+        forbidden = logs == -torch.inf
+        if not ignore:
+            _refuse(float((weights.detach() * forbidden).sum(dim=-1).max()), 0.0)
+        logs = logs.masked_fill(forbidden, 0.0)
+        weights = torch.where(forbidden, 0.0, weights)
+        return (weights * (log_of_positive(weights) - logs)).sum(dim=-1)
+
+    batch, heads, q_len, kv_len = student.shape
+    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    with_grad = teacher.requires_grad or student.requires_grad
+    return by_strips(compute, (batch, max(heads, source.shape[1]), q_len, kv_len), with_grad=with_grad)
+
+
+def _checked_student(teacher: AttentionWeights | MeanHeads, student: object) -> AttentionWeights:
+    if not isinstance(student, AttentionWeights):
+        raise TypeError(f"student is {describe(student)}; expected an AttentionWeights")
+    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    for name, weights in (("the teacher", source), ("student", student)):
+        if not weights._normalized:
+            raise ValueError(f"{name} is a scaled matrix or hides keys; expected rows of a softmax")
+    (batch, heads, *lengths), (other_batch, other_heads, *other) = teacher.shape, student.shape
+    if batch != other_batch or lengths != other or (heads != other_heads and 1 not in (heads, other_heads)):
+        expected = (
+            f"[{batch}, {heads} or 1, {lengths[0]}, {lengths[1]}]"
+            if heads > 1
+            else f"[{batch}, any, {lengths[0]}, {lengths[1]}]"
+        )
+        raise ValueError(f"student has shape {list(student.shape)}; expected {expected}, that of the teacher")
+    if student.device != teacher.device:
+        raise ValueError(f"student is on {student.device}; expected {teacher.device}, the device of the teacher")
+    return student
+
+
+def _same_mask(teacher: AttentionWeights | MeanHeads, call: AttentionCall) -> bool:
+    """Return whether the student may certainly attend to everything that the teacher attends to."""
+    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    if call.mask is None or call.mask is source.mask:
+        return call.mask is None or call.positions().equal(source._call.positions())
+    lowered, other = call.lower(), source.lowered_mask
+    pairs = ((lowered.ranges, other.ranges), (lowered.dense, other.dense))
+    return all((a is None) == (b is None) and (a is None or b is None or torch.equal(a, b)) for a, b in pairs)
+
+
+@torch.no_grad()
+def _refuse_forbidden(teacher: AttentionWeights | MeanHeads, student: AttentionCall) -> None:
+    """Raise if the teacher attends to keys that the student's mask forbids."""
+    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    call = source._checked().without_dropout()
+    assert student.mask is not None
+    mask = student.mask if call.mask is None else call.mask & student.mask
+    allowed = tiled.log_sum_exp(replace(call, mask=mask, sinks=None))
+    outside = row_sums(call, source.lse) - torch.exp(allowed - finite_lse(source.lse))
+    _refuse(float(outside.max()), TOLERANCE[source.dtype])
+
+
+def _refuse(outside: float, tolerance: float) -> None:
+    if outside > tolerance:
+        raise ValueError(
+            f"the teacher puts up to {outside:.2g} of a row on keys that the student may not attend to, so KL is"
+            " infinite; pass ignore=True to leave those keys out, or give both the same mask"
+        )
+
+
+def _row_sums(teacher: AttentionWeights | MeanHeads) -> Lse:
+    """Return the sum of each row of the teacher; differentiable."""
+    if isinstance(teacher, MeanHeads):
+        return teacher._mean(_row_sums(teacher._weights))
+    call = teacher._checked()
+    return row_sums(call, teacher.lse if call.sinks is None else log_sum_exp(call, teacher.lse))
