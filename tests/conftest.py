@@ -31,6 +31,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr("clearhead.ops.tiled.schedule.FULL_TILE_ALIGNMENT", 2)
     monkeypatch.setattr("clearhead.ops.tiled.attention.MIN_KEYS_WITHOUT_ROW_MAX", 5)
     monkeypatch.setattr("clearhead.weights.cells.CELLS_PER_STRIP", 30)
+    monkeypatch.setattr("clearhead.weights.strips.CELLS_PER_STRIP", 200)
+    monkeypatch.setattr("clearhead.weights.gather.CELLS_PER_STEP", 7)
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,26 @@ from typer.testing import CliRunner
 
 from clearhead.analysis.roles import Roles
 from clearhead.cli import app
+from clearhead.models import load
 from support.paths import DATA
 from support.tiny_models import make
 from support.tiny_tokenizer import tokenizer
 
 TREEBANK = DATA / "tiny.conllu"
 TEXT = "the dogs running . " * 6
+BAD_SPANS = (
+    *(
+        (("--spans", given), f"--spans is '{given}'; expected name=start:end with token indices, such as system=0:40")
+        for given in ("", "a", "a=3", "=0:3", "a=0:", "a=:3", "a=x:3", "a=-1:3", "a=0:3:5", "a=0:9999999999", "a=²:3")
+    ),
+    (("--spans", "a=3:3"), "--spans is 'a=3:3'; expected start < end"),
+    (
+        ("--spans", "a=0:3", "--spans", "a=4:6"),
+        "--spans is 'a=4:6', whose name is given twice; expected distinct names",
+    ),
+    (("--spans", "head=0:3"), "--spans is 'head=0:3', whose name is another column of the table"),
+    (("--spans", "a=30:39"), "spans['a'] is (30, 39); expected an end of at most 38, the number of tokens"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +65,44 @@ def test_stats_average_over_files(folder, tmp_path):
     assert both["heads"]["entropy"] == pytest.approx(one["heads"]["entropy"])
 
 
+def test_stats_show_the_attention_on_spans(folder, tmp_path):
+    spans = ("--spans", "start=0:3", "--spans", "rest=3:38", "--spans", "one=5:6")
+    table = run("stats", "--model", folder, TEXT, *spans).stdout
+    header = next(line for line in table.splitlines() if "entropy" in line)
+    assert [name in header for name in ("largest", "start", "rest", "one")] == [True] * 4
+    heads = json.loads(run("stats", "--model", folder, TEXT, *spans, "--json", "--layers", "1").stdout)["heads"]
+    assert list(heads)[-4:] == ["largest", "start", "rest", "one"]
+    weights = load(folder).record(TEXT)["encoder"].layers[1].dense()[0]
+    for name, (start, end) in {"start": (0, 3), "rest": (3, 38), "one": (5, 6)}.items():
+        assert heads[name] == pytest.approx(weights[:, :, start:end].sum(dim=-1).mean(dim=-1).tolist(), rel=1e-5)
+    assert [start + rest for start, rest in zip(heads["start"], heads["rest"], strict=True)] == pytest.approx([1] * 4)
+    run("stats", "--model", folder, TEXT, *spans, "--output", tmp_path / "stats.json")
+    assert json.loads((tmp_path / "stats.json").read_text())["heads"]["one"][4:] == pytest.approx(heads["one"])
+
+
+def test_stats_of_spans_average_over_texts_and_recordings(folder, tmp_path):
+    texts = [TEXT, "the dogs running . "]
+    files = []
+    for index, text in enumerate(texts):
+        (tmp_path / f"{index}.txt").write_text(text)
+        files += ["--file", tmp_path / f"{index}.txt"]
+    both = json.loads(run("stats", "--model", folder, *files, "--spans", "a=1:4", "--json").stdout)["heads"]
+    single = []
+    for index, text in enumerate(texts):
+        path = tmp_path / f"{index}.safetensors"
+        run("record", "--model", folder, text, "--output", path)
+        single.append(json.loads(run("stats", path, "--spans", "a=1:4", "--json").stdout)["heads"])
+    total = sum(alone["queries"][0] for alone in single)
+    expected = [sum(alone["a"][head] * alone["queries"][0] for alone in single) / total for head in range(8)]
+    assert both["a"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_names_of_spans_are_printed_as_they_are(folder):
+    table = run("stats", "--model", folder, TEXT, "--spans", "[red]a=b\x1b=0:3").stdout
+    assert "[red]a=b\\x1b" in table
+    assert "\x1b" not in table
+
+
 def test_roles_as_table_and_json(folder, tmp_path):
     shown = run("roles", "--model", folder, TEXT).stdout
     for title in ("heads with a clear role", "have no clear role", "Best heads"):
@@ -85,6 +137,7 @@ def test_rejects_invalid_arguments_in_one_line(folder, tmp_path):
         (("stats", "--model", folder, " "), "TEXT is empty"),
         (("stats", "--model", folder, TEXT, "--device", "nowhere"), "--device is 'nowhere', which cannot be used"),
         (("stats", "--model", folder, TEXT * 100), "takes at most 512"),
+        *((("stats", "--model", folder, TEXT, *spans), message) for spans, message in BAD_SPANS),
         (("roles", "--model", folder, "--treebank", tmp_path / "bad.conllu"), "line 1: has 3 columns"),
     ):
         result = run(*arguments, status=2)

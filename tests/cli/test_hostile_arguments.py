@@ -12,6 +12,7 @@ COMMANDS = {
                 "explain song --format ?", "explain song --output ?"),
     "check": ("check ?", "check song --digits ?", "check song ?"),
     "stats": ("stats ?", "stats R --layers ?", "stats R --device ?", "stats R --dtype ?", "stats R --output ?",
+              "stats R --spans ?", "stats R --spans ?=0:3 --json", "stats R --spans ?=0:3", "stats R --spans a=0:?",
               "stats --file ? --model en-ja", "stats hello --model ?"),
     "roles": ("roles ?", "roles R --layers ?", "roles R --treebank ?", "roles R --output ?"),
     "record": ("record R --output ?", "record --file ? --output o.safetensors",

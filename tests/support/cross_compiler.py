@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,18 @@ from clearhead.ops._custom_op import Results
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.statistics import PoolSpec, StatisticsRequest
-from clearhead.ops.triton import backward, bias_grad, decode, forward, launch, pooling, statistics, tiles, topk
+from clearhead.ops.triton import (
+    backward,
+    bias_grad,
+    decode,
+    forward,
+    launch,
+    pooling,
+    products,
+    statistics,
+    tiles,
+    topk,
+)
 from clearhead.ops.triton.tiles import Kernel
 
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes per block
@@ -51,6 +62,13 @@ class Compilation:
     shared: int  # bytes
     fits: bool
     ptx: str
+
+
+class CompiledOnly:
+    """Stand-in for a compiled kernel; launching it again does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments: None
 
 
 class CompileOnlyDriver:
@@ -86,7 +104,7 @@ def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
         compilations.append(Compilation(self.__name__, tile, shared, shared <= limit, kernel.asm["ptx"]))
         if shared > limit:
             raise OutOfResources(shared, limit, "shared memory")
-        return kernel
+        return CompiledOnly()
 
     triton.runtime.driver.set_active(CompileOnlyDriver(architecture))  # pyright: ignore[reportArgumentType]
     JITFunction.run = compile_only
@@ -107,7 +125,7 @@ def compile_kernel(kernel: Kernel, architecture: int, dtype: torch.dtype, dim: i
     """Compile a kernel with the tile that the library chooses; the last compilation of a function is the one used."""
     call = _call(kernel, dtype, dim, feature)
     with compiling_for(architecture) as compilations:
-        _launch(kernel, call)
+        _launch(kernel, call, feature)
     return compilations
 
 
@@ -130,14 +148,15 @@ def _call(kernel: Kernel, dtype: torch.dtype, dim: int, feature: str) -> Attenti
     return build_call(query, key, key, **options)
 
 
-def _launch(kernel: Kernel, call: AttentionCall) -> None:
+def _launch(kernel: Kernel, call: AttentionCall, feature: str) -> None:
     lse = torch.zeros(call.query.shape[:3])
     if kernel == "forward":
         forward.forward(call)
     elif kernel == "decode":
         decode.decode(call)
     elif kernel in ("backward_query", "backward_key", "backward_bias"):
-        inputs = backward.BackwardInputs.from_call(call, _results(call, lse))
+        terms = backward.CellTerms(lse, lse) if feature == "everything" else None
+        inputs = backward.BackwardInputs.from_call(call, _results(call, lse), terms)
         if kernel == "backward_query":
             backward.grad_of_query(inputs)
         elif kernel == "backward_key":
@@ -149,8 +168,12 @@ def _launch(kernel: Kernel, call: AttentionCall) -> None:
         statistics.compute_statistics(call, lse, request)
     elif kernel == "pool":
         pooling.pool(call, lse, slice(0, call.shape[2]), slice(0, LENGTH), PoolSpec(8, 8, "mean"))
-    else:
+    elif kernel == "top":
         topk.top_weights(call, lse, 8)
+    elif kernel == "transposed_product":
+        products.transposed_product(call, lse, torch.empty_like(call.query))
+    else:
+        products.mass(call, lse, torch.zeros(1, LENGTH, 8))
 
 
 def _results(call: AttentionCall, lse: Tensor) -> Results:

@@ -210,16 +210,24 @@ class Case:
         return {"output": weights @ value, "weights": weights, "scores": logits[..., : self.shape[3]]}
 
     def gradient_terms(self, cotangent: Tensor) -> dict[str, float]:
-        """Return the magnitude of the terms of each gradient.
+        """Return the magnitude of the terms of each gradient of the output."""
+        with torch.no_grad():
+            value = self.value.double().abs().repeat_interleave(self.group, dim=1)
+            weights = self.to(torch.float64).plain()["weights"]
+            values = weights.mT @ cotangent.abs()
+            sizes = {"value": float(values.amax()) * max(1.0, self.terms) if values.numel() else 0.0}
+            return sizes | self.score_gradient_terms(cotangent.abs() @ value.mT)
+
+    def score_gradient_terms(self, reach: Tensor) -> dict[str, float]:
+        """Return the magnitude of the terms of each gradient, from the absolute gradient of every weight.
 
         The gradient of a score is a difference, which may cancel to 0. The relative error of a weight is
         proportional to its logarithm, since weights are exponentials.
         """
         with torch.no_grad():
-            query, key, value = (t.double().abs() for t in (self.query, self.key, self.value))
-            key, value = (t.repeat_interleave(self.group, dim=1) for t in (key, value))
+            query, key = (t.double().abs() for t in (self.query, self.key))
+            key = key.repeat_interleave(self.group, dim=1)
             weights = self.to(torch.float64).plain()["weights"]
-            reach = cotangent.abs() @ value.mT  # [batch, heads, q_len, kv_len]
             mean = (weights * reach).sum(dim=-1, keepdim=True)
             scores = weights * (reach + mean)
             scale = abs(self.query.shape[3] ** -0.5 if self.scale is None else self.scale)
@@ -231,7 +239,6 @@ class Case:
             sizes = {
                 "query": scores @ key * scale,
                 "key": scores.mT @ query * scale,
-                "value": weights.mT @ cotangent.abs(),
                 "bias": bias,
                 "sinks": mean.sum(dim=(0, 2, 3)),
             }

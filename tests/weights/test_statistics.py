@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import Causal, attention
-from support.numerics import Case, assert_matches, poisoned
+from support.numerics import Case, assert_lse_matches, assert_matches, poisoned
 from support.strategies import cases
 from support.weights import both_forms, sample
 
@@ -105,13 +105,23 @@ def test_pool_is_adaptive_pooling_of_any_rectangle(small_tiles, case, size, redu
         torch.testing.assert_close(weights.pool(*size, reduce=reduce, window=window), function(part, size))
 
 
-def test_lse_and_statistics_carry_no_gradient():
-    weights = sample(requires_grad=True)[-1]
-    statistics = weights.observe(entropy=True, received=True, distance=True, top=2)
-    tensors = (statistics.entropy, statistics.received, statistics.distance, statistics.top.weights)
-    assert not any(t.requires_grad for t in (weights.lse, weights.pool(2, 2), *tensors))
-    assert weights.dense().requires_grad
-    assert not weights.detach().dense().requires_grad
+@given(case=cases(DTYPES))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_peak_is_the_largest_score(small_tiles, case):
+    exact = case.exact()["scores"].max(axis=-1)
+    naive = case.to(case.statistics_dtype).plain()["scores"].detach().amax(dim=-1)
+    for weights in both_forms(case):
+        assert_lse_matches(weights.peak(), exact, naive, scale=case.terms)
+
+
+def test_observe_takes_a_range_of_queries():
+    weights = sample()[-1]
+    last = weights.observe(queries=slice(-3, None), received=True, entropy=True, peak=True)
+    torch.testing.assert_close(last.received, weights.dense()[:, :, -3:].sum(dim=-2))
+    torch.testing.assert_close(last.entropy, weights.entropy()[..., -3:])
+    torch.testing.assert_close(last.peak, weights.peak()[..., -3:])
+    with pytest.raises(TypeError, match=r"q_len is 3; expected a slice"):
+        weights.observe(queries=3, received=True)
 
 
 def test_statistics_are_not_renormalized_by_a_sinks_share():

@@ -12,9 +12,11 @@ from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.relations import relation_scores
 from clearhead.analysis.resumable import Job, ProgressCallback, run_jobs
 from clearhead.analysis.roles import Roles, head_roles, roles_from_sums
+from clearhead.analysis.spans import SpansOfCalls
 from clearhead.analysis.statistics import sum_statistics
 from clearhead.analysis.summary import AttentionSummary, summarize
 from clearhead.distributed.process_group import ProcessGroup
+from clearhead.ops.spans import Spans, SpansLike
 from clearhead.recording.protocol import RecordableModel, RecordsRepeatedTokens
 from clearhead.recording.recording import Recording
 
@@ -25,8 +27,13 @@ REPEATED_RECORDINGS, REPEATED_TOKENS = 4, 64  # number of repeated random sequen
 class SummarizesWhileRunning(Protocol):
     """Optional capability of a model: computing statistics while it runs, without a recording."""
 
-    def summarize(self, text: str) -> AttentionSummary:
-        """Run the model on a text and return entropy, distance and largest weight of every head."""
+    def summarize(self, text: str, *, spans: SpansLike | None = None) -> AttentionSummary:
+        """Run the model on a text and return entropy, distance and largest weight of every head.
+
+        Args:
+            text: the text.
+            spans: spans of keys, whose mean attention is also returned, as in `summarize(recording, spans=…)`.
+        """
         ...
 
 
@@ -34,6 +41,7 @@ def corpus_statistics(
     model: RecordableModel | Recording,
     texts: Sequence[str] = (),
     *,
+    spans: SpansLike | None = None,
     process_group: ProcessGroup | None = None,
     results_folder: Path | None = None,
     progress: ProgressCallback | None = None,
@@ -43,27 +51,31 @@ def corpus_statistics(
     Args:
         model: a model, or a recording (its text is used).
         texts: texts to run the model on, with one job each.
+        spans: spans of keys, whose mean attention is also returned, as in `summarize`. They apply to every text.
         process_group: see `run_jobs`.
         results_folder: see `run_jobs`.
         progress: see `run_jobs`.
     """
     if isinstance(model, Recording):
-        return summarize(model)
-    key = _cache_key(model)
+        return summarize(model, spans=spans)
+    key, names = _cache_key(model), ()
+    if spans is not None:
+        checked = Spans.checked(spans)
+        segments = None if checked.segments is None else checked.segments.tolist()
+        key, names = f"{key} {(checked.names, checked.pairs, segments)!r}", SpansOfCalls(spans).names
 
     def job(text: str) -> Job:
-        return Job(f"stats {key} {text}", lambda: _summarize_text(model, text).to_sums(model.name))
+        return Job(f"stats {key} {text}", lambda: _summarize_text(model, text, spans).to_sums(model.name))
 
     jobs = [job(text) for text in texts]
-    return AttentionSummary.from_sums(
-        run_jobs(jobs, process_group=process_group, results_folder=results_folder, progress=progress)
-    )
+    total = run_jobs(jobs, process_group=process_group, results_folder=results_folder, progress=progress)
+    return AttentionSummary.from_sums(total, spans=names)
 
 
-def _summarize_text(model: RecordableModel, text: str) -> AttentionSummary:
+def _summarize_text(model: RecordableModel, text: str, spans: SpansLike | None) -> AttentionSummary:
     if isinstance(model, SummarizesWhileRunning):
-        return model.summarize(text)
-    return summarize(model.record(text))
+        return model.summarize(text) if spans is None else model.summarize(text, spans=spans)
+    return summarize(model.record(text), spans=spans)
 
 
 def _cache_key(model: RecordableModel) -> str:

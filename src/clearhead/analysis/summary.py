@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,14 @@ from torch import Tensor
 
 from clearhead._utils.extras import missing_packages
 from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.spans import SpansOfCalls
+from clearhead.ops.spans import SpansLike
 from clearhead.ops.statistics import AttentionStatistics
 from clearhead.recording.recording import Recording
 from clearhead.weights import notebook
 
-AVERAGED = ("entropy", "distance", "largest")  # statistics with a mean per head
+AVERAGED = ("entropy", "distance", "largest", "mass")  # statistics with a mean per head
+COLUMNS = ("stack", "layer", "head", "queries", "entropy", "distance", "largest", "peak")  # without those of spans
 
 
 @dataclass(eq=False)
@@ -26,11 +29,13 @@ class LayerSummary:
     Attributes:
         calls: statistics of each call, if they are kept.
         sums: sums per head over queries, by statistic.
+        maxima: maxima per head over queries, by statistic: "peak", the largest score.
         query_count: number of queries in the sums.
     """
 
     calls: list[AttentionStatistics] = field(default_factory=list)
-    sums: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
+    sums: dict[str, Float[Tensor, "heads ..."]] = field(default_factory=dict)
+    maxima: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
     query_count: Tensor | int = 0  # a tensor after the first call: int() would synchronize the device in every layer
 
     @property
@@ -39,8 +44,11 @@ class LayerSummary:
         return int(self.query_count)
 
     @property
-    def means(self) -> dict[str, Float[Tensor, " heads"]]:
-        """Means per head, over all queries of all calls: "entropy", "distance", "largest" (weight of the top key)."""
+    def means(self) -> dict[str, Float[Tensor, "heads ..."]]:
+        """Means per head, over all queries of all calls.
+
+        They are "entropy", "distance", "largest" (weight of the top key) and "mass", `[heads, spans]`.
+        """
         return {name: total / max(1, self.queries) for name, total in self.sums.items()}
 
     def add(self, observed: AttentionStatistics, valid: Bool[Tensor, "batch q_len"], *, keep: bool) -> None:
@@ -58,18 +66,48 @@ class LayerSummary:
         if "top" in observed:
             values["largest"] = observed.top.weights[..., 0]
         for name, statistic in values.items():
-            total = statistic.double().mul(valid[:, None]).sum(dim=(0, 2))
+            rows = valid[:, None, :, None] if name == "mass" else valid[:, None]
+            total = statistic.double().mul(rows).sum(dim=(0, 2))
             self.sums[name] = self.sums[name] + total if name in self.sums else total
+        if "peak" in observed and observed.peak.numel():
+            largest = observed.peak.masked_fill(~valid[:, None], -torch.inf).amax(dim=(0, 2))
+            before = self.maxima.get("peak")
+            self.maxima["peak"] = largest if before is None else torch.maximum(before, largest)
+
+    def columns(self, spans: Sequence[str] = ()) -> dict[str, list[float]]:
+        """Return the means and maxima as lists with one entry per head.
+
+        Args:
+            spans: names of the spans. The mean attention on each is one list.
+        """
+        columns: dict[str, list[float]] = {}
+        for name, mean in self.means.items():
+            if name == "mass":
+                columns |= dict(zip(spans, mean.mT.tolist(), strict=True))
+            else:
+                columns[name] = mean.tolist()
+        return columns | {name: largest.tolist() for name, largest in self.maxima.items()}
 
 
 class AttentionSummary:
     """Statistics of every layer of a model.
 
     `summary[3]` is the `LayerSummary` of layer 3, and `summary["encoder", 3]` that of a model with several stacks.
+
+    Attributes:
+        layers: summaries by (stack, layer).
+        spans: names of the spans of keys, in the order of "mass".
     """
 
-    def __init__(self, addresses: Iterable[tuple[str, int]] = ()) -> None:
-        self.layers = {address: LayerSummary() for address in addresses}  # (stack, layer)
+    def __init__(self, addresses: Iterable[tuple[str, int]] = (), *, spans: Sequence[str] = ()) -> None:
+        for index, name in enumerate(spans):
+            if name in COLUMNS or name in spans[:index]:
+                raise ValueError(
+                    f"spans has the name {name!r}, which is another column of the table; expected distinct names"
+                    f" other than {', '.join(COLUMNS)}"
+                )
+        self.layers = {address: LayerSummary() for address in addresses}
+        self.spans = tuple(spans)
 
     @property
     def stacks(self) -> list[str]:
@@ -94,8 +132,8 @@ class AttentionSummary:
         parts = []
         for stack in self.stacks:
             layers = [layer for (name, _), layer in self.layers.items() if name == stack]
-            means = ", ".join(layers[0].sums) or "no means"
-            parts.append(f"{stack} {len(layers)} layers, {means} of {layers[0].queries} queries")
+            names = ", ".join([*layers[0].sums, *layers[0].maxima]) or "no means"
+            parts.append(f"{stack} {len(layers)} layers, {names} of {layers[0].queries} queries")
         return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str | None:
@@ -103,13 +141,14 @@ class AttentionSummary:
             return None
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
         for (stack, index), layer in self.layers.items():
-            means[stack][index] = {name: values.tolist() for name, values in layer.means.items()}
+            columns = layer.columns(self.spans)
+            means[stack][index] = {name: values for name, values in columns.items() if name not in layer.maxima}
         last = {address: layer.calls[-1] for address, layer in self.layers.items() if layer.calls}
         maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
         return notebook.means_html(repr(self), means) + notebook.heatmaps_html(maps)
 
     def to_sums(self, model: str = "") -> HeadSums:
-        """Return the sums, which can be added to those of other texts."""
+        """Return the sums, which can be added to those of other texts. Maxima are not included."""
         heads: dict[str, list[int]] = {}
         sums: dict[str, Tensor] = {}
         for (stack, index), layer in self.layers.items():
@@ -119,9 +158,15 @@ class AttentionSummary:
         return HeadSums(model, heads, sums)
 
     @classmethod
-    def from_sums(cls, total: HeadSums) -> AttentionSummary:
-        """Return the summary of the texts in `total`."""
-        summary = cls((stack, index) for stack, layers in total.heads.items() for index in range(len(layers)))
+    def from_sums(cls, total: HeadSums, *, spans: Sequence[str] = ()) -> AttentionSummary:
+        """Return the summary of the texts in `total`.
+
+        Args:
+            total: sums over texts, from `to_sums`.
+            spans: names of the spans of keys.
+        """
+        addresses = [(stack, index) for stack, layers in total.heads.items() for index in range(len(layers))]
+        summary = cls(addresses, spans=spans)
         for (stack, index), layer in summary.layers.items():
             sums = {name: total.sums.get(f"{stack}.{index}.{name}") for name in AVERAGED}
             layer.sums = {name: values for name, values in sums.items() if values is not None}
@@ -129,13 +174,16 @@ class AttentionSummary:
         return summary
 
     def to_dict(self) -> dict[str, list]:
-        """Return a table with one row per head, as columns: stack, layer, head, queries and the mean statistics."""
+        """Return a table with one row per head, as columns: stack, layer, head, queries and the mean statistics.
+
+        The mean attention on each span is a column of its name, and `peak` is the largest score over all queries.
+        """
         rows = []
         for (stack, index), layer in self.layers.items():
-            means = {name: mean.tolist() for name, mean in layer.means.items()}
-            for head in range(len(next(iter(means.values()), []))):
-                head_means = {name: values[head] for name, values in means.items()}
-                rows.append({"stack": stack, "layer": index, "head": head, "queries": layer.queries, **head_means})
+            columns = layer.columns(self.spans)
+            for head in range(len(next(iter(columns.values()), []))):
+                values = {name: column[head] for name, column in columns.items()}
+                rows.append({"stack": stack, "layer": index, "head": head, "queries": layer.queries, **values})
         return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
 
     def to_pandas(self) -> Any:
@@ -147,12 +195,23 @@ class AttentionSummary:
         return pandas.DataFrame(self.to_dict())
 
 
-def summarize(recording: Recording) -> AttentionSummary:
-    """Return entropy, distance and largest weight of every head, over all queries of a recording."""
-    summary = AttentionSummary()
+def summarize(recording: Recording, *, spans: SpansLike | None = None) -> AttentionSummary:
+    """Return entropy, distance and largest weight of every head, over all queries of a recording.
+
+    Args:
+        recording: the recording.
+        spans: spans of keys, whose mean attention is also returned, as in `AttentionWeights.mass`. They apply to the
+            keys of each stack. A span must lie within the keys of at least one stack.
+    """
+    chosen = None if spans is None else SpansOfCalls(spans)
+    summary = AttentionSummary(spans=() if chosen is None else chosen.names)
     for name, stack in recording.stacks.items():
         valid = torch.ones(1, len(stack.queries), dtype=torch.bool)
         for index, weights in enumerate(stack.layers):
             layer = summary.layers.setdefault((name, index), LayerSummary())
-            layer.add(weights.observe(entropy=True, distance=True, top=1), valid.to(weights.device), keep=False)
+            call_spans: Any = None if chosen is None else chosen.of_call(weights.shape[3])
+            observed = weights.observe(entropy=True, distance=True, top=1, spans=call_spans)
+            layer.add(observed, valid.to(weights.device), keep=False)
+    if chosen is not None:
+        chosen.check()
     return summary

@@ -17,6 +17,7 @@ from clearhead.cli.inputs import (
     chosen_layers,
     load_model,
     load_source,
+    parse_spans,
     process_group_for,
     source_name,
     texts_to_read,
@@ -37,7 +38,17 @@ if TYPE_CHECKING:
 
 
 @takes_analysis_options
-def stats(options: AnalysisOptions) -> None:
+def stats(
+    options: AnalysisOptions,
+    spans: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=START:END",
+            help="Also show each head's mean attention on tokens START to END − 1, counted from 0 with special tokens,"
+            " such as system=0:40. Repeatable.",
+        ),
+    ] = None,
+) -> None:
     """Run a model on texts; show the mean entropy, distance and largest weight of each head.
 
     Under torchrun, the texts are split across ranks.
@@ -45,6 +56,7 @@ def stats(options: AnalysisOptions) -> None:
     with process_group_for(options.device) as process_group:
         if options.output is not None:
             resolve_target(options.output)
+        named_spans = parse_spans(spans)
         source, texts = _load(options)
         from clearhead.analysis.corpus import corpus_statistics
         from clearhead.cli.tables import print_statistics
@@ -52,7 +64,12 @@ def stats(options: AnalysisOptions) -> None:
         layers = chosen_layers(options.layers, source)
         with progress_bar("texts", len(texts)) as advance, results_folder(options.output) as folder:
             summary = corpus_statistics(
-                source, texts, process_group=process_group, results_folder=folder, progress=advance
+                source,
+                texts,
+                spans=named_spans,
+                process_group=process_group,
+                results_folder=folder,
+                progress=advance,
             )
             if not process_group.is_main:
                 return

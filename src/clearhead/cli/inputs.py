@@ -118,6 +118,30 @@ def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Co
     return chosen
 
 
+def parse_spans(spans: list[str] | None) -> dict[str, tuple[int, int]] | None:
+    """Return spans of tokens by name, from options such as "system=0:40"; None without options."""
+    from clearhead.analysis.summary import COLUMNS
+
+    chosen: dict[str, tuple[int, int]] = {}
+    for given in spans or ():
+        printed = repr(given if len(given) <= 40 else f"{given[:37]}...")
+        name, equals, bounds = given.rpartition("=")
+        start, colon, end = bounds.partition(":")
+        if not (name.strip() and equals and colon and _is_position(start) and _is_position(end)):
+            raise ValueError(f"--spans is {printed}; expected name=start:end with token indices, such as system=0:40")
+        if int(start) >= int(end):
+            raise ValueError(f"--spans is {printed}; expected start < end, because an empty span has no attention")
+        if name in chosen or name in COLUMNS:
+            taken = "is given twice" if name in chosen else "is another column of the table"
+            raise ValueError(f"--spans is {printed}, whose name {taken}; expected distinct names")
+        chosen[name] = (int(start), int(end))
+    return chosen or None
+
+
+def _is_position(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9
+
+
 @contextmanager
 def process_group_for(device: str | None) -> Iterator[ProcessGroup]:
     """Yield the process group that torchrun started, or a group of this process alone."""

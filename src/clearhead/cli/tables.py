@@ -26,7 +26,7 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
     table = Table(title=title)
     for name, values in columns.items():
         numeric = bool(values) and not isinstance(values[0], str)
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(Text(visible_text(name)), justify="right" if numeric else "left")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else visible_text(str(value)) for value in row))
     console.print(table)

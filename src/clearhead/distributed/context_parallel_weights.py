@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from clearhead._utils.checks import check_int
 from clearhead.distributed._collectives import all_gather_tensors, all_reduce_sum
 from clearhead.distributed.layout import ZigzagLayout
+from clearhead.ops.spans import SpansLike
 from clearhead.ops.statistics import AttentionStatistics, Reduce, TopK
 from clearhead.weights.matrix import AttentionWeights
 
@@ -51,17 +52,44 @@ class ContextParallelWeights:
         """Return the mean distance of each row, as `AttentionWeights.distance` does."""
         return self.observe(distance=True).distance
 
+    def peak(self) -> Float[Tensor, "batch heads q_len"]:
+        """Return the largest score of each row, as `AttentionWeights.peak` does."""
+        return self.observe(peak=True).peak
+
+    def mass(self, spans: SpansLike) -> Float[Tensor, "batch heads q_len spans"]:
+        """Return the attention of each row that falls on spans of keys, as `AttentionWeights.mass` does."""
+        if spans is None:
+            raise TypeError("spans is None; expected spans of keys, such as [(0, 10), (10, 20)]")
+        return self.observe(spans=spans).mass
+
     def topk(self, k: int) -> TopK:
         """Return the `k` largest weights of each row, as `AttentionWeights.topk` does."""
         return self.observe(top=check_int("k", k)).top
 
     @torch.no_grad()
     def observe(
-        self, *, entropy: bool = False, received: bool = False, distance: bool = False, top: int = 0
+        self,
+        *,
+        entropy: bool = False,
+        received: bool = False,
+        distance: bool = False,
+        peak: bool = False,
+        spans: SpansLike | None = None,
+        top: int = 0,
     ) -> AttentionStatistics:
-        """Compute several statistics in one pass over each rank's rows, as `AttentionWeights.observe` does."""
+        """Compute several statistics in one pass over each rank's rows, as `AttentionWeights.observe` does.
+
+        Args:
+            entropy: return the entropy of each row.
+            received: return the column sums.
+            distance: return the mean distance of each row.
+            peak: return the largest score of each row.
+            spans: spans of keys, as in `mass`. The result is named `mass`.
+            top: number of largest weights of each row to return.
+        """
         statistics = [
-            weights.observe(entropy=entropy, received=received, distance=distance, top=top) for _, weights in self.parts
+            weights.observe(entropy=entropy, received=received, distance=distance, peak=peak, spans=spans, top=top)
+            for _, weights in self.parts
         ]
 
         def gather_rows(parts: list[Tensor]) -> Tensor:
@@ -74,6 +102,8 @@ class ContextParallelWeights:
         return AttentionStatistics(
             entropy=gather_rows([part.entropy for part in statistics]) if entropy else None,
             distance=gather_rows([part.distance for part in statistics]) if distance else None,
+            peak=gather_rows([part.peak for part in statistics]) if peak else None,
+            mass=None if spans is None else gather_rows([part.mass for part in statistics]),
             received=sum_over_rows([part.received for part in statistics]) if received else None,
             top=TopK(
                 gather_rows([part.top.weights for part in statistics]),

@@ -19,7 +19,7 @@ def gather(statistics: StatisticsT, mesh: DeviceMesh) -> StatisticsT:
     """Gather the statistics of each rank's heads, and return those of all heads on every rank.
 
         gather(weights.entropy(), mesh)                 # [batch, heads, q_len]
-        gather(weights.observe(top=8, received=True), mesh)
+        gather(weights.observe(top=8, peak=True, spans={"system": (0, 40)}), mesh)
 
     Args:
         statistics: statistics of this rank's heads, after `parallelize_heads`: a tensor with heads on axis 1, a `TopK`

@@ -23,6 +23,7 @@ from clearhead.analysis.summary import AttentionSummary
 from clearhead.huggingface._model_inputs import ModelInputs, prepare_inputs, prepare_repeated_inputs
 from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.huggingface.watching import watch
+from clearhead.ops.spans import SpansLike
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from clearhead.recording.recording import Recording, Stack
 from clearhead.weights.matrix import AttentionWeights
@@ -130,10 +131,15 @@ class HuggingFaceModel:
         """
         return self._record(prepare_repeated_inputs(self, check_int("length", length, least=2), seed), values=False)
 
-    def summarize(self, text: str) -> AttentionSummary:
-        """Run the model on a text and return statistics of every head, without a recording."""
+    def summarize(self, text: str, *, spans: SpansLike | None = None) -> AttentionSummary:
+        """Run the model on a text and return statistics of every head, without a recording.
+
+        Args:
+            text: the text.
+            spans: spans of keys, whose mean attention is also returned, as in `watch`.
+        """
         inputs = prepare_inputs(self, text)  # an encoder–decoder generates here, outside of `watch`
-        statistics = watch(self.model, entropy=True, distance=True, top=1, keep_calls=False)
+        statistics = watch(self.model, entropy=True, distance=True, top=1, spans=spans, keep_calls=False)
         with evaluating(self.model), torch.no_grad(), statistics as summary:
             self.model(**inputs.arguments, use_cache=False)
         return summary

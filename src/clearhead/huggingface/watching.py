@@ -13,13 +13,15 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from clearhead.analysis.spans import SpansOfCalls
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.huggingface.modules import AttentionModule, attention_modules, hooked, layer_of, owner_of
-from clearhead.ops.statistics import StatisticsOptions
+from clearhead.ops.statistics import StatisticsOptions, StatisticsRequest
 from clearhead.weights.matrix import AttentionWeights
 
 STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, is not a statistic
+RESULTS = ("entropy", "received", "distance", "peak", "mass", "top", "pooled")
 
 
 @contextmanager
@@ -33,8 +35,17 @@ def watch(
         summary[3].calls[0].entropy               # [batch, heads, q_len]
         summary[3].means["entropy"]               # [heads], over all queries that are not padding
 
-    Padding queries are treated like queries without visible keys: their statistics are 0, and `received`, `pooled` and
-    `means` exclude them.
+        with watch(model, peak=True, spans={"system": (0, 40), "image": (41, 617)}) as summary:
+            model(**inputs)
+        summary[3].calls[0].mass                  # [batch, heads, q_len, 2]
+        summary[3].means["mass"]                  # [heads, 2]: mean attention on each span
+        summary[3].maxima["peak"]                 # [heads]: the largest score of all queries, as QK-clip uses it
+
+    Padding queries are treated like queries without visible keys: their statistics are 0 (`peak`: −inf), and
+    `received`, `pooled`, `means` and `maxima` exclude them.
+
+    Spans apply to the keys of every layer. Keys that a call does not have receive no attention in it, such as those
+    that are not yet in the KV cache. If no call has all keys of a span, an error is raised at the end of the block.
 
     Within the block the model uses the implementation "clearhead"; afterwards it uses the previous one again. A `watch`
     observes the calls of the thread that entered it, and those of threads that have not entered a `watch` on the model.
@@ -42,30 +53,38 @@ def watch(
     Args:
         model: a transformers model.
         keep_calls: keep the statistics of each call, not only the means. Pass False for long runs over many batches.
-        statistics: arguments of `AttentionWeights.observe`: entropy, received, distance, top, pool, reduce.
+        statistics: arguments of `AttentionWeights.observe`, except queries: entropy, received, distance, peak, spans,
+            top, pool, reduce.
     """
     unknown = [name for name in statistics if name not in STATISTICS_OPTIONS]
     if unknown:
         raise TypeError(f"watch: {unknown[0]} is not a statistic; expected any of {', '.join(STATISTICS_OPTIONS)}")
-    if not any(statistics.get(name) for name in STATISTICS_OPTIONS[:-1]):
+    request = StatisticsRequest.checked(**statistics)
+    if not any(request.requests(name) for name in RESULTS):
         raise ValueError(
             f"watch: no statistic is requested; pass any of {', '.join(STATISTICS_OPTIONS[:-1])}, such as entropy=True"
         )
+    given_spans = statistics.pop("spans", None)
+    spans = None if given_spans is None else SpansOfCalls(given_spans)
     modules = attention_modules(model)
-    summary = AttentionSummary((attention.stack, attention.layer) for attention in modules)
+    addresses = [(attention.stack, attention.layer) for attention in modules]
+    summary = AttentionSummary(addresses, spans=() if spans is None else spans.names)
     lock = threading.Lock()
     with ExitStack() as stack:
         padding = _Padding(model, modules, stack)
-        hooks = {a.module: _Observer(statistics, summary, a, padding, keep_calls, lock) for a in modules}
+        hooks = {a.module: _Observer(statistics, spans, summary, a, padding, keep_calls, lock) for a in modules}
         stack.enter_context(hooked(model, hooks))
         yield summary
+    if spans is not None:
+        spans.check()
 
 
 @dataclass(frozen=True, eq=False)
 class _Observer:
     """Hook that computes statistics of the weights of one module."""
 
-    statistics: StatisticsOptions
+    statistics: StatisticsOptions  # without spans
+    spans: SpansOfCalls | None
     summary: AttentionSummary
     attention: AttentionModule
     padding: _Padding
@@ -86,7 +105,9 @@ class _Observer:
             if padding is not None:
                 valid = valid & ~padding
                 weights = weights.hiding_queries(padding)
-            observed = weights.observe(**self.statistics)
+            spans: Any = None if self.spans is None else self.spans.of_call(weights.shape[3])
+            statistics: StatisticsOptions = {**self.statistics, "spans": spans}
+            observed = weights.observe(**statistics)
         with self.lock:
             self.summary.layers.setdefault(address, LayerSummary()).add(observed, valid, keep=self.keep_calls)
         return output

@@ -145,7 +145,7 @@ def scores_of_cells(call: AttentionCall, index: Int[Tensor, "4 count"]) -> Float
         logits = logits - call.slopes.to(logits.dtype)[head] * (positions - key).abs()
     if call.tensor_bias is not None:
         bias = call.tensor_bias
-        cells = (part if size > 1 else 0 for part, size in zip(index, bias.shape, strict=True))
+        cells = (part if size != 1 else 0 for part, size in zip(index, bias.shape, strict=True))
         logits = logits + bias[tuple(cells)].to(logits.dtype)
     return logits
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from clearhead.ops import dispatch
 from clearhead.ops.call import PARTS, AttentionCall
@@ -59,22 +58,33 @@ class _WeightsFunction(torch.autograd.Function):
         ctx.function, ctx.count = function, count
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
-        ctx.numbers = [None if isinstance(part, Tensor) else part for part in arguments]
+        ctx.scalars = [None if isinstance(part, Tensor) else part for part in arguments]
         tensors = (part if isinstance(part, Tensor) else None for part in arguments)
         ctx.save_for_backward(lse, *tensors, *results)
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
-        lse, *saved = ctx.saved_tensors
-        split = len(ctx.numbers)
-        arguments = [
-            number if tensor is None else tensor for tensor, number in zip(saved[:split], ctx.numbers, strict=True)
+        saved = ctx.saved_tensors  # read once: under checkpointing, a second access raises
+        if not torch.is_grad_enabled():
+            return _WeightsFunction.gradients(ctx, saved, grads)
+        with torch.no_grad():
+            gradients = _WeightsFunction.gradients(ctx, saved, grads)
+        # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
+        anchors = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
+        return tuple(None if gradient is None else _apply_once(gradient, *anchors) for gradient in gradients)
+
+    @staticmethod
+    def gradients(ctx, saved: Sequence[Tensor | None], grads: Grads) -> tuple[Tensor | None, ...]:
+        lse, *saved = saved
+        assert lse is not None
+        split = len(ctx.scalars)
+        arguments: list[Any] = [
+            scalar if tensor is None else tensor for tensor, scalar in zip(saved[:split], ctx.scalars, strict=True)
         ]
         inputs, call = arguments[: ctx.count], _call(arguments[ctx.count :])
         needed = ctx.needs_input_grad[3:]
-        gradient, input_grads = ctx.function.cell_gradient(call, lse, inputs, saved[split:], grads)
+        gradient, input_grads = ctx.function.cell_gradient(call, lse, inputs, saved[split:], grads)  # pyright: ignore
         needs = dict(zip(PARTS, needed[ctx.count :], strict=True))
         part_grads: dict[str, Tensor] = {}
         if any(needs.values()):
@@ -88,7 +98,21 @@ class _WeightsFunction(torch.autograd.Function):
         )
 
 
+class _OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gradient: Tensor, *anchors: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(
+            "the second derivative of a function of the weights is not supported; compute the matrix with torch to"
+            " differentiate it twice"
+        )
+
+
 _apply: Any = torch.compiler.disable(_WeightsFunction.apply)
+_apply_once: Any = _OnceDifferentiable.apply
 
 
 def score_gradients(call: AttentionCall, lse: Lse, gradient: CellGradient, need_bias: bool) -> Gradients:

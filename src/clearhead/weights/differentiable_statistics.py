@@ -51,8 +51,8 @@ class _Sums:
             columns.add(given["mass"], self.request.spans.members(call.shape[0], call.shape[3], lse)[:, None])
             delta += (given["mass"] * values["mass"]).sum(dim=-1)
         if "received" in given:
-            grad = given["received"][..., None]
-            columns.add(torch.ones_like(lse[..., None]), grad)
+            grad = given["received"][..., None].to(call.query.dtype)  # a more precise one would take a slower kernel
+            columns.add(torch.ones_like(lse[..., None]), grad.to(lse.dtype))
             delta += product(call, grad).squeeze(-1)
         left, right = columns.joined()
         log = -given["entropy"] if "entropy" in given else None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_bool, describe
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import PrecomputedMask
 from clearhead.ops.tiled import backend as tiled
 from clearhead.weights.autograd import Lse
 from clearhead.weights.cells import finite_lse
@@ -32,7 +33,7 @@ def kl(teacher: AttentionWeights | MeanHeads, student: object, ignore: bool) -> 
     check_bool("ignore", ignore)
     call = student._checked()
     same_mask = _same_mask(teacher, call)
-    if call.softcap is None and call.bias is None and (same_mask or not ignore):
+    if call.softcap is None and call.bias is None and not _differs_by_head(teacher, call) and (same_mask or not ignore):
         if not same_mask:
             _refuse_forbidden(teacher, call)
         return _fused(teacher, student)
@@ -55,15 +56,13 @@ def _fused(teacher: AttentionWeights | MeanHeads, student: AttentionWeights) -> 
 def _by_strips(teacher: AttentionWeights | MeanHeads, student: AttentionWeights, ignore: bool) -> Lse:
     call = student._checked()
     student_rows = WeightRows(call, student.lse)
-    teacher_rows = (
-        teacher._rows() if isinstance(teacher, MeanHeads) else WeightRows(teacher._checked(), teacher.lse).weights
-    )
+    teacher_rows = teacher._rows() if isinstance(teacher, MeanHeads) else teacher._strips()
 
     def compute(rows: slice) -> Tensor:
         weights, logs = teacher_rows(rows), student_rows.scores(rows) - student_rows.lse[:, :, rows, None]
         forbidden = logs == -torch.inf
         if not ignore:
-            _refuse(float((weights.detach() * forbidden).sum(dim=-1).max()), 0.0)
+            _refuse((weights.detach() * forbidden).sum(dim=-1), 0.0)
         logs = logs.masked_fill(forbidden, 0.0)
         weights = torch.where(forbidden, 0.0, weights)
         return (weights * (log_of_positive(weights) - logs)).sum(dim=-1)
@@ -104,22 +103,31 @@ def _same_mask(teacher: AttentionWeights | MeanHeads, call: AttentionCall) -> bo
     return all((a is None) == (b is None) and (a is None or b is None or torch.equal(a, b)) for a, b in pairs)
 
 
+def _differs_by_head(teacher: AttentionWeights | MeanHeads, call: AttentionCall) -> bool:
+    """Return whether the student's heads have different masks that are not compared head by head."""
+    dense = call.lower().dense
+    heads = 1 if dense is None else dense.shape[1]
+    return heads > 1 and (isinstance(teacher, MeanHeads) or teacher.shape[1] != heads)
+
+
 @torch.no_grad()
 def _refuse_forbidden(teacher: AttentionWeights | MeanHeads, student: AttentionCall) -> None:
     """Raise if the teacher attends to keys that the student's mask forbids."""
     source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
     call = source._checked().without_dropout()
     assert student.mask is not None
-    mask = student.mask if call.mask is None else call.mask & student.mask
+    allowed_to_student = PrecomputedMask(student.lower(), student.mask)  # at the positions of the student's queries
+    mask = allowed_to_student if call.mask is None else call.mask & allowed_to_student
     allowed = tiled.log_sum_exp(replace(call, mask=mask, sinks=None))
     outside = row_sums(call, source.lse) - torch.exp(allowed - finite_lse(source.lse))
-    _refuse(float(outside.max()), TOLERANCE[source.dtype])
+    _refuse(outside, TOLERANCE[source.dtype])
 
 
-def _refuse(outside: float, tolerance: float) -> None:
-    if outside > tolerance:
+def _refuse(outside: Lse, tolerance: float) -> None:
+    largest = float(outside.max()) if outside.numel() else 0.0
+    if largest > tolerance:
         raise ValueError(
-            f"the teacher puts up to {outside:.2g} of a row on keys that the student may not attend to, so KL is"
+            f"the teacher puts up to {largest:.2g} of a row on keys that the student may not attend to, so KL is"
             " infinite; pass ignore=True to leave those keys out, or give both the same mask"
         )
 

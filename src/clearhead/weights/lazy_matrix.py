@@ -6,10 +6,12 @@ its size limit.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +25,7 @@ from clearhead.weights.tensor_like import TensorLike
 
 Dims = int | Sequence[int] | None
 QUERIES, KEYS = 2, 3  # axes
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 class MaxResult(NamedTuple):
@@ -30,6 +33,23 @@ class MaxResult(NamedTuple):
 
     values: Tensor
     indices: Tensor
+
+
+def _streamed(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a reduction that is streamed if called with `dim` and `keepdim`, and otherwise takes the dense matrix.
+
+    torch's reductions take other arguments too: `axis`, `dtype`, `out`, or a second tensor.
+    """
+    name = getattr(method, "__name__")  # noqa: B009, a Callable need not have one
+
+    @functools.wraps(method)
+    def reduce(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.keys() <= {"dim", "keepdim"} and not isinstance(args[-1] if args[1:] else None, Tensor | TensorLike):
+            return method(*args, **kwargs)
+        matrix: Any = args[0]
+        return getattr(matrix.dense(), name)(*args[1:], **kwargs)
+
+    return reduce
 
 
 class LazyMatrix(TensorLike):
@@ -126,6 +146,7 @@ class LazyMatrix(TensorLike):
 
     # -- torch's reductions, streamed where queries or keys are reduced ------------------------------------------
 
+    @_streamed
     def sum(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Return the sum over some axes, as `torch.sum`; differentiable."""
         axes = _axes(dim)
@@ -140,10 +161,12 @@ class LazyMatrix(TensorLike):
             return self.dense().sum(axes, keepdim)
         return sums if keepdim else sums.squeeze(axes)
 
+    @_streamed
     def mean(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Return the mean over some axes, as `torch.mean`; differentiable."""
         return self.sum(dim, keepdim) / math.prod(self.shape[axis] for axis in _axes(dim))
 
+    @_streamed
     def amax(self, dim: Dims = (), keepdim: bool = False) -> Tensor:
         """Return the largest weight over some axes, as `torch.amax`; differentiable."""
         axes = _axes(dim)
@@ -154,6 +177,7 @@ class LazyMatrix(TensorLike):
         values = along.values.amax(dim=axes, keepdim=True)
         return values if keepdim else values.squeeze(axes)
 
+    @_streamed
     def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """Return the largest weight, or with `dim` the `(values, indices)` along an axis, as `torch.max`."""
         if dim is None:
@@ -165,6 +189,7 @@ class LazyMatrix(TensorLike):
         along = self._max_along(axis)
         return along if keepdim else MaxResult(*(result.squeeze(axis) for result in along))
 
+    @_streamed
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Return the index of the largest weight, as `torch.argmax`; 0 for a query without a key."""
         with torch.no_grad():
@@ -190,13 +215,13 @@ def _axes(dim: Dims) -> tuple[int, ...]:
     dims = list(dim) if isinstance(dim, Sequence) else [dim]
     if dim is None or not dims:
         return (0, 1, 2, 3)
-    axes = []
+    axes: list[int] = []
     for axis in dims:
-        if isinstance(axis, bool) or not isinstance(axis, int):
+        if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
             raise TypeError(f"dim is {describe(dim)}; expected an axis, several axes or None")
         if not -4 <= axis < 4:
             raise IndexError(f"dim is {axis}; expected an axis from −4 to 3 of [batch, heads, q_len, kv_len]")
-        axes.append(axis % 4)
+        axes.append(int(axis) % 4)
     if len(set(axes)) < len(axes):
         raise ValueError(f"dim is {describe(dim)}; expected each axis once")
     return tuple(sorted(axes))

@@ -350,7 +350,7 @@ class AttentionWeights(ObservableMatrix):
         return product(self._checked(), other, None if self._normalized else self._lse)
 
     def _transposed_matmul(self, other: Tensor) -> Tensor:
-        return transposed_product(self._checked(), self._lse, other)
+        return transposed_product(self._checked(), self._lse, other, self._normalized)
 
     def _column_maxima(self) -> tuple[Tensor, Tensor]:
         _, _, q_len, kv_len = self.shape

@@ -16,7 +16,7 @@ from clearhead.ops.tiled.pooling import bin_ends
 from clearhead.weights.cells import MAX_CELLS, refuse_above
 from clearhead.weights.indexing import Selection, parse_index
 from clearhead.weights.lazy_matrix import LazyMatrix
-from clearhead.weights.strips import WeightRows, by_strips, log_of_positive
+from clearhead.weights.strips import by_strips, log_of_positive
 
 if TYPE_CHECKING:
     from clearhead.weights.matrix import AttentionWeights
@@ -118,7 +118,10 @@ class MeanHeads(LazyMatrix):
         refuse_above(MAX_CELLS, (*self.shape[:3], count))
         rows, kv_len = self._rows(), self.shape[3]
         with torch.no_grad():
-            keys = self._by_strips(lambda strip: rows(strip).topk(min(count, kv_len)).indices)
+            if count == 1 and kv_len:  # the first of equal weights, as torch's argmax
+                keys = self._by_strips(lambda strip: rows(strip).argmax(dim=-1, keepdim=True))
+            else:
+                keys = self._by_strips(lambda strip: rows(strip).topk(min(count, kv_len)).indices)
         values = self._by_strips(lambda strip: rows(strip).gather(-1, keys[:, :, strip]))
         keys = torch.where(values > 0, keys, -1)
         missing = (0, max(0, count - kv_len))
@@ -169,8 +172,8 @@ class MeanHeads(LazyMatrix):
         return per_head.unflatten(1, (self._groups, -1)).mean(dim=2)
 
     def _rows(self):
-        rows = WeightRows(self._weights._checked(), self._weights.lse)
-        return lambda strip: self._mean(rows.weights(strip))
+        rows = self._weights._strips()
+        return lambda strip: self._mean(rows(strip))
 
     def _by_strips(self, compute) -> Tensor:
         return by_strips(compute, tuple(self._weights.shape), with_grad=self.requires_grad)

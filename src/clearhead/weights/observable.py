@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self, Unpack
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead._utils.checks import check_int
@@ -18,8 +19,10 @@ from clearhead.ops.statistics import (
     StatisticsRequest,
     TopK,
 )
+from clearhead.weights.gather import weights_of_cells
 from clearhead.weights.lazy_matrix import LazyMatrix
 from clearhead.weights.statistics import compute_statistics, pool
+from clearhead.weights.strips import WeightRows
 from clearhead.weights.threshold import MAX_CELLS_ABOVE, CellsAbove, cells_above
 
 
@@ -35,6 +38,14 @@ class ObservableMatrix(LazyMatrix):
     def part(self, *, queries: slice | None = None) -> Self:
         """Return a lazy matrix of some queries, without computing weights."""
         raise NotImplementedError
+
+    def _of_cells(self, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
+        """Return the weights of single cells, which the mask must allow; differentiable."""
+        return weights_of_cells(self._checked(), self._lse, index)
+
+    def _strips(self) -> Callable[[slice], Float[Tensor, "batch heads rows kv_len"]]:
+        """Return a function that computes the weights of some queries; differentiable."""
+        return WeightRows(self._checked(), self._lse).weights
 
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
         """Return the entropy −Σ A ln A of each row, in nats; not renormalized by a sink's share, 0 without a key."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,8 @@ def product(call: AttentionCall, tensor: Tensor, lse: Lse | None = None) -> Floa
     Args:
         call: the attention call.
         tensor: `[kv_len, width]`, or `[batch or 1, heads or kv_heads or 1, kv_len, width]`.
-        lse: log-sum-exp by which the weights are normalized, if it is not that of the call; then without gradients.
+        lse: log-sum-exp by which the weights are normalized, if it is not that of the call. The call then carries no
+            gradients; the tensor may.
     """
     dtype = tensor.dtype
     call = in_dtype(call.without_dropout(), dtype)
@@ -43,30 +44,35 @@ def product(call: AttentionCall, tensor: Tensor, lse: Lse | None = None) -> Floa
     backend = dispatch.choose(call)[1]
     if lse is None:
         return backend.attend(call, False)[0].to(dtype)
-    with torch.no_grad():
-        output, call_lse = backend.attend(call, True)
-        assert call_lse is not None
-        return (output * torch.exp(call_lse - finite_lse(lse))[..., None]).to(dtype)
+    output, call_lse = backend.attend(call, True)
+    assert call_lse is not None
+    return (output * torch.exp(call_lse.detach() - finite_lse(lse))[..., None]).to(dtype)
 
 
-def transposed_product(call: AttentionCall, lse: Lse, tensor: Tensor) -> Float[Tensor, "batch heads kv_len width"]:
+def transposed_product(
+    call: AttentionCall, lse: Lse, tensor: Tensor, normalized: bool = True
+) -> Float[Tensor, "batch heads kv_len width"]:
     """Return Aᵀ · tensor for each head. Has the dtype of the tensor; differentiable.
 
     Args:
         call: the attention call.
         lse: log-sum-exp of each row's scores.
         tensor: `[q_len, width]`, or `[batch or 1, heads or 1, q_len, width]`.
+        normalized: whether `lse` is that of the call. Otherwise the call carries no gradients.
     """
     call = in_dtype(call, tensor.dtype)
     if lse.dtype != call.compute_dtype:  # a more precise tensor requires more precise weights
-        lse = tiled.log_sum_exp(call).detach()
+        lse = tiled.log_sum_exp(call).detach() if normalized else lse.to(call.compute_dtype)
     rows = with_four_axes(tensor).expand(*call.shape[:3], tensor.shape[-1])
-    (result,) = autograd.apply(_TransposedProduct(), call, lse, rows)
+    (result,) = autograd.apply(_TransposedProduct(normalized), call, lse, rows)
     return result.to(tensor.dtype)
 
 
+@dataclass(frozen=True)
 class _TransposedProduct:
     """Aᵀ · rows; a loss with gradient g depends on weight (i, j) by rows[i] · g[j]."""
+
+    normalized: bool
 
     def compute(self, call: AttentionCall, lse: Lse, inputs: Tensors) -> tuple[Tensor, ...]:
         return (dispatch.transposed_product(call, lse, inputs[0]),)
@@ -76,8 +82,9 @@ class _TransposedProduct:
     ) -> tuple[CellGradient, Grads]:
         (rows,), (grad,) = inputs, grads
         assert grad is not None
-        grad_rows = product(call, grad)
-        delta = (rows.to(grad_rows.dtype) * grad_rows).sum(dim=-1)
+        grad = grad.to(call.query.dtype)  # a more precise one would take a slower kernel
+        grad_rows = product(call, grad, None if self.normalized else lse)
+        delta = (rows.to(lse.dtype) * grad_rows.to(lse.dtype)).sum(dim=-1)
         return CellGradient(delta, left=rows, right=grad), (grad_rows.to(rows.dtype),)
 
 

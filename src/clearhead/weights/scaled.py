@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn, Unpack
+from typing import NoReturn, Unpack
 
 import torch
 from jaxtyping import Float
@@ -14,8 +15,10 @@ from clearhead.ops.spans import Spans, SpansLike
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, Reduce, StatisticsOptions, StatisticsRequest, TopK
 from clearhead.ops.tiled.pooling import mean_matrix
 from clearhead.weights.cells import MAX_CELLS
-from clearhead.weights.gather import index_of_keys, weights_of_cells
+from clearhead.weights.gather import index_of_keys
+from clearhead.weights.indexing import index_list
 from clearhead.weights.matrix import AttentionWeights, Choice
+from clearhead.weights.mean_heads import MeanHeads
 from clearhead.weights.threshold import MAX_CELLS_ABOVE, CellsAbove
 
 
@@ -34,7 +37,8 @@ class ScaledWeights(AttentionWeights):
         bias = call.tensor_bias
         bias = logs if bias is None else bias.to(logs.dtype) + logs
         super().__init__(replace(call, bias=bias), weights.lse, False, check_mutation=weights._fingerprints is not None)
-        self._base, self._factors = weights, factors.to(weights.dtype)
+        # a copy, because the caller may change the factors in place
+        self._base, self._factors = weights, factors.to(weights.dtype, copy=True)
 
     @property
     def requires_grad(self) -> bool:
@@ -50,7 +54,9 @@ class ScaledWeights(AttentionWeights):
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         batch, heads, q_len, kv_len = self.shape
-        keys = (self._call.positions() + offset).clamp(0, max(0, kv_len - 1))[:, None].expand(batch, heads, q_len)
+        if kv_len == 0:
+            return self._base.diagonal(offset)
+        keys = (self._call.positions() + offset).clamp(0, kv_len - 1)[:, None].expand(batch, heads, q_len)
         return self._base.diagonal(offset) * self._factors.expand(batch, heads, kv_len).gather(-1, keys)
 
     # -- statistics ----------------------------------------------------------------------------------------------
@@ -78,7 +84,7 @@ class ScaledWeights(AttentionWeights):
     def topk(self, k: int) -> TopK:
         with torch.no_grad():
             top = super().topk(k)
-        if not self.requires_grad:
+        if not self.requires_grad or self.shape[3] == 0:
             return top
         index = index_of_keys(top.keys.clamp(min=0))
         return TopK(torch.where(top.keys >= 0, self._of_cells(index).view(top.keys.shape), 0.0), top.keys)
@@ -96,10 +102,10 @@ class ScaledWeights(AttentionWeights):
         reduce: Reduce = "mean",
         window: tuple[tuple[int, int], tuple[int, int]] | None = None,
     ) -> Float[Tensor, "batch heads rows cols"]:
-        if not self.requires_grad:
+        if not self.requires_grad or 0 in self.shape[2:]:
             return super().pool(rows, cols, reduce=reduce, window=window)
         spec = PoolSpec.checked(rows, cols, reduce)
-        if spec.reduce == "max" or window is not None or 0 in self.shape[2:]:
+        if spec.reduce == "max" or window is not None:
             raise ValueError("only means over the whole scaled matrix have a gradient; call detach() first")
         _, _, q_len, kv_len = self.shape
         down = mean_matrix(q_len, slice(0, q_len), spec.rows, self._lse)
@@ -122,6 +128,9 @@ class ScaledWeights(AttentionWeights):
             pooled=None if pool is None else self.pool(pool.rows, pool.cols, reduce=pool.reduce),
         )
 
+    def mean_heads(self, groups: int = 1) -> MeanHeads:
+        return _MeanScaledHeads(self, groups)
+
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def part(
@@ -129,8 +138,8 @@ class ScaledWeights(AttentionWeights):
     ) -> AttentionWeights:
         chosen = self._base.part(batch=batch, heads=heads, queries=queries)
         factors = self._factors.expand(*self.shape[:2], -1)
-        factors = factors if batch is None else _take(factors, batch, 0)
-        return ScaledWeights(chosen, factors if heads is None else _take(factors, heads, 1))
+        sequences, chosen_heads = index_list(batch, self.shape[0], 0), index_list(heads, self.shape[1], 1)
+        return ScaledWeights(chosen, factors[sequences][:, chosen_heads])
 
     def detach(self) -> AttentionWeights:
         return ScaledWeights(self._base.detach(), self._factors.detach())
@@ -146,7 +155,21 @@ class ScaledWeights(AttentionWeights):
     def _of_cells(self, index: Tensor) -> Tensor:
         batch, head, _, key = index
         factors = self._factors.expand(*self.shape[:2], -1)[batch, head, key]
-        return weights_of_cells(self._base._checked(), self._lse, index) * factors
+        return self._base._of_cells(index) * factors
+
+    def _strips(self) -> Callable[[slice], Float[Tensor, "batch heads rows kv_len"]]:
+        rows = self._base._strips()
+        return lambda strip: rows(strip) * self._factors[:, :, None]
+
+    def _column_maxima(self) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            values, rows = super()._column_maxima()
+        if not self.requires_grad or 0 in self.shape:
+            return values, rows
+        batch, heads, _, keys = (torch.arange(n, device=rows.device) for n in values.shape)
+        index = torch.broadcast_tensors(batch[:, None, None, None], heads[:, None, None], rows, keys)
+        cells = self._of_cells(torch.stack(index).flatten(1)).view(values.shape)
+        return torch.where(values > 0, cells, 0.0), rows  # others may be masked
 
     def _matmul(self, other: Tensor) -> Tensor:
         scaled = other * self._factors[..., None].to(other.dtype)
@@ -160,9 +183,12 @@ class ScaledWeights(AttentionWeights):
         return result * self._factors[..., None].to(result.dtype)
 
 
-def _take(factors: Tensor, choice: Choice, axis: int) -> Tensor:
-    indices: Any = [choice] if isinstance(choice, int) else choice
-    return factors[indices] if axis == 0 else factors[:, indices]
+class _MeanScaledHeads(MeanHeads):
+    """Mean over heads of a matrix whose rows do not sum to 1."""
+
+    def entropy(self) -> NoReturn:
+        self._weights.entropy()
+        raise AssertionError("scaled rows have no entropy")
 
 
 def scaled(weights: AttentionWeights, keys: object) -> ScaledWeights:
@@ -175,8 +201,8 @@ def scaled(weights: AttentionWeights, keys: object) -> ScaledWeights:
         raise ValueError(f"keys has shape {tuple(factors.shape)}; expected {expected}")
     if factors.device != weights.device:
         raise ValueError(f"keys is on {factors.device}; expected {weights.device}, the device of the weights")
-    if has_readable_values(factors) and not bool((factors >= 0).all()):
-        raise ValueError("keys has a negative or undefined factor; expected factors of at least 0")
+    if has_readable_values(factors) and not bool(((factors >= 0) & (factors < torch.inf)).all()):
+        raise ValueError("keys has a negative, infinite or undefined factor; expected finite factors of at least 0")
     return ScaledWeights(weights, factors.view(shape))
 
 
@@ -194,7 +220,11 @@ def value_norms(weights: AttentionWeights, output_weight: object) -> ScaledWeigh
     matrix = check_float_tensor("output_weight", output_weight, expected)
     if matrix.ndim != 2 or matrix.shape[1] != heads * width:
         raise ValueError(f"output_weight has shape {tuple(matrix.shape)}; expected {expected}")
+    if matrix.device != weights.device:
+        raise ValueError(f"output_weight is on {matrix.device}; expected {weights.device}, the device of the weights")
     parts = matrix.to(weights.dtype).view(-1, heads, width).movedim(1, 0)  # [heads, model_dim, value_dim]
     gram = parts.mT @ parts  # ‖v Wᵀ‖² = v (Wᵀ W) vᵀ, without vectors of model_dim
     per_head = value.repeat_interleave(heads // value.shape[1], dim=1)
-    return scaled(weights, ((per_head @ gram) * per_head).sum(dim=-1).clamp(min=0).sqrt())
+    squares = ((per_head @ gram) * per_head).sum(dim=-1)
+    positive = squares > 0  # the square root has no finite gradient at 0
+    return scaled(weights, torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0))

@@ -54,8 +54,11 @@ class TensorLike:
     @classmethod
     def __torch_function__(cls, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         streamed = _STREAMED.get(function)
-        if streamed is not None and isinstance(args[0], TensorLike):
-            return getattr(args[0], streamed)(*args[1:], **(kwargs or {}))
+        if streamed is not None:
+            options = dict(kwargs or {})
+            first, *rest = args or (options.pop("input", None),)
+            if isinstance(first, TensorLike):
+                return getattr(first, streamed)(*rest, **options)
         plain = tree_map(lambda x: x.dense() if isinstance(x, TensorLike) else x, (args, kwargs or {}))
         return function(*plain[0], **plain[1])
 

@@ -110,7 +110,7 @@ class _Largest:
         self.parts: list[tuple[Tensor, Tensor]] = []
 
     def add(self, logs: Float[Tensor, "b k g rows keys"], keys: slice) -> None:
-        values, indices = logs.topk(min(self.top, logs.shape[-1]), dim=-1)
+        values, indices = self._largest(logs)
         self.parts.append((values, torch.where(values > -torch.inf, indices + keys.start, -1)))
         if len(self.parts) == self.TILES_PER_MERGE:
             self.parts = [self.merged()]
@@ -119,8 +119,13 @@ class _Largest:
         if len(self.parts) == 1:
             return self.parts[0]
         values, keys = (torch.cat(part, dim=-1) for part in zip(*self.parts, strict=True))
-        values, order = values.topk(min(self.top, values.shape[-1]), dim=-1)
+        values, order = self._largest(values)
         return values, keys.gather(-1, order)
+
+    def _largest(self, values: Float[Tensor, "*rows keys"]) -> tuple[Tensor, Tensor]:
+        if self.top == 1:  # the first of equal values, as torch's argmax
+            return values.max(dim=-1, keepdim=True)
+        return values.topk(min(self.top, values.shape[-1]), dim=-1)
 
 
 class _Distances:

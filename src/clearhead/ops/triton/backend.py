@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,9 @@ from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled
+
+if TYPE_CHECKING:
+    from clearhead.ops.triton.backward import CellTerms
 
 MAX_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)
@@ -64,7 +68,7 @@ def statistics(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
     """Return the statistics requested."""
-    from clearhead.ops.triton import pooling, topk
+    from clearhead.ops.triton import pooling, products, topk
     from clearhead.ops.triton.statistics import can_fuse_pooling, compute_statistics
 
     positive, _ = _with_positive_scale(call)
@@ -78,7 +82,8 @@ def statistics(
         cells = pooling.pool(positive, lse, slice(0, q_len), slice(0, kv_len), spec)
         results |= AttentionStatistics(pooled=cells)
     if request.spans is not None:
-        results |= tiled.statistics(call, lse, StatisticsRequest(spans=request.spans))
+        members = request.spans.members(call.shape[0], call.shape[3], lse)
+        results |= AttentionStatistics(mass=products.mass(positive, lse, members))
     if not request.top:
         return results
     largest = topk.top_weights(positive, lse, request.top) if request.top <= topk.MAX_TOP_KEYS else None
@@ -87,18 +92,40 @@ def statistics(
     return results | tiled.statistics(call, lse, StatisticsRequest(top=request.top))
 
 
+@on_device_of_query
 def transposed_product(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], rows: Float[Tensor, "batch heads q_len width"]
 ) -> Float[Tensor, "batch heads kv_len width"]:
     """Return Aᵀ · rows for each head, without gradients."""
-    return tiled.transposed_product(call, lse, rows)
+    from clearhead.ops.triton import products
+
+    if 0 in (*call.shape, rows.shape[3], call.query.shape[3]):
+        return tiled.transposed_product(call, lse, rows)
+    return products.transposed_product(_with_positive_scale(call)[0], lse, rows.to(call.query.dtype))
 
 
+@on_device_of_query
 def score_gradients(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
 ) -> Gradients:
     """Return the gradients of everything that the scores depend on, from the gradient of the weights."""
-    return tiled.score_gradients(call, lse, gradient, need_bias)
+    from clearhead.ops.triton.backward import CellTerms
+
+    width = 0 if gradient.right is None else gradient.right.shape[3]
+    if 0 in (*call.shape, call.query.shape[3]) or width > MAX_HEAD_DIM:
+        return tiled.score_gradients(call, lse, gradient, need_bias)
+    dtype, (batch, heads, q_len, kv_len) = call.query.dtype, call.shape
+    zero = call.query.new_zeros((1, 1, 1, 1))
+    left, right = gradient.left, gradient.right
+    if left is None or right is None:
+        left = zero.expand(batch, heads, q_len, 1)
+        right = zero.expand(batch, call.key.shape[1], kv_len, 1)
+    terms = None
+    if gradient.log is not None or gradient.distance is not None:
+        rows = (gradient.log, gradient.distance)
+        terms = CellTerms(*(None if factors is None else factors.float().contiguous() for factors in rows))
+    results = Results(zero.expand(left.shape), lse, left.to(dtype), -gradient.delta)  # delta enters with that of lse
+    return _gradients(replace(call, value=right.to(dtype)), results, need_bias, terms)
 
 
 @on_device_of_query
@@ -131,13 +158,17 @@ def _forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 @on_device_of_query
 def _backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradients:
+    if 0 in call.shape:
+        return tiled_attention.backward(call, results, need_bias)
+    return _gradients(call, results, need_bias)
+
+
+def _gradients(call: AttentionCall, results: Results, need_bias: bool, terms: CellTerms | None = None) -> Gradients:
     from clearhead.ops.triton.backward import backward
     from clearhead.ops.triton.bias_grad import grad_of_bias
 
-    if 0 in call.shape:
-        return tiled_attention.backward(call, results, need_bias)
     positive, sign = _with_positive_scale(call)
-    backward_inputs, gradients = backward(positive, results)
+    backward_inputs, gradients = backward(positive, results, terms)
     if need_bias:
         gradients = gradients._replace(tensor_bias=grad_of_bias(backward_inputs))
     return gradients if sign > 0 else gradients._replace(query=gradients.query * sign)

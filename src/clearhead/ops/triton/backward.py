@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,6 +26,7 @@ from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
 from clearhead.ops.triton.launch import launch, layout_of, layout_of_call
 from clearhead.ops.triton.logits import (
     BEYOND_LAST_ROW,
+    LN_2,
     PREPARED_ROWS_MULTIPLE,
     LogitParams,
     StridedTensor,
@@ -48,9 +50,16 @@ from clearhead.ops.triton.logits import (
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
 
 
-def backward(call: AttentionCall, results: Results) -> tuple[BackwardInputs, Gradients]:
+class CellTerms(NamedTuple):
+    """Further terms of the gradient of each weight: log[i] · ln A[i, j] + distance[i] · |i − j|."""
+
+    log: Any  # [batch, heads, q_len], like `distance`
+    distance: Any
+
+
+def backward(call: AttentionCall, results: Results, terms: CellTerms | None = None) -> tuple[BackwardInputs, Gradients]:
     """Return the inputs of the backward kernels, and all gradients except that of a tensor bias."""
-    backward_inputs = BackwardInputs.from_call(call, results)
+    backward_inputs = BackwardInputs.from_call(call, results, terms)
     grad_query, slope_grad = grad_of_query(backward_inputs)
     grad_key, grad_value = grad_of_key(backward_inputs)
     grad_bias, grad_slopes, grad_sinks = (
@@ -74,21 +83,26 @@ class BackwardInputs:
     layout: tuple[Hashable, ...]
     logit_params: LogitParams
     dropout: DropoutParams | None
+    terms: CellTerms | None
     shift: Tensor  # log-sum-exp in base 2, [batch, heads, logit_params.length]
     delta: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
 
     @classmethod
-    def from_call(cls, call: AttentionCall, results: Results) -> BackwardInputs:
+    def from_call(cls, call: AttentionCall, results: Results, terms: CellTerms | None = None) -> BackwardInputs:
         results = results._replace(
             lse=results.lse.contiguous(),
             grad_output=results.grad_output.to(call.query.dtype),
             grad_lse=None if results.grad_lse is None else results.grad_lse.float().contiguous(),
         )
-        layout = (*layout_of_call(call), *map(layout_of, results))
+        layout = (
+            *layout_of_call(call),
+            *map(layout_of, results),
+            None if terms is None else tuple(map(layout_of, terms)),
+        )
         logit_params = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape
         shift, delta = (results.lse.new_empty((batch, heads, logit_params.length)) for _ in range(2))
-        return cls(call, results, layout, logit_params, DropoutParams.from_call(call), shift, delta)
+        return cls(call, results, layout, logit_params, DropoutParams.from_call(call), terms, shift, delta)
 
     @property
     def value(self) -> Tensor:
@@ -104,6 +118,7 @@ class BackwardInputs:
             row_reader(self.value, tile.keys),
             self.logit_params,
             self.dropout,
+            self.terms,
             self.shift,
             self.delta,
         )
@@ -171,6 +186,7 @@ def _backward_query(
     value,
     logit_params,
     dropout,
+    terms,
     shift,
     delta,
     scale,
@@ -192,7 +208,7 @@ def _backward_query(
         output, gradients, lse, grad_lse, shift, delta, logit_params, batch, head, start, BLOCK_Q, BLOCK_V
     )
     query_tile = (load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D), gradients, row_shift, row_delta)
-    fixed = (query_tile, key, value, logit_params, dropout, batch, head, rows)
+    fixed = (query_tile, key, value, logit_params, dropout, terms, batch, head, rows)
     state = (tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_Q], dtype=tl.float32))
     kv_len = key_length(logit_params)
     state = loop_over_keys(
@@ -253,7 +269,7 @@ def _add_key_tile(
 ):
     """Add the contribution of the key tile at `key_start` to the gradients of a query block and its ALiBi slope."""
     grad_query, slope_sum = state
-    query_tile, key, value, logit_params, dropout, batch, head, rows = fixed
+    query_tile, key, value, logit_params, dropout, terms, batch, head, rows = fixed
     query, grad, shift, delta = query_tile
     keys = key_start + tl.arange(0, BLOCK_K)
     key_head = head // logit_params.group
@@ -261,8 +277,8 @@ def _add_key_tile(
     value_tile = load_rows(value, batch, key_head, key_start, BLOCK_K, grad.shape[1])
     products, grad_weights = dot_transposed(query, key_tile, PRECISION), dot_transposed(grad, value_tile, PRECISION)
     _, grad_scores, slope = cell_gradients(
-        products, grad_weights, shift[:, None], delta[:, None], logit_params, dropout, batch, head, rows[:, None],
-        keys[None, :], first[:, None], last[:, None], MASKED)  # fmt: skip
+        products, grad_weights, shift[:, None], delta[:, None], logit_params, dropout, terms, batch, head,
+        rows[:, None], keys[None, :], first[:, None], last[:, None], MASKED)  # fmt: skip
     if logit_params.slopes is not None:
         slope_sum += tl.sum(grad_scores * distance(query_offset(logit_params, batch), rows[:, None], keys[None, :]), 1)
     return dot((grad_scores * slope).to(key_tile.dtype), key_tile, grad_query, PRECISION), slope_sum
@@ -276,6 +292,7 @@ def cell_gradients(
     delta,
     logit_params,
     dropout,
+    terms,
     batch,
     head,
     rows,
@@ -289,7 +306,10 @@ def cell_gradients(
     The tile may have either orientation.
     """
     logits = finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED)
-    weights = tl.exp2(logits * deferred_scale(logit_params) - shift)
+    logarithms = logits * deferred_scale(logit_params) - shift
+    weights = tl.exp2(logarithms)
+    if terms is not None:
+        grad_weights = add_terms(grad_weights, weights, logarithms, terms, logit_params, batch, head, rows, keys)
     used = weights
     if dropout is not None:
         multiplier = dropout_multiplier(dropout, row_indices(logit_params, batch, head, rows), keys)
@@ -303,6 +323,19 @@ def cell_gradients(
 
 
 @triton.jit
+def add_terms(grad_weights, weights, logarithms, terms, logit_params, batch, head, rows, keys):
+    """Return the gradient of each weight with its `CellTerms`; `logarithms` are in base 2."""
+    indices, inside = row_indices(logit_params, batch, head, rows), rows < query_length(logit_params)
+    if terms.log is not None:
+        factors = tl.load(terms.log + indices, inside, other=0.0)
+        grad_weights += factors * tl.where(weights > 0, logarithms, 0.0) * LN_2  # 0 · −inf would be nan
+    if terms.distance is not None:
+        factors = tl.load(terms.distance + indices, inside, other=0.0)
+        grad_weights += factors * distance(query_offset(logit_params, batch), rows, keys)
+    return grad_weights
+
+
+@triton.jit
 def _backward_key(
     query,
     grad_output,
@@ -310,6 +343,7 @@ def _backward_key(
     value,
     logit_params,
     dropout,
+    terms,
     shift,
     delta,
     scale,
@@ -333,7 +367,9 @@ def _backward_key(
     state = (tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32), tl.zeros([BLOCK_K, BLOCK_V], dtype=tl.float32))
     for member in range(logit_params.group):
         head = key_head * logit_params.group + member
-        fixed = (key_tile, value_tile, query, grad_output, logit_params, dropout, shift, delta, batch, head, keys)
+        fixed = (
+            key_tile, value_tile, query, grad_output, logit_params, dropout, terms, shift, delta, batch, head, keys
+        )  # fmt: skip
         state = loop_over_queries(
             _add_query_block,
             state,
@@ -358,7 +394,7 @@ def _add_query_block(
 ):
     """Add the contribution of the query block at `start` to the gradients of a key block and its values."""
     grad_key, grad_value = state
-    key, value, query, grad_output, logit_params, dropout, shift, delta, batch, head, keys = fixed
+    key, value, query, grad_output, logit_params, dropout, terms, shift, delta, batch, head, keys = fixed
     rows = start + tl.arange(0, BLOCK_Q)
     query_tile, grad, shifts, delta_rows = load_query_block(
         query, grad_output, logit_params, shift, delta, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
@@ -367,8 +403,8 @@ def _add_query_block(
     # transposed, [BLOCK_K, BLOCK_Q], so that the products below need no transpose
     products, grad_weights = dot_transposed(key, query_tile, PRECISION), dot_transposed(value, grad, PRECISION)
     used, grad_scores, slope = cell_gradients(
-        products, grad_weights, shifts[None, :], delta_rows[None, :], logit_params, dropout, batch, head, rows[None, :],
-        keys[:, None], first[None, :], last[None, :], MASKED)  # fmt: skip
+        products, grad_weights, shifts[None, :], delta_rows[None, :], logit_params, dropout, terms, batch, head,
+        rows[None, :], keys[:, None], first[None, :], last[None, :], MASKED)  # fmt: skip
     grad_value = dot(used.to(grad.dtype), grad, grad_value, PRECISION)
     grad_key = dot((grad_scores * slope).to(query_tile.dtype), query_tile, grad_key, PRECISION)
     return grad_key, grad_value

@@ -53,6 +53,7 @@ def _bias(
     value,
     logit_params,
     dropout,
+    terms,
     shift,
     delta,
     grad,
@@ -90,7 +91,7 @@ def _bias(
         for range_index in tl.static_range(RANGES if RANGES > 0 else 1):
             first, last = range_ends(logit_params, range_index, batch, rows)
             _, grad_scores, _ = cell_gradients(
-                products, grad_weights, shifts[:, None], delta_rows[:, None], logit_params, dropout, batch, head,
+                products, grad_weights, shifts[:, None], delta_rows[:, None], logit_params, dropout, terms, batch, head,
                 rows[:, None], keys[None, :], first[:, None], last[:, None], True)  # fmt: skip
             grad_tile += grad_scores
     start = grad + (bias_batch * tl.num_programs(1) + bias_head) * grad_rows * grad_keys

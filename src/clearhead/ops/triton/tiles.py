@@ -25,7 +25,7 @@ from clearhead.ops.triton.config import TileConfig, is_interpreted, padded_width
 T = TypeVar("T")
 Kernel = Literal[
     "forward", "decode", "backward_query", "backward_key", "backward_bias", "observe_rows", "observe_columns", "pool",
-    "top",
+    "top", "transposed_product", "mass",
 ]  # fmt: skip
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
@@ -41,6 +41,8 @@ HALF_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "observe_columns": {64: TileConfig(64, 128, 4, 3), 128: TileConfig(64, 128, 4, 3), 256: TileConfig(64, 64, 4, 2)},
     "pool": {64: TileConfig(64, 128, 4, 3), 128: TileConfig(64, 128, 4, 3), 256: TileConfig(64, 64, 4, 2)},
     "top": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 64, 4, 2)},
+    "transposed_product": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(32, 64, 8, 3)},
+    "mass": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)},
 }
 MMA_TILES: dict[Kernel, dict[int, TileConfig]] = {
     **HALF_PRECISION_TILES,
@@ -48,6 +50,7 @@ MMA_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "decode": {64: TileConfig(64, 128, 4, 2), 128: TileConfig(64, 64, 4, 2), 256: TileConfig(32, 32, 4, 2)},
     "backward_query": {64: TileConfig(128, 64, 8, 3), 128: TileConfig(128, 64, 8, 2), 256: TileConfig(64, 32, 8, 2)},
     "backward_key": {64: TileConfig(32, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
+    "transposed_product": {64: TileConfig(64, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
 }
 SINGLE_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "forward": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(32, 16, 4, 2)},
@@ -59,8 +62,12 @@ SINGLE_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "observe_columns": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
     "pool": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
     "top": {64: TileConfig(32, 64, 4, 2), 256: TileConfig(16, 64, 4, 1)},
+    "transposed_product": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
+    "mass": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
 }
-VALUE_KERNELS: tuple[Kernel, ...] = ("forward", "decode", "backward_query", "backward_key", "backward_bias")
+VALUE_KERNELS: tuple[Kernel, ...] = (
+    "forward", "decode", "backward_query", "backward_key", "backward_bias", "transposed_product",
+)  # fmt: skip
 INTERPRETER_TILE = TileConfig(16, 16, 4, 1)
 RESERVED_SHARED_BYTES = 2048  # barriers, and scratch space of reductions
 MIN_SIZE = 16  # `tl.dot` requires it
@@ -113,7 +120,7 @@ class TileProblem(NamedTuple):
         """Estimate the shared memory of a program: the rows it holds, and per stage the rows and cells it loads."""
         row = self.key_width * self.dtype.itemsize
         both = row + self.value_width * self.dtype.itemsize
-        if self.kernel in ("backward_key", "observe_columns"):
+        if self.kernel in ("backward_key", "observe_columns", "transposed_product"):
             held, loaded = tile.keys * both, tile.queries * both
         elif self.kernel in ("backward_query", "backward_bias"):
             held, loaded = tile.queries * both, tile.keys * both
