@@ -12,7 +12,7 @@ from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.corpus import corpus_statistics
 from clearhead.analysis.resumable import Job, discard_results, run_jobs
 from clearhead.analysis.statistics import measure_heads, statistics_from_sums, sum_statistics
-from clearhead.analysis.summary import AttentionSummary
+from clearhead.analysis.summary import AttentionSummary, summarize
 from clearhead.cli import app
 from clearhead.distributed.process_group import ProcessGroup
 from clearhead.translation import Translator
@@ -52,6 +52,40 @@ def test_sums_of_summaries_give_the_means_over_all_queries():
     expected = sum(layer.sums["entropy"] for layer in layers) / queries
     assert result[1].queries == queries
     torch.testing.assert_close(result[1].means["entropy"], expected)
+
+
+def test_spans_of_a_recording_are_those_of_the_matrix():
+    recording = decoder("abcdefg", special=(0,))
+    spans = {"a": (0, 2), "b": (1, 7)}
+    summary = summarize(recording, spans=spans)
+    for layer, weights in enumerate(recording["decoder"].layers):
+        torch.testing.assert_close(summary[layer].means["mass"], weights.mass(spans)[0].mean(dim=1).double())
+    again = AttentionSummary.from_sums(summary.to_sums("m") + summary.to_sums("m"), spans=("a", "b"))
+    assert again[1].queries == 14
+    assert list(again.to_dict()) == ["stack", "layer", "head", "queries", "entropy", "distance", "largest", "a", "b"]
+    torch.testing.assert_close(again[1].means["mass"], summary[1].means["mass"])
+
+
+def test_a_span_must_lie_within_the_keys_of_a_stack():
+    recording = translation("abcdef", "ghi")
+    summary = corpus_statistics(recording, spans={"a": (2, 6)})
+    torch.testing.assert_close(summary["decoder", 0].means["mass"][:, 0], mass_of(recording["decoder"], (2, 3)))
+    torch.testing.assert_close(summary["cross", 0].means["mass"][:, 0], mass_of(recording["cross"], (2, 6)))
+    with pytest.raises(ValueError, match=r"spans\['a'\] is \(2, 7\); expected an end of at most 6"):
+        corpus_statistics(recording, spans={"a": (2, 7)})
+
+
+def mass_of(stack, span):
+    return stack.layers[0].mass([span])[0, :, :, 0].double().mean(dim=-1)
+
+
+def test_stored_results_of_other_spans_are_not_used(tmp_path):
+    translator = Translator.load()
+    options = {"results_folder": tmp_path / "parts"}
+    for spans, count in ((None, 1), ({"a": (0, 2)}, 2), ({"a": (0, 3)}, 3), ([(0, 3)], 4), ({"a": (0, 3)}, 4)):
+        summary = corpus_statistics(translator, SENTENCES[:1], spans=spans, **options)
+        assert len(list((tmp_path / "parts").iterdir())) == count
+        assert ("mass" in summary["encoder", 0].means) == (spans is not None)
 
 
 def jobs_of(count):

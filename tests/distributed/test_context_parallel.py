@@ -76,7 +76,16 @@ def compare_sequence(mesh, name, kv_heads, options=None):
     assert_near(output, layout.shard(expected, rank))
     assert sharded_weights.shape == weights.shape
     assert_near(sharded_weights.entropy(), weights.entropy())
-    actual, reference = (matrix.observe(received=True, distance=True, top=3) for matrix in (sharded_weights, weights))
+    actual, reference = (
+        matrix.observe(received=True, distance=True, peak=True, spans={"a": (0, 5), "b": (3, LENGTH)}, top=3)
+        for matrix in (sharded_weights, weights)
+    )
+    assert_near(actual.mass, reference.mass)
+    attending = reference.peak > -torch.inf
+    assert torch.equal(actual.peak > -torch.inf, attending)
+    assert_near(actual.peak[attending], reference.peak[attending])
+    assert_near(sharded_weights.mass([(2, 7)]), weights.mass([(2, 7)]))
+    assert torch.equal(sharded_weights.peak(), actual.peak)
     assert_near(actual.received, reference.received)
     assert_near(actual.distance, reference.distance, 10)
     assert_near(actual.top.weights, reference.top.weights)
@@ -178,6 +187,8 @@ def refused_options(mesh):
         lambda: sharded_kv_attention(query, key, value, layout, sinks=torch.zeros(3), **group),
         lambda: sharded_kv_attention(query[0], key, value, layout, **group),
         lambda: rows.pool(0, 2),
+        lambda: rows.mass([(0, LENGTH + 1)]),
+        lambda: rows.mass(None),
         lambda: rows.pool(2, 2, reduce="sum"),
         lambda: context_parallel_attention(query, key, value, 7, **group),
         lambda: gather(torch.zeros(3), mesh),
@@ -203,6 +214,8 @@ def test_every_rank_rejects_invalid_calls(ranks):
         "sinks is (3,); expected (4,), one per head",
         "query is (4, 19, 8); expected [batch, heads, q_len, width]",
         "rows is 0",
+        f"spans[0] is (0, {LENGTH + 1}); expected an end of at most kv_len = {LENGTH}",
+        "spans is None; expected spans of keys",
         "reduce is 'sum'; expected 'mean' or 'max'",
         "layout is 7; expected a ZigzagLayout",
         "statistics is a tensor (3,); expected a statistic",

@@ -50,6 +50,93 @@ def test_statistics_are_those_of_the_attentions(name):
         torch.testing.assert_close(call.pooled, torch.nn.functional.adaptive_avg_pool2d(visible, (2, 2)))
 
 
+@pytest.mark.parametrize(("name", "side"), [("llama", "left"), ("gpt-oss", "right"), ("bert", "right")])
+def test_mass_and_peak_exclude_padding(name, side):
+    padded = doubled(inputs_for(name, side))
+    valid = padded["attention_mask"].bool()
+    spans = {"start": (0, 3), "all": (0, LENGTH), "one": (5, 6)}
+    model = make(name).double()
+    with torch.no_grad(), watch(model, peak=True, spans=spans) as summary:
+        model(**padded)
+        model(**padded)
+    with torch.no_grad():
+        outputs = make(name).double()(**padded, output_attentions=True)
+    assert summary.spans == ("start", "all", "one")
+    for layer, weights in enumerate(outputs.attentions):
+        first, _ = summary[layer].calls
+        mass, peak = weights.mass(spans), weights.peak()
+        assert close_at(valid, first.mass, mass)
+        assert first.mass.transpose(1, 2)[~valid].abs().sum() == 0
+        assert close_at(valid, first.peak, peak)
+        assert (first.peak.transpose(1, 2)[~valid] == -torch.inf).all()
+        assert summary[layer].queries == 2 * int(valid.sum())
+        torch.testing.assert_close(summary[layer].means["mass"], mass.transpose(1, 2)[valid].mean(dim=0))
+        torch.testing.assert_close(summary[layer].maxima["peak"], peak.transpose(1, 2)[valid].amax(dim=0))
+    table = summary.to_dict()
+    assert list(table) == ["stack", "layer", "head", "queries", "start", "all", "one", "peak"]
+    assert table["one"] == [value for layer in summary for value in layer.means["mass"][:, 2].tolist()]
+    assert table["peak"] == [value for layer in summary for value in layer.maxima["peak"].tolist()]
+    assert "mass, peak" in repr(summary)
+    assert summary._repr_html_() is None or "one" in summary._repr_html_()
+
+
+@pytest.mark.parametrize("form", ["pairs", "segments"])
+def test_keys_that_are_not_yet_in_the_cache_receive_no_attention(form):
+    """The prompt runs in two chunks, and the second span lies in the second chunk."""
+    model, ids = make("llama").double(), inputs_for("llama")["input_ids"][:1]
+    segments = torch.full((LENGTH - 1,), -1)
+    segments[1:4], segments[LENGTH - 3 : LENGTH - 1] = 0, 1
+    spans = [(1, 4), (LENGTH - 3, LENGTH - 1)] if form == "pairs" else segments
+    with torch.no_grad(), watch(model, spans=spans, entropy=True) as summary:
+        cache = model(input_ids=ids[:, :5]).past_key_values
+        model(input_ids=ids[:, 5:], past_key_values=cache)
+    with torch.no_grad(), watch(model, spans=[(1, 4), (LENGTH - 3, LENGTH - 1)]) as whole:
+        model(input_ids=ids)
+    assert summary.spans == ("span_0", "span_1")
+    for layer in range(2):
+        first, second = (call.mass for call in summary[layer].calls)
+        assert first[..., 1].abs().sum() == 0
+        torch.testing.assert_close(torch.cat([first, second], dim=2), whole[layer].calls[0].mass)
+        torch.testing.assert_close(summary[layer].means["mass"], whole[layer].means["mass"])
+
+
+def test_spans_apply_to_stacks_of_different_lengths():
+    model, inputs = make("bart"), inputs_for("bart", "right")
+    with torch.no_grad(), watch(model, spans={"end": (LENGTH - 2, LENGTH)}, peak=True, keep_calls=False) as summary:
+        model(**inputs)
+    lengths = {stack: summary[stack, 0].means["mass"].shape for stack in ("encoder", "decoder", "cross")}
+    assert lengths == dict.fromkeys(("encoder", "decoder", "cross"), (4, 1))
+    assert (summary["encoder", 0].means["mass"] > 0).all()
+    assert (summary["decoder", 0].means["mass"] == 0).all()  # has fewer tokens
+
+
+def test_rejects_wrong_spans():
+    model, inputs = make("llama"), inputs_for("llama")
+    for spans, message in (
+        ({"image": (5, LENGTH + 1)}, rf"spans\['image'\] is \(5, {LENGTH + 1}\); expected an end of at most {LENGTH}"),
+        ([(0, 3), (LENGTH, 40)], rf"spans\[1\] is \({LENGTH}, 40\); expected an end of at most {LENGTH}"),
+        (torch.zeros(LENGTH + 1, dtype=torch.long), rf"spans has shape \(1, {LENGTH + 1}\); expected ids of at most"),
+    ):
+        with pytest.raises(ValueError, match=message), torch.no_grad(), watch(model, spans=spans) as summary:
+            model(**inputs)
+        assert len(summary[0].calls) == 1  # the error is raised at the end of the block
+        assert model.config._attn_implementation == "clearhead"
+    for spans, message in (
+        ({}, "spans is empty; expected"),
+        ({"a": (3, 3)}, "expected start < end"),
+        ({"head": (0, 3)}, "spans has the name 'head', which is another column of the table"),
+        ({1: (0, 3), "1": (3, 4)}, "spans has the name '1', which is another column"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            watch(model, spans=spans).__enter__()
+    with pytest.raises(TypeError, match="spans is 3; expected"):
+        watch(model, spans=3).__enter__()
+    with pytest.raises(ValueError, match="no statistic is requested"):
+        watch(model, spans=None, peak=False).__enter__()
+    with pytest.raises(ValueError, match="input_ids"), watch(model, spans=[(0, 99)]):
+        model()  # the error of the model is not replaced
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_means_exclude_padding_and_cover_all_calls(name, side):

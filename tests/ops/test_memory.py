@@ -88,6 +88,59 @@ def test_memory_of_backward_grows_linearly(backend):
     assert large <= max(3.1 * small, 2**23)
 
 
+def total(statistics) -> torch.Tensor:
+    return torch.stack([getattr(statistics, name).sum() for name in statistics]).sum()
+
+
+WITH_GRADIENT = {
+    "entropy": lambda w: w.entropy(),
+    "statistics": lambda w: total(w.observe(entropy=True, received=True, distance=True, spans=[(0, 9)])),
+    "product": lambda w: w @ torch.ones(w.shape[3], 3),
+    "transposed product": lambda w: w.mT @ torch.ones(w.shape[2], 3),
+    "kl": lambda w: w.kl(w.part(heads=0)) + w.part(heads=0).kl(w),
+    "mean kl": lambda w: w.mean_heads().kl(w),
+    "mean entropy": lambda w: w.mean_heads().entropy(),
+    "top": lambda w: w.topk(4).weights,
+    "column maxima": lambda w: w.amax(-2),
+    "pool": lambda w: w.pool(16, 16),
+}
+
+
+@pytest.mark.parametrize(
+    "name", slow_except({name: name for name in WITH_GRADIENT}, "entropy", "transposed product", "kl")
+)
+def test_memory_of_statistics_with_gradients_grows_linearly(name):
+    def use(weights):
+        WITH_GRADIENT[name](weights).sum().backward(retain_graph=True)
+
+    small, large = (peak(use, n, backward=True, mask=Causal()) for n in (2048, 6144))
+    assert large <= max(3.1 * small, 2**23), f"{small} bytes at 2,048 tokens, {large} at 6,144"
+    assert large < 6144**2 * 4 / 4, "more than a quarter of the matrix of a head"
+
+
+def saved_bytes(use, n: int) -> int:
+    """Return the size of all tensors that a result saves for its backward pass."""
+    x = torch.randn(1, 2, n, 8, requires_grad=True)
+    storages = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = use(attention(x, x, x, mask=Causal(), return_weights=True)[1])
+    assert result.requires_grad
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENT)
+def test_tensors_saved_for_backward_grow_linearly(name, monkeypatch):
+    monkeypatch.setattr("clearhead.weights.strips.CELLS_PER_STRIP", 2**16)
+    small, large = (saved_bytes(WITH_GRADIENT[name], n) for n in (512, 1536))
+    assert large <= 3.1 * small, f"{small} bytes at 512 tokens, {large} at 1,536"
+
+
 def test_dense_matrix_is_measured_in_full():
     assert peak(lambda w: w.dense(), 2048) >= 2 * 2048**2 * 4
 

@@ -46,6 +46,7 @@ from clearhead.ops.triton import (
     tiles,
     topk,
 )
+from clearhead.ops.triton.cell_gradients import CellTerms
 from clearhead.ops.triton.tiles import Kernel
 
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes per block
@@ -155,7 +156,7 @@ def _launch(kernel: Kernel, call: AttentionCall, feature: str) -> None:
     elif kernel == "decode":
         decode.decode(call)
     elif kernel in ("backward_query", "backward_key", "backward_bias"):
-        terms = backward.CellTerms(lse, lse) if feature == "everything" else None
+        terms = CellTerms(lse, lse) if feature == "everything" else None
         inputs = backward.BackwardInputs.from_call(call, _results(call, lse), terms)
         if kernel == "backward_query":
             backward.grad_of_query(inputs)

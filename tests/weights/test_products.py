@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 @given(case=cases(DTYPES), width=st.sampled_from([1, 3]), wide=st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_products_match_extended_precision(small_tiles, case, width, wide):
     batch, heads, q_len, kv_len = case.shape
     dtype = case.statistics_dtype if wide else case.query.dtype
@@ -41,6 +41,15 @@ def test_products_broadcast_as_matmul(small_tiles, name, shape):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     per_head = x.repeat_interleave(2, dim=1) if len(shape) == 4 and shape[1] == 2 else x  # key heads are shared
     assert_same(problem.weights() @ x, problem.dense() @ per_head, [*problem.leaves, x])
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (2, 1, 5, 3), (1, 2, 5, 3), (2, 4, 5, 3)])
+def test_factors_of_fixed_weights_have_gradients(small_tiles, name, shape):
+    problem = Problem(name)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    per_head = x.repeat_interleave(2, dim=1) if len(shape) == 4 and shape[1] == 2 else x
+    assert_same(problem.weights().detach() @ x, problem.dense().detach() @ per_head, [x])
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -15,7 +15,7 @@ DIMS = [None, -1, 2, 1, 0, (2, 3), (1, -1), (0, 1, 2), (), (0, 1, 2, 3)]
 
 
 @given(case=cases((torch.float32, torch.float64, torch.bfloat16)))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_reductions_match_extended_precision(small_tiles, case):
     exact, naive = case.exact()["weights"], case.statistics()["weights"]
     logs = case.terms + np.log(2 + case.shape[3])
@@ -48,11 +48,11 @@ def test_max_and_argmax_are_those_of_torch(small_tiles, name):
         for keepdim in (False, True):
             got, exact = weights.max(dim, keepdim), dense.max(dim, keepdim)
             assert_same(got.values, exact.values, problem.leaves)
-            positive = exact.values > 0  # where all weights are 0, any is the largest
-            assert torch.equal(got.indices * positive, exact.indices * positive)
-            assert torch.equal(weights.argmax(dim, keepdim), got.indices)
+            for indices in (got.indices, weights.argmax(dim, keepdim)):  # equal weights may differ by rounding
+                cells = dense.gather(dim, indices if keepdim else indices.unsqueeze(dim))
+                torch.testing.assert_close(cells, dense.amax(dim, keepdim=True))
             assert not got.indices.requires_grad
-    assert torch.equal(weights.argmax(), dense.argmax())
+    torch.testing.assert_close(dense.flatten()[weights.argmax()], dense.max())
     assert weights.argmax(keepdim=True).shape == (1, 1, 1, 1)
     torch.testing.assert_close(weights.max(), dense.max())
 

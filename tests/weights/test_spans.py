@@ -33,7 +33,7 @@ def problems(draw):
 
 
 @given(problem=problems())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mass_matches_extended_precision(small_tiles, problem):
     case, spans, members = problem
     exact = case.exact()["weights"] @ members[:, None].astype(np.longdouble)

@@ -106,7 +106,7 @@ def test_pool_is_adaptive_pooling_of_any_rectangle(small_tiles, case, size, redu
 
 
 @given(case=cases(DTYPES))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_peak_is_the_largest_score(small_tiles, case):
     exact = case.exact()["scores"].max(axis=-1)
     naive = case.to(case.statistics_dtype).plain()["scores"].detach().amax(dim=-1)

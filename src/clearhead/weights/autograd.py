@@ -76,6 +76,8 @@ class _WeightsFunction(torch.autograd.Function):
 
     @staticmethod
     def gradients(ctx, saved: Sequence[Tensor | None], grads: Grads) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
         lse, *saved = saved
         assert lse is not None
         split = len(ctx.scalars)

@@ -25,7 +25,8 @@ from clearhead.weights.tensor_like import TensorLike
 
 Dims = int | Sequence[int] | None
 QUERIES, KEYS = 2, 3  # axes
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class MaxResult(NamedTuple):

@@ -29,7 +29,7 @@ from clearhead.weights.gather import largest_weights
 from clearhead.weights.indexing import contiguous_slice, index_list, parse_index
 from clearhead.weights.mutation import Fingerprints, inputs_of
 from clearhead.weights.observable import ObservableMatrix
-from clearhead.weights.products import product, transposed_product
+from clearhead.weights.products import product, product_with_fixed_weights, transposed_product
 
 if TYPE_CHECKING:
     from clearhead.weights.mean_heads import MeanHeads
@@ -347,7 +347,10 @@ class AttentionWeights(ObservableMatrix):
         return self._call
 
     def _matmul(self, other: Tensor) -> Tensor:
-        return product(self._checked(), other, None if self._normalized else self._lse)
+        call = self._checked()
+        if other.requires_grad and torch.is_grad_enabled() and not self.requires_grad:
+            return product_with_fixed_weights(call, self._lse, other, self._normalized)
+        return product(call, other, None if self._normalized else self._lse)
 
     def _transposed_matmul(self, other: Tensor) -> Tensor:
         return transposed_product(self._checked(), self._lse, other, self._normalized)

@@ -123,9 +123,8 @@ class MeanHeads(LazyMatrix):
             else:
                 keys = self._by_strips(lambda strip: rows(strip).topk(min(count, kv_len)).indices)
         values = self._by_strips(lambda strip: rows(strip).gather(-1, keys[:, :, strip]))
-        keys = torch.where(values > 0, keys, -1)
-        missing = (0, max(0, count - kv_len))
-        return TopK(pad(values, missing), pad(keys, missing, value=-1))
+        missing = (0, max(0, count - kv_len))  # `keys` must not change: the backward pass computes the strips again
+        return TopK(pad(values, missing), pad(torch.where(values > 0, keys, -1), missing, value=-1))
 
     def pool(self, rows: int, cols: int, *, reduce: Reduce = "mean") -> Float[Tensor, "batch groups rows cols"]:
         """Reduce the matrix to `rows` × `cols` bins of adaptive pooling."""

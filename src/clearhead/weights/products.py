@@ -49,6 +49,41 @@ def product(call: AttentionCall, tensor: Tensor, lse: Lse | None = None) -> Floa
     return (output * torch.exp(call_lse.detach() - finite_lse(lse))[..., None]).to(dtype)
 
 
+def product_with_fixed_weights(
+    call: AttentionCall, lse: Lse, tensor: Tensor, normalized: bool = True
+) -> Float[Tensor, "batch heads q_len width"]:
+    """Return A · tensor as `product`, for weights without gradients and a tensor that requires one.
+
+    The gradient is Aᵀ times that of the result. The backward pass of attention would take twice as long, because it
+    also computes the gradients of queries and keys.
+    """
+    call = in_dtype(call, tensor.dtype)
+    if lse.dtype != call.compute_dtype:
+        lse = tiled.log_sum_exp(call).detach() if normalized else lse.to(call.compute_dtype)
+    (result,) = autograd.apply(_FixedProduct(normalized), call, lse, with_four_axes(tensor))
+    return result
+
+
+@dataclass(frozen=True)
+class _FixedProduct:
+    """A · tensor for fixed weights."""
+
+    normalized: bool
+
+    def compute(self, call: AttentionCall, lse: Lse, inputs: Tensors) -> tuple[Tensor, ...]:
+        return (product(call, inputs[0], None if self.normalized else lse),)
+
+    def cell_gradient(
+        self, call: AttentionCall, lse: Lse, inputs: Tensors, results: Tensors, grads: Grads
+    ) -> tuple[CellGradient, Grads]:
+        (tensor,), (grad,) = inputs, grads
+        assert grad is not None
+        columns = dispatch.transposed_product(call, lse, grad.to(call.query.dtype))  # of every query head
+        if tensor.shape[1] not in (1, columns.shape[1]):
+            columns = columns.unflatten(1, (tensor.shape[1], -1)).sum(dim=2)
+        return CellGradient(torch.zeros_like(lse)), (columns.sum_to_size(tensor.shape).to(tensor.dtype),)
+
+
 def transposed_product(
     call: AttentionCall, lse: Lse, tensor: Tensor, normalized: bool = True
 ) -> Float[Tensor, "batch heads kv_len width"]:

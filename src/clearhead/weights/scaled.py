@@ -172,11 +172,10 @@ class ScaledWeights(AttentionWeights):
         return torch.where(values > 0, cells, 0.0), rows  # others may be masked
 
     def _matmul(self, other: Tensor) -> Tensor:
-        scaled = other * self._factors[..., None].to(other.dtype)
-        heads = scaled.shape[1]
-        if heads not in (1, self._base.key_heads, self.shape[1]):
-            scaled = scaled.repeat_interleave(self.shape[1] // heads, dim=1)
-        return self._base._matmul(scaled)
+        heads = other.shape[1]
+        if heads > 1 and self._factors.shape[1] > heads:  # a factor of each head, other of each key head
+            other = other.repeat_interleave(self.shape[1] // heads, dim=1)
+        return self._base._matmul(other * self._factors[..., None].to(other.dtype))
 
     def _transposed_matmul(self, other: Tensor) -> Tensor:
         result = self._base._transposed_matmul(other)

@@ -24,7 +24,7 @@ from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled
 
 if TYPE_CHECKING:
-    from clearhead.ops.triton.backward import CellTerms
+    from clearhead.ops.triton.cell_gradients import CellTerms
 
 MAX_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)
@@ -109,7 +109,7 @@ def score_gradients(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
 ) -> Gradients:
     """Return the gradients of everything that the scores depend on, from the gradient of the weights."""
-    from clearhead.ops.triton.backward import CellTerms
+    from clearhead.ops.triton.cell_gradients import CellTerms
 
     width = 0 if gradient.right is None else gradient.right.shape[3]
     if 0 in (*call.shape, call.query.shape[3]) or width > MAX_HEAD_DIM:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,20 +20,18 @@ from clearhead.ops._custom_op import Results
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import Gradients
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
+from clearhead.ops.triton.cell_gradients import CellTerms, cell_gradients
 from clearhead.ops.triton.config import TileConfig, block_count, value_constants
-from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
+from clearhead.ops.triton.dropout import DropoutParams
 from clearhead.ops.triton.launch import launch, layout_of, layout_of_call
 from clearhead.ops.triton.logits import (
     BEYOND_LAST_ROW,
-    LN_2,
     PREPARED_ROWS_MULTIPLE,
     LogitParams,
     StridedTensor,
-    deferred_scale,
     distance,
     dot,
     dot_transposed,
-    finish_logits,
     gather_rows,
     key_length,
     load_lse,
@@ -45,16 +42,8 @@ from clearhead.ops.triton.logits import (
     row_indices,
     row_reader,
     store_rows,
-    tanh,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
-
-
-class CellTerms(NamedTuple):
-    """Further terms of the gradient of each weight: log[i] · ln A[i, j] + distance[i] · |i − j|."""
-
-    log: Any  # [batch, heads, q_len], like `distance`
-    distance: Any
 
 
 def backward(call: AttentionCall, results: Results, terms: CellTerms | None = None) -> tuple[BackwardInputs, Gradients]:
@@ -282,57 +271,6 @@ def _add_key_tile(
     if logit_params.slopes is not None:
         slope_sum += tl.sum(grad_scores * distance(query_offset(logit_params, batch), rows[:, None], keys[None, :]), 1)
     return dot((grad_scores * slope).to(key_tile.dtype), key_tile, grad_query, PRECISION), slope_sum
-
-
-@triton.jit
-def cell_gradients(
-    products,
-    grad_weights,
-    shift,
-    delta,
-    logit_params,
-    dropout,
-    terms,
-    batch,
-    head,
-    rows,
-    keys,
-    first,
-    last,
-    MASKED: tl.constexpr,
-):
-    """Return for each cell of a tile the weight after dropout, the gradient of the score and the slope of softcap.
-
-    The tile may have either orientation.
-    """
-    logits = finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED)
-    logarithms = logits * deferred_scale(logit_params) - shift
-    weights = tl.exp2(logarithms)
-    if terms is not None:
-        grad_weights = add_terms(grad_weights, weights, logarithms, terms, logit_params, batch, head, rows, keys)
-    used = weights
-    if dropout is not None:
-        multiplier = dropout_multiplier(dropout, row_indices(logit_params, batch, head, rows), keys)
-        used = weights * multiplier
-        grad_weights = grad_weights * multiplier
-    slope = 1.0
-    if logit_params.softcap is not None:
-        capped = tanh(products * logit_params.scale)
-        slope = 1 - capped * capped
-    return used, weights * (grad_weights - delta), slope
-
-
-@triton.jit
-def add_terms(grad_weights, weights, logarithms, terms, logit_params, batch, head, rows, keys):
-    """Return the gradient of each weight with its `CellTerms`; `logarithms` are in base 2."""
-    indices, inside = row_indices(logit_params, batch, head, rows), rows < query_length(logit_params)
-    if terms.log is not None:
-        factors = tl.load(terms.log + indices, inside, other=0.0)
-        grad_weights += factors * tl.where(weights > 0, logarithms, 0.0) * LN_2  # 0 · −inf would be nan
-    if terms.distance is not None:
-        factors = tl.load(terms.distance + indices, inside, other=0.0)
-        grad_weights += factors * distance(query_offset(logit_params, batch), rows, keys)
-    return grad_weights
 
 
 @triton.jit

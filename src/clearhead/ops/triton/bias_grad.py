@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops.triton.backward import BackwardInputs, cell_gradients, load_query_block
+from clearhead.ops.triton.backward import BackwardInputs, load_query_block
+from clearhead.ops.triton.cell_gradients import cell_gradients
 from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import dot_transposed, key_length, load_rows, query_length
 from clearhead.ops.triton.schedule import range_ends
