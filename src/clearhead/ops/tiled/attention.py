@@ -133,6 +133,7 @@ def score_gradients(
             folded.slopes,
         )
     )
+    is_constant = left is None and log_factor is None and distance_factor is None  # in each row, as for log-sum-exp
     may_underflow = folded.underflow_bound()
     cells = max_tile_cells(folded.shape, folded.ranges, delta.device)
     first, second = ScratchMemory(cells, delta), ScratchMemory(cells, delta)
@@ -152,7 +153,8 @@ def score_gradients(
             logits.apply_bias_and_mask_(weights, tile)
             grad_scores = second.take(*weights.shape)
             if block_left is None or right is None:
-                grad_scores.zero_()
+                if not is_constant:
+                    grad_scores.zero_()
             else:
                 torch.bmm(block_left, right[index].flatten(0, 1).mT, out=grad_scores)
             if block_log is not None:  # clamped, because 0 · −inf is nan
@@ -167,7 +169,10 @@ def score_gradients(
                 grad_scores.mul_(multiplier.view(weights.shape))
             if grad_right.numel() and block_left is not None:
                 grad_right[index] += torch.bmm(used.mT, block_left).view(grad_right[index].shape)
-            grad_scores.sub_(block_delta[..., None]).mul_(weights)
+            if is_constant:
+                torch.mul(weights, block_delta[..., None].neg(), out=grad_scores)
+            else:
+                grad_scores.sub_(block_delta[..., None]).mul_(weights)
             if grad_bias.numel():
                 part = slice_broadcast(grad_bias, block, tile.keys)
                 part += logits.unflatten_heads(grad_scores).sum_to_size(part.shape)
