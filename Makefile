@@ -88,6 +88,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/attention_cpu.py
+	$(BIN)/python benchmarks/operators_cpu.py
 	$(BIN)/python benchmarks/layer_cpu.py
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/viewer_maps.py

@@ -16,7 +16,7 @@ from clearhead.ops.statistics import PoolSpec
 from clearhead.ops.tiled import backend as tiled
 from clearhead.weights.indexing import Selection
 
-WAYS_OUT = "take a .part() or fewer rows, .pool() to screen size, or .topk()"
+WAYS_OUT = "take a .part() or fewer rows, .pool() to screen size, .topk(), a product with @, or .mean_heads()"
 MAX_CELLS = 2**28  # default limit of a dense result: 1 GiB in float32
 CELLS_PER_STRIP = 2**22
 

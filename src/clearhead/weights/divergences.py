@@ -13,10 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead._utils.checks import check_bool, describe
+from clearhead.ops import dispatch
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.gradients import CellGradient
 from clearhead.ops.masks import PrecomputedMask
 from clearhead.ops.tiled import backend as tiled
-from clearhead.weights.autograd import Lse
+from clearhead.weights import autograd
+from clearhead.weights.autograd import Grads, Lse, Tensors
 from clearhead.weights.cells import finite_lse
 from clearhead.weights.differentiable_statistics import row_sums
 from clearhead.weights.gather import log_sum_exp
@@ -46,11 +49,36 @@ def _fused(teacher: AttentionWeights | MeanHeads, student: AttentionWeights) -> 
     heads, teacher_heads = query.shape[1], teacher.shape[1]
     if teacher_heads not in (1, heads) or (teacher_heads > 1 and teacher.key_heads != key.shape[1]):
         key = key.repeat_interleave(call.group, dim=1)
-    products = teacher @ key  # [batch, heads or key heads, q_len, key_dim]
+    entropy, products = _entropy_and_product(teacher, key)  # the second [batch, heads or key heads, q_len, key_dim]
     if products.shape[1] not in (1, max(heads, teacher_heads)):
         products = products.repeat_interleave(heads // products.shape[1], dim=1)
     crossed = (query * products).sum(dim=-1) * call.scale
-    return _row_sums(teacher) * finite_lse(log_sum_exp(call, student.lse)) - crossed - teacher.entropy()
+    return _row_sums(teacher) * finite_lse(log_sum_exp(call, student.lse)) - crossed - entropy
+
+
+def _entropy_and_product(teacher: AttentionWeights | MeanHeads, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entropy of the teacher's rows, and its product with the student's keys."""
+    fits = key.shape[1] == teacher.key_heads and key.dtype == teacher.dtype and teacher.device.type != "cuda"
+    if isinstance(teacher, MeanHeads) or teacher.requires_grad or not fits:
+        return teacher.entropy(), teacher @ key
+    entropy, products = autograd.apply(_FixedTerms(), teacher._checked(), teacher.lse, key)
+    return entropy, products
+
+
+class _FixedTerms:
+    """Entropy and A · key of a teacher without gradients, in one pass over its weights."""
+
+    def compute(self, call: AttentionCall, lse: Lse, inputs: Tensors) -> tuple[Tensor, ...]:
+        return tiled.entropy_and_product(call, lse, inputs[0])
+
+    def cell_gradient(
+        self, call: AttentionCall, lse: Lse, inputs: Tensors, results: Tensors, grads: Grads
+    ) -> tuple[CellGradient, Grads]:
+        _, grad = grads
+        if grad is None:
+            return CellGradient(torch.zeros_like(lse)), (None,)
+        columns = dispatch.transposed_product(call, lse, grad).unflatten(1, (call.key.shape[1], -1)).sum(dim=2)
+        return CellGradient(torch.zeros_like(lse)), (columns,)
 
 
 def _by_strips(teacher: AttentionWeights | MeanHeads, student: AttentionWeights, ignore: bool) -> Lse:

@@ -12,8 +12,8 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention, cells, pooling, products
+from clearhead.ops.tiled import statistics as statistics_sweep
 from clearhead.ops.tiled.logits import FoldedCall
-from clearhead.ops.tiled.statistics import compute_statistics
 
 _attend = custom_op("streaming_forward", attention.forward, attention.backward)
 
@@ -41,6 +41,15 @@ def transposed_product(
     return products.transposed_product(FoldedCall.from_call(call), lse, rows)
 
 
+def entropy_and_product(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    columns: Float[Tensor, "batch kv_heads kv_len width"],
+) -> tuple[Float[Tensor, "batch heads q_len"], Float[Tensor, "batch heads q_len width"]]:
+    """Return the entropy of each row, and A · columns, in one pass and without gradients."""
+    return statistics_sweep.entropy_and_product(FoldedCall.from_call(call), lse, columns)
+
+
 def score_gradients(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], gradient: CellGradient, need_bias: bool
 ) -> Gradients:
@@ -55,7 +64,7 @@ def statistics(
     folded = FoldedCall.from_call(call)
     results = AttentionStatistics()
     if any(request.requests(name) for name in ("entropy", "received", "distance", "mass", "top")):
-        results = compute_statistics(folded, lse, request)
+        results = statistics_sweep.compute_statistics(folded, lse, request)
     if request.pool is not None:
         results |= AttentionStatistics(pooled=pooling.pool(folded, lse, request.pool))
     return results

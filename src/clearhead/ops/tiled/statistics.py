@@ -11,6 +11,36 @@ from clearhead.ops.tiled.schedule import iterate_tiles, max_tile_cells
 
 
 @without_autocast
+def entropy_and_product(
+    folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], columns: Float[Tensor, "batch kv_heads kv_len width"]
+) -> tuple[Float[Tensor, "batch heads q_len"], Float[Tensor, "batch heads q_len width"]]:
+    """Return the entropy of each row, and A · columns, in one pass over the tiles."""
+    batch, kv_heads, group, q_len, _ = folded.shape
+    log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
+    may_underflow = folded.underflow_bound()
+    entropies = lse.new_zeros((batch, kv_heads, group, q_len))
+    products = lse.new_zeros((*entropies.shape, columns.shape[3]))
+    cells = max_tile_cells(folded.shape, folded.ranges, lse.device)
+    first, second = ScratchMemory(cells, lse), ScratchMemory(cells, lse)
+    for block, tiles in iterate_tiles(folded.shape, folded.ranges, lse.dtype, lse.device):
+        logits = BlockLogits(log_weights, block)
+        underflows = may_underflow(block)
+        block_columns = columns[block.batch, block.kv_heads].flatten(0, 1).to(lse.dtype)  # [key_heads, kv_len, width]
+        block_products = lse.new_zeros((*logits.query.shape[:2], columns.shape[3]))
+        row_entropies: list[Tensor] = []
+        for tile in tiles:
+            shape = logits.tile_shape(tile)
+            logs = logits.apply_bias_and_mask_(logits.products(tile, first.take(*shape)), tile)
+            weights = exp_(logs, masked=folded.masked(tile), may_underflow=underflows, out=second.take(*shape))
+            block_products.baddbmm_(weights, block_columns[:, tile.keys])
+            row_entropies.append(logs.mul_(weights).sum(dim=-1))
+        products[block] = logits.unflatten_heads(block_products)
+        if row_entropies:
+            entropies[block] = -logits.unflatten_heads(_sum_parts(row_entropies))
+    return entropies.flatten(1, 2), products.flatten(1, 2)
+
+
+@without_autocast
 def compute_statistics(
     folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
