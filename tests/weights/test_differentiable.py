@@ -83,7 +83,7 @@ DENSE = {
 }
 
 
-@pytest.mark.parametrize("use", DENSE)
+@pytest.mark.parametrize("use", slow_except({use: use for use in DENSE}, "entropy", "received"))
 @given(case=cases((torch.float32, torch.bfloat16)))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_gradients_match_the_plain_formula_in_the_same_dtype(small_tiles, use, case):
@@ -91,11 +91,14 @@ def test_gradients_match_the_plain_formula_in_the_same_dtype(small_tiles, use, c
     case = case.requiring_grad()
     weights = attention(**case.arguments, return_weights=True)[1]
     got = lazy(weights)
-    cotangent = torch.randn_like(got)
+    cotangent = torch.randn(got.shape, generator=torch.Generator().manual_seed(0)).to(got.dtype)
     wide = case.to(torch.float64)
     leaf = wide.plain()["weights"].detach().requires_grad_()
     (reach,) = torch.autograd.grad(dense(leaf, wide), leaf, cotangent.double())
-    sizes = case.score_gradient_terms(torch.where(leaf > 0, reach, 0.0).abs())
+    reach = reach.abs()
+    if use in ("entropy", "mean"):  # the terms of ln A + 1 cancel near A = 1/e
+        reach = reach + cotangent.double().abs()[..., None]
+    sizes = case.score_gradient_terms(torch.where(leaf > 0, reach, 0.0))
     names = [name for name in case.leaves if name != "value"]
     results = [
         torch.autograd.grad(result, [leaves[name] for name in names], cotangent.to(result.dtype), allow_unused=True)

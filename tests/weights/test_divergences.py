@@ -54,9 +54,9 @@ def test_kl_matches_extended_precision(small_tiles, case, plain, mean):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("heads", [(4, 2), (4, 4), (1, 1)])
+@pytest.mark.parametrize("heads", [(4, 2), pytest.param((4, 4), marks=pytest.mark.slow), (1, 1)])
 @pytest.mark.parametrize("teacher_heads", ["all", "mean", "one"])
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"bias": True}], ids=["plain", "softcap", "bias"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=["plain", "softcap"])
 def test_values_and_gradients_are_those_of_the_dense_formula(small_tiles, name, heads, teacher_heads, options):
     problem, student = Problem(name), Problem(heads=heads[0], kv_heads=heads[1], key_dim=2)
     student.mask, student.query_start, student.softcap = problem.mask, problem.query_start, options.get("softcap")

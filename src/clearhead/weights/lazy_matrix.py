@@ -124,7 +124,7 @@ class LazyMatrix(TensorLike):
 
     # -- products ------------------------------------------------------------------------------------------------
 
-    def __matmul__(self, other: Tensor | TensorLike) -> Float[Tensor, "batch heads q_len width"]:
+    def __matmul__(self, other: Tensor | TensorLike) -> Float[Tensor, "batch heads q_len *width"]:
         """Compute A · other without the matrix: attention with other values; differentiable.
 
         Args:
@@ -136,7 +136,7 @@ class LazyMatrix(TensorLike):
         factor = other.dense() if isinstance(other, TensorLike) else other
         return fold_broadcast(self._matmul, check_factor("the right factor", factor, self, KEYS), self)
 
-    def matmul(self, other: Tensor | TensorLike) -> Float[Tensor, "batch heads q_len width"]:
+    def matmul(self, other: Tensor | TensorLike) -> Float[Tensor, "batch heads q_len *width"]:
         """Compute `self @ other`."""
         return self @ other
 

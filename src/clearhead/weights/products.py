@@ -213,7 +213,7 @@ class TransposedWeights:
     def mT(self) -> LazyMatrix:  # noqa: N802, torch's name
         return self._weights
 
-    def __matmul__(self, other: Tensor) -> Float[Tensor, "batch heads kv_len width"]:
+    def __matmul__(self, other: Tensor) -> Float[Tensor, "batch heads kv_len *width"]:
         """Compute Aᵀ · other without the matrix; differentiable. Has the dtype of `other`."""
         factor = check_factor("the right factor", other, self._weights, 2)
         return fold_broadcast(self._weights._transposed_matmul, factor, self._weights)

@@ -71,19 +71,17 @@ def test_mass_of_spans_matches_tiles_in_float32(options):
             assert_close(actual, expected, torch.float32)
 
 
-@WITH_OPTIONS
+ALL_TERMS = ("log", "distance", "left", "right")
+GRADIENTS = {f"all terms, {name}": (options, ALL_TERMS) for name, options in OPTIONS.items()} | {
+    "log, causal": (OPTIONS["causal"], ("log",)),
+    "distance, causal": (OPTIONS["causal"], ("distance",)),
+    "product, causal": (OPTIONS["causal"], ("left", "right")),
+    "none, causal": (OPTIONS["causal"], ()),
+}
+
+
 @pytest.mark.parametrize(
-    "terms",
-    slow_except(
-        {
-            "log": (("log",),),
-            "distance": (("distance",),),
-            "product": (("left", "right"),),
-            "all": (("log", "distance", "left", "right"),),
-            "none": ((),),
-        },
-        "all",
-    ),
+    ("options", "terms"), slow_except(GRADIENTS, "all terms, softcap and sinks", "log, causal", "none, causal")
 )
 def test_gradients_of_weights_match_tiles(options, terms):
     rows = (BATCH, HEADS, QUERIES)

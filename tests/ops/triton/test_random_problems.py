@@ -9,7 +9,7 @@ from support import random_problems
 from support.random_problems import Family, Problem
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_kernels_match_the_equation_on_a_random_problem(seed):
     family = Family.draw(random.Random(seed))
     Problem.draw(family, seed, "cpu", longest=24).check()
