@@ -22,15 +22,17 @@ PARALLEL := -n $(JOBS) --dist loadfile
 BROWSER_PACKAGES := chromium chromium-driver fonts-ipafont-gothic
 
 # Tests of numerics, which `make test` runs with one thread and every capability of the CPU. `make test-cpus` repeats them
-# as on older CPUs, and with two threads.
-NUMERICS := ops/test_attention.py ops/test_dropout.py ops/test_nan.py ops/test_transforms.py weights nn \
+# as on older CPUs, once with two threads.
+NUMERICS := ops/test_attention.py ops/test_dropout.py ops/test_nan.py ops/test_transforms.py nn \
+  weights/test_statistics.py weights/test_products.py weights/test_divergences.py weights/test_indexing.py \
   test_torch_compat.py huggingface/test_attention_function.py huggingface/test_watching.py translation/test_model.py \
   analysis/test_corpus.py
-CPU_SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2
+CPU_SETTINGS := ATEN_CPU_CAPABILITY=default "ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2"
 
 # Tests that run with jaxtyping's import hook, which checks shape annotations at run time. Compiled graphs cannot contain
 # such checks, and they would raise before clearhead's own checks of arguments.
-SHAPES := ops/test_masks.py weights nn/test_attention.py nn/test_kv_cache.py nn/test_positions.py \
+SHAPES := ops/test_masks.py weights/test_statistics.py weights/test_products.py weights/test_scaled.py \
+  weights/test_mean_heads.py weights/test_divergences.py weights/test_matrix.py nn/test_attention.py nn/test_kv_cache.py nn/test_positions.py \
   nn/test_torch_weights.py recording analysis/test_roles.py analysis/test_relations.py explain/test_tracing.py \
   explain/test_checking.py translation/heads translation/test_decoding.py translation/data/test_batching.py \
   translation/test_model.py translation/test_translator.py distributed/test_context_parallel.py \
