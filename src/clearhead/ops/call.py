@@ -147,15 +147,8 @@ class AttentionCall:
         return self if self.seed is None else replace(self, seed=None, dropout=0.0)
 
     def ungrouped(self) -> AttentionCall:
-        """Return the call with a key head, and a value head, for each query head; differentiable."""
-        if self.group == 1:
-            return self
-        key, value = (
-            None if t is None else t.repeat_interleave(self.query.shape[1] // t.shape[1], dim=1)
-            for t in (self.key, self.value)
-        )
-        assert key is not None
-        return replace(self, key=key, value=value)
+        """Return the call with a key head for each query head, and without values; differentiable."""
+        return replace(self, key=self.key.repeat_interleave(self.group, dim=1), value=None)
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor of the call except the seed."""

@@ -38,7 +38,7 @@ def product(call: AttentionCall, tensor: Tensor, lse: Lse | None = None) -> Floa
     batch, heads, _, kv_len = call.shape
     value = with_four_axes(tensor).to(call.query.dtype)
     if value.shape[1] == heads != call.key.shape[1]:
-        call = replace(call, value=None).ungrouped()
+        call = call.ungrouped()
     value = value.expand(batch, call.key.shape[1], kv_len, value.shape[3])
     call = replace(call, value=value)
     backend = dispatch.choose(call)[1]
@@ -57,9 +57,7 @@ def product_with_fixed_weights(
     The gradient is Aᵀ times that of the result. The backward pass of attention would take twice as long, because it
     also computes the gradients of queries and keys.
     """
-    call = in_dtype(call, tensor.dtype)
-    if lse.dtype != call.compute_dtype:
-        lse = tiled.log_sum_exp(call).detach() if normalized else lse.to(call.compute_dtype)
+    call, lse = _as_precise_as(tensor, call, lse, normalized)
     (result,) = autograd.apply(_FixedProduct(normalized), call, lse, with_four_axes(tensor))
     return result
 
@@ -95,9 +93,7 @@ def transposed_product(
         tensor: `[q_len, width]`, or `[batch or 1, heads or 1, q_len, width]`.
         normalized: whether `lse` is that of the call. Otherwise the call carries no gradients.
     """
-    call = in_dtype(call, tensor.dtype)
-    if lse.dtype != call.compute_dtype:  # a more precise tensor requires more precise weights
-        lse = tiled.log_sum_exp(call).detach() if normalized else lse.to(call.compute_dtype)
+    call, lse = _as_precise_as(tensor, call, lse, normalized)
     rows = with_four_axes(tensor).expand(*call.shape[:3], tensor.shape[-1])
     (result,) = autograd.apply(_TransposedProduct(normalized), call, lse, rows)
     return result.to(tensor.dtype)
@@ -136,6 +132,14 @@ def in_dtype(call: AttentionCall, dtype: torch.dtype) -> AttentionCall:
         bias=call.bias if bias is None else bias.to(wider),
         value=None if call.value is None else call.value.to(wider),
     )
+
+
+def _as_precise_as(tensor: Tensor, call: AttentionCall, lse: Lse, normalized: bool) -> tuple[AttentionCall, Lse]:
+    """Return a call and its log-sum-exp at least in the precision of a tensor that its weights are multiplied by."""
+    call = in_dtype(call, tensor.dtype)
+    if lse.dtype == call.compute_dtype:
+        return call, lse
+    return call, tiled.log_sum_exp(call).detach() if normalized else lse.to(call.compute_dtype)
 
 
 def with_four_axes(tensor: Tensor) -> Tensor:

@@ -39,19 +39,18 @@ def log_of_positive(weights: Tensor) -> Tensor:
     return torch.where(weights > 0, weights, 1.0).log()
 
 
-def by_strips(compute: Callable[[slice], Tensor], shape: tuple[int, ...], dim: int = 2, *, with_grad: bool) -> Tensor:
-    """Return the results of a function for all strips of rows, joined along an axis.
+def by_strips(compute: Callable[[slice], Tensor], shape: tuple[int, ...], *, with_grad: bool) -> Tensor:
+    """Return the results of a function for all strips of rows, joined along axis 2.
 
     Args:
         compute: takes a slice of rows.
         shape: shape of the matrix `[batch, heads, q_len, kv_len]` that the function computes for all rows.
-        dim: axis of rows in the result.
         with_grad: compute strips again in the backward pass, instead of storing what it needs.
     """
     batch, heads, q_len, kv_len = shape
     size = max(1, CELLS_PER_STRIP // max(1, batch * heads * kv_len))
     strips = [slice(start, min(start + size, q_len)) for start in range(0, q_len, size)] or [slice(0, 0)]
     if with_grad:
-        return torch.cat([checkpoint(compute, rows, use_reentrant=False) for rows in strips], dim=dim)  # pyright: ignore
+        return torch.cat([checkpoint(compute, rows, use_reentrant=False) for rows in strips], dim=2)  # pyright: ignore
     with torch.no_grad():
-        return torch.cat([compute(rows) for rows in strips], dim=dim)
+        return torch.cat([compute(rows) for rows in strips], dim=2)
