@@ -50,6 +50,7 @@ def check_family(seed: int, count: int) -> list[tuple[str, str]]:
     """Check problems of one random family; return the kind of each result and, for a failure, its description."""
     import torch
 
+    from support.random_checks import check  # pyright: ignore[reportMissingImports]
     from support.random_problems import Family, Problem  # pyright: ignore[reportMissingImports]
 
     family = Family.draw(random.Random(seed))
@@ -57,7 +58,7 @@ def check_family(seed: int, count: int) -> list[tuple[str, str]]:
     for index in range(count):
         problem = Problem.draw(family, seed * 1000 + index, "cuda", LONGEST)
         try:
-            problem.check()
+            check(problem)
             results.append(("right", ""))
         except AssertionError as error:
             results.append(("wrong", f"{error}: {problem.describe()}"))

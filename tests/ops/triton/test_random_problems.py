@@ -1,47 +1,74 @@
 """Tests of the random problems that `benchmarks/check_gpu.py` draws, at small sizes in Triton's interpreter."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from support import random_problems
+from clearhead import AttentionWeights
+from clearhead.ops.gradients import Gradients
+from clearhead.weights import autograd, matrix
+from support import random_checks
+from support.random_checks import check
 from support.random_problems import Family, Problem
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_kernels_match_the_equation_on_a_random_problem(seed):
     family = Family.draw(random.Random(seed))
-    Problem.draw(family, seed, "cpu", longest=24).check()
+    check(Problem.draw(family, seed, "cpu", longest=24))
 
 
 @pytest.mark.parametrize("factor", [1.1, float("nan")])
 def test_wrong_output_is_found(monkeypatch, factor):
-    attention = random_problems.attention
+    attention = random_checks.attention
 
     def wrong(*arguments, **options):
         output, weights = attention(*arguments, **options)
         return output * factor, weights
 
-    monkeypatch.setattr(random_problems, "attention", wrong)
+    monkeypatch.setattr(random_checks, "attention", wrong)
     problem = Problem.draw(Family.draw(random.Random(2)), 2, "cpu", longest=24)
     with pytest.raises(AssertionError, match="output: "):
-        problem.check()
+        check(problem)
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_wrong_gradient_is_found(monkeypatch, seed):
-    attention = random_problems.attention
+    attention = random_checks.attention
 
     def wrong(*arguments, **options):
         output, weights = attention(*arguments, **options)
         output.register_hook(lambda gradient: -gradient)
         return output, weights
 
-    monkeypatch.setattr(random_problems, "attention", wrong)
+    monkeypatch.setattr(random_checks, "attention", wrong)
     problem = Problem.draw(Family.draw(random.Random(seed)), seed, "cpu", longest=24)
     with pytest.raises(AssertionError, match="gradient of "):
-        problem.check()
+        check(problem)
+
+
+@pytest.mark.parametrize(
+    ("operator", "owner", "name"),
+    [
+        ("product", matrix, "product"),
+        ("transposed product", matrix, "transposed_product"),
+        ("mass", AttentionWeights, "mass"),
+        ("gradient", autograd, "score_gradients"),
+    ],
+)
+def test_wrong_operator_is_found(monkeypatch, operator, owner, name):
+    right = getattr(owner, name)
+
+    def wrong(*arguments, **options):
+        results = right(*arguments, **options)
+        return -results if isinstance(results, torch.Tensor) else Gradients(*(-part for part in results))
+
+    monkeypatch.setattr(owner, name, wrong)
+    family = replace(Family.draw(random.Random(3)), operator=operator)
+    with pytest.raises(AssertionError, match=operator):
+        check(Problem.draw(family, 3, "cpu", longest=24))
 
 
 def test_family_and_seed_determine_a_problem():
