@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from clearhead.ops.triton import (
     backward,
     bias_grad,
     decode,
+    divergence,
     forward,
     launch,
     pooling,
@@ -46,7 +47,7 @@ from clearhead.ops.triton import (
     tiles,
     topk,
 )
-from clearhead.ops.triton.cell_gradients import CellTerms
+from clearhead.ops.triton.cell_gradients import NO_TERMS, CellTerms
 from clearhead.ops.triton.tiles import Kernel
 
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes per block
@@ -156,7 +157,7 @@ def _launch(kernel: Kernel, call: AttentionCall, feature: str) -> None:
     elif kernel == "decode":
         decode.decode(call)
     elif kernel in ("backward_query", "backward_key", "backward_bias"):
-        terms = CellTerms(lse, lse) if feature == "everything" else None
+        terms = {"everything": CellTerms(lse, lse), "dense": CellTerms(log=lse)}.get(feature, NO_TERMS)
         inputs = backward.BackwardInputs.from_call(call, _results(call, lse), terms)
         if kernel == "backward_query":
             backward.grad_of_query(inputs)
@@ -173,8 +174,19 @@ def _launch(kernel: Kernel, call: AttentionCall, feature: str) -> None:
         topk.top_weights(call, lse, 8)
     elif kernel == "transposed_product":
         products.transposed_product(call, lse, torch.empty_like(call.query))
-    else:
+    elif kernel == "mass":
         products.mass(call, lse, torch.zeros(1, LENGTH, 8))
+    else:
+        _launch_divergence(kernel, call, lse, 4 if feature == "plain" else 1)
+
+
+def _launch_divergence(kernel: Kernel, call: AttentionCall, lse: Tensor, groups: int) -> None:
+    teacher = divergence.Teacher(call.without_dropout(), lse, groups)
+    student = divergence.Student(replace(call.without_dropout(), bias=None, softcap=None, sinks=None), lse)
+    if kernel == "divergence":
+        divergence.divergence(teacher, student, True)
+    else:
+        divergence.key_gradient(teacher, student, lse)
 
 
 def _results(call: AttentionCall, lse: Tensor) -> Results:

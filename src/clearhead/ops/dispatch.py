@@ -159,6 +159,11 @@ def score_gradients(
     return STATISTICS_BACKENDS[choose(call, task="statistics")[0]].score_gradients(call, lse, gradient, need_bias)
 
 
+def uses_triton(call: AttentionCall) -> bool:
+    """Return whether statistics of a call are computed by Triton kernels."""
+    return choose(call, task="statistics")[0] == "triton"
+
+
 def differs_in_tf32(call: AttentionCall) -> bool:
     """Return whether torch would round scores in TF32 while the kernel that computed lse did not.
 
@@ -166,4 +171,4 @@ def differs_in_tf32(call: AttentionCall) -> bool:
     """
     if torch.compiler.is_compiling() or call.query.dtype != torch.float32 or call.query.device.type != "cuda":
         return False  # torch.compile cannot trace the TF32 setting
-    return uses_tf32() and choose(call, task="statistics")[0] == "triton"
+    return uses_tf32() and uses_triton(call)

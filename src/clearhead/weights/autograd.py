@@ -70,9 +70,7 @@ class _WeightsFunction(torch.autograd.Function):
             return _WeightsFunction.gradients(ctx, saved, grads)
         with torch.no_grad():
             gradients = _WeightsFunction.gradients(ctx, saved, grads)
-        # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
-        anchors = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
-        return tuple(None if gradient is None else _apply_once(gradient, *anchors) for gradient in gradients)
+        return refusing_second_derivative(gradients, (*saved, *grads))
 
     @staticmethod
     def gradients(ctx, saved: Sequence[Tensor | None], grads: Grads) -> tuple[Tensor | None, ...]:
@@ -111,6 +109,15 @@ class _OnceDifferentiable(torch.autograd.Function):
             "the second derivative of a function of the weights is not supported; compute the matrix with torch to"
             " differentiate it twice"
         )
+
+
+def refusing_second_derivative(gradients: Grads, inputs: Grads) -> tuple[Tensor | None, ...]:
+    """Return gradients that raise if they are differentiated with respect to the inputs of a backward pass.
+
+    With create_graph=True a second derivative may follow. It is not implemented, and must not silently be 0.
+    """
+    anchors = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    return tuple(None if gradient is None else _apply_once(gradient, *anchors) for gradient in gradients)
 
 
 _apply: Any = torch.compiler.disable(_WeightsFunction.apply)

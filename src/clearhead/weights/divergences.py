@@ -22,6 +22,7 @@ from clearhead.weights import autograd
 from clearhead.weights.autograd import Grads, Lse, Tensors
 from clearhead.weights.cells import finite_lse
 from clearhead.weights.differentiable_statistics import row_sums
+from clearhead.weights.fused_divergence import divergence, is_fused
 from clearhead.weights.gather import log_sum_exp
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.mean_heads import MeanHeads
@@ -35,8 +36,12 @@ def kl(teacher: AttentionWeights | MeanHeads, student: object, ignore: bool) -> 
     student = _checked_student(teacher, student)
     check_bool("ignore", ignore)
     call = student._checked()
-    same_mask = _same_mask(teacher, call)
-    if call.softcap is None and call.bias is None and not _differs_by_head(teacher, call) and (same_mask or not ignore):
+    source, groups = _source(teacher), teacher.shape[1]
+    plain = call.softcap is None and call.bias is None and not _differs_by_head(teacher, call)
+    if plain and not teacher.requires_grad and _identical_masks(source, call) and is_fused(source._checked(), call):
+        return divergence(source._checked(), source.lse, groups, call, student.lse)
+    same_mask = _same_mask(source, call)
+    if plain and (same_mask or not ignore):
         if not same_mask:
             _refuse_forbidden(teacher, call)
         return _fused(teacher, student)
@@ -96,7 +101,7 @@ def _by_strips(teacher: AttentionWeights | MeanHeads, student: AttentionWeights,
         return (weights * (log_of_positive(weights) - logs)).sum(dim=-1)
 
     batch, heads, q_len, kv_len = student.shape
-    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    source = _source(teacher)
     with_grad = teacher.requires_grad or student.requires_grad
     return by_strips(compute, (batch, max(heads, source.shape[1]), q_len, kv_len), with_grad=with_grad)
 
@@ -104,7 +109,7 @@ def _by_strips(teacher: AttentionWeights | MeanHeads, student: AttentionWeights,
 def _checked_student(teacher: AttentionWeights | MeanHeads, student: object) -> AttentionWeights:
     if not isinstance(student, AttentionWeights):
         raise TypeError(f"student is {describe(student)}; expected an AttentionWeights")
-    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    source = _source(teacher)
     for name, weights in (("the teacher", source), ("student", student)):
         if not weights._normalized:
             raise ValueError(f"{name} is a scaled matrix or hides keys; expected rows of a softmax")
@@ -121,12 +126,21 @@ def _checked_student(teacher: AttentionWeights | MeanHeads, student: object) -> 
     return student
 
 
-def _same_mask(teacher: AttentionWeights | MeanHeads, call: AttentionCall) -> bool:
+def _source(teacher: AttentionWeights | MeanHeads) -> AttentionWeights:
+    """Return the weights of all heads."""
+    return teacher._weights if isinstance(teacher, MeanHeads) else teacher
+
+
+def _same_mask(teacher: AttentionWeights, call: AttentionCall) -> bool:
     """Return whether the student may certainly attend to everything that the teacher attends to."""
-    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
-    if call.mask is None or call.mask is source.mask:
-        return call.mask is None or call.positions().equal(source._call.positions())
-    lowered, other = call.lower(), source.lowered_mask
+    return call.mask is None or _identical_masks(teacher, call)
+
+
+def _identical_masks(teacher: AttentionWeights, call: AttentionCall) -> bool:
+    """Return whether teacher and student certainly may attend to the same keys."""
+    if call.mask is None or call.mask is teacher.mask:
+        return call.mask is teacher.mask and (call.mask is None or call.positions().equal(teacher._call.positions()))
+    lowered, other = call.lower(), teacher.lowered_mask
     pairs = ((lowered.ranges, other.ranges), (lowered.dense, other.dense))
     return all((a is None) == (b is None) and (a is None or b is None or torch.equal(a, b)) for a, b in pairs)
 
@@ -141,7 +155,7 @@ def _differs_by_head(teacher: AttentionWeights | MeanHeads, call: AttentionCall)
 @torch.no_grad()
 def _refuse_forbidden(teacher: AttentionWeights | MeanHeads, student: AttentionCall) -> None:
     """Raise if the teacher attends to keys that the student's mask forbids."""
-    source = teacher._weights if isinstance(teacher, MeanHeads) else teacher
+    source = _source(teacher)
     call = source._checked().without_dropout()
     assert student.mask is not None
     allowed_to_student = PrecomputedMask(student.lower(), student.mask)  # at the positions of the student's queries

@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, pad
 
 from clearhead._utils.checks import check_int
+from clearhead.ops import dispatch
 from clearhead.ops.spans import Spans, SpansLike
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, Reduce, StatisticsOptions, StatisticsRequest, TopK
 from clearhead.ops.tiled.pooling import bin_ends
+from clearhead.ops.triton import backend as triton
 from clearhead.weights.cells import MAX_CELLS, refuse_above
 from clearhead.weights.indexing import Selection, parse_index
 from clearhead.weights.lazy_matrix import LazyMatrix
@@ -95,6 +97,9 @@ class MeanHeads(LazyMatrix):
 
     def entropy(self) -> Float[Tensor, "batch groups q_len"]:
         """Return the entropy −Σ A ln A of each row of the mean, in nats."""
+        call = self._weights._checked().without_dropout()
+        if not self.requires_grad and dispatch.uses_triton(call):
+            return triton.mean_entropy(call, self._weights.lse, self._groups)
         rows = self._rows()
 
         def compute(strip: slice) -> Tensor:

@@ -120,10 +120,8 @@ def score_gradients(
     if left is None or right is None:
         left = zero.expand(batch, heads, q_len, 1)
         right = zero.expand(batch, call.key.shape[1], kv_len, 1)
-    terms = None
-    if gradient.log is not None or gradient.distance is not None:
-        rows = (gradient.log, gradient.distance)
-        terms = CellTerms(*(None if factors is None else factors.float().contiguous() for factors in rows))
+    factors = (gradient.log, gradient.distance)
+    terms = CellTerms(*(None if factor is None else factor.float().contiguous() for factor in factors))
     results = Results(zero.expand(left.shape), lse, left.to(dtype), -gradient.delta)  # delta enters with that of lse
     return _gradients(replace(call, value=right.to(dtype)), results, need_bias, terms)
 
@@ -136,6 +134,55 @@ def pool(
     from clearhead.ops.triton import pooling
 
     return pooling.pool(_with_positive_scale(call)[0], lse, rows, keys, spec)
+
+
+@on_device_of_query
+def mean_entropy(
+    call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], groups: int
+) -> Float[Tensor, "batch groups q_len"]:
+    """Return the entropy of each row of the mean over groups of consecutive heads."""
+    from clearhead.ops.triton.divergence import Teacher, entropy
+
+    return entropy(Teacher(_with_positive_scale(call)[0], lse, groups))
+
+
+@on_device_of_query
+def divergence(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    groups: int,
+    student: AttentionCall,
+    student_lse: Float[Tensor, "batch student_heads q_len"],
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return KL(mean over groups of heads ‖ student) of each row, and its gradient with respect to the query.
+
+    The results have the larger number of heads of both. Without `with_gradient`, the second has size 0. The student has
+    the mask of the call, and neither softcap, bias nor sinks.
+    """
+    from clearhead.ops.triton.divergence import Student, Teacher
+    from clearhead.ops.triton.divergence import divergence as compute
+
+    positive, sign = _with_positive_scale(student)
+    teacher = Teacher(_with_positive_scale(call)[0], lse, groups)
+    result, grad_query = compute(teacher, Student(positive, student_lse), with_gradient)
+    return result, grad_query if sign > 0 else grad_query * sign
+
+
+@on_device_of_query
+def divergence_key_gradient(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    groups: int,
+    student: AttentionCall,
+    student_lse: Float[Tensor, "batch student_heads q_len"],
+    grad: Float[Tensor, "batch result_heads q_len"],
+) -> Float[Tensor, "batch result_heads kv_len key_dim"]:
+    """Return the gradient of a divergence with respect to the student's keys, for each head of the result."""
+    from clearhead.ops.triton.divergence import Student, Teacher, key_gradient
+
+    teacher = Teacher(_with_positive_scale(call)[0], lse, groups)
+    return key_gradient(teacher, Student(_with_positive_scale(student)[0], student_lse), grad)
 
 
 def _with_positive_scale(call: AttentionCall) -> tuple[AttentionCall, float]:
@@ -163,12 +210,12 @@ def _backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradien
     return _gradients(call, results, need_bias)
 
 
-def _gradients(call: AttentionCall, results: Results, need_bias: bool, terms: CellTerms | None = None) -> Gradients:
+def _gradients(call: AttentionCall, results: Results, need_bias: bool, *terms: CellTerms) -> Gradients:
     from clearhead.ops.triton.backward import backward
     from clearhead.ops.triton.bias_grad import grad_of_bias
 
     positive, sign = _with_positive_scale(call)
-    backward_inputs, gradients = backward(positive, results, terms)
+    backward_inputs, gradients = backward(positive, results, *terms)
     if need_bias:
         gradients = gradients._replace(tensor_bias=grad_of_bias(backward_inputs))
     return gradients if sign > 0 else gradients._replace(query=gradients.query * sign)

@@ -20,7 +20,7 @@ from clearhead.ops._custom_op import Results
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import Gradients
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
-from clearhead.ops.triton.cell_gradients import CellTerms, cell_gradients
+from clearhead.ops.triton.cell_gradients import NO_TERMS, CellTerms, cell_gradients
 from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams
 from clearhead.ops.triton.launch import launch, layout_of, layout_of_call
@@ -46,7 +46,7 @@ from clearhead.ops.triton.logits import (
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
 
 
-def backward(call: AttentionCall, results: Results, terms: CellTerms | None = None) -> tuple[BackwardInputs, Gradients]:
+def backward(call: AttentionCall, results: Results, terms: CellTerms = NO_TERMS) -> tuple[BackwardInputs, Gradients]:
     """Return the inputs of the backward kernels, and all gradients except that of a tensor bias."""
     backward_inputs = BackwardInputs.from_call(call, results, terms)
     grad_query, slope_grad = grad_of_query(backward_inputs)
@@ -72,12 +72,12 @@ class BackwardInputs:
     layout: tuple[Hashable, ...]
     logit_params: LogitParams
     dropout: DropoutParams | None
-    terms: CellTerms | None
+    terms: CellTerms
     shift: Tensor  # log-sum-exp in base 2, [batch, heads, logit_params.length]
     delta: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
 
     @classmethod
-    def from_call(cls, call: AttentionCall, results: Results, terms: CellTerms | None = None) -> BackwardInputs:
+    def from_call(cls, call: AttentionCall, results: Results, terms: CellTerms = NO_TERMS) -> BackwardInputs:
         results = results._replace(
             lse=results.lse.contiguous(),
             grad_output=results.grad_output.to(call.query.dtype),
@@ -86,7 +86,7 @@ class BackwardInputs:
         layout = (
             *layout_of_call(call),
             *map(layout_of, results),
-            None if terms is None else tuple(map(layout_of, terms)),
+            *map(layout_of, terms),
         )
         logit_params = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape

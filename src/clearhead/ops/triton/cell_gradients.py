@@ -25,8 +25,11 @@ from clearhead.ops.triton.logits import (
 class CellTerms(NamedTuple):
     """Further terms of the gradient of each weight: log[i] · ln A[i, j] + distance[i] · |i − j|."""
 
-    log: Any  # [batch, heads, q_len], like `distance`
-    distance: Any
+    log: Any = None  # [batch, heads, q_len], like `distance`
+    distance: Any = None
+
+
+NO_TERMS = CellTerms()  # Triton 3.6 cannot compare a tuple that contains None with None, so kernels compare its fields
 
 
 @triton.jit
@@ -53,7 +56,7 @@ def cell_gradients(
     logits = finish_logits(products, logit_params, batch, head, rows, keys, first, last, MASKED)
     logarithms = logits * deferred_scale(logit_params) - shift
     weights = tl.exp2(logarithms)
-    if terms is not None:
+    if terms.log is not None or terms.distance is not None:
         grad_weights = add_terms(grad_weights, weights, logarithms, terms, logit_params, batch, head, rows, keys)
     used = weights
     if dropout is not None:

@@ -25,7 +25,7 @@ from clearhead.ops.triton.config import TileConfig, is_interpreted, padded_width
 T = TypeVar("T")
 Kernel = Literal[
     "forward", "decode", "backward_query", "backward_key", "backward_bias", "observe_rows", "observe_columns", "pool",
-    "top", "transposed_product", "mass",
+    "top", "transposed_product", "mass", "divergence", "divergence_key",
 ]  # fmt: skip
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
@@ -43,6 +43,8 @@ HALF_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "top": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 64, 4, 2)},
     "transposed_product": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(32, 64, 8, 3)},
     "mass": {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 64, 4, 3), 256: TileConfig(64, 32, 4, 2)},
+    "divergence": {64: TileConfig(128, 64, 8, 2), 128: TileConfig(128, 64, 8, 2), 256: TileConfig(64, 32, 4, 2)},
+    "divergence_key": {64: TileConfig(64, 128, 8, 2), 128: TileConfig(64, 128, 8, 2), 256: TileConfig(32, 64, 4, 2)},
 }
 MMA_TILES: dict[Kernel, dict[int, TileConfig]] = {
     **HALF_PRECISION_TILES,
@@ -51,6 +53,8 @@ MMA_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "backward_query": {64: TileConfig(128, 64, 8, 3), 128: TileConfig(128, 64, 8, 2), 256: TileConfig(64, 32, 8, 2)},
     "backward_key": {64: TileConfig(32, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
     "transposed_product": {64: TileConfig(64, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
+    "divergence": {64: TileConfig(64, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
+    "divergence_key": {64: TileConfig(64, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(32, 32, 8, 2)},
 }
 SINGLE_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "forward": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(32, 16, 4, 2)},
@@ -64,9 +68,12 @@ SINGLE_PRECISION_TILES: dict[Kernel, dict[int, TileConfig]] = {
     "top": {64: TileConfig(32, 64, 4, 2), 256: TileConfig(16, 64, 4, 1)},
     "transposed_product": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
     "mass": {128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 16, 4, 1)},
+    "divergence": {128: TileConfig(32, 32, 4, 1), 256: TileConfig(16, 16, 4, 1)},
+    "divergence_key": {128: TileConfig(32, 32, 4, 1), 256: TileConfig(16, 16, 4, 1)},
 }
 VALUE_KERNELS: tuple[Kernel, ...] = (
-    "forward", "decode", "backward_query", "backward_key", "backward_bias", "transposed_product",
+    "forward", "decode", "backward_query", "backward_key", "backward_bias", "transposed_product", "divergence",
+    "divergence_key",
 )  # fmt: skip
 INTERPRETER_TILE = TileConfig(16, 16, 4, 1)
 RESERVED_SHARED_BYTES = 2048  # barriers, and scratch space of reductions
@@ -120,7 +127,9 @@ class TileProblem(NamedTuple):
         """Estimate the shared memory of a program: the rows it holds, and per stage the rows and cells it loads."""
         row = self.key_width * self.dtype.itemsize
         both = row + self.value_width * self.dtype.itemsize
-        if self.kernel in ("backward_key", "observe_columns", "transposed_product"):
+        if self.kernel in ("divergence", "divergence_key"):  # a mean over heads loads both queries and keys of each
+            held, loaded = (tile.queries + tile.keys) * both, (tile.queries + tile.keys) * row
+        elif self.kernel in ("backward_key", "observe_columns", "transposed_product"):
             held, loaded = tile.keys * both, tile.queries * both
         elif self.kernel in ("backward_query", "backward_bias"):
             held, loaded = tile.queries * both, tile.keys * both
