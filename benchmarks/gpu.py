@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import Causal, Documents, Padding, Window, attention
 from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Mask
-from gpu_grid import GRID, compare_case, compile_case
-from gpu_timing import Call, forward_and_both, milliseconds
+from gpu_grid import compare_grid
+from gpu_operators import OPERATORS, compare_operators, compile_operator
+from gpu_timing import DIM, HEADS, Call, Row, forward_and_both, fused, inputs, milliseconds, row
 from measuring import RESULTS, write
 
-HEADS, DIM = 32, 128
 WINDOW, DOCUMENTS = 4096, 8
 SHAPES = [  # batch, heads, n, width
     (6, 32, 512, 64),
@@ -45,32 +45,6 @@ SHAPES = [  # batch, heads, n, width
 WITH_FLEX = [(1, 32, 8192, 64), (1, 32, 8192, 128)]  # only these, because FlexAttention compiles for minutes
 FLASH_UP_TO = 32768  # longer texts skip flash, which is then half as fast as cuDNN
 flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
-Row = dict[str, object]
-
-
-def row(case: str, n: int, ours: float, peer: str, theirs: float, target: str, ratio: float | None = None) -> Row:
-    return {
-        "case": case,
-        "n": n,
-        "ours ms": round(ours, 3),
-        "peer": peer,
-        "peer ms": round(theirs, 3),
-        "ratio": round(theirs / ours if ratio is None else ratio, 3),
-        "target": target,
-    }
-
-
-def inputs(n: int, batch: int = 1, heads: int = HEADS, dim: int = DIM, grad: bool = True) -> list[Tensor]:
-    shape = (batch, heads, n, dim)
-    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=grad) for _ in range(3)]
-
-
-def fused(backend: SDPBackend, tensors: list[Tensor], causal: bool) -> Call:
-    def call() -> Tensor:
-        with sdpa_kernel(backend):
-            return scaled_dot_product_attention(tensors[0], tensors[1], tensors[2], is_causal=causal)
-
-    return call
 
 
 def causally(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -320,13 +294,13 @@ def compile_all(parts: list[str], processes: int) -> None:
             jobs += [pool.submit(compile_flex, (1, HEADS, n, DIM), name) for n in (32768, 8192) for name in masks(n)]
         if "plain" in parts:
             jobs += [pool.submit(compile_flex, shape, which) for shape in WITH_FLEX for which in ("plain", "causal")]
-        if "grid" in parts:
-            jobs += [pool.submit(compile_case, case, peer) for case in GRID for peer in (False, True)]
+        if "operators" in parts:
+            jobs += [pool.submit(compile_operator, name) for name in OPERATORS]
         for job in jobs:
             job.result()
 
 
-PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
+PARTS: dict[str, Callable[[], Iterable[Iterable[Row]]]] = {
     "masked": lambda: [masked(32768), masked(8192), building(131072)],
     "statistics": lambda: [
         *(observing(n, causal) for n in (8192, 32768, 131072) for causal in (False, True)),
@@ -336,7 +310,8 @@ PARTS: dict[str, Callable[[], list[Iterator[Row]]]] = {
     "million": lambda: [a_million()],
     "model": lambda: [whole_model(n) for n in (32768, 131072)],
     "plain": lambda: [plain(*shape, causal) for shape in SHAPES for causal in (False, True)],
-    "grid": lambda: [compare_case(case) for case in GRID],
+    "grid": compare_grid,
+    "operators": compare_operators,
 }
 
 

@@ -1,9 +1,14 @@
-"""A grid of shapes and features: clearhead's automatic choice against the fastest kernel of torch that can do each."""
+"""A grid of shapes and features: clearhead's automatic choice against the fastest kernel of torch that can do each.
+
+Each case has a separate process, because FlexAttention is compiled for each shape and mask.
+"""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from clearhead import Causal, Dense, Documents, Padding, Window, attention
 from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
-from gpu_timing import Call, forward_and_both
+from gpu_processes import measure_in_turn
+from gpu_timing import Call, Row, error_row, forward_and_both, shortened, warm_up
 
 WINDOW, DOCUMENTS = 1024, 8
 KERNELS = {
@@ -24,6 +30,7 @@ KERNELS = {
     "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 FLEX = "FlexAttention, backend TRITON"
+OURS, BY_TRITON = "ours", "ours by triton"
 MAX_MASK_CELLS = 2**28  # larger masks are not written out for torch's kernels
 flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportAssignmentType]
 
@@ -86,26 +93,51 @@ GRID = [
 ]
 
 
-def compare_case(case: Case) -> Iterator[dict[str, object]]:
-    """Compare both passes with the fastest peer."""
-    torch._dynamo.reset()  # it would stop compiling FlexAttention after a few shapes
+def compare_grid() -> Iterator[list[Row]]:
+    """Yield the rows of each case. All cases compile in parallel, and are then timed one after another."""
+    for case, result in measure_in_turn(GRID, prepare):
+        yield [error_row(str(case), case.n, result)] if isinstance(result, str) else result
+
+
+def prepare(case: Case) -> Callable[[], list[Row]]:
+    """Compile and warm up everything that is timed; return the comparison."""
+    torch.manual_seed(0)
     tensors = case.inputs()
     options = our_options(case)
-    calls: dict[str, Call] = {"ours": lambda: attention(*tensors, **options), **peers(case, tensors)}
-    chosen = dispatch.choose(build_call(*tensors, **options))[0]
+    call = build_call(*tensors, **options)
+    chosen = dispatch.choose(call)[0]
+    calls: dict[str, Call] = {OURS: lambda: attention(*tensors, **options)}
+    if chosen != "triton" and not dispatch.BACKENDS["triton"].unsupported_reasons(call):
+        calls[BY_TRITON] = lambda: attention(*tensors, **options, backend="triton")
+    for ours in calls.values():
+        warm_up(ours, tensors)
+    supported, failure = peers(case, tensors)
+    calls |= supported
+    for tensor in tensors:
+        tensor.grad = None
+    torch.cuda.empty_cache()  # other processes need the memory while this one waits
+    return lambda: list(compare(case, chosen, calls, tensors, failure))
+
+
+def compare(
+    case: Case, chosen: str, calls: dict[str, Call], tensors: list[Tensor], failure: str | None
+) -> Iterator[Row]:
+    """Compare both passes with the fastest peer."""
     for what, times in forward_and_both(calls, tensors).items():
-        ours = times.pop("ours")
+        ours, by_triton = times.pop(OURS), times.pop(BY_TRITON, None)
         peer = min(times, key=lambda name: times[name])
+        others = [f"{name} {time:.3f} ms" for name, time in times.items() if name != peer]
         yield {
             "case": str(case),
             "n": case.n,
             "passes": what,
             "our backend": chosen,
             "ours ms": round(ours, 3),
+            "ours by triton ms": "" if by_triton is None else round(by_triton, 3),
             "fastest peer": peer,
             "peer ms": round(times[peer], 3),
             "ratio": round(times[peer] / ours, 3),
-            "other peers": ", ".join(f"{name} {time:.3f} ms" for name, time in times.items() if name != peer),
+            "other peers": ", ".join(others if failure is None else [*others, failure]),
         }
 
 
@@ -121,43 +153,60 @@ def our_options(case: Case) -> dict[str, Any]:
     }[case.feature]()
 
 
-def peers(case: Case, tensors: list[Tensor]) -> dict[str, Call]:
-    """Return every kernel of torch that can compute a case, forward and backward."""
-    query, key, value = tensors
-    options = sdpa_options(case)
-    calls: dict[str, Call] = {FLEX: flexible(case, tensors)}
-    if options is None:
-        return calls
-    if case.heads != case.kv_heads:
-        options["enable_gqa"] = True
-    for name, backend in KERNELS.items():
-
-        def call(backend: SDPBackend = backend) -> Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(query, key, value, **options)
-
+def peers(case: Case, tensors: list[Tensor]) -> tuple[dict[str, Call], str | None]:
+    """Return every kernel of torch that can compute a case, warmed up, and why FlexAttention cannot."""
+    calls: dict[str, Call] = {}
+    failure = None
+    try:
+        call = flexible(case, tensors)
+        warm_up(call, tensors)
+        calls[FLEX] = call
+    except Exception as error:  # the case has other peers
+        traceback.print_exc()
+        failure = f"{FLEX} failed: {shortened(error)}"
+    for name, call in sdpa_calls(case, tensors).items():
         try:
-            call().sum().backward()
+            warm_up(call, tensors)
         except RuntimeError:  # this kernel cannot do it
             continue
         calls[name] = call
-    return calls
+    if not calls:
+        raise RuntimeError(failure or "no kernel of torch can compute it")
+    return calls, failure
+
+
+def sdpa_calls(case: Case, tensors: list[Tensor]) -> dict[str, Call]:
+    query, key, value = tensors
+    options = sdpa_options(case)
+    if options is None:
+        return {}
+
+    def call(backend: SDPBackend) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(query, key, value, **options)
+
+    return {name: partial(call, backend) for name, backend in KERNELS.items()}
 
 
 def sdpa_options(case: Case) -> dict[str, Any] | None:
     """Return the arguments of scaled_dot_product_attention; None if the mask would be too large."""
+    grouped = {"enable_gqa": case.heads != case.kv_heads}
     if case.feature in ("plain", "causal"):
-        return {"is_causal": case.feature == "causal"}
+        return {"is_causal": case.feature == "causal", **grouped}
     if case.n**2 > MAX_MASK_CELLS:
         return None
+    return {"attn_mask": sdpa_mask(case), **grouped}
+
+
+def sdpa_mask(case: Case) -> Tensor:
     if case.feature in ("dense", "bias"):
-        return {"attn_mask": case.tensor()}
+        return case.tensor()
     rows, keys = torch.arange(case.n, device="cuda")[:, None], torch.arange(case.n, device="cuda")
     if case.feature == "padded":
-        return {"attn_mask": (keys < case.lengths().cuda()[:, None])[:, None, None]}
+        return (keys < case.lengths().cuda()[:, None])[:, None, None]
     size = case.n // DOCUMENTS
     near = rows - keys < WINDOW if case.feature == "window" else rows // size == keys // size
-    return {"attn_mask": ((keys <= rows) & near)[None, None]}
+    return ((keys <= rows) & near)[None, None]
 
 
 def flexible(case: Case, tensors: list[Tensor]) -> Call:
@@ -188,13 +237,3 @@ def allowed_keys(case: Case) -> Callable[..., Tensor]:
         return lambda b, h, i, j: j < lengths[b]
     dense = case.tensor()[0, 0]
     return lambda b, h, i, j: dense[i, j]
-
-
-def compile_case(case: Case, peer: bool) -> None:
-    """Compile the kernels of a case, ours or FlexAttention's, into the on-disk caches."""
-    tensors = case.inputs()
-    options = our_options(case)
-    call = flexible(case, tensors) if peer else lambda: attention(*tensors, **options)
-    with torch.no_grad():
-        call()
-    call().sum().backward()

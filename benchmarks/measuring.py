@@ -59,10 +59,11 @@ def write(name: str, title: str, rows: list[dict[str, object]], folder: Path = R
     """Write the results to `name.json` and, as a table, to `name.md`; print the table."""
     folder.mkdir(exist_ok=True)
     about = machine()
-    columns = list(rows[0])
+    # rows of errors have fewer columns; those of complete rows come first
+    columns = list(dict.fromkeys(column for row in sorted(rows, key=len, reverse=True) for column in row))
     lines = [f"# {title}", "", ", ".join(f"{key} {value}" for key, value in about.items()), ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows]
+    lines += ["| " + " | ".join(str(row.get(column, "")) for column in columns) + " |" for row in rows]
     table = "\n".join(lines) + "\n"
     write_text(folder / f"{name}.json", json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     write_text(folder / f"{name}.md", table)

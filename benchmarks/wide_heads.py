@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from clearhead import Causal, attention
-from gpu import Call, forward_and_both, fused, inputs, milliseconds
+from gpu_timing import Call, forward_and_both, fused, inputs, milliseconds
 from measuring import RESULTS, write
 
 HEADS = 8
