@@ -9,6 +9,7 @@ and strides allow it. Lengths are passed through `unspecialized`, so that one co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -141,10 +142,22 @@ class RowDescriptor(TensorDescriptor):
 
 def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
     """Return the argument from which `load_rows` loads blocks of rows: a TMA descriptor if that is faster."""
+    return row_reader_of(tensor, block)(tensor)
+
+
+def row_reader_of(tensor: Tensor, block: int) -> Callable[[Tensor], TensorDescriptor | StridedTensor]:
+    """Return `row_reader` for all tensors with the shape, strides, dtype and alignment of this one."""
     fields = _descriptor_fields(tensor.shape, tensor.stride(), tensor.dtype, gpu_of(tensor.device), block)
     if fields is None or tensor.data_ptr() % TMA_ALIGNMENT_BYTES:
-        return StridedTensor.from_tensor(tensor)
-    return RowDescriptor(tensor, *fields)
+        return pointer_reader(tensor)
+    shape, strides, block_shape = fields
+    return lambda same: RowDescriptor(same, shape, strides, block_shape)
+
+
+def pointer_reader(tensor: Tensor) -> Callable[[Tensor], StridedTensor]:
+    """Return `StridedTensor.from_tensor` for all tensors with the shape and strides of this one."""
+    _, *numbers = StridedTensor.from_tensor(tensor)
+    return lambda same: StridedTensor(same, *numbers)
 
 
 @lru_cache(maxsize=1024)
