@@ -21,6 +21,7 @@ from clearhead.ops.alibi import ALiBi
 from clearhead.ops.key_ranges import KeyRanges
 from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
 
+NO_MASK = LoweredMask()
 MATRIX_AXES = ("batch", "heads", "q_len", "kv_len")
 
 
@@ -119,11 +120,12 @@ class AttentionCall:
 
     def lower(self) -> LoweredMask:
         """Return the mask in the form that kernels read, cached per mask object; empty without a mask."""
-        mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
-        if mask is None:
-            return LoweredMask()
+        mask = self.mask
         if isinstance(mask, PrecomputedMask):
             return mask.lowered
+        if mask is None:
+            return NO_MASK
+        start, kv_len = self.query_start, self.key.shape[2]
         if isinstance(start, Tensor) or mask.tensors or not is_cacheable(self.query):
             return mask.lower(self.positions(), kv_len)
         device = self.query.device

@@ -23,7 +23,7 @@ from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.cell_gradients import CellTerms, cell_gradients
 from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams
-from clearhead.ops.triton.launch import Matrix, launch, layout_of, layout_of_call
+from clearhead.ops.triton.launch import Side, launch, layout_of_call
 from clearhead.ops.triton.logits import (
     BEYOND_LAST_ROW,
     PREPARED_ROWS_MULTIPLE,
@@ -42,6 +42,8 @@ from clearhead.ops.triton.logits import (
     store_rows,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
+
+ROWS: tuple[Side, ...] = ("queries", "queries", "keys", "keys")  # of `BackwardInputs.matrices`
 
 
 def backward(call: AttentionCall, results: Results, terms: CellTerms | None = None) -> tuple[BackwardInputs, Gradients]:
@@ -76,16 +78,10 @@ class BackwardInputs(NamedTuple):
 
     @classmethod
     def from_call(cls, call: AttentionCall, results: Results, terms: CellTerms | None = None) -> BackwardInputs:
-        results = results._replace(
-            lse=results.lse.contiguous(),
-            grad_output=results.grad_output.to(call.query.dtype),
-            grad_lse=None if results.grad_lse is None else results.grad_lse.float().contiguous(),
-        )
-        layout = (
-            *layout_of_call(call),
-            *map(layout_of, results),
-            None if terms is None else tuple(map(layout_of, terms)),
-        )
+        output, lse, grad_output, grad_lse = results
+        grad_lse = None if grad_lse is None else grad_lse.float().contiguous()
+        results = Results(output, lse.contiguous(), grad_output.to(call.query.dtype), grad_lse)
+        layout = layout_of_call(call, *results, *(() if terms is None else terms))
         logit_params = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape
         row_values = results.lse.new_empty((2, batch, heads, logit_params.length))
@@ -97,14 +93,8 @@ class BackwardInputs(NamedTuple):
         return self.call.value
 
     @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        call = self.call
-        return (
-            Matrix(call.query, "queries"),
-            Matrix(self.results.grad_output, "queries"),
-            Matrix(call.key, "keys"),
-            Matrix(self.value, "keys"),
-        )
+    def matrices(self) -> tuple[Tensor, ...]:
+        return self.call.query, self.results.grad_output, self.call.key, self.value
 
     @property
     def arguments(self) -> tuple:
@@ -138,7 +128,8 @@ def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = Non
         backward_inputs.layout,
         arguments,
         backward_inputs.constants,
-        matrices=(*backward_inputs.matrices, Matrix(results.output), Matrix(grad)),
+        matrices=(*backward_inputs.matrices, results.output, grad),
+        rows=ROWS,
         tile=tile,
     )
     return grad, slope_grad
@@ -165,7 +156,8 @@ def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None)
         backward_inputs.layout,
         arguments,
         backward_inputs.constants,
-        matrices=(*backward_inputs.matrices, Matrix(grad_key), Matrix(grad_value)),
+        matrices=(*backward_inputs.matrices, grad_key, grad_value),
+        rows=ROWS,
         tile=tile,
     )
     return grad_key, grad_value

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams, dropout_multiplier
-from clearhead.ops.triton.launch import Matrix, launch, layout_of_call
+from clearhead.ops.triton.launch import launch, layout_of_call
 from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
@@ -57,7 +57,8 @@ def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor
         layout_of_call(call),
         arguments,
         partial(value_constants, call),
-        matrices=(Matrix(query, "queries"), Matrix(call.key, "keys"), Matrix(value, "keys"), Matrix(output)),
+        matrices=(query, call.key, value, output),
+        rows=("queries", "keys", "keys"),
         tile=tile,
     )
     return output, lse

@@ -31,19 +31,14 @@ class Launch(NamedTuple):
 
 
 _LAUNCHES: dict[Hashable, Launch] = {}
+Side = Literal["queries", "keys"]
 
 
-class Matrix(NamedTuple):
-    """Matrix argument of a kernel."""
-
-    tensor: Tensor
-    rows: Literal["queries", "keys"] | None = None  # side of the tiles in which rows are loaded; None: by pointers
-
-    def reader(self, tile: TileConfig) -> Callable[[Tensor], Any]:
-        """Return a function that converts this tensor, or another one of the same layout, to a kernel argument."""
-        if self.rows is None:
-            return pointer_reader(self.tensor)
-        return row_reader_of(self.tensor, tile.queries if self.rows == "queries" else tile.keys)
+def matrix_readers(matrices: Sequence[Tensor], rows: Sequence[Side], tile: TileConfig) -> list[Callable[[Tensor], Any]]:
+    """Return functions that convert matrices, or others of the same layouts, to kernel arguments."""
+    blocks = (tile.queries if side == "queries" else tile.keys for side in rows)
+    by_rows = [row_reader_of(matrix, block) for matrix, block in zip(matrices, blocks, strict=False)]
+    return by_rows + [pointer_reader(matrix) for matrix in matrices[len(rows) :]]
 
 
 def layout_of(tensor: Tensor | None) -> Hashable:
@@ -53,19 +48,23 @@ def layout_of(tensor: Tensor | None) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % POINTER_ALIGNMENT_BYTES
 
 
-def layout_of_call(call: AttentionCall) -> tuple[Hashable, ...]:
-    """Return everything that a compiled kernel and its tile depend on in a call."""
+def layout_of_call(call: AttentionCall, *others: Tensor | None) -> tuple[Hashable, ...]:
+    """Return everything that a compiled kernel and its tile depend on in a call, and in other tensors."""
     lowered, start = call.lower(), call.query_start
     tensors = (
         call.query, call.key, call.value, lowered.ranges, lowered.dense, call.tensor_bias, call.slopes, call.sinks,
-        call.seed,
+        call.seed, *others,
     )  # fmt: skip
     return (
         call.query.device,
         (layout_of(start), start.device) if isinstance(start, Tensor) else start >= LARGE_START,
         call.softcap is None,
         matmul_precision(call.query.dtype),
-        *map(layout_of, tensors),
+        # written out, because the calls of `layout_of` would take as long as the rest
+        *[
+            None if t is None else (t.shape, t.stride(), t.dtype, t.data_ptr() % POINTER_ALIGNMENT_BYTES)
+            for t in tensors
+        ],
     )
 
 
@@ -77,7 +76,8 @@ def launch(
     arguments: Callable[[TileConfig], tuple[int, tuple]],
     constants: Callable[[TileConfig], dict[str, Any]],
     *,
-    matrices: Sequence[Matrix] = (),
+    matrices: Sequence[Tensor] = (),
+    rows: Sequence[Side] = (),
     heatmap: bool = False,
     tile: TileConfig | None = None,
 ) -> None:
@@ -92,6 +92,7 @@ def launch(
             which precede them in its signature, and compile-time constants, which follow them.
         constants: takes the tile; returns the compile-time constants and launch options by name.
         matrices: first arguments of the kernel. Their shapes, strides, dtypes and alignment follow from the layout.
+        rows: side of the tile by which the rows of each matrix are loaded. Further matrices are passed as pointers.
         heatmap: whether the kernel also fills the bins of a heatmap.
         tile: use this tile, and do not try a smaller one.
     """
@@ -100,14 +101,14 @@ def launch(
     if known is not None:
         known_tile, readers, compiled, values = known
         programs, given = arguments(known_tile)
-        read = [reader(matrix.tensor) for reader, matrix in zip(readers, matrices, strict=True)]
+        read = [reader(matrix) for reader, matrix in zip(readers, matrices, strict=True)]
         compiled[programs, 1, 1](*read, *given, *values)
         return
 
     def launch_through_triton(tile: TileConfig) -> Launch:
         programs, given = arguments(tile)
-        readers = [matrix.reader(tile) for matrix in matrices]
-        given = (*(reader(matrix.tensor) for reader, matrix in zip(readers, matrices, strict=True)), *given)
+        readers = matrix_readers(matrices, rows, tile)
+        given = (*(reader(matrix) for reader, matrix in zip(readers, matrices, strict=True)), *given)
         by_name = constants(tile)
         compiled = kernel[(programs,)](*given, **by_name)
         return Launch(tile, readers, compiled, tuple(by_name[name] for name in kernel.arg_names[len(given) :]))

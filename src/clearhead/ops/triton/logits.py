@@ -92,9 +92,12 @@ class LogitParams(NamedTuple):
         cells = (batch, heads, q_len, kv_len)
         lowered, bias, slopes = call.lower(), call.tensor_bias, call.slopes
         ranges = None if lowered.ranges is None else lowered.ranges.contiguous()
-        softcap, start = call.softcap, call.query_start
-        if isinstance(start, Tensor) and start.device.type == "cpu" and len(start) == 1:
-            start = int(start)  # passed as a number, because copying it would synchronize with the GPU
+        softcap, start, starts, start_stride = call.softcap, call.query_start, None, 0
+        if isinstance(start, Tensor):
+            if start.device.type == "cpu" and len(start) == 1:
+                start = int(start)  # passed as a number, because copying it would synchronize with the GPU
+            else:
+                start, starts, start_stride = 0, start.to(query.device).contiguous(), 1 if len(start) > 1 else 0
         return cls(
             ranges,
             None if ranges is None else ranges.shape[2],
@@ -102,9 +105,9 @@ class LogitParams(NamedTuple):
             None if bias is None else StridedTensor.from_tensor(bias, cells),
             None if slopes is None else slopes.contiguous(),
             None if call.sinks is None else call.sinks.contiguous(),
-            unspecialized(0 if isinstance(start, Tensor) else start),
-            start.to(query.device).contiguous() if isinstance(start, Tensor) else None,
-            1 if isinstance(start, Tensor) and len(start) > 1 else 0,
+            unspecialized(start),
+            starts,
+            start_stride,
             call.scale * LOG2_E.value if softcap is None else call.scale / softcap,
             None if softcap is None else softcap * LOG2_E.value,
             batch,
