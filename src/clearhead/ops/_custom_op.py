@@ -143,15 +143,14 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
         @staticmethod
         def forward(ctx, call, *tensors):
             lowered, start = call.lower(), call.query_start
-            numbers = (call.scale, call.softcap, call.dropout, call.seed)
-            # autograd may have unwrapped the tensors
-            results = forward_directly(_build_call(tensors, call.mask, start, numbers))
-            ctx.set_materialize_grads(
-                False
-            )  # writing zeros for log-sum-exp, which is rarely differentiated, takes time
+            settings = (call.scale, call.softcap, call.dropout, call.seed)
+            # the tensors of the call may be wrapped by functorch; those in the arguments are not
+            results = forward_directly(_build_call(tensors, call.mask, start, settings))
+            # writing zeros for the gradient of log-sum-exp, which is rarely differentiated, takes time
+            ctx.set_materialize_grads(False)
             is_tensor = isinstance(start, Tensor)
-            ctx.start, ctx.numbers = None if is_tensor else start, numbers
-            # tensors of the user, which may change before the backward pass, or move to the CPU until then
+            ctx.start, ctx.settings = None if is_tensor else start, settings
+            # saved, not kept in `ctx`: autograd detects in-place changes, and hooks may move them to the CPU
             ctx.save_for_backward(*tensors, start if is_tensor else None, lowered.ranges, lowered.dense, *results)
             return results
 
@@ -161,7 +160,7 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
             *tensors, starts, ranges, dense, _, _ = saved
             masked = ranges is not None or dense is not None
             mask = PrecomputedMask(LoweredMask(ranges, dense), "precomputed mask") if masked else None
-            call = _build_call(tensors, mask, ctx.start if starts is None else starts, ctx.numbers)
+            call = _build_call(tensors, mask, ctx.start if starts is None else starts, ctx.settings)
             return None, *differentiate(call, saved, grads, ctx.needs_input_grad[1:])
 
     class Transformable(torch.autograd.Function):
@@ -204,11 +203,11 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
 
 def _build_call(
-    tensors: Sequence[Any], mask: Mask | None, start: Any, numbers: tuple[float, float | None, float, Tensor | None]
+    tensors: Sequence[Any], mask: Mask | None, start: Any, settings: tuple[float, float | None, float, Tensor | None]
 ) -> AttentionCall:
-    """Build a call from its differentiable tensors, its mask, the start of its queries, its numbers and its seed."""
+    """Build a call from its differentiable tensors, its mask, the start of its queries and its settings."""
     query, key, value, tensor_bias, slopes, sinks = tensors
-    scale, softcap, dropout, seed = numbers
+    scale, softcap, dropout, seed = settings
     bias = tensor_bias if slopes is None else ALiBi.unchecked(slopes)
     return AttentionCall(query, key, value, mask, bias, scale, softcap, sinks, dropout, start, seed)
 

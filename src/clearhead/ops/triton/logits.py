@@ -159,8 +159,8 @@ def row_reader_of(tensor: Tensor, block: int) -> Callable[[Tensor], TensorDescri
 
 def pointer_reader(tensor: Tensor) -> Callable[[Tensor], StridedTensor]:
     """Return `StridedTensor.from_tensor` for all tensors with the shape and strides of this one."""
-    _, *numbers = StridedTensor.from_tensor(tensor)
-    return lambda same: StridedTensor(same, *numbers)
+    _, *strides_and_lengths = StridedTensor.from_tensor(tensor)
+    return lambda same: StridedTensor(same, *strides_and_lengths)
 
 
 @lru_cache(maxsize=1024)
