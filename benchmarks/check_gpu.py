@@ -114,13 +114,14 @@ def main() -> None:
         target = arguments.output / f"gpu-random-{arguments.seed}.json"
         check_random(arguments.random, arguments.per_family, arguments.seed, arguments.processes, target)
         return
-    results: dict[str, object] = {"machine": machine()}
+    results: dict[str, dict[str, object]] = {"machine": machine()}
     results["tests"] = last_line([*TESTS, "-p", "xdist", "-n", str(arguments.processes)], "passed")
     target = arguments.output / "gpu-checks.json"
     write_text(target, json.dumps(results, indent=1) + "\n")
     checker = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
     results["memcheck"] = last_line([*checker, *TESTS, "-k", SMALL], "ERROR SUMMARY")
     write_text(target, json.dumps(results, indent=1) + "\n")
+    sys.exit(1 if results["tests"]["status"] or results["memcheck"]["status"] else 0)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class PlainStreaming(torch.autograd.Function):
     def backward(ctx, grad_output, grad_lse):
         need_bias = dict(zip(PARTS, ctx.needs_input_grad, strict=True))["tensor_bias"]
         computed = tiled_attention.backward(ctx.call, Results(*ctx.results, grad_output, grad_lse), need_bias)
-        gradients = {name: grad for name, grad in zip(DIFFERENTIABLE, computed, strict=True) if grad.numel()}
+        gradients = dict(zip(DIFFERENTIABLE, computed, strict=True))
         return tuple(gradients.get(name) for name in PARTS)
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from clearhead._utils.torch_internals import in_functorch_transform, is_traced
 from clearhead.ops._precision import without_autocast
-from clearhead.ops.call import DIFFERENTIABLE, PARTS, TENSORS, AttentionCall
+from clearhead.ops.alibi import ALiBi
+from clearhead.ops.call import DIFFERENTIABLE, PARTS, TENSORS, AttentionCall, require_grad
 from clearhead.ops.gradients import Gradients
+from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask
 
 SCHEMA = ", ".join(f"{part.schema} {name}" for name, part in PARTS.items())
 
@@ -83,8 +85,9 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
     @without_autocast
     def compute_backward(output, lse, grad_output, grad_lse, need_bias, *arguments):
-        results = Results(output, lse, grad_output, grad_lse)
-        return tuple(backward(unflatten(*arguments), results, need_bias))
+        gradients = backward(unflatten(*arguments), Results(output, lse, grad_output, grad_lse), need_bias)
+        # outputs of a custom op are tensors and must not alias
+        return tuple(lse.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
     forward_op = torch.library.custom_op(
         f"clearhead::{name}", compute, mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)"
@@ -113,59 +116,105 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
 
     forward_op.register_autograd(_differentiator(backward_op), setup_context=_save_for_backward)
 
+    forward_directly, backward_directly = without_autocast(forward), without_autocast(backward)
+
+    def differentiate(call, saved, grads, needed):
+        """Return the gradients of the differentiable parts; None for a part that needs none."""
+        output, lse = saved[-2:]
+        grad_output, grad_lse = grads
+        grad_output = torch.zeros_like(output) if grad_output is None else _readable(grad_output)
+        results, need_bias = Results(output, lse, grad_output, grad_lse), needed[DIFFERENTIABLE.index("tensor_bias")]
+        if not torch.is_grad_enabled():
+            gradients = backward_directly(call, results, need_bias)
+            return [gradient if need else None for gradient, need in zip(gradients, needed, strict=True)]
+        with torch.no_grad():
+            gradients = backward_directly(call, results, need_bias)
+        # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
+        anchors = [tensor for tensor in saved if tensor is not None and tensor.requires_grad]
+        return [
+            _OnceDifferentiable.apply(gradient, *anchors) if need else None
+            for gradient, need in zip(gradients, needed, strict=True)
+        ]
+
     class Differentiable(torch.autograd.Function):
+        """Takes a call as one argument, and the tensors that may have a gradient, which autograd has to see."""
+
         # without `setup_context`: torch would inspect the signature of `forward` at every call, which takes 100 µs
         @staticmethod
-        def forward(ctx, *parts):
-            results = compute(*parts)
-            _save_parts(ctx, parts, results)
+        def forward(ctx, call, *tensors):
+            lowered, start = call.lower(), call.query_start
+            settings = (call.scale, call.softcap, call.dropout, call.seed)
+            # the tensors of the call may be wrapped by functorch; those in the arguments are not
+            results = forward_directly(_build_call(tensors, call.mask, start, settings))
+            # writing zeros for the gradient of log-sum-exp, which is rarely differentiated, takes time
+            ctx.set_materialize_grads(False)
+            is_tensor = isinstance(start, Tensor)
+            ctx.start, ctx.settings = None if is_tensor else start, settings
+            # saved, not kept in `ctx`: autograd detects in-place changes, and hooks may move them to the CPU
+            ctx.save_for_backward(*tensors, start if is_tensor else None, lowered.ranges, lowered.dense, *results)
             return results
 
         @staticmethod
         def backward(ctx, *grads):
             saved = ctx.saved_tensors  # read once: under checkpointing, a second access raises
-            *tensors, output, lse = saved
-            parts = [scalar if part is None else part for part, scalar in zip(tensors, ctx.scalars, strict=True)]
-            grad_output, grad_lse = grads
-            if grad_output is None:
-                grad_output = torch.zeros_like(output)
-            results = Results(output, lse, grad_output, grad_lse)
-            if not torch.is_grad_enabled():
-                return _gradients(compute_backward, results, ctx.needs_input_grad, parts)
-            with torch.no_grad():
-                gradients = _gradients(compute_backward, results, ctx.needs_input_grad, parts)
-            # a second derivative may follow (create_graph=True); it is not implemented, and must not silently be 0
-            anchors = [tensor for tensor in saved if tensor is not None and tensor.requires_grad]
-            return tuple(
-                None if gradient is None else _OnceDifferentiable.apply(gradient, *anchors) for gradient in gradients
-            )
+            *tensors, starts, ranges, dense, _, _ = saved
+            masked = ranges is not None or dense is not None
+            mask = PrecomputedMask(LoweredMask(ranges, dense), "precomputed mask") if masked else None
+            call = _build_call(tensors, mask, ctx.start if starts is None else starts, ctx.settings)
+            return None, *differentiate(call, saved, grads, ctx.needs_input_grad[1:])
 
-    class Transformable(Differentiable):  # functorch requires `setup_context`
+    class Transformable(torch.autograd.Function):
+        """Takes the parts of a call, because functorch transforms arguments, but no tensors inside an object.
+
+        functorch requires `setup_context`.
+        """
+
         @staticmethod
         def forward(*parts):  # pyright: ignore[reportIncompatibleMethodOverride]
             return compute(*parts)
 
-        setup_context = staticmethod(_save_parts)
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.set_materialize_grads(False)
+            ctx.scalars = [None if isinstance(part, Tensor) else part for part in inputs]
+            ctx.save_for_backward(*(part if isinstance(part, Tensor) else None for part in inputs), *output)
 
-    compute_directly = without_autocast(forward)
+        @staticmethod
+        def backward(ctx, *grads):
+            saved = ctx.saved_tensors
+            parts = [scalar if part is None else part for part, scalar in zip(saved, ctx.scalars, strict=False)]
+            needs = dict(zip(PARTS, ctx.needs_input_grad, strict=True))
+            needed = [needs[name] for name in DIFFERENTIABLE]
+            gradients = dict(zip(DIFFERENTIABLE, differentiate(unflatten(*parts), saved, grads, needed), strict=True))
+            return tuple(gradients.get(name) for name in PARTS)
 
     def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         call = call.with_lowered_mask()
         if torch.compiler.is_compiling() or any(map(is_traced, call.tensors())):
             return forward_op(*flatten(call))
-        if call.requires_grad():
-            function = Transformable if in_functorch_transform() else Differentiable
-            return function.apply(*call.parts().values())  # pyright: ignore[reportReturnType]
-        return compute_directly(call)
+        tensors = call.differentiable()
+        if not require_grad(tensors):
+            return forward_directly(call)
+        if in_functorch_transform():
+            return Transformable.apply(*call.parts().values())  # pyright: ignore[reportReturnType]
+        return Differentiable.apply(call, *tensors)  # pyright: ignore[reportReturnType]
 
     return run
 
 
-def _save_parts(ctx, inputs, output):
-    """Save the parts of a call, tensors and numbers in any order, and its results."""
-    ctx.set_materialize_grads(False)  # writing zeros for log-sum-exp, which is rarely differentiated, takes time
-    ctx.scalars = [None if isinstance(part, Tensor) else part for part in inputs]
-    ctx.save_for_backward(*(part if isinstance(part, Tensor) else None for part in inputs), *output)
+def _build_call(
+    tensors: Sequence[Any], mask: Mask | None, start: Any, settings: tuple[float, float | None, float, Tensor | None]
+) -> AttentionCall:
+    """Build a call from its differentiable tensors, its mask, the start of its queries and its settings."""
+    query, key, value, tensor_bias, slopes, sinks = tensors
+    scale, softcap, dropout, seed = settings
+    bias = tensor_bias if slopes is None else ALiBi.unchecked(slopes)
+    return AttentionCall(query, key, value, mask, bias, scale, softcap, sinks, dropout, start, seed)
+
+
+def _readable(gradient: Tensor) -> Tensor:
+    """Copy an expanded gradient: `output.sum().backward()` expands a scalar, which kernels read slowly."""
+    return gradient.contiguous() if 0 in gradient.stride() else gradient
 
 
 def _save_for_backward(ctx, inputs, output):
@@ -178,18 +227,10 @@ def _differentiator(backward: Callable) -> Callable:
 
     def differentiate(ctx, grad_output, grad_lse):
         *tensors, output, lse = ctx.saved_tensors
-        results = Results(output, lse, grad_output, grad_lse)
-        return _gradients(backward, results, ctx.needs_input_grad, [*tensors, *ctx.numbers])
+        needs = dict(zip(PARTS, ctx.needs_input_grad, strict=True))
+        results = (output, lse, _readable(grad_output), grad_lse)
+        computed = backward(*results, needs["tensor_bias"], *tensors, *ctx.numbers)
+        gradients = dict(zip(DIFFERENTIABLE, computed, strict=True))
+        return tuple(gradients.get(name) if needs[name] else None for name in PARTS)
 
     return differentiate
-
-
-def _gradients(
-    backward: Callable, results: Results, needed: Sequence[bool], parts: Sequence[Any]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradient of every part; None for a part that needs none."""
-    needs = dict(zip(PARTS, needed, strict=True))
-    if 0 in results.grad_output.stride():  # `output.sum().backward()` expands a scalar, which kernels read slowly
-        results = results._replace(grad_output=results.grad_output.contiguous())
-    gradients = dict(zip(DIFFERENTIABLE, backward(*results, needs["tensor_bias"], *parts), strict=True))
-    return tuple(gradients.get(name) if needs[name] else None for name in PARTS)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import TypeVar
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from clearhead._utils.torch_internals import PLAIN_TENSORS, current_cuda_stream
 from clearhead.ops.masks import Mask
 
 T = TypeVar("T")
 _CACHE: WeakKeyDictionary[Mask, dict[str, tuple[Hashable, object]]] = WeakKeyDictionary()
-_RESULTS_OF_TENSORS = WeakIdKeyDictionary()  # tensors compare by element, so they are looked up by identity
+# keyed by identity, because tensors compare by element; torch's WeakIdKeyDictionary takes twice as long to look up
+_RESULTS_OF_TENSORS: dict[int, tuple[ReferenceType[Tensor], dict[Hashable, object]]] = {}
 MAX_RESULTS_PER_TENSOR = 8
 
 
@@ -48,7 +48,8 @@ def cached(mask: Mask, kind: str, key: Hashable, compute: Callable[[], T]) -> T:
 
 def keep_results_for(tensor: Tensor) -> None:
     """Let `cached_for_tensor` keep results for a tensor that never changes, such as the key ranges of a cached mask."""
-    _RESULTS_OF_TENSORS[tensor] = {}
+    identity = id(tensor)
+    _RESULTS_OF_TENSORS[identity] = ref(tensor, lambda _: _RESULTS_OF_TENSORS.pop(identity, None)), {}
 
 
 def cached_for_tensor(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -> T:
@@ -57,15 +58,16 @@ def cached_for_tensor(tensor: Tensor, key: Hashable, compute: Callable[[], T]) -
     Results are kept only after `keep_results_for`. In a compiled graph, tensors and results may belong to the memory
     pool of a CUDA graph, so they must not outlive the call.
     """
-    results = _RESULTS_OF_TENSORS.get(tensor)
-    if results is None:
+    kept = _RESULTS_OF_TENSORS.get(id(tensor))
+    if kept is None or kept[0]() is not tensor:
         return compute()
+    results = kept[1]
     if key not in results:
         if len(results) >= MAX_RESULTS_PER_TENSOR:
             results.pop(next(iter(results)))  # the oldest
         with torch.inference_mode(False):
             results[key] = compute()
-    return results[key]
+    return results[key]  # pyright: ignore[reportReturnType]
 
 
 def current_stream(device: torch.device) -> int:

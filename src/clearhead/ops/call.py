@@ -21,6 +21,7 @@ from clearhead.ops.alibi import ALiBi
 from clearhead.ops.key_ranges import KeyRanges
 from clearhead.ops.masks import LoweredMask, Mask, PrecomputedMask, query_positions
 
+NO_MASK = LoweredMask()
 MATRIX_AXES = ("batch", "heads", "q_len", "kv_len")
 
 
@@ -119,11 +120,12 @@ class AttentionCall:
 
     def lower(self) -> LoweredMask:
         """Return the mask in the form that kernels read, cached per mask object; empty without a mask."""
-        mask, start, kv_len = self.mask, self.query_start, self.key.shape[2]
-        if mask is None:
-            return LoweredMask()
+        mask = self.mask
         if isinstance(mask, PrecomputedMask):
             return mask.lowered
+        if mask is None:
+            return NO_MASK
+        start, kv_len = self.query_start, self.key.shape[2]
         if isinstance(start, Tensor) or mask.tensors or not is_cacheable(self.query):
             return mask.lower(self.positions(), kv_len)
         device = self.query.device
@@ -140,7 +142,12 @@ class AttentionCall:
         """Return the call with its mask already lowered, so that it is lowered only once."""
         if self.mask is None or isinstance(self.mask, PrecomputedMask):
             return self
-        return replace(self, mask=PrecomputedMask(self.lower(), self.mask))
+        mask = PrecomputedMask(self.lower(), self.mask)
+        # `replace` takes seven times as long
+        return AttentionCall(
+            self.query, self.key, self.value, mask, self.bias, self.scale, self.softcap, self.sinks, self.dropout,
+            self.query_start, self.seed,
+        )  # fmt: skip
 
     def without_dropout(self) -> AttentionCall:
         """Return the call whose output is the product of the weights, which are those before dropout, and values."""
@@ -152,16 +159,21 @@ class AttentionCall:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor of the call except the seed."""
-        parts = [getattr(self, name) for name in TENSORS if name != "seed"]
+        lowered = self.lower()
+        parts = (*self.differentiable(), self.query_start, lowered.ranges, lowered.dense)
         return [part for part in parts if isinstance(part, Tensor)]
+
+    def differentiable(self) -> tuple[Tensor | None, ...]:
+        """Return the tensors that may have a gradient, in the order of `DIFFERENTIABLE`; None for an absent one."""
+        return self.query, self.key, self.value, self.tensor_bias, self.slopes, self.sinks
 
     def requires_grad(self) -> bool:
         """Return whether a gradient may flow into any part."""
-        return _require_grad([getattr(self, name) for name in DIFFERENTIABLE])
+        return require_grad(self.differentiable())
 
     def scores_require_grad(self) -> bool:
         """Return whether a gradient may flow into the scores, that is, into any part except the values."""
-        return _require_grad([getattr(self, name) for name in DIFFERENTIABLE if name != "value"])
+        return require_grad((self.query, self.key, self.tensor_bias, self.slopes, self.sinks))
 
     def parts(self) -> dict[str, Any]:
         """Return the tensors and numbers of the call, keyed by the names in `PARTS`."""
@@ -227,7 +239,8 @@ class AttentionCall:
         return replace(self, query=query, key=key, mask=mask, bias=scores, scale=1.0, softcap=None)
 
 
-def _require_grad(tensors: Sequence[Tensor | None]) -> bool:
+def require_grad(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether a gradient may flow into any of some tensors."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from clearhead.ops import reference, sdpa
 from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import CellGradient, Gradients
+from clearhead.ops.sdpa import Reason
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import backend as tiled
 from clearhead.ops.triton import backend as triton
@@ -23,8 +25,8 @@ Task = Literal["output", "statistics"]
 class Backend(Protocol):
     """Functions that a backend module provides."""
 
-    def unsupported_reasons(self, call: AttentionCall, task: Task = "output") -> list[str]:
-        """Return why the backend cannot take a call; empty if it can."""
+    def unsupported_reasons(self, call: AttentionCall, task: Task = "output") -> Sequence[Reason]:
+        """Return why the backend cannot take a call; empty if it can. `str` gives the text of a reason."""
         ...
 
     def attend(
@@ -103,7 +105,7 @@ def choose(call: AttentionCall, backend: str = "auto", task: Task = "output") ->
         raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     reasons = BACKENDS[backend].unsupported_reasons(call, task)
     if reasons:
-        raise ValueError(f"backend {backend!r} does not support this call: {'; '.join(reasons)}")
+        raise ValueError(f"backend {backend!r} does not support this call: {'; '.join(map(str, reasons))}")
     return backend, BACKENDS[backend]
 
 
@@ -128,7 +130,7 @@ def ranked(call: AttentionCall, task: Task = "output") -> tuple[str, ...]:
 
 def explain_choice(call: AttentionCall, task: Task = "output") -> dict[str, list[str]]:
     """Return why each backend cannot take a call, in the order "auto" tries them; an empty list if it can."""
-    return {name: BACKENDS[name].unsupported_reasons(call, task) for name in ranked(call, task)}
+    return {name: list(map(str, BACKENDS[name].unsupported_reasons(call, task))) for name in ranked(call, task)}
 
 
 def statistics(

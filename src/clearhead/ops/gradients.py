@@ -11,14 +11,14 @@ from clearhead.ops.call import DIFFERENTIABLE
 
 
 class Gradients(NamedTuple):
-    """Gradients of the differentiable parts; a tensor of size 0 if a part is absent or needs no gradient."""
+    """Gradients of the differentiable parts; None if a part is absent or needs no gradient."""
 
     query: Tensor
     key: Tensor
-    value: Tensor
-    tensor_bias: Tensor
-    slopes: Tensor
-    sinks: Tensor
+    value: Tensor | None
+    tensor_bias: Tensor | None
+    slopes: Tensor | None
+    sinks: Tensor | None
 
 
 assert Gradients._fields == DIFFERENTIABLE

@@ -197,6 +197,10 @@ class Dense(Mask):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.allowed,)
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        return _version(self.allowed)
+
     def __repr__(self) -> str:
         return f"Dense(<bool {list(self.allowed.shape)}>)"
 
@@ -234,8 +238,8 @@ def _lengths(mask: str, values: object, ranks: tuple[int, ...]) -> Tensor:
     return lengths.detach().clamp(0, _MAX_DISTANCE)
 
 
-def _version(lengths: Tensor) -> tuple[int, ...]:
-    return () if lengths.is_inference() else (version_of(lengths),)
+def _version(tensor: Tensor) -> tuple[int, ...]:
+    return () if tensor.is_inference() else (version_of(tensor),)
 
 
 def _batch_error(mask: str, count: int, batch: int) -> str | None:

@@ -3,9 +3,12 @@
 CPU: flash attention without a mask, causal from the first key, with hidden keys (the same for every query), with a
 dense mask or with a tensor bias.
 
-CUDA: half precision. Without a mask or causal, cuDNN is used if it is faster, otherwise flash attention. Short texts
-with hidden keys, as in batches of sentences, use torch's memory-efficient kernel.
+CUDA: half precision. Without a mask or causal, cuDNN is used if it is faster, otherwise flash attention. Dense masks
+and tensor biases use cuDNN. Short texts with hidden keys, as in batches of sentences, use torch's memory-efficient
+kernel.
 """
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,7 +21,7 @@ from clearhead._utils.torch_internals import (
     flash_attention_cpu,
     flash_attention_cuda,
 )
-from clearhead.ops._mask_cache import cached, is_cacheable
+from clearhead.ops._mask_cache import cached, current_stream, is_cacheable
 from clearhead.ops._precision import without_autocast
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import OPTIONS, AttentionCall
@@ -29,15 +32,34 @@ from clearhead.ops.tiled import backend as tiled
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 MAX_DECODING_QUERIES = 16
 MIN_CUDNN_QUERIES = 128  # with fewer queries, cuDNN's planning costs more time than its kernel saves
-MAX_HIDDEN_KEY_LENGTH = 512  # of queries and keys; above it `triton` is faster (benchmarks/hidden_keys.py)
+# Of queries and keys; above it `triton` is faster (benchmarks/hidden_keys.py). At 512 tokens on an H200, `triton` takes
+# 0.092 ms forward and 0.743 ms with gradients, torch's memory-efficient kernel 0.21 and 0.80 ms.
+MAX_HIDDEN_KEY_LENGTH = 256
+# Wider heads were not measured with a bias. With heads of 128 and 8,192 tokens on an H200, cuDNN takes 1.66 ms forward
+# and 6.49 ms with gradients, `triton` 3.33 and 9.01 ms; with a dense mask 1.53 and 6.15 against 3.44 and 10.7 ms.
+MAX_CUDNN_BIAS_WIDTH = 128
+CUDNN_ALIGNMENT_BYTES = 16  # of the rows of a bias
 
 
-def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[str]:
+class UnsupportedMask(NamedTuple):
+    """Reason that shows a mask. It is formatted when it is read, because `auto` only counts the reasons of a call."""
+
+    mask: Mask | None
+    supported: str
+
+    def __str__(self) -> str:
+        return f"mask {self.mask} is not supported, only {self.supported}"
+
+
+Reason = str | UnsupportedMask
+
+
+def unsupported_reasons(call: AttentionCall, task: str = "output") -> list[Reason]:
     if task == "statistics":
         return ["statistics are not supported"]
     batch, _, q_len, kv_len = call.shape
     assert call.value is not None
-    reasons = []
+    reasons: list[Reason] = []
     if 0 in (batch, q_len, kv_len):
         reasons.append(f"batch {batch}, q_len {q_len}, kv_len {kv_len}: torch's kernel crashes on empty axes")
     value_dim, key_dim = call.value.shape[3], call.query.shape[3]
@@ -65,9 +87,10 @@ def attend(
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
     causal, rest = _split(call)
     if query.device.type == "cuda":
-        if rest is not None:
+        if rest is not None and not isinstance(rest, Dense):
             return _attend_hiding(call, query, key, value, rest, with_lse)
-        return _attend_cuda(query, key, value, causal, call.scale, with_lse)
+        bias = _cudnn_bias(call, rest)
+        return _attend_cuda(query, key, value, causal, bias, call.scale, with_lse)
     if not with_lse and rest is None and call.bias is None:
         # torch's public function returns no log-sum-exp, but takes half the time of the kernel's Python binding
         grouped = query.shape[1] != key.shape[1]
@@ -86,12 +109,12 @@ def attend(
 
 
 def _attend_cuda(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, with_lse: bool
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, bias: Tensor | None, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     if not _suits_cudnn(query):
         return flash_attention_cuda(query, key, value, is_causal=causal, scale=scale)[:2]
     output, lse = cudnn_attention(
-        query, key, value, attn_bias=None, compute_log_sumexp=True, is_causal=causal, scale=scale
+        query, key, value, attn_bias=bias, compute_log_sumexp=True, is_causal=causal, scale=scale
     )[:2]
     return output, lse.squeeze(-1) if with_lse else None
 
@@ -126,31 +149,36 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _unsupported_cpu(call: AttentionCall) -> list[str]:
+def _unsupported_cpu(call: AttentionCall) -> list[Reason]:
     if call.mask is None and call.bias is None:
         return []
     causal, rest = _split(call)
-    bias = call.tensor_bias
-    reasons = []
+    reasons: list[Reason] = []
     if causal and call.scale <= 0:
         reasons.append(f"scale {call.scale:g} with a causal mask: the kernel scales the −inf of the mask, giving nan")
     if not (rest is None or isinstance(rest, Dense) or _hides_keys_only(rest)):
-        supported = "None, Causal with query_start=0, Padding or Prefix, or one Dense"
-        reasons.append(f"mask {rest} is not supported, only {supported}")
-    if bias is not None:
-        if bias.requires_grad and torch.is_grad_enabled():
-            reasons.append("bias requires a gradient, which torch's kernel does not compute")
-        if bias.dtype != call.query.dtype:
-            reasons.append(f"bias has dtype {bias.dtype}, but query has {call.query.dtype}")
+        reasons.append(UnsupportedMask(rest, "None, Causal with query_start=0, Padding or Prefix, or one Dense"))
+    if call.tensor_bias is not None:
+        reasons += _unsupported_bias(call.tensor_bias, call.query)
         if rest is not None:
             reasons.append("bias and mask together would require an n × n bias tensor")
     return reasons
 
 
-def _unsupported_cuda(call: AttentionCall) -> list[str]:
+def _unsupported_bias(bias: Tensor, query: Tensor) -> list[Reason]:
+    reasons: list[Reason] = []
+    if bias.requires_grad and torch.is_grad_enabled():
+        reasons.append("bias requires a gradient, which torch's kernel does not compute")
+    if bias.dtype != query.dtype:
+        reasons.append(f"bias has dtype {bias.dtype}, but query has {query.dtype}")
+    return reasons
+
+
+def _unsupported_cuda(call: AttentionCall) -> list[Reason]:
     causal, rest = _split(call)
     _, _, q_len, kv_len = call.shape
-    reasons = []
+    bias = call.tensor_bias
+    reasons: list[Reason] = []
     if causal and q_len != kv_len and not _suits_cudnn(call.query):
         reasons.append(
             f"causal from the first key with q_len {q_len} and kv_len {kv_len}:"
@@ -164,19 +192,42 @@ def _unsupported_cuda(call: AttentionCall) -> list[str]:
         reasons.append(f"dtype {call.query.dtype} is not float16 or bfloat16")
     if call.query.shape[3] > 256 or call.query.shape[3] % 8:
         reasons.append(f"key_dim {call.query.shape[3]} is over 256 or not a multiple of 8")
-    if call.bias is not None:
-        reasons.append("bias is not supported on CUDA")
-    if rest is not None:
-        reasons += _unsupported_hiding(call, causal, rest)
+    if bias is not None:
+        reasons += _unsupported_bias(bias, call.query)
+        if call.mask is not None:
+            reasons.append("on CUDA bias and mask together are not supported")
+        reasons += _unsupported_cudnn_bias(call, bias)
+    elif rest is not None:
+        if isinstance(rest, Dense) and not causal:
+            reasons += _unsupported_cudnn_bias(call, rest.allowed)
+        elif _hides_keys_only(rest) and not causal:
+            reasons += _unsupported_hiding(call)
+        else:
+            supported = "None, Causal with query_start=0, Padding or Prefix, or one Dense, on CUDA"
+            reasons.append(UnsupportedMask(call.mask, supported))
     return reasons
 
 
-def _unsupported_hiding(call: AttentionCall, causal: bool, rest: Mask) -> list[str]:
+def _unsupported_cudnn_bias(call: AttentionCall, bias: Tensor) -> list[Reason]:
+    """Return why cuDNN does not support a tensor bias, or a dense mask, which becomes one."""
+    _, _, q_len, kv_len = call.shape
+    reasons: list[Reason] = []
+    if torch.compiler.is_compiling() or call.query.shape[3] > MAX_CUDNN_BIAS_WIDTH or not _suits_cudnn(call.query):
+        reasons.append(
+            "on CUDA a bias or dense mask requires cuDNN: compute capability 9.0 or higher, at least"
+            f" {MIN_CUDNN_QUERIES} queries, key_dim up to {MAX_CUDNN_BIAS_WIDTH}, and no compiled graph"
+        )
+    if bias.shape[2:] != (q_len, kv_len) or kv_len % (CUDNN_ALIGNMENT_BYTES // 2):
+        reasons.append(
+            f"bias or dense mask has shape {tuple(bias.shape)}; cuDNN requires one row per query and kv_len to be a"
+            f" multiple of {CUDNN_ALIGNMENT_BYTES // 2}"
+        )
+    return reasons
+
+
+def _unsupported_hiding(call: AttentionCall) -> list[Reason]:
     _, heads, q_len, kv_len = call.shape
-    if causal or not _hides_keys_only(rest):
-        supported = "None, Causal with query_start=0, or Padding or Prefix"
-        return [f"mask {call.mask} is not supported on CUDA, only {supported}"]
-    reasons = []
+    reasons: list[Reason] = []
     if torch.compiler.is_compiling() or max(q_len, kv_len) > MAX_HIDDEN_KEY_LENGTH:
         reasons.append(
             f"on CUDA hidden keys are supported up to {MAX_HIDDEN_KEY_LENGTH} tokens, and not in compiled graphs"
@@ -221,11 +272,35 @@ def _added(call: AttentionCall, rest: Mask | None) -> Float[Tensor, "#batch #hea
     return _hidden_keys(rest, call.query, call.shape[3])
 
 
+def _cudnn_bias(call: AttentionCall, dense: Dense | None) -> Float[Tensor, "#batch #heads q_len kv_len"] | None:
+    """Return bias or dense mask as cuDNN takes it: a bias with contiguous and aligned rows."""
+    if dense is not None:
+        return _dense_bias(dense, call.query)
+    bias = call.tensor_bias
+    if bias is None:
+        return None
+    *steps, step = bias.stride()
+    unit = CUDNN_ALIGNMENT_BYTES // bias.element_size()
+    aligned = (
+        step == 1 and steps[2] >= bias.shape[3] and not any(offset % unit for offset in (*steps, bias.storage_offset()))
+    )
+    return bias if aligned else bias.clone(memory_format=torch.contiguous_format)
+
+
+def _dense_bias(mask: Dense, query: Tensor) -> Float[Tensor, "#batch #heads q_len kv_len"]:
+    """Convert a dense mask to a bias. Cached, because all layers of a model use it."""
+    allowed = mask.allowed
+    if not is_cacheable(query) or allowed.is_inference():  # inference tensors do not count their changes
+        return _as_bias(allowed.contiguous(), query.dtype)
+    key = (query.dtype, query.device, current_stream(query.device))
+    return cached(mask, "bias", key, lambda: _as_bias(allowed.contiguous(), query.dtype))
+
+
 def _hidden_keys(mask: Mask, query: Tensor, kv_len: int) -> Float[Tensor, "#batch 1 1 kv_len"]:
     """Convert a mask that is the same for every query to a bias. Cached, because all layers of a model use it."""
     if not is_cacheable(query):
         return _hide(mask, query, kv_len)
-    key = (kv_len, query.dtype, query.device)
+    key = (kv_len, query.dtype, query.device, current_stream(query.device))
     return cached(mask, "hidden keys", key, lambda: _hide(mask, query, kv_len))
 
 

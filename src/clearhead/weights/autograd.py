@@ -86,7 +86,7 @@ class _WeightsFunction(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         gradient, input_grads = ctx.function.cell_gradient(call, lse, inputs, saved[split:], grads)  # pyright: ignore
         needs = dict(zip(PARTS, needed[ctx.count :], strict=True))
-        part_grads: dict[str, Tensor] = {}
+        part_grads: dict[str, Tensor | None] = {}
         if any(needs.values()):
             part_grads = score_gradients(call, lse, gradient, needs["tensor_bias"])._asdict()
         return (

@@ -10,6 +10,7 @@ from clearhead.ops.triton import launch as launch_module
 from clearhead.ops.triton import tiles
 from clearhead.ops.triton.config import TileConfig
 from clearhead.ops.triton.launch import MAX_LAUNCHES, launch, layout_of, layout_of_call
+from clearhead.ops.triton.logits import StridedTensor
 
 SHAPE = (1, 2, 32, 16)
 
@@ -68,6 +69,30 @@ def test_second_launch_of_a_layout_uses_the_compiled_kernel():
     _, grid, arguments = kernel.launches[1]
     rows = tiles.tile_for(tiles.TileProblem.from_call("forward", call, SHAPE[2])).queries
     assert (grid, arguments) == ((7, 1, 1), ("second", rows, 3))  # constants in the order of the signature
+
+
+def test_matrices_are_converted_again_at_each_launch(monkeypatch):
+    monkeypatch.setitem(gpu._GPUS, torch.device("cpu"), gpu.GPU((9, 0), 232_448))
+    kernel, call = Kernel(), call_of()
+    kernel.arg_names = ("query", "output", *Kernel.arg_names)
+    for _ in range(2):
+        matrices = (torch.zeros(SHAPE, dtype=torch.float16), torch.zeros(SHAPE))
+        launch(
+            "forward",
+            kernel,
+            call,
+            "layout",
+            lambda tile: (7, ("argument",)),
+            lambda tile: {"num_warps": 4, "num_stages": 3, "BLOCK_Q": tile.queries},
+            matrices=matrices,
+            rows=("queries",),
+        )
+        _, _, (query, output, argument, *_) = kernel.launches[-1]
+        assert query.base is matrices[0]
+        assert query.block_shape[2] == tiles.tile_for(tiles.TileProblem.from_call("forward", call, SHAPE[2])).queries
+        assert output == StridedTensor.from_tensor(matrices[1])
+        assert argument == "argument"
+    assert [way for way, *_ in kernel.launches] == ["triton", "compiled"]
 
 
 def test_given_tile_is_neither_looked_up_nor_kept():

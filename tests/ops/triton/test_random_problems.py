@@ -63,7 +63,11 @@ def test_wrong_operator_is_found(monkeypatch, operator, owner, name):
 
     def wrong(*arguments, **options):
         results = right(*arguments, **options)
-        return -results if isinstance(results, torch.Tensor) else Gradients(*(-part for part in results))
+        return (
+            -results
+            if isinstance(results, torch.Tensor)
+            else Gradients(*(None if part is None else -part for part in results))
+        )
 
     monkeypatch.setattr(owner, name, wrong)
     family = replace(Family.draw(random.Random(3)), operator=operator)

@@ -192,9 +192,7 @@ def score_gradients(
         grad_query.mul_(call.scale).flatten(1, 2).to(call.query.dtype),
         grad_key.to(call.key.dtype),
         *(
-            gradient
-            if tensor is None or gradient.numel() < tensor.numel()
-            else gradient.view_as(tensor).to(tensor.dtype)
+            None if tensor is None or gradient.numel() < tensor.numel() else gradient.view_as(tensor).to(tensor.dtype)
             for gradient, tensor in (
                 (grad_right, gradient.right),
                 (grad_bias, call.tensor_bias),

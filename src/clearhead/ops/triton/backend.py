@@ -5,9 +5,11 @@ Triton itself is imported when a kernel first runs: without CUDA it may not be i
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -185,6 +187,14 @@ def divergence_key_gradient(
     return key_gradient(teacher, Student(_with_positive_scale(student)[0], student_lse), grad)
 
 
+@functools.cache
+def _kernels() -> tuple[ModuleType, ...]:
+    """Import the modules of the kernels. An import statement in a function takes microseconds at every call."""
+    from clearhead.ops.triton import backward, bias_grad, decode, forward
+
+    return forward, decode, backward, bias_grad
+
+
 def _with_positive_scale(call: AttentionCall) -> tuple[AttentionCall, float]:
     """Move the sign of the scale into the queries, so that scaling commutes with `max`; also return the sign."""
     if call.scale > MIN_SCALE:
@@ -196,8 +206,7 @@ def _with_positive_scale(call: AttentionCall) -> tuple[AttentionCall, float]:
 
 @on_device_of_query
 def _forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    from clearhead.ops.triton import decode, forward
-
+    forward, decode, *_ = _kernels()
     call, _ = _with_positive_scale(call)
     few = call.query.shape[2] <= decode.MAX_DECODING_QUERIES and 0 not in call.shape and call.query.shape[3] > 0
     return decode.decode(call) if few else forward.forward(call)
@@ -211,13 +220,11 @@ def _backward(call: AttentionCall, results: Results, need_bias: bool) -> Gradien
 
 
 def _gradients(call: AttentionCall, results: Results, need_bias: bool, *terms: CellTerms) -> Gradients:
-    from clearhead.ops.triton.backward import backward
-    from clearhead.ops.triton.bias_grad import grad_of_bias
-
+    *_, backward, bias_grad = _kernels()
     positive, sign = _with_positive_scale(call)
-    backward_inputs, gradients = backward(positive, results, *terms)
+    backward_inputs, gradients = backward.backward(positive, results, *terms)
     if need_bias:
-        gradients = gradients._replace(tensor_bias=grad_of_bias(backward_inputs))
+        gradients = gradients._replace(tensor_bias=bias_grad.grad_of_bias(backward_inputs))
     return gradients if sign > 0 else gradients._replace(query=gradients.query * sign)
 
 

@@ -9,7 +9,7 @@ blocks that may attend to a key block, and over all query heads that read its ke
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,12 +23,11 @@ from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.cell_gradients import NO_TERMS, CellTerms, cell_gradients
 from clearhead.ops.triton.config import TileConfig, block_count, value_constants
 from clearhead.ops.triton.dropout import DropoutParams
-from clearhead.ops.triton.launch import launch, layout_of, layout_of_call
+from clearhead.ops.triton.launch import Side, launch, layout_of_call
 from clearhead.ops.triton.logits import (
     BEYOND_LAST_ROW,
     PREPARED_ROWS_MULTIPLE,
     LogitParams,
-    StridedTensor,
     distance,
     dot,
     dot_transposed,
@@ -40,10 +39,11 @@ from clearhead.ops.triton.logits import (
     query_length,
     query_offset,
     row_indices,
-    row_reader,
     store_rows,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, query_block, range_ends
+
+ROWS: tuple[Side, ...] = ("queries", "queries", "keys", "keys")  # of `BackwardInputs.matrices`
 
 
 def backward(call: AttentionCall, results: Results, terms: CellTerms = NO_TERMS) -> tuple[BackwardInputs, Gradients]:
@@ -51,21 +51,22 @@ def backward(call: AttentionCall, results: Results, terms: CellTerms = NO_TERMS)
     backward_inputs = BackwardInputs.from_call(call, results, terms)
     grad_query, slope_grad = grad_of_query(backward_inputs)
     grad_key, grad_value = grad_of_key(backward_inputs)
-    grad_bias, grad_slopes, grad_sinks = (
-        backward_inputs.delta.new_empty(0) for _ in range(3)
-    )  # outputs of a custom op must not alias
+    grad_slopes = grad_sinks = None
     if slope_grad is not None and call.slopes is not None:
         grad_slopes = -slope_grad.sum(dim=(0, 2)).to(call.slopes.dtype)
     if call.sinks is not None:
         sink_weights = torch.exp(call.sinks.float()[:, None] - results.lse)  # [batch, heads, q_len]
-        delta = backward_inputs.delta[..., : sink_weights.shape[2]]
+        delta = backward_inputs.row_values[1, ..., : sink_weights.shape[2]]
         grad_sinks = -(sink_weights * delta).sum(dim=(0, 2)).to(call.sinks.dtype)
-    return backward_inputs, Gradients(grad_query, grad_key, grad_value, grad_bias, grad_slopes, grad_sinks)
+    return backward_inputs, Gradients(grad_query, grad_key, grad_value, None, grad_slopes, grad_sinks)
 
 
-@dataclass(frozen=True, eq=False)
-class BackwardInputs:
-    """Inputs of the backward kernels. That of the query's gradient computes `shift` and `delta` for the others."""
+class BackwardInputs(NamedTuple):
+    """Inputs of the backward kernels. That of the query's gradient computes the row values for the others.
+
+    The row values are log-sum-exp in base 2, and delta = Σⱼ A·dA of each row, which the gradient of log-sum-exp enters
+    with the opposite sign. They are one tensor, because an allocation takes microseconds.
+    """
 
     call: AttentionCall
     results: Results
@@ -73,44 +74,31 @@ class BackwardInputs:
     logit_params: LogitParams
     dropout: DropoutParams | None
     terms: CellTerms
-    shift: Tensor  # log-sum-exp in base 2, [batch, heads, logit_params.length]
-    delta: Tensor  # Σⱼ A·dA of each row; the gradient of lse enters with the opposite sign
+    row_values: Tensor  # [2, batch, heads, logit_params.length]
 
     @classmethod
     def from_call(cls, call: AttentionCall, results: Results, terms: CellTerms = NO_TERMS) -> BackwardInputs:
-        results = results._replace(
-            lse=results.lse.contiguous(),
-            grad_output=results.grad_output.to(call.query.dtype),
-            grad_lse=None if results.grad_lse is None else results.grad_lse.float().contiguous(),
-        )
-        layout = (
-            *layout_of_call(call),
-            *map(layout_of, results),
-            *map(layout_of, terms),
-        )
+        output, lse, grad_output, grad_lse = results
+        grad_lse = None if grad_lse is None else grad_lse.float().contiguous()
+        results = Results(output, lse.contiguous(), grad_output.to(call.query.dtype), grad_lse)
+        layout = layout_of_call(call, *results, *terms)
         logit_params = LogitParams.from_call(call)
         batch, heads, _ = results.lse.shape
-        shift, delta = (results.lse.new_empty((batch, heads, logit_params.length)) for _ in range(2))
-        return cls(call, results, layout, logit_params, DropoutParams.from_call(call), terms, shift, delta)
+        row_values = results.lse.new_empty((2, batch, heads, logit_params.length))
+        return cls(call, results, layout, logit_params, DropoutParams.from_call(call), terms, row_values)
 
     @property
     def value(self) -> Tensor:
         assert self.call.value is not None
         return self.call.value
 
-    def arguments(self, tile: TileConfig) -> tuple:
-        call = self.call
-        return (
-            row_reader(call.query, tile.queries),
-            row_reader(self.results.grad_output, tile.queries),
-            row_reader(call.key, tile.keys),
-            row_reader(self.value, tile.keys),
-            self.logit_params,
-            self.dropout,
-            self.terms,
-            self.shift,
-            self.delta,
-        )
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        return self.call.query, self.results.grad_output, self.call.key, self.value
+
+    @property
+    def arguments(self) -> tuple:
+        return self.logit_params, self.dropout, self.terms, self.row_values
 
     def constants(self, tile: TileConfig) -> dict[str, int | str]:
         return value_constants(self.call, tile)
@@ -121,17 +109,15 @@ def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = Non
     call, results = backward_inputs.call, backward_inputs.results
     query = call.query
     grad = torch.empty_like(query, memory_format=torch.contiguous_format)
-    slope_grad = None if call.slopes is None else backward_inputs.delta.new_empty(query.shape[:3])
+    slope_grad = None if call.slopes is None else results.lse.new_empty(query.shape[:3])
     batch, heads, q_len, _ = query.shape
 
     def arguments(tile: TileConfig) -> tuple[int, tuple]:
         return block_count(q_len, tile.queries) * heads * batch, (
-            *backward_inputs.arguments(tile),
+            *backward_inputs.arguments,
             call.scale,
-            StridedTensor.from_tensor(results.output),
             results.lse,
             results.grad_lse,
-            StridedTensor.from_tensor(grad),
             slope_grad,
         )
 
@@ -142,6 +128,8 @@ def grad_of_query(backward_inputs: BackwardInputs, tile: TileConfig | None = Non
         backward_inputs.layout,
         arguments,
         backward_inputs.constants,
+        matrices=(*backward_inputs.matrices, results.output, grad),
+        rows=ROWS,
         tile=tile,
     )
     return grad, slope_grad
@@ -155,15 +143,23 @@ def grad_of_key(backward_inputs: BackwardInputs, tile: TileConfig | None = None)
 
     def arguments(tile: TileConfig) -> tuple[int, tuple]:
         return block_count(kv_len, tile.keys) * kv_heads * batch, (
-            *backward_inputs.arguments(tile),
+            *backward_inputs.arguments,
             call.scale,
-            StridedTensor.from_tensor(grad_key),
-            StridedTensor.from_tensor(grad_value),
             transpose_block_ranges(call, backward_inputs.logit_params, tile),
             kv_heads,
         )
 
-    launch("backward_key", _backward_key, call, backward_inputs.layout, arguments, backward_inputs.constants, tile=tile)
+    launch(
+        "backward_key",
+        _backward_key,
+        call,
+        backward_inputs.layout,
+        arguments,
+        backward_inputs.constants,
+        matrices=(*backward_inputs.matrices, grad_key, grad_value),
+        rows=ROWS,
+        tile=tile,
+    )
     return grad_key, grad_value
 
 
@@ -173,16 +169,15 @@ def _backward_query(
     grad_output,
     key,
     value,
+    output,
+    grad_query,
     logit_params,
     dropout,
     terms,
-    shift,
-    delta,
+    row_values,
     scale,
-    output,
     lse,
     grad_lse,
-    grad_query,
     slope_grad,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -194,7 +189,7 @@ def _backward_query(
     start, rows, head, batch = query_block(logit_params, BLOCK_Q)
     gradients = load_rows(grad_output, batch, head, start, BLOCK_Q, BLOCK_V)
     row_shift, row_delta = _prepare_rows(
-        output, gradients, lse, grad_lse, shift, delta, logit_params, batch, head, start, BLOCK_Q, BLOCK_V
+        output, gradients, lse, grad_lse, row_values, logit_params, batch, head, start, BLOCK_Q, BLOCK_V
     )
     query_tile = (load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D), gradients, row_shift, row_delta)
     fixed = (query_tile, key, value, logit_params, dropout, terms, batch, head, rows)
@@ -211,7 +206,7 @@ def _backward_query(
 
 @triton.jit
 def _prepare_rows(
-    output, gradients, lse, grad_lse, shift, delta, logit_params, batch, head, start,
+    output, gradients, lse, grad_lse, row_values, logit_params, batch, head, start,
     BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Return log-sum-exp in base 2 and delta = rowsum(dO ∘ O) − d lse of a query block; store them for other kernels.
@@ -219,6 +214,7 @@ def _prepare_rows(
     The last block also stores values for the rows beyond it, which other kernels may load: delta is 0 there.
     """
     rows = start + tl.arange(0, BLOCK_Q)
+    shift, delta = row_values, delta_pointer(row_values, logit_params)
     outputs = gather_rows(output, batch, head, rows, BLOCK_V).to(tl.float32)
     row_delta = tl.sum(outputs * gradients.to(tl.float32), 1)
     if grad_lse is not None:
@@ -238,8 +234,14 @@ def _prepare_rows(
 
 
 @triton.jit
+def delta_pointer(row_values, logit_params):
+    """Return the pointer to the deltas, which follow the log-sum-exps; int64, because the offset may exceed 2³¹."""
+    return row_values + tl.cast(logit_params.batches * logit_params.heads, tl.int64) * logit_params.length
+
+
+@triton.jit
 def load_query_block(
-    query, grad_output, logit_params, shift, delta, batch, head, start,
+    query, grad_output, logit_params, row_values, batch, head, start,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Load a query block: queries, the gradient of their output, log-sum-exp in base 2 and delta."""
@@ -247,8 +249,8 @@ def load_query_block(
     return (
         load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D),
         load_rows(grad_output, batch, head, start, BLOCK_Q, BLOCK_V),
-        load_row_values(shift, logit_params, batch, head, rows),
-        load_row_values(delta, logit_params, batch, head, rows),
+        load_row_values(row_values, logit_params, batch, head, rows),
+        load_row_values(delta_pointer(row_values, logit_params), logit_params, batch, head, rows),
     )
 
 
@@ -279,14 +281,13 @@ def _backward_key(
     grad_output,
     key,
     value,
+    grad_key,
+    grad_value,
     logit_params,
     dropout,
     terms,
-    shift,
-    delta,
+    row_values,
     scale,
-    grad_key,
-    grad_value,
     seen,
     kv_heads,
     BLOCK_Q: tl.constexpr,
@@ -306,7 +307,7 @@ def _backward_key(
     for member in range(logit_params.group):
         head = key_head * logit_params.group + member
         fixed = (
-            key_tile, value_tile, query, grad_output, logit_params, dropout, terms, shift, delta, batch, head, keys
+            key_tile, value_tile, query, grad_output, logit_params, dropout, terms, row_values, batch, head, keys
         )  # fmt: skip
         state = loop_over_queries(
             _add_query_block,
@@ -332,10 +333,10 @@ def _add_query_block(
 ):
     """Add the contribution of the query block at `start` to the gradients of a key block and its values."""
     grad_key, grad_value = state
-    key, value, query, grad_output, logit_params, dropout, terms, shift, delta, batch, head, keys = fixed
+    key, value, query, grad_output, logit_params, dropout, terms, row_values, batch, head, keys = fixed
     rows = start + tl.arange(0, BLOCK_Q)
     query_tile, grad, shifts, delta_rows = load_query_block(
-        query, grad_output, logit_params, shift, delta, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
+        query, grad_output, logit_params, row_values, batch, head, start, BLOCK_Q, key.shape[1], value.shape[1]
     )
     first, last = range_ends(logit_params, range_index, batch, rows)
     # transposed, [BLOCK_K, BLOCK_Q], so that the products below need no transpose

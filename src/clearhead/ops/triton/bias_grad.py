@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.ops.triton.backward import BackwardInputs, load_query_block
+from clearhead.ops.triton.backward import ROWS, BackwardInputs, load_query_block
 from clearhead.ops.triton.cell_gradients import cell_gradients
 from clearhead.ops.triton.config import TileConfig, block_count
+from clearhead.ops.triton.launch import matrix_readers
 from clearhead.ops.triton.logits import dot_transposed, key_length, load_rows, query_length
 from clearhead.ops.triton.schedule import range_ends
 from clearhead.ops.triton.tiles import launch_with_tile
@@ -28,9 +29,11 @@ def grad_of_bias(backward_inputs: BackwardInputs) -> Tensor:
         blocks, key_blocks = block_count(q_len, tile.queries), block_count(kv_len, tile.keys)
         # along an axis of size 1, each block of rows or keys stores its sum; `sum_to_size` adds these
         shape = (bias_batch, bias_heads, blocks if bias_rows == 1 else q_len, key_blocks if bias_keys == 1 else kv_len)
-        grad = backward_inputs.delta.new_empty(shape)
+        readers = matrix_readers(backward_inputs.matrices, ROWS, tile)
+        grad = backward_inputs.row_values.new_empty(shape)
         _bias[(blocks * key_blocks, bias_heads, bias_batch)](
-            *backward_inputs.arguments(tile),
+            *(reader(matrix) for reader, matrix in zip(readers, backward_inputs.matrices, strict=True)),
+            *backward_inputs.arguments,
             grad,
             shape[2],
             shape[3],
@@ -55,8 +58,7 @@ def _bias(
     logit_params,
     dropout,
     terms,
-    shift,
-    delta,
+    row_values,
     grad,
     grad_rows,
     grad_keys,
@@ -81,7 +83,7 @@ def _bias(
     for turn in range(batches * heads):
         batch, head = bias_batch + turn // heads, bias_head + turn % heads
         tile, grads, shifts, delta_rows = load_query_block(
-            query, grad_output, logit_params, shift, delta, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
+            query, grad_output, logit_params, row_values, batch, head, block * BLOCK_Q, BLOCK_Q, BLOCK_D, BLOCK_V
         )
         key_head = head // logit_params.group
         products = dot_transposed(

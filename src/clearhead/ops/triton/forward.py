@@ -18,7 +18,6 @@ from clearhead.ops.triton.launch import launch, layout_of_call
 from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
-    StridedTensor,
     deferred_scale,
     dot,
     dot_transposed,
@@ -27,7 +26,6 @@ from clearhead.ops.triton.logits import (
     load_rows,
     query_length,
     row_indices,
-    row_reader,
     store_rows,
 )
 from clearhead.ops.triton.schedule import loop_over_keys, query_block
@@ -47,16 +45,22 @@ def forward(call: AttentionCall, tile: TileConfig | None = None) -> tuple[Tensor
 
     def arguments(tile: TileConfig) -> tuple[int, tuple]:
         return block_count(q_len, tile.queries) * heads * batch, (
-            row_reader(query, tile.queries),
-            row_reader(call.key, tile.keys),
-            row_reader(value, tile.keys),
             logit_params,
             dropout,
-            StridedTensor.from_tensor(output),
             lse,
         )
 
-    launch("forward", _forward, call, layout_of_call(call), arguments, partial(value_constants, call), tile=tile)
+    launch(
+        "forward",
+        _forward,
+        call,
+        layout_of_call(call),
+        arguments,
+        partial(value_constants, call),
+        matrices=(query, call.key, value, output),
+        rows=("queries", "keys", "keys"),
+        tile=tile,
+    )
     return output, lse
 
 
@@ -65,9 +69,9 @@ def _forward(
     query,
     key,
     value,
+    output,
     logit_params,
     dropout,
-    output,
     lse,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,

@@ -9,6 +9,7 @@ and strides allow it. Lengths are passed through `unspecialized`, so that one co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -91,9 +92,12 @@ class LogitParams(NamedTuple):
         cells = (batch, heads, q_len, kv_len)
         lowered, bias, slopes = call.lower(), call.tensor_bias, call.slopes
         ranges = None if lowered.ranges is None else lowered.ranges.contiguous()
-        softcap, start = call.softcap, call.query_start
-        if isinstance(start, Tensor) and start.device.type == "cpu" and len(start) == 1:
-            start = int(start)  # passed as a number, because copying it would synchronize with the GPU
+        softcap, start, starts, start_stride = call.softcap, call.query_start, None, 0
+        if isinstance(start, Tensor):
+            if start.device.type == "cpu" and len(start) == 1:
+                start = int(start)  # passed as a number, because copying it would synchronize with the GPU
+            else:
+                start, starts, start_stride = 0, start.to(query.device).contiguous(), 1 if len(start) > 1 else 0
         return cls(
             ranges,
             None if ranges is None else ranges.shape[2],
@@ -101,9 +105,9 @@ class LogitParams(NamedTuple):
             None if bias is None else StridedTensor.from_tensor(bias, cells),
             None if slopes is None else slopes.contiguous(),
             None if call.sinks is None else call.sinks.contiguous(),
-            unspecialized(0 if isinstance(start, Tensor) else start),
-            start.to(query.device).contiguous() if isinstance(start, Tensor) else None,
-            1 if isinstance(start, Tensor) and len(start) > 1 else 0,
+            unspecialized(start),
+            starts,
+            start_stride,
             call.scale * LOG2_E.value if softcap is None else call.scale / softcap,
             None if softcap is None else softcap * LOG2_E.value,
             batch,
@@ -141,10 +145,22 @@ class RowDescriptor(TensorDescriptor):
 
 def row_reader(tensor: Tensor, block: int) -> TensorDescriptor | StridedTensor:
     """Return the argument from which `load_rows` loads blocks of rows: a TMA descriptor if that is faster."""
+    return row_reader_of(tensor, block)(tensor)
+
+
+def row_reader_of(tensor: Tensor, block: int) -> Callable[[Tensor], TensorDescriptor | StridedTensor]:
+    """Return `row_reader` for all tensors with the shape, strides, dtype and alignment of this one."""
     fields = _descriptor_fields(tensor.shape, tensor.stride(), tensor.dtype, gpu_of(tensor.device), block)
     if fields is None or tensor.data_ptr() % TMA_ALIGNMENT_BYTES:
-        return StridedTensor.from_tensor(tensor)
-    return RowDescriptor(tensor, *fields)
+        return pointer_reader(tensor)
+    shape, strides, block_shape = fields
+    return lambda same: RowDescriptor(same, shape, strides, block_shape)
+
+
+def pointer_reader(tensor: Tensor) -> Callable[[Tensor], StridedTensor]:
+    """Return `StridedTensor.from_tensor` for all tensors with the shape and strides of this one."""
+    _, *strides_and_lengths = StridedTensor.from_tensor(tensor)
+    return lambda same: StridedTensor(same, *strides_and_lengths)
 
 
 @lru_cache(maxsize=1024)

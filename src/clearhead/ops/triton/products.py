@@ -22,7 +22,7 @@ from clearhead.ops.triton.config import (
     padded_width,
     value_constants,
 )
-from clearhead.ops.triton.launch import launch, layout_of, layout_of_call
+from clearhead.ops.triton.launch import launch, layout_of_call
 from clearhead.ops.triton.logits import (
     LogitParams,
     StridedTensor,
@@ -91,7 +91,7 @@ def _mass(call: AttentionCall, lse: Tensor, members: Tensor) -> Tensor:
     spans = members.shape[2]
     result = lse.new_empty((batch, heads, q_len, spans))
     logit_params, shift = LogitParams.from_call(call), prepare_lse(lse)
-    layout = (*layout_of_call(call), layout_of(members))
+    layout = layout_of_call(call, members)
 
     def arguments(tile: TileConfig) -> tuple[int, tuple]:
         return block_count(q_len, tile.queries) * heads * batch, (
