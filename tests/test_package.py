@@ -107,11 +107,12 @@ def test_doctest_finds_examples():
 
 
 def page_parameters() -> Iterator[ParameterSet]:
-    """Yield the pages with Python blocks, marked if they load a pretrained model."""
+    """Yield the pages with Python blocks, marked if they load a pretrained model or train one."""
     for path in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
         text = path.read_text()
         if "```python" in text:
             marks = [pytest.mark.pretrained] if "MiniLM" in text else []
+            marks += [pytest.mark.slow] if path.name == "translation.md" else []
             yield pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,27 @@ def test_hidden_keys_are_excluded_from_heatmaps_but_not_from_profiles():
     expected[:, [0, 5]] = 0
     np.testing.assert_allclose(overview.heatmaps.heatmap("max").values, expected, atol=1e-6)
     np.testing.assert_allclose(overview.received, weights.received()[0, 0], atol=1e-5)
+
+
+def test_overview_of_a_scaled_matrix_has_the_entropy_of_the_unscaled_one():
+    weights = layer(9, 9, heads=1, kv_heads=1, mask=Causal())
+    scaled = weights.scaled(torch.linspace(0, 2, 9))
+    overview = HeadOverview(scaled)
+    compute(overview)
+    np.testing.assert_allclose(overview.entropy, weights.entropy()[0, 0].numpy(), rtol=1e-5)
+    np.testing.assert_allclose(overview.received, scaled.received()[0, 0].numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 4096], ids=["sampled", "exact"])
+def test_thumbnails_of_a_scaled_matrix_have_the_entropy_of_the_unscaled_one(monkeypatch, limit):
+    monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", limit)
+    recording = decoder(["a", "b", "c", "d"], layers=1)
+    stack = recording["decoder"]
+    scaled = replace(stack, layers=(stack.layers[0].scaled(torch.tensor([0.0, 1, 2, 3])),))
+    expected = _thumbnails.layer_thumbnails("decoder", stack, 0)
+    for thumbnail, plain in zip(_thumbnails.layer_thumbnails("decoder", scaled, 0), expected, strict=True):
+        assert thumbnail.statistics.entropy == pytest.approx(plain.statistics.entropy, rel=1e-5)
+        assert thumbnail.values[0, 0] == 0
 
 
 def test_only_small_windows_are_exact():

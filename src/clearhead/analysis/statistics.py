@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.recording.recording import Address, Recording, Stack, check_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
+from clearhead.weights.statistics import observe_with_entropy
 
 MAX_OFFSET = 128  # of a positional head, in both directions; bounds the memory for long texts
 MIN_REPEAT_LENGTH = 8  # tokens; shorter repetitions occur in ordinary text
@@ -219,7 +220,7 @@ def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]
 def _sums(name: str, stack: Stack, weights: AttentionWeights) -> dict[str, Tensor]:
     """Return sums over the queries of one layer, in float64 to limit rounding errors over a corpus."""
     self_attention = is_self_attention(name, stack)
-    observed = weights.observe(entropy=True, distance=True, received=self_attention, top=1)
+    observed = observe_with_entropy(weights, distance=True, received=self_attention, top=1)
     visible = _visible_keys(weights)
     heads = torch.ones(weights.shape[1], dtype=torch.float64)
     sums = {

@@ -17,6 +17,7 @@ from clearhead.ops.spans import SpansLike
 from clearhead.ops.statistics import AttentionStatistics
 from clearhead.recording.recording import Recording
 from clearhead.weights import notebook
+from clearhead.weights.statistics import observe_with_entropy
 
 AVERAGED = ("entropy", "distance", "largest", "mass")  # statistics with a mean per head
 COLUMNS = ("stack", "layer", "head", "queries", "entropy", "distance", "largest", "peak")  # without those of spans
@@ -210,7 +211,7 @@ def summarize(recording: Recording, *, spans: SpansLike | None = None) -> Attent
         for index, weights in enumerate(stack.layers):
             layer = summary.layers.setdefault((name, index), LayerSummary())
             call_spans: Any = None if chosen is None else chosen.of_call(weights.shape[3])
-            observed = weights.observe(entropy=True, distance=True, top=1, spans=call_spans)
+            observed = observe_with_entropy(weights, distance=True, top=1, spans=call_spans)
             layer.add(observed, valid.to(weights.device), keep=False)
     if chosen is not None:
         chosen.check()

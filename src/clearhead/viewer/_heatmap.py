@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from clearhead.ops.statistics import Reduce
 from clearhead.weights.matrix import AttentionWeights
+from clearhead.weights.statistics import observe_with_entropy
 
 MAX_PAGE_BINS = 512  # bins per axis of a heatmap sent to a page
 MAX_OVERVIEW_BINS = 2048  # bins per axis of a heatmap of a whole matrix
@@ -165,7 +166,7 @@ class HeadOverview:
         if rows.start == rows.stop:
             self.heatmaps.advance()
             return
-        statistics = self._weights.part(queries=rows).observe(entropy=True, received=True)
+        statistics = observe_with_entropy(self._weights.part(queries=rows), received=True)
         self.entropy[rows] = statistics.entropy[0, 0].float().cpu().numpy()
         self.received += statistics.received[0, 0].double().cpu().numpy()
         self._rows_observed = rows.stop

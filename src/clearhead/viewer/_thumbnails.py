@@ -11,6 +11,7 @@ from jaxtyping import Float
 from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
 from clearhead.recording import Stack
 from clearhead.weights.indexing import evenly_spaced
+from clearhead.weights.statistics import entropy_of_rows
 
 MAX_THUMBNAIL_BINS = 128  # bins per axis
 MAX_EXACT_TOKENS = 4096  # longer texts are sampled
@@ -44,7 +45,8 @@ def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
             head_weights = weights.part(heads=head)
             cells = torch.cat([head_weights[0, 0, part] for part in parts])  # [rows, kv_len]
             pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(MAX_THUMBNAIL_BINS, kv_len))
-            statistics = measure_queries(name, stack, head_weights, rows, cells, torch.special.entr(cells).sum(dim=-1))
+            entropy = entropy_of_rows(head_weights, parts, cells)
+            statistics = measure_queries(name, stack, head_weights, rows, cells, entropy)
             thumbnails.append(Thumbnail(pooled.cpu().numpy(), statistics, True))
         return thumbnails
     down, across = min(MAX_THUMBNAIL_BINS, q_len), min(MAX_THUMBNAIL_BINS, kv_len)

@@ -34,6 +34,8 @@ class LazyMatrix(Protocol):
     def part(self, *, batch: Any = ..., heads: Any = ...) -> LazyMatrix: ...
     def pool(self, rows: int, cols: int, *, reduce: Any = ...) -> Tensor: ...
     def entropy(self) -> Tensor: ...
+    @property
+    def unscaled(self) -> LazyMatrix: ...
 
 
 @torch.no_grad()
@@ -52,15 +54,15 @@ def weights_html(weights: LazyMatrix) -> str | None:
     for head in range(count):
         head_weights = weights.part(batch=0, heads=head)
         if sampled:
-            cells = torch.cat(
-                [head_weights[0, 0, part] for part in evenly_spaced(q_len, rows)]
-            ).float()  # [rows, kv_len]
+            parts = evenly_spaced(q_len, rows)
+            cells = torch.cat([head_weights[0, 0, part] for part in parts]).float()  # [rows, kv_len]
             size = (min(MAX_BINS, len(cells)), min(MAX_BINS, kv_len))
             pooled = torch.nn.functional.adaptive_max_pool2d(cells[None], size)[0]
-            entropy = torch.special.entr(cells).sum(dim=-1)
+            rows_of_softmax = torch.cat([head_weights.unscaled[0, 0, part] for part in parts])
+            entropy = torch.special.entr(rows_of_softmax).sum(dim=-1)
         else:
             pooled = head_weights.pool(min(MAX_BINS, q_len), min(MAX_BINS, kv_len), reduce="max")[0, 0].float()
-            entropy = head_weights.entropy()
+            entropy = head_weights.unscaled.entropy()
         shades = log_shades(pooled.cpu().numpy(), kv_len)
         figures.append(_map(shades, f"head {head} · {float(entropy.mean()):.2f} nats"))
     notes = [

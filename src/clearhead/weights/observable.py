@@ -47,6 +47,11 @@ class ObservableMatrix(LazyMatrix):
         """Return a function that computes the weights of some queries; differentiable."""
         return WeightRows(self._checked(), self._lse).weights
 
+    @property
+    def unscaled(self) -> Self:
+        """The matrix before `scaled`, whose rows are those of a softmax; the matrix itself if it is not scaled."""
+        return self
+
     def entropy(self) -> Float[Tensor, "batch heads q_len"]:
         """Return the entropy −Σ A ln A of each row, in nats; not renormalized by a sink's share, 0 without a key."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(entropy=True)).entropy

@@ -44,6 +44,10 @@ class ScaledWeights(AttentionWeights):
     def requires_grad(self) -> bool:
         return self._base.requires_grad or (torch.is_grad_enabled() and self._factors.requires_grad)
 
+    @property
+    def unscaled(self) -> AttentionWeights:
+        return self._base
+
     # -- exact weights -------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: object) -> Tensor:
@@ -63,7 +67,7 @@ class ScaledWeights(AttentionWeights):
 
     def entropy(self) -> NoReturn:
         raise ValueError(
-            "entropy is not defined for scaled rows, which do not sum to 1; take that of the unscaled matrix"
+            "entropy is not defined for scaled rows, which do not sum to 1; take weights.unscaled.entropy()"
         )
 
     def peak(self) -> Float[Tensor, "batch heads q_len"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -13,11 +15,36 @@ from torch.nn.functional import pad
 from clearhead._utils.checks import describe
 from clearhead.ops import dispatch
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest, TopK
+from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsOptions, StatisticsRequest, TopK
 from clearhead.weights.autograd import Lse
 from clearhead.weights.cells import MAX_CELLS, refuse_above
 from clearhead.weights.differentiable_statistics import pooled, sum_statistics
 from clearhead.weights.gather import index_of_keys, scores_of_cells, weights_of_cells
+
+if TYPE_CHECKING:
+    from clearhead.weights.matrix import AttentionWeights
+
+
+def observe_with_entropy(weights: AttentionWeights, **statistics: Unpack[StatisticsOptions]) -> AttentionStatistics:
+    """Return statistics and the entropy, which for a scaled matrix is that of the unscaled one."""
+    if weights.unscaled is weights:
+        return weights.observe(**(statistics | {"entropy": True}))
+    return weights.observe(**statistics) | weights.unscaled.observe(entropy=True)
+
+
+def entropy_of_rows(
+    weights: AttentionWeights, parts: Sequence[slice], rows: Float[Tensor, "rows kv_len"]
+) -> Float[Tensor, " rows"]:
+    """Return the entropy of some rows of one head, which for a scaled matrix is that of the unscaled one.
+
+    Args:
+        weights: matrix of one head, `[1, 1, q_len, kv_len]`.
+        parts: queries of the rows.
+        rows: weights of these queries.
+    """
+    if weights.unscaled is not weights:
+        rows = torch.cat([weights.unscaled[0, 0, part] for part in parts])
+    return torch.special.entr(rows).sum(dim=-1)
 
 
 def compute_statistics(call: AttentionCall, lse: Lse, request: StatisticsRequest) -> AttentionStatistics:

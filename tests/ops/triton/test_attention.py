@@ -44,7 +44,7 @@ def few_queries(request, monkeypatch):
 
 
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_forward_matches_the_equation(few_queries, case):
     check_forward(case, "triton")
 

@@ -34,7 +34,7 @@ def test_wrong_output_is_found(monkeypatch, factor):
         check(problem)
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))])
 def test_wrong_gradient_is_found(monkeypatch, seed):
     attention = random_checks.attention
 
@@ -52,9 +52,9 @@ def test_wrong_gradient_is_found(monkeypatch, seed):
 @pytest.mark.parametrize(
     ("operator", "owner", "name"),
     [
-        ("product", matrix, "product"),
-        ("transposed product", matrix, "transposed_product"),
-        ("mass", AttentionWeights, "mass"),
+        pytest.param("product", matrix, "product", marks=pytest.mark.slow),
+        pytest.param("transposed product", matrix, "transposed_product", marks=pytest.mark.slow),
+        pytest.param("mass", AttentionWeights, "mass", marks=pytest.mark.slow),
         ("gradient", autograd, "score_gradients"),
     ],
 )

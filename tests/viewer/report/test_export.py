@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,17 @@ class TestContents:
                 np.testing.assert_allclose(layer.largest[:, row, key], part.amax((1, 2)), atol=1e-6)
                 np.testing.assert_allclose(layer.mean[:, row, key], part.mean((1, 2)), atol=1e-6)
         assert layer.statistics[0].queries == 40
+
+    @pytest.mark.parametrize("max_bins", [128, 8], ids=["exact", "sampled"])
+    def test_scaled_matrix_has_the_entropy_of_the_unscaled_one(self, max_bins):
+        recording = decoder([str(index) for index in range(37)], layers=1)
+        stack = recording["decoder"]
+        factors = torch.linspace(0, 1, 37)
+        scaled = Recording("scaled", {"decoder": replace(stack, layers=(stack.layers[0].scaled(factors),))})
+        (_, plain), (_, layer) = (summarize(each, max_bins=max_bins) for each in (recording, scaled))
+        np.testing.assert_allclose(layer.entropy, plain.entropy, atol=1e-3)
+        np.testing.assert_allclose(layer.received, plain.received * factors.numpy(), atol=1e-4)
+        assert "layer-decoder-0" in report(scaled).html
 
     @pytest.mark.parametrize("max_bins", [128, 8])
     def test_page_contains_the_packed_arrays(self, max_bins, monkeypatch):

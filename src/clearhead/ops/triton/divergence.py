@@ -25,12 +25,8 @@ from clearhead.ops.triton.logits import (
     LN_2,
     LogitParams,
     StridedTensor,
-    deferred_scale,
     dot,
-    dot_transposed,
-    finish_logits,
     key_length,
-    load_row_values,
     load_rows,
     prepare_lse,
     prepared_rows,
@@ -38,6 +34,7 @@ from clearhead.ops.triton.logits import (
     row_reader,
     store_rows,
 )
+from clearhead.ops.triton.mean_weights import mean_weights, tile_logarithms
 from clearhead.ops.triton.schedule import loop_over_keys, loop_over_queries, program_block, range_ends
 
 
@@ -188,69 +185,6 @@ def _prepared(rows: Tensor) -> Tensor:
 
 
 @triton.jit
-def _of_rows(values, TRANSPOSED: tl.constexpr):
-    """Return values of rows so that they broadcast over a tile, or over a transposed tile."""
-    return values[None, :] if TRANSPOSED else values[:, None]
-
-
-@triton.jit
-def _of_keys(values, TRANSPOSED: tl.constexpr):
-    return values[:, None] if TRANSPOSED else values[None, :]
-
-
-@triton.jit
-def _logarithms(
-    query, key, shift, logit_params, batch, head, rows, keys, first, last, PRECISION: tl.constexpr,
-    MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
-    """Return the logarithms of a tile's weights in base 2, −∞ where masked."""
-    row_lse = load_row_values(shift, logit_params, batch, head, rows)
-    products = dot_transposed(key, query, PRECISION) if TRANSPOSED else dot_transposed(query, key, PRECISION)
-    logits = finish_logits(
-        products, logit_params, batch, head, _of_rows(rows, TRANSPOSED), _of_keys(keys, TRANSPOSED),
-        _of_rows(first, TRANSPOSED), _of_rows(last, TRANSPOSED), MASKED)  # fmt: skip
-    return logits * deferred_scale(logit_params) - _of_rows(row_lse, TRANSPOSED)
-
-
-@triton.jit
-def _teacher_weights(
-    held, query, key, logit_params, shift, batch, group, start, key_start, first, last, BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, OPTIONS: tl.constexpr, MASKED: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-):  # fmt: skip
-    """Return the weights of a tile, the mean over the heads of a group, and their logarithms in base 2.
-
-    With one head per group, `held` are the queries or keys that the program keeps: of the rows of the tile.
-    """
-    PRECISION: tl.constexpr = OPTIONS[0]
-    MEMBERS: tl.constexpr = OPTIONS[1]
-    rows, keys = start + tl.arange(0, BLOCK_Q), key_start + tl.arange(0, BLOCK_K)
-    if MEMBERS == 1:
-        if TRANSPOSED:
-            query_tile, key_tile = load_rows(query, batch, group, start, BLOCK_Q, BLOCK_D), held
-        else:
-            query_tile = held
-            key_tile = load_rows(key, batch, group // logit_params.group, key_start, BLOCK_K, BLOCK_D)
-        logarithms = _logarithms(
-            query_tile, key_tile, shift, logit_params, batch, group, rows, keys, first, last, PRECISION, MASKED,
-            TRANSPOSED)  # fmt: skip
-        weights = tl.exp2(logarithms)
-    else:
-        weights = tl.zeros([BLOCK_K, BLOCK_Q] if TRANSPOSED else [BLOCK_Q, BLOCK_K], dtype=tl.float32)
-        for member in range(MEMBERS):
-            head = group * MEMBERS + member
-            query_tile = load_rows(query, batch, head, start, BLOCK_Q, BLOCK_D)
-            key_tile = load_rows(key, batch, head // logit_params.group, key_start, BLOCK_K, BLOCK_D)
-            logarithms = _logarithms(
-                query_tile, key_tile, shift, logit_params, batch, head, rows, keys, first, last, PRECISION, MASKED,
-                TRANSPOSED)  # fmt: skip
-            weights += tl.exp2(logarithms)
-        weights = weights * (1.0 / MEMBERS)
-        logarithms = tl.log2(tl.where(weights > 0, weights, 1.0))
-    return weights, tl.where(weights > 0, logarithms, 0.0)  # 0 · −∞ would be nan
-
-
-@triton.jit
 def _divergence_rows(
     query,
     key,
@@ -317,7 +251,7 @@ def _add_keys(state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, OPTIO
     """Add the tile of keys at `key_start`: Σ A log₂ (A / B), and (B − A) · keys for the gradient."""
     held, query, key, logit_params, shift, student, batch, group, start = fixed
     BLOCK_Q: tl.constexpr = OPTIONS[1]
-    weights, logarithms = _teacher_weights(
+    weights, logarithms = mean_weights(
         held, query, key, logit_params, shift, batch, group, start, key_start, first, last, BLOCK_Q, BLOCK_K,
         OPTIONS[2], OPTIONS[0], MASKED, False)  # fmt: skip
     COMPARED: tl.constexpr = OPTIONS[3]
@@ -328,7 +262,7 @@ def _add_keys(state, fixed, key_start, first, last, BLOCK_K: tl.constexpr, OPTIO
         rows, keys = start + tl.arange(0, BLOCK_Q), key_start + tl.arange(0, BLOCK_K)
         width: tl.constexpr = query_tile.shape[1]
         key_tile = load_rows(student_key, batch, head // student_params.group, key_start, BLOCK_K, width)
-        student_logarithms = _logarithms(
+        student_logarithms = tile_logarithms(
             query_tile, key_tile, student_shift, student_params, batch, head, rows, keys, first, last, PRECISION,
             MASKED, False)  # fmt: skip
         logarithms -= tl.where(weights > 0, student_logarithms, 0.0)
@@ -393,12 +327,12 @@ def _add_queries(state, fixed, range_index, start, BLOCK_Q: tl.constexpr, OPTION
     BLOCK_K: tl.constexpr = OPTIONS[1]
     rows, keys = start + tl.arange(0, BLOCK_Q), key_start + tl.arange(0, BLOCK_K)
     first, last = range_ends(logit_params, range_index, batch, rows)
-    weights, _ = _teacher_weights(
+    weights, _ = mean_weights(
         held, query, key, logit_params, shift, batch, group, start, key_start, first, last, BLOCK_Q, BLOCK_K,
         OPTIONS[2], OPTIONS[0], MASKED, True)  # fmt: skip
     PRECISION: tl.constexpr = OPTIONS[0][0]
     query_tile = load_rows(student_query, batch, student_head, start, BLOCK_Q, key_tile.shape[1])
-    logarithms = _logarithms(
+    logarithms = tile_logarithms(
         query_tile, key_tile, student_shift, student_params, batch, student_head, rows, keys, first, last, PRECISION,
         MASKED, True)  # fmt: skip
     row_mass = _row_mass(mass, logit_params, heads, batch, head, rows)

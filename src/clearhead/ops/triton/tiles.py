@@ -128,7 +128,7 @@ class TileProblem(NamedTuple):
         row = self.key_width * self.dtype.itemsize
         both = row + self.value_width * self.dtype.itemsize
         if self.kernel in ("divergence", "divergence_key"):  # a mean over heads loads both queries and keys of each
-            held, loaded = (tile.queries + tile.keys) * both, (tile.queries + tile.keys) * row
+            held, loaded = ((tile.queries + tile.keys) * width for width in (both - row, row))
         elif self.kernel in ("backward_key", "observe_columns", "transposed_product"):
             held, loaded = tile.keys * both, tile.queries * both
         elif self.kernel in ("backward_query", "backward_bias"):

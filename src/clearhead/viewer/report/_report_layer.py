@@ -18,6 +18,7 @@ from clearhead.viewer._heatmap import BinSize, HeatmapWindow, pool_window
 from clearhead.viewer._thumbnails import is_sampled
 from clearhead.weights.indexing import evenly_spaced
 from clearhead.weights.matrix import AttentionWeights
+from clearhead.weights.statistics import entropy_of_rows, observe_with_entropy
 
 MAX_TOP_KEYS = 8  # stored per query
 MAX_STORED_QUERIES = 2048  # queries whose top keys and entropy are stored
@@ -111,7 +112,7 @@ def summarize_layer(name: str, stack: Stack, layer: int, plan: SamplingPlan) -> 
                 for array in ("largest", "mean", "entropy", "received", "top_keys", "top_weights")
             ),
         )
-    observed = weights.observe(entropy=True, received=True, top=min(MAX_TOP_KEYS, len(stack.keys)))
+    observed = observe_with_entropy(weights, received=True, top=min(MAX_TOP_KEYS, len(stack.keys)))
     rows = torch.from_numpy(plan.query_indices).to(weights.device)
     largest = pool_window(weights, _full_window(stack), plan.bin_size, "max")
     return ReportLayer(
@@ -129,14 +130,15 @@ def _sample_head(name: str, stack: Stack, weights: AttentionWeights, plan: Sampl
     """Return the data of one head from the sampled queries."""
     rows = torch.from_numpy(plan.query_indices)
     q_len, kv_len = len(stack.queries), len(stack.keys)
-    cells = torch.cat([weights[0, 0, part] for part in evenly_spaced(q_len, len(rows))]).float()
+    parts = evenly_spaced(q_len, len(rows))
+    cells = torch.cat([weights[0, 0, part] for part in parts]).float()
     top = cells.topk(min(MAX_TOP_KEYS, kv_len))
     largest, mean = (_pool_keys(cells, plan.bin_size.keys, reduce) for reduce in ("max", "mean"))
     # only the last bin may lack a sampled query; it then repeats the previous row
     starts = np.searchsorted(plan.query_indices, np.arange(0, q_len, plan.bin_size.rows)).clip(max=len(rows) - 1)
     counts = np.diff(np.append(starts, len(rows))).clip(min=1)[:, None]
     received = cells.sum(dim=0, keepdim=True) * (q_len / len(rows))
-    entropy = torch.special.entr(cells).sum(dim=-1)
+    entropy = entropy_of_rows(weights, parts, cells)
     return ReportLayer(
         [measure_queries(name, stack, weights, rows, cells, entropy)],
         np.maximum.reduceat(largest, starts, axis=0)[None],
