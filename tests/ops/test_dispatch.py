@@ -91,8 +91,8 @@ ROWS = "; cuDNN requires one row per query and kv_len to be a multiple of 8"
             " Padding or Prefix, or one Dense, on CUDA",
         ),
         (
-            {"mask": Padding([3, 5])},
-            "on CUDA hidden keys are supported up to 256 tokens, and not in compiled graphs",
+            {"mask": Padding([3, 5]), "keys": 520},
+            "on CUDA hidden keys are supported up to 512 tokens, and not in compiled graphs",
         ),
     ],
     ids=str,

@@ -119,9 +119,12 @@ def online_softmax_step(
     )
     new_max = tl.maximum(row_max, tl.max(logits, 1))
     # a row with no key yet has max = -inf; subtracting it would give nan
-    pivot = tl.where(new_max == -float("inf"), 0.0, new_max) * deferred_scale(logit_params)
-    weights = tl.exp2(logits * deferred_scale(logit_params) - pivot[:, None])  # [BLOCK_Q, BLOCK_K]
-    rescale = tl.exp2(row_max * deferred_scale(logit_params) - pivot)
+    pivot = tl.where(new_max == -float("inf"), 0.0, new_max)
+    scale = deferred_scale(logit_params)
+    weights = tl.exp2(logits * scale - (pivot * scale)[:, None])  # [BLOCK_Q, BLOCK_K]
+    # Exactly 1 if the maximum is the same. The difference of two scaled maxima would have a rounding error, because the
+    # compiler fuses one of the products with the subtraction, and the error would grow with every tile.
+    rescale = tl.exp2((row_max - pivot) * scale)
     row_sum = row_sum * rescale + tl.sum(weights, 1)
     if dropout is not None:
         indices = row_indices(logit_params, batch, head, rows[:, None])
