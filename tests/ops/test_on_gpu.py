@@ -246,6 +246,30 @@ def test_more_than_two_to_the_31_elements_are_supported():
         assert torch.equal(got[:, -1:], wanted)
 
 
+@pytest.mark.parametrize("mask", [None, Causal(), UNION], ids=str)
+@pytest.mark.parametrize(("mean", "heads"), [(False, HEADS), (False, 1), (True, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_divergence_and_its_gradients_match_the_equation(dtype, mean, heads, mask):
+    query, key = normal(2, HEADS, 300, 64, dtype=dtype), normal(2, KV_HEADS, 300, 64, seed=1, dtype=dtype)
+    leaves = [normal(2, count, 300, 32, seed=seed, dtype=dtype) for seed, count in ((2, heads), (3, 1))]
+    cotangent = normal(2, 1 if mean else HEADS, 300, seed=4)
+
+    def run(cast: torch.dtype) -> list[Tensor]:
+        backend = "triton" if cast == dtype else "reference"
+        pair = [leaf.detach().to(cast).requires_grad_() for leaf in leaves]
+        tensors = (query.to(cast), key.to(cast), key.to(cast))
+        teacher = attention(*tensors, mask=mask, return_weights="keep_qk", backend=backend)[1]
+        student = attention(*pair, pair[1].detach(), mask=mask, return_weights="keep_qk", backend=backend)[1]
+        result = (teacher.mean_heads() if mean else teacher).kl(student)
+        gradients = torch.autograd.grad(result, pair, cotangent.to(result.dtype))
+        return [tensor.detach().cpu() for tensor in (result, *gradients)]
+
+    got, exact, single = (run(cast) for cast in (dtype, torch.float64, torch.float32))
+    # a divergence adds logarithms of weights, up to 20; gradients are differences
+    for tensor, truth, plain, terms in zip(got, exact, single, (20, 4, 4), strict=True):
+        assert_matches(tensor, truth, plain.to(tensor.dtype), scale=terms * max(1.0, float(truth.abs().max())))
+
+
 @pytest.mark.parametrize("queries", [1, 64])
 def test_log_sum_exp_does_not_drift_over_many_tiles(queries):
     """A rounding error in each step of the online softmax would add up to 1e-3 here."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import ALiBi, AttentionWeights, attention
+from clearhead.weights.mean_heads import MeanHeads
 from support.random_problems import Problem
 
 SMALLEST_TILE = 64  # queries or keys of a tile in half precision
@@ -39,7 +40,15 @@ def check(problem: Problem) -> None:
         "transposed product": checks.transposed_product,
         "mass": checks.mass,
         "gradient": checks.statistics_gradients,
+        "divergence": lambda weights: checks.divergence(weights.detach()),
+        "divergence of the mean": lambda weights: checks.divergence(_mean_heads(problem, weights.detach())),
     }[problem.family.operator](weights)
+
+
+def _mean_heads(problem: Problem, weights: AttentionWeights) -> AttentionWeights | MeanHeads:
+    """Return the mean over heads, or the weights themselves if their heads have different masks."""
+    mask, (batch, _, q_len, kv_len) = problem.options.get("mask"), weights.shape
+    return weights.mean_heads() if mask is None or mask.shape_error(batch, 1, q_len, kv_len) is None else weights
 
 
 def _launch_with_other_values(problem: Problem) -> None:
@@ -173,6 +182,39 @@ class _Checks:
         logarithms = self.exact["weights"].detach().clamp(min=1e-300).log().abs()
         reach = entropy[..., None].double().abs() * (1 + logarithms) + received[..., None, :].double().abs()
         self.gradients(results, torch.ones_like(results[0]), self.gradient_terms(reach))  # pyright: ignore
+
+    def divergence(self, teacher: AttentionWeights | MeanHeads) -> None:
+        """KL divergence to a student of the same mask, and the gradients of the student's queries and keys."""
+        problem, (batch, heads, q_len, kv_len) = self.problem, teacher.shape
+        dtype, width = problem.family.dtype, problem.family.value_dim
+        query, key = (self.random(batch, count, n, width).to(dtype) for count, n in ((heads, q_len), (1, kv_len)))
+        leaves = {"query": query.requires_grad_(), "key": key.requires_grad_()}
+        kept = {name: problem.options[name] for name in ("mask", "query_start") if name in problem.options}
+        student = attention(query, key, key.detach(), return_weights="keep_qk", backend="triton", **kept)[1]
+        allowed = student.lowered_mask.allowed(q_len, torch.arange(kv_len, device=key.device))
+
+        def plain(results: Results) -> Tensor:
+            weights = results["weights"].detach().unflatten(1, (heads, -1)).mean(dim=2)
+            scores = query.to(weights.dtype) @ key.to(weights.dtype).mT * width**-0.5
+            logarithms = torch.log_softmax(torch.where(allowed, scores, -1e30), dim=-1)
+            ratios = torch.where(weights > 0, weights, 1.0).log() - logarithms
+            return torch.where(weights > 0, weights * ratios, 0.0).sum(dim=-1)
+
+        got, exact, single = teacher.kl(student), plain(self.exact), plain(self.single)
+        size = float((query.detach().double().abs() @ key.detach().double().abs().mT).max()) * width**-0.5
+        terms = self.logs + size + math.log(2 + kv_len)
+        compare("divergence", got, exact, single, terms, terms=terms)
+        cotangent = self.random(*exact.shape)
+        sizes = {  # of the terms, at most 2 for each row's scores
+            "query": 2 * float(cotangent.abs().max() * key.detach().abs().max()) * width**-0.5,
+            "key": 2 * float((cotangent[..., None].abs() * query.detach().abs()).sum(dim=(1, 2)).max()) * width**-0.5,
+        }
+        found = (
+            torch.autograd.grad(result, list(leaves.values()), cotangent.to(result.dtype))
+            for result in (got, exact, single)
+        )
+        for name, computed, truth, baseline in zip(leaves, *found, strict=True):
+            compare(f"divergence: gradient of {name}", computed, truth, baseline, terms, terms=sizes[name])
 
     def in_dtype(self) -> Tensor:
         """Return the weights by the plain formula, in the dtype of the problem."""

@@ -30,7 +30,7 @@ BIAS_AXES = {
     "keys": ("kv_len",),
     "rows": ("heads", "q_len"),
 }
-OPERATORS = ("product", "transposed product", "mass", "gradient")
+OPERATORS = ("product", "transposed product", "mass", "gradient", "divergence", "divergence of the mean")
 MAX_CELLS = 2**25  # the equation in float64 stores about ten matrices
 
 

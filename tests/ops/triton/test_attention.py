@@ -51,7 +51,7 @@ def test_forward_matches_the_equation(few_queries, case):
 
 @pytest.mark.slow
 @given(case=cases((torch.float32, torch.bfloat16)))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_gradients_match_the_equation(case):
     check_gradients(case, "triton")
 

@@ -14,7 +14,7 @@ from support.random_checks import check
 from support.random_problems import Family, Problem
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 4))])
 def test_kernels_match_the_equation_on_a_random_problem(seed):
     family = Family.draw(random.Random(seed))
     check(Problem.draw(family, seed, "cpu", longest=24))
@@ -34,7 +34,7 @@ def test_wrong_output_is_found(monkeypatch, factor):
         check(problem)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_wrong_gradient_is_found(monkeypatch, seed):
     attention = random_checks.attention
 
