@@ -20,7 +20,6 @@ from gpu_timing import DIM, HEADS, Row, both_passes, error_row, fused, inputs, m
 LENGTHS = (8192, 32768)
 DENSE_LENGTH = 8192  # a matrix of 32 heads takes 8.6 GB in float32
 ONCE_LENGTH = 131072  # timed once
-MAX_ONCE_SECONDS = 120.0  # computations that may take longer are left out
 COMPILED_LENGTH = 2048
 WIDTH, SPANS = 128, 8
 WITH_GRADIENT = "≤ 2"
@@ -161,20 +160,11 @@ ONCE = ("mass of 8 spans", "entropy with gradient", "mass of 8 spans with gradie
 
 def compare_operators() -> Iterator[list[Row]]:
     """Yield the rows of each computation, or the row of its error."""
-    seconds: dict[str, float] = {}
     for n in LENGTHS:
         for name in OPERATORS:
-            rows = guarded(compare, name, n)
-            yield rows
-            if n == LENGTHS[-1]:
-                seconds[name] = float(rows[0].get("ours ms", torch.inf)) / 1000  # pyright: ignore[reportArgumentType]
+            yield guarded(compare, name, n)
     for name in ONCE:
-        # the time of a mean over heads grows with n³: strips have fewer rows, and each strip converts all keys
-        if seconds[name] * (ONCE_LENGTH / LENGTHS[-1]) ** 3 > MAX_ONCE_SECONDS:
-            text = f"left out, because it failed or took {seconds[name]:.1f} s with {LENGTHS[-1]} tokens"
-            yield [error_row(name, ONCE_LENGTH, text)]
-        else:
-            yield guarded(compare_once, name, ONCE_LENGTH)
+        yield guarded(compare_once, name, ONCE_LENGTH)
 
 
 def guarded(comparison: Callable[[str, int], Iterator[Row]], name: str, n: int) -> list[Row]:
@@ -202,8 +192,8 @@ def compare(name: str, n: int) -> Iterator[Row]:
 
 def compare_once(name: str, n: int) -> Iterator[Row]:
     """Time one call, without warming up, and measure the memory that it takes in addition to its inputs."""
-    theirs = cudnn_once(n)
-    ours = OPERATORS[name].make(n)
+    operator = OPERATORS[name]
+    theirs, ours = cudnn_once(n, operator.backward), operator.make(n)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -211,13 +201,13 @@ def compare_once(name: str, n: int) -> Iterator[Row]:
     taken = timed(ours)
     extra = (torch.cuda.max_memory_allocated() - held) / 2**20
     case = f"{name}, once ({extra:.0f} MiB)"
-    yield row(case, n, taken, cudnn_name(backward=True), theirs, "reported", taken / theirs)
+    yield row(case, n, taken, cudnn_name(operator.backward), theirs, "reported", taken / theirs)
 
 
 @functools.cache
-def cudnn_once(n: int) -> float:
-    """Return the time of one forward and backward pass."""
-    call = cudnn(n, backward=True)
+def cudnn_once(n: int, backward: bool) -> float:
+    """Return the time of one forward pass, or of one forward and backward pass."""
+    call = cudnn(n, backward)
     call()  # cuDNN plans for every new shape
     return timed(call)
 

@@ -28,6 +28,10 @@ MASKS = [
 ]
 
 
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
 def check_statistics(case: Case) -> None:
     """Assert that entropy, received attention and distance are accurate."""
     exact, naive = case.exact(), case.statistics()

@@ -44,11 +44,12 @@ def kl(teacher: AttentionWeights | MeanHeads, student: object, ignore: bool) -> 
     if plain and (same_mask or not ignore):
         if not same_mask:
             _refuse_forbidden(teacher, call)
-        return _fused(teacher, student)
+        return _by_products(teacher, student)
     return _by_strips(teacher, student, ignore)
 
 
-def _fused(teacher: AttentionWeights | MeanHeads, student: AttentionWeights) -> Lse:
+def _by_products(teacher: AttentionWeights | MeanHeads, student: AttentionWeights) -> Lse:
+    """Compute the divergence by the formula above."""
     call = student._checked()
     query, key = call.query.to(call.compute_dtype), call.key.to(call.compute_dtype)
     heads, teacher_heads = query.shape[1], teacher.shape[1]

@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead._utils.color_scales import log_shades
 from clearhead._utils.extras import missing_packages
 from clearhead.weights.indexing import evenly_spaced
+from clearhead.weights.statistics import entropy_of_rows
 
 MAX_BINS = 96  # per axis of a heatmap
 MAX_HEADS = 16  # heads, or layers
@@ -58,8 +59,7 @@ def weights_html(weights: LazyMatrix) -> str | None:
             cells = torch.cat([head_weights[0, 0, part] for part in parts]).float()  # [rows, kv_len]
             size = (min(MAX_BINS, len(cells)), min(MAX_BINS, kv_len))
             pooled = torch.nn.functional.adaptive_max_pool2d(cells[None], size)[0]
-            rows_of_softmax = torch.cat([head_weights.unscaled[0, 0, part] for part in parts])
-            entropy = torch.special.entr(rows_of_softmax).sum(dim=-1)
+            entropy = entropy_of_rows(head_weights, parts, cells)  # pyright: ignore[reportArgumentType]
         else:
             pooled = head_weights.pool(min(MAX_BINS, q_len), min(MAX_BINS, kv_len), reduce="max")[0, 0].float()
             entropy = head_weights.unscaled.entropy()

@@ -7,7 +7,7 @@ from clearhead import ALiBi, Causal, Dense, Documents, attention
 from clearhead.ops import dispatch
 from clearhead.weights import divergences
 from support.parameters import slow_except
-from support.triton_calls import DENSE, HEADS, KEYS, QUERIES, UNION
+from support.triton_calls import DENSE, HEADS, KEYS, QUERIES, UNION, random
 
 TEACHERS = {
     "causal": {"mask": Causal()},
@@ -47,14 +47,10 @@ def fused(monkeypatch):
 
     def use():
         monkeypatch.setitem(dispatch.STATISTICS, "cpu", ("triton", "streaming"))
-        monkeypatch.setattr(divergences, "_fused", pytest.fail)
+        monkeypatch.setattr(divergences, "_by_products", pytest.fail)
         monkeypatch.setattr(divergences, "_by_strips", pytest.fail)
 
     return use
-
-
-def random(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def teacher_and_student(options, groups, heads, dtype):

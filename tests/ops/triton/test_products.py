@@ -10,7 +10,7 @@ from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.tiled import backend as tiled
 from clearhead.ops.triton import backend as triton
 from support.parameters import slow_except
-from support.triton_calls import BATCH, DENSE_CAUSAL, HEADS, KEY_DIM, KEYS, KV_HEADS, QUERIES, UNION
+from support.triton_calls import BATCH, DENSE_CAUSAL, HEADS, KEY_DIM, KEYS, KV_HEADS, QUERIES, UNION, random
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 3e-2}
 OPTIONS = {
@@ -26,10 +26,6 @@ OPTIONS = {
 PRODUCTS = {f"float32, {name}": (torch.float32, options) for name, options in OPTIONS.items()} | {
     "bfloat16, causal": (torch.bfloat16, OPTIONS["causal"])
 }
-
-
-def random(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def weights_of(options, dtype=torch.float32):
