@@ -1,6 +1,7 @@
 """Environment variables that must be set before torch is imported, and fixtures of all tests."""
 
 import os
+from functools import cache
 
 import pytest
 
@@ -12,6 +13,7 @@ os.environ.update(environment.defaults(os.environ) | os.environ)
 
 import hypothesis
 import torch
+import typer.testing
 
 hypothesis.settings.register_profile(
     "clearhead",
@@ -20,7 +22,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     derandomize="CI" in os.environ,  # CI must be reproducible; other runs draw new problems
 )
+hypothesis.settings.register_profile("shapes", hypothesis.settings.get_profile("clearhead"), max_examples=25)
 hypothesis.settings.load_profile("clearhead")
+
+typer.testing._get_command = cache(typer.testing._get_command)  # CliRunner would build all commands again at each call
 
 
 @pytest.fixture

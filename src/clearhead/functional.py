@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Unpack, overload
 
 from jaxtyping import Float, Int
@@ -132,14 +133,30 @@ def attend_with_weights(
     """
     output, lse = dispatch.choose(call, backend)[1].attend(call, True)
     assert lse is not None
-    held = call if keep_qk else _smallest_form(call)
-    return output, AttentionWeights(held, lse, check_mutation=check_mutation)
+    return output, lazy_weights(call, lse, keep_qk=keep_qk, check_mutation=check_mutation)
 
 
-def _smallest_form(call: AttentionCall) -> AttentionCall:
-    """Replace queries and keys by the scores if these take less memory, as in decoding."""
-    _, heads, q_len, _ = call.shape
-    _, kv_heads, _, key_dim = call.key.shape
-    if heads * q_len > kv_heads * key_dim:
-        return call
-    return call.with_scores(reference.scores(call, call.lower()))
+def lazy_weights(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"] | None = None,
+    *,
+    keep_qk: bool = False,
+    check_mutation: bool = True,
+) -> AttentionWeights:
+    """Return the lazy matrix of a call.
+
+    Args:
+        call: the validated call. It needs no values.
+        lse: its log-sum-exp. Default: computed.
+        keep_qk: hold query and key even if the scores take less memory.
+        check_mutation: detect in-place changes of the inputs. False if the weights are read before any can happen.
+    """
+    if not keep_qk and call.takes_less_as_scores():
+        scores = reference.scores(call, call.lower())
+        lse = reference.log_sum_exp_of_scores(scores, call.sinks) if lse is None else lse
+        return AttentionWeights(call.with_scores(scores), lse, check_mutation=check_mutation)
+    if lse is None:
+        with_keys_as_values = replace(call.without_dropout(), value=call.key)
+        lse = dispatch.choose(with_keys_as_values)[1].attend(with_keys_as_values, True)[1]
+        assert lse is not None
+    return AttentionWeights(call, lse, check_mutation=check_mutation)

@@ -214,10 +214,10 @@ def spilled_bytes(ptx: str, architecture: int) -> int:
 
 
 def main() -> None:
-    """Compile the cases KERNEL:DTYPE:WIDTH:FEATURE of the command line; print a JSON line for each."""
-    architecture = int(sys.argv[1])
-    for case in sys.argv[2:]:
-        kernel, dtype, dim, feature = case.split(":")
+    """Compile the cases ARCHITECTURE:KERNEL:DTYPE:WIDTH:FEATURE of the command line; print a JSON line for each."""
+    for case in sys.argv[1:]:
+        number, kernel, dtype, dim, feature = case.split(":")
+        architecture = int(number)
         compilations = compile_kernel(kernel, architecture, getattr(torch, dtype), int(dim), feature)  # pyright: ignore
         rows = [
             (compilation.function, compilation.fits, spilled_bytes(compilation.ptx, architecture))

@@ -181,7 +181,11 @@ class _Checks:
         )
         logarithms = self.exact["weights"].detach().clamp(min=1e-300).log().abs()
         reach = entropy[..., None].double().abs() * (1 + logarithms) + received[..., None, :].double().abs()
-        self.gradients(results, torch.ones_like(results[0]), self.gradient_terms(reach))  # pyright: ignore
+        terms = self.gradient_terms(reach)
+        # the sum of a row's weights is 1 minus the share of its sink, also if the row has no keys
+        shares = 1 - self.exact["weights"].detach().sum(dim=-1)
+        terms["sinks"] += float((entropy.double().abs() * shares).sum(dim=(0, 2)).max())
+        self.gradients(results, torch.ones_like(results[0]), terms)  # pyright: ignore
 
     def divergence(self, teacher: AttentionWeights | MeanHeads) -> None:
         """KL divergence to a student of the same mask, and the gradients of the student's queries and keys."""

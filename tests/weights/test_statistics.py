@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 @given(case=cases(DTYPES))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cells_and_statistics_match_extended_precision(small_tiles, case):
     exact, naive = case.exact(), case.statistics()
     logs = case.terms + np.log(2 + case.shape[3])  # bound of the log weights, whose rounding error limits the precision
@@ -60,7 +60,6 @@ def check_top(top, case: Case, dense: torch.Tensor) -> None:
 
 
 @given(case=cases(), offset=st.integers(-4, 4))
-@settings(max_examples=100)
 def test_diagonals_match_extended_precision(case, offset):
     exact, naive = case.exact()["weights"], case.statistics()["weights"]
     rows = np.arange(case.shape[2])
@@ -89,7 +88,7 @@ def test_diagonals_match_extended_precision(case, offset):
     reduce=st.sampled_from(["mean", "max"]),
     corners=st.tuples(*[st.floats(0, 1)] * 4),
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pool_is_adaptive_pooling_of_any_rectangle(small_tiles, case, size, reduce, corners):
     q_len, kv_len = case.shape[2:]
     (row, row_end), (key, key_end) = (

@@ -6,6 +6,8 @@ import pickle
 import numpy as np
 import torch
 
+from clearhead import AttentionWeights
+from clearhead.weights.mean_heads import MeanHeads
 from support.weights import sample
 
 
@@ -36,6 +38,41 @@ class TestConversionToTensors:
         assert len({weights, weights}) == 1
         assert hasattr(weights, "numpy")
         assert weights.numel() == dense.numel()
+
+    def test_to_another_dtype_returns_a_tensor(self):
+        weights = sample()[-1]
+        other = torch.zeros(1, dtype=torch.float64)
+        for converted, dtype in (
+            (weights.to(torch.float16), torch.float16),
+            (weights.to("cpu", torch.float64), torch.float64),
+            (weights.to(dtype=torch.bfloat16, non_blocking=True), torch.bfloat16),
+            (weights.to("cpu", dtype=torch.int64), torch.int64),
+            (weights.to(other), torch.float64),
+            (weights.to(sample(dtype=torch.float64)[-1]), torch.float64),
+        ):
+            assert torch.equal(converted, weights.dense().to(dtype))
+        for matrix in (weights.mean_heads(), weights.scaled(torch.ones(17))):
+            assert torch.equal(matrix.to(torch.float16), matrix.dense().half())
+
+    def test_to_the_same_dtype_stays_lazy(self):
+        weights = sample()[-1]
+        moved = [weights.to(torch.float32), weights.to(device="cpu"), weights.to("cpu", None), weights.to(weights.lse)]
+        for matrix in (*moved, weights.to("cpu", copy=True), weights.to(None), weights.cpu()):
+            assert isinstance(matrix, AttentionWeights)
+            assert torch.equal(matrix.dense(), weights.dense())
+        assert moved[0].query.data_ptr() == weights.query.data_ptr()
+        assert weights.to("cpu", copy=True).query.data_ptr() != weights.query.data_ptr()
+        assert isinstance(weights.mean_heads(2).to("cpu"), MeanHeads)
+        assert torch.equal(weights.mean_heads(2).to("cpu").dense(), weights.mean_heads(2).dense())
+
+    def test_data_and_is_cuda_match_a_tensor(self):
+        weights = sample(requires_grad=True)[-1]
+        for matrix in (weights, weights.mean_heads(), weights.scaled(torch.ones(17))):
+            assert matrix.requires_grad
+            assert type(matrix.data) is type(matrix)
+            assert not matrix.data.requires_grad
+            assert not matrix.data.dense().requires_grad
+            assert matrix.is_cuda is False
 
     def test_deepcopy_and_pickle_keep_the_weights(self):
         weights = sample()[-1]

@@ -19,6 +19,10 @@ no_torch_function: Any = torch._C._disabled_torch_function_impl  # as __torch_fu
 flash_attention_cpu: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cuda: Any = torch.ops.aten._scaled_dot_product_flash_attention
 cudnn_attention: Any = torch.ops.aten._scaled_dot_product_cudnn_attention
+# the kernel that scaled_dot_product_attention uses, as the value of an SDPBackend
+chosen_kernel: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
+native_multi_head_attention: Any = torch._native_multi_head_attention  # pyright: ignore[reportPrivateImportUsage]
+native_encoder_layer: Any = torch._transformer_encoder_layer_fwd  # pyright: ignore[reportPrivateImportUsage]
 efficient_attention: Any = torch.ops.aten._scaled_dot_product_efficient_attention
 
 

@@ -153,6 +153,18 @@ class AttentionCall:
         """Return the call whose output is the product of the weights, which are those before dropout, and values."""
         return self if self.seed is None else replace(self, seed=None, dropout=0.0)
 
+    def detached(self) -> AttentionCall:
+        """Return the call without gradients."""
+        value, bias, sinks = self.value, self.bias, self.sinks
+        return replace(
+            self,
+            query=self.query.detach(),
+            key=self.key.detach(),
+            value=None if value is None else value.detach(),
+            bias=ALiBi(bias.slopes.detach()) if isinstance(bias, ALiBi) else None if bias is None else bias.detach(),
+            sinks=None if sinks is None else sinks.detach(),
+        )
+
     def ungrouped(self) -> AttentionCall:
         """Return the call with a key head for each query head, and without values; differentiable."""
         return replace(self, key=self.key.repeat_interleave(self.group, dim=1), value=None)
@@ -231,6 +243,12 @@ class AttentionCall:
             return tensor[(slice(None),) * dim + (rows,)]
 
         return replace(self._map_parts(cut), query_start=self.query_start + rows.start)
+
+    def takes_less_as_scores(self) -> bool:
+        """Return whether the scores take less memory than the keys, as in decoding."""
+        _, heads, q_len, _ = self.query.shape
+        _, kv_heads, _, key_dim = self.key.shape
+        return heads * q_len <= kv_heads * key_dim
 
     def with_scores(self, scores: Float[Tensor, "batch heads q_len kv_len"]) -> AttentionCall:
         """Return a call for the same matrix with given scores: the scores as bias, queries and keys of width 0."""

@@ -160,6 +160,10 @@ class AttentionStatistics:
         """Return the results of both. If both contain a statistic, that of `other` is taken."""
         return AttentionStatistics(**(self._results | other._results))
 
+    def results(self) -> dict[str, Any]:
+        """Return the results by name."""
+        return dict(self._results)
+
     def without(self, name: str) -> AttentionStatistics:
         """Return all results but one."""
         return AttentionStatistics(**{key: result for key, result in self._results.items() if key != name})

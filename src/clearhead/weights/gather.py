@@ -39,10 +39,11 @@ def log_sum_exp(call: AttentionCall, lse: Lse) -> Lse:
 
 
 def scores_of_cells(call: AttentionCall, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
-    """Return the scores of single cells, which the mask must allow.
+    """Return the scores of single cells, −inf where masked.
 
     They are computed a few at a time and, for gradients, again in the backward pass.
     """
+    call = call.with_lowered_mask()
     parts = index.split(CELLS_PER_STEP, dim=1)
     if not call.scores_require_grad():
         return torch.cat([reference.scores_of_cells(call, part) for part in parts])
@@ -50,10 +51,20 @@ def scores_of_cells(call: AttentionCall, index: Int[Tensor, "4 count"]) -> Float
     return torch.cat(scores)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
+class WeightCells:
+    """Single weights of a call, 0 where masked, with log-sum-exp and mask computed once."""
+
+    def __init__(self, call: AttentionCall, lse: Lse) -> None:
+        self.call = call.with_lowered_mask()
+        self.lse = finite_lse(log_sum_exp(call, lse))
+
+    def weights(self, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
+        return torch.exp(scores_of_cells(self.call, index) - self.lse[tuple(index[:3])])
+
+
 def weights_of_cells(call: AttentionCall, lse: Lse, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
-    """Return the weights of single cells, which the mask must allow."""
-    row_lse = finite_lse(log_sum_exp(call, lse))[tuple(index[:3])]
-    return torch.exp(scores_of_cells(call, index) - row_lse)
+    """Return the weights of single cells, 0 where masked."""
+    return WeightCells(call, lse).weights(index)
 
 
 def largest_weights(call: AttentionCall, lse: Lse, rows: slice, keys: slice, size: tuple[int, int]) -> LargestCells:
@@ -63,7 +74,7 @@ def largest_weights(call: AttentionCall, lse: Lse, rows: slice, keys: slice, siz
     sequences, heads = (torch.arange(n, device=lse.device) for n in largest.rows.shape[:2])
     index = torch.broadcast_tensors(sequences[:, None, None, None], heads[:, None, None], largest.rows, largest.keys)
     values = weights_of_cells(call, lse, torch.stack(index).flatten(1)).view(largest.rows.shape)
-    return largest._replace(weights=torch.where(largest.weights > 0, values, 0.0))  # others may be masked
+    return largest._replace(weights=torch.where(largest.weights > 0, values, 0.0))  # row and key of others are 0
 
 
 def index_of_keys(keys: Int[Tensor, "batch heads q_len count"]) -> Int[Tensor, "4 cells"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,11 @@ from clearhead._utils.checks import check_bool, check_int, describe
 from clearhead._utils.tensor_checks import check_axis
 from clearhead.ops.spans import SpansLike
 from clearhead.ops.statistics import TopK
+from clearhead.weights.cells import MAX_CELLS
+from clearhead.weights.indexing import Selection
+from clearhead.weights.lookup import Cells, lookup
 from clearhead.weights.products import TransposedWeights, check_factor, fold_broadcast
+from clearhead.weights.target import parse_target
 from clearhead.weights.tensor_like import TensorLike
 
 Dims = int | Sequence[int] | None
@@ -77,7 +81,13 @@ class LazyMatrix(TensorLike):
         """Number of key heads. Each is shared by a group of consecutive query heads."""
         raise NotImplementedError
 
-    def __getitem__(self, index: object) -> Tensor:
+    @property
+    def requires_grad(self) -> bool:
+        """True if weights computed now carry gradients."""
+        raise NotImplementedError
+
+    def detach(self) -> LazyMatrix:
+        """Return the matrix without gradients."""
         raise NotImplementedError
 
     def received(self) -> Float[Tensor, "batch heads kv_len"]:
@@ -90,6 +100,18 @@ class LazyMatrix(TensorLike):
 
     def topk(self, k: int) -> TopK:
         """Return the `k` largest weights of each query and their keys, largest first; key −1 if a row has fewer."""
+        raise NotImplementedError
+
+    def _block(self, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+        """Return the weights of an outer selection; differentiable."""
+        raise NotImplementedError
+
+    def _cells(self) -> Cells:
+        """Return a function that computes single weights from their indices `[4, count]`; differentiable."""
+        raise NotImplementedError
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> LazyMatrix:
+        """Return the matrix with a function applied to every tensor, such as a move to another device."""
         raise NotImplementedError
 
     def _matmul(self, other: Tensor) -> Tensor:
@@ -121,6 +143,62 @@ class LazyMatrix(TensorLike):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: object) -> Tensor:
+        """Compute the exact weights of an index, as torch indexes a dense matrix; differentiable.
+
+        Takes integers, slices with a positive step, `...`, None, lists, integer tensors and bool masks. Memory is
+        proportional to the size of the result, which has a limit.
+        """
+        return lookup(self, index)
+
+    def dense(self, *, limit: int = MAX_CELLS) -> Float[Tensor, "batch heads q_len kv_len"]:
+        """Return the whole matrix as a plain tensor, or raise if it has more than `limit` cells; differentiable."""
+        return lookup(self, ..., limit=check_int("limit", limit, 0, None))
+
+    # -- devices and dtypes --------------------------------------------------------------------------------------
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def data(self) -> LazyMatrix:
+        """Matrix without gradients."""
+        return self.detach()
+
+    def to(
+        self,
+        *target: object,
+        device: object = None,
+        dtype: object = None,
+        non_blocking: bool = False,
+        copy: bool = False,
+    ) -> Any:
+        """Return the matrix on another device, or converted to another dtype, as `Tensor.to`.
+
+        Args:
+            *target: a device, a dtype, both in this order, or a tensor that has them.
+            device: default: that of the matrix.
+            dtype: default: that of the matrix.
+            non_blocking: copy asynchronously to or from pinned memory.
+            copy: copy tensors that are on the device already.
+
+        Returns:
+            The lazy matrix, whose dtype follows from the queries. For another dtype, the dense matrix as a plain
+            tensor, up to the size limit of `dense`.
+        """
+        to_device, to_dtype = parse_target(target, device, dtype)
+        to_device = self.device if to_device is None else to_device
+        flags = check_bool("non_blocking", non_blocking), check_bool("copy", copy)
+        if to_dtype is None or to_dtype == self.dtype:
+            return self._map_tensors(lambda tensor: tensor.to(to_device, tensor.dtype, *flags))
+        return self.dense().to(to_device, to_dtype, *flags)
+
+    def cpu(self) -> Self:
+        return self.to("cpu")
 
     # -- products ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,19 +17,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead._utils.checks import MAX_INT, check_int, check_path, describe
+from clearhead._utils.checks import MAX_INT, check_path, describe
 from clearhead._utils.tensor_checks import check_dense_tensor, check_device, check_float_tensor
+from clearhead._utils.text import format_bytes
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.key_ranges import single_range
 from clearhead.ops.masks import Dense, LoweredMask, Mask, PrecomputedMask
 from clearhead.weights import notebook, serialization
-from clearhead.weights.cells import MAX_CELLS, diagonal_weights, scores_at, weights_at
+from clearhead.weights.cells import diagonal_weights, weights_at
 from clearhead.weights.gather import largest_weights
-from clearhead.weights.indexing import contiguous_slice, index_list, parse_index
+from clearhead.weights.indexing import Selection, contiguous_slice, index_list
 from clearhead.weights.mutation import Fingerprints, inputs_of
 from clearhead.weights.observable import ObservableMatrix
 from clearhead.weights.products import product, product_with_fixed_weights, transposed_product
+from clearhead.weights.scores import Scores
 
 if TYPE_CHECKING:
     from clearhead.weights.mean_heads import MeanHeads
@@ -40,8 +42,9 @@ Choice = int | slice | Sequence[int]
 class AttentionWeights(ObservableMatrix):
     """Lazy attention matrix `[batch, heads, q_len, kv_len]`, as returned by `attention(..., return_weights=True)`.
 
-    Indexing with integers and slices returns exact weights as plain tensors. `entropy`, `received`, `distance`, `topk`
-    and `pool` take O(n) memory. numpy and torch functions convert the matrix to a plain tensor, up to a size limit.
+    Indexing returns exact weights as plain tensors. It takes what torch's indexing takes: integers, slices, lists,
+    tensors, bool masks, None and `...`. `entropy`, `received`, `distance`, `topk` and `pool` take O(n) memory. numpy
+    and torch functions convert the matrix to a plain tensor, up to a size limit.
 
     Examples:
         >>> from clearhead import Causal, attention
@@ -49,6 +52,8 @@ class AttentionWeights(ObservableMatrix):
         >>> _, weights = attention(x, x, x, mask=Causal(), return_weights=True)
         >>> weights[0, 5, 10, :3].shape, weights.entropy().shape
         (torch.Size([3]), torch.Size([1, 8, 100]))
+        >>> weights[0, [5, 2], 10:12].shape
+        torch.Size([2, 2, 100])
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class AttentionWeights(ObservableMatrix):
         self._call = call
         self._lse = lse.detach()
         self._normalized = normalized
-        self._fingerprints = Fingerprints(call) if check_mutation else None
+        self._fingerprints = Fingerprints(inputs_of(call)) if check_mutation else None
 
     # -- shape and inputs ----------------------------------------------------------------------------------------
 
@@ -150,10 +155,14 @@ class AttentionWeights(ObservableMatrix):
         """Number of key heads. Each is shared by a group of consecutive query heads."""
         return self._call.key.shape[1]
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the tensors that determine the weights."""
+        return sum(tensor.nbytes for _, tensor in inputs_of(self._call))
+
     def __repr__(self) -> str:
         batch, heads, q_len, kv_len = self.shape
-        held = sum(tensor.nbytes for _, tensor in inputs_of(self._call))
-        dense = math.prod(self.shape) * self.dtype.itemsize
+        held, dense = format_bytes(self.held_bytes), format_bytes(math.prod(self.shape) * self.dtype.itemsize)
         call = self._call
         options = [f"mask={call.mask}"] if call.mask is not None else []
         options += [f"bias={call.bias}" if call.slopes is not None else "bias"] if self._biased() else []
@@ -162,7 +171,7 @@ class AttentionWeights(ObservableMatrix):
         form = "scores" if self._holds_scores() else "query and key"
         return (
             f"AttentionWeights({batch} × {heads} heads × {q_len} queries × {kv_len} keys, {self.dtype}, {self.device}"
-            f"{', ' if options else ''}{', '.join(options)}; holds {form}, {_bytes(held)}; dense {_bytes(dense)})"
+            f"{', ' if options else ''}{', '.join(options)}; holds {form}, {held}; dense {dense})"
         )
 
     def _repr_html_(self) -> str | None:
@@ -170,19 +179,10 @@ class AttentionWeights(ObservableMatrix):
 
     # -- exact weights -------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: object) -> Tensor:
-        """Compute the exact weights of integer indices and slices on the four axes; differentiable."""
-        return weights_at(self._checked(), self._lse, parse_index(index, self.shape))
-
     @property
     def scores(self) -> Scores:
         """Scores before the softmax, indexed like the weights: `weights.scores[0, 5, 7, :9]`; −inf where masked."""
         return Scores(self)
-
-    def dense(self, *, limit: int = MAX_CELLS) -> Float[Tensor, "batch heads q_len kv_len"]:
-        """Return the whole matrix as a plain tensor, or raise if it has more than `limit` cells; differentiable."""
-        limit = check_int("limit", limit, 0, None)
-        return weights_at(self._checked(), self._lse, parse_index(..., self.shape), limit)
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         """Return the weight of the key `offset` positions from each query, 0 if it does not exist; differentiable."""
@@ -303,16 +303,6 @@ class AttentionWeights(ObservableMatrix):
             attends = attends & (bias > torch.finfo(bias.dtype).min / 2).any(dim=-1).any(dim=1)
         return attends.expand(batch, q_len)
 
-    def to(self, device: torch.device | str) -> AttentionWeights:
-        """Return the matrix on another device. Its dtype follows from the queries and cannot be changed."""
-        target = check_device("device", device)
-        if target is None:
-            raise TypeError("device is None; expected a device such as 'cpu' or 'cuda:0'")
-        return self._derived(self._checked().map_tensors(lambda t: t.to(target)), self._lse.to(target))
-
-    def cpu(self) -> AttentionWeights:
-        return self.to("cpu")
-
     def detach(self) -> AttentionWeights:
         """Return the matrix without gradients."""
         return self._derived(self._checked().map_tensors(Tensor.detach), self._lse)
@@ -343,8 +333,14 @@ class AttentionWeights(ObservableMatrix):
     def _checked(self) -> AttentionCall:
         """Return the call, after checking that none of its tensors was changed in place."""
         if self._fingerprints is not None and not torch.compiler.is_compiling():
-            self._fingerprints.check(self._call)
+            self._fingerprints.check(inputs_of(self._call))
         return self._call
+
+    def _block(self, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+        return weights_at(self._checked(), self._lse, selection)
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> AttentionWeights:
+        return self._derived(self._checked().map_tensors(function), function(self._lse))
 
     def _matmul(self, other: Tensor) -> Tensor:
         call = self._checked()
@@ -372,28 +368,3 @@ class AttentionWeights(ObservableMatrix):
     ) -> AttentionWeights:
         normalized = normalized and self._normalized
         return AttentionWeights(call, lse, normalized, check_mutation=self._fingerprints is not None)
-
-
-class Scores:
-    """Scores of an `AttentionWeights`: scaled, capped, biased, and −inf where masked. Indexed like the weights."""
-
-    def __init__(self, weights: AttentionWeights) -> None:
-        self._owner = weights
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._owner.shape
-
-    def __getitem__(self, index: object) -> Tensor:
-        return scores_at(self._owner._checked(), parse_index(index, self.shape))
-
-    def __repr__(self) -> str:
-        return f"Scores of {self._owner!r}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    raise AssertionError

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, pad
 
 from clearhead._utils.checks import check_int
 from clearhead.ops import dispatch
+from clearhead.ops.selection import ALL, count, narrow, take
 from clearhead.ops.spans import Spans, SpansLike
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, Reduce, StatisticsOptions, StatisticsRequest, TopK
 from clearhead.ops.tiled.pooling import bin_ends
 from clearhead.ops.triton import backend as triton
 from clearhead.weights.cells import MAX_CELLS, refuse_above
-from clearhead.weights.indexing import Selection, parse_index
+from clearhead.weights.indexing import Selection
 from clearhead.weights.lazy_matrix import LazyMatrix
+from clearhead.weights.lookup import Cells
 from clearhead.weights.strips import by_strips, log_of_positive
 
 if TYPE_CHECKING:
@@ -61,37 +64,10 @@ class MeanHeads(LazyMatrix):
 
     def detach(self) -> MeanHeads:
         """Return the matrix without gradients."""
-        return MeanHeads(self._weights.detach(), self._groups)
+        return type(self)(self._weights.detach(), self._groups)
 
     def __repr__(self) -> str:
         return f"MeanHeads({self._groups} of {self._weights!r})"
-
-    # -- exact weights -------------------------------------------------------------------------------------------
-
-    def __getitem__(self, index: object) -> Tensor:
-        """Compute the exact weights of integer indices and slices on the four axes; differentiable."""
-        return self._select(parse_index(index, self.shape))
-
-    def dense(self, *, limit: int = MAX_CELLS) -> Float[Tensor, "batch groups q_len kv_len"]:
-        """Return the whole matrix as a plain tensor, or raise if it has more than `limit` cells; differentiable."""
-        return self._select(parse_index(..., self.shape), check_int("limit", limit, 0, None))
-
-    def _select(self, selection: Selection, limit: int = MAX_CELLS) -> Tensor:
-        refuse_above(limit, selection.lengths)
-        batch, groups, rows, keys = selection.slices
-        chosen = range(rows.start, rows.stop, rows.step)
-        source = self._rows()
-
-        def compute(strip: slice) -> Tensor:
-            part = chosen[strip]
-            return source(slice(part.start, part.stop, part.step))[batch, groups, :, keys]
-
-        result = by_strips(
-            compute, (*self._weights.shape[:2], len(chosen), self.shape[3]), with_grad=self.requires_grad
-        )
-        for axis in reversed(selection.dropped):
-            result = result.squeeze(axis)
-        return result
 
     # -- statistics ----------------------------------------------------------------------------------------------
 
@@ -171,6 +147,28 @@ class MeanHeads(LazyMatrix):
         return kl(self, student, ignore)
 
     # -- internals -----------------------------------------------------------------------------------------------
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> MeanHeads:
+        return type(self)(self._weights._map_tensors(function), self._groups)
+
+    def _block(self, selection: Selection) -> Float[Tensor, "batch groups rows keys"]:
+        batch, groups, rows, keys = selection
+        source = self._rows()
+        return by_strips(
+            lambda strip: take(source(narrow(rows, strip)), batch, groups, ALL, keys),
+            (*self._weights.shape[:2], count(rows), self.shape[3]),
+            with_grad=self.requires_grad,
+        )
+
+    def _cells(self) -> Cells:
+        cells, size = self._weights._cells(), self._weights.shape[1] // self._groups
+
+        def compute(index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
+            heads = index[1, :, None] * size + torch.arange(size, device=index.device)  # [count, size]
+            batch, _, row, key = (part[:, None].expand_as(heads) for part in index)
+            return cells(torch.stack([batch, heads, row, key]).flatten(1)).view(-1, size).mean(dim=1)
+
+        return compute
 
     def _mean(self, per_head: Float[Tensor, "batch heads *rest"]) -> Float[Tensor, "batch groups *rest"]:
         return per_head.unflatten(1, (self._groups, -1)).mean(dim=2)

@@ -1,5 +1,7 @@
 """Detection of in-place changes to the tensors that a lazy matrix holds."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -7,20 +9,22 @@ from torch import Tensor
 from clearhead._utils.torch_internals import version_of
 from clearhead.ops.call import AttentionCall
 
+NamedTensors = Sequence[tuple[str, Tensor]]
+
 
 class Fingerprints:
-    """Fingerprints of a call's inputs, which detect in-place changes."""
+    """Fingerprints of tensors, which detect in-place changes."""
 
-    def __init__(self, call: AttentionCall) -> None:
-        self._states = [_fingerprint(tensor) for _, tensor in inputs_of(call)]
+    def __init__(self, inputs: NamedTensors) -> None:
+        self._states = [_fingerprint(tensor) for _, tensor in inputs]
 
-    def check(self, call: AttentionCall) -> None:
-        """Raise if an input of the call was changed since the fingerprints were taken."""
-        for (name, tensor), state in zip(inputs_of(call), self._states, strict=True):
+    def check(self, inputs: NamedTensors) -> None:
+        """Raise if one of the tensors was changed since the fingerprints were taken."""
+        for (name, tensor), state in zip(inputs, self._states, strict=True):
             if not _is_unchanged(tensor, state):
                 raise RuntimeError(
-                    f"{name} was changed in place after attention() made these weights, so they can no longer be"
-                    f" computed; pass a clone of {name} to attention(), or read the weights before changing it"
+                    f"{name} was changed in place after the attention of these weights ran, so they can no longer be"
+                    f" computed; pass a clone of {name} to attention, or read the weights before changing it"
                 )
 
 

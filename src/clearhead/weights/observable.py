@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead._utils.checks import check_int
@@ -19,8 +19,9 @@ from clearhead.ops.statistics import (
     StatisticsRequest,
     TopK,
 )
-from clearhead.weights.gather import weights_of_cells
+from clearhead.weights.gather import WeightCells
 from clearhead.weights.lazy_matrix import LazyMatrix
+from clearhead.weights.lookup import Cells
 from clearhead.weights.statistics import compute_statistics, pool
 from clearhead.weights.strips import WeightRows
 from clearhead.weights.threshold import MAX_CELLS_ABOVE, CellsAbove, cells_above
@@ -39,9 +40,8 @@ class ObservableMatrix(LazyMatrix):
         """Return a lazy matrix of some queries, without computing weights."""
         raise NotImplementedError
 
-    def _of_cells(self, index: Int[Tensor, "4 count"]) -> Float[Tensor, " count"]:
-        """Return the weights of single cells, which the mask must allow; differentiable."""
-        return weights_of_cells(self._checked(), self._lse, index)
+    def _cells(self) -> Cells:
+        return WeightCells(self._checked(), self._lse).weights
 
     def _strips(self) -> Callable[[slice], Float[Tensor, "batch heads rows kv_len"]]:
         """Return a function that computes the weights of some queries; differentiable."""

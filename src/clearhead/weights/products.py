@@ -18,7 +18,8 @@ from clearhead.ops.tiled import backend as tiled
 from clearhead.weights import autograd
 from clearhead.weights.autograd import Grads, Lse, Tensors
 from clearhead.weights.cells import finite_lse
-from clearhead.weights.indexing import parse_index
+from clearhead.weights.indexing import Selection
+from clearhead.weights.lookup import Cells, lookup
 
 if TYPE_CHECKING:
     from clearhead.weights.lazy_matrix import LazyMatrix
@@ -223,17 +224,20 @@ class TransposedWeights:
         return fold_broadcast(self._weights._transposed_matmul, factor, self._weights)
 
     def __getitem__(self, index: object) -> Tensor:
-        """Compute the exact weights of integer indices and slices on the four axes; differentiable."""
-        selection = parse_index(index, self.shape)
-        batch, heads, keys, rows = selection.slices
-        weights = self._weights[batch, heads, rows, keys].mT
-        for axis in reversed(selection.dropped):
-            weights = weights.squeeze(axis)
-        return weights
+        """Compute the exact weights of an index, as torch indexes a dense matrix; differentiable."""
+        return lookup(self, index, names=("batch", "heads", "kv_len", "q_len"))
 
     def dense(self) -> Float[Tensor, "batch heads kv_len q_len"]:
         """Return the whole matrix as a plain tensor; raises above the size limit of `AttentionWeights.dense`."""
         return self._weights.dense().mT
+
+    def _block(self, selection: Selection) -> Float[Tensor, "batch heads keys rows"]:
+        batch, heads, keys, rows = selection
+        return self._weights._block(Selection(batch, heads, rows, keys)).mT
+
+    def _cells(self) -> Cells:
+        cells = self._weights._cells()
+        return lambda index: cells(index[[0, 1, 3, 2]])
 
     def __repr__(self) -> str:
         return f"Transpose of {self._weights!r}"

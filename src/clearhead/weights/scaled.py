@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead._utils.tensor_checks import check_float_tensor, has_readable_values
+from clearhead.ops.selection import take
 from clearhead.ops.spans import Spans, SpansLike
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, Reduce, StatisticsOptions, StatisticsRequest, TopK
 from clearhead.ops.tiled.pooling import mean_matrix
-from clearhead.weights.cells import MAX_CELLS
 from clearhead.weights.gather import index_of_keys
-from clearhead.weights.indexing import index_list
+from clearhead.weights.indexing import Selection, index_list
+from clearhead.weights.lookup import Cells
 from clearhead.weights.matrix import AttentionWeights, Choice
 from clearhead.weights.mean_heads import MeanHeads
 from clearhead.weights.threshold import MAX_CELLS_ABOVE, CellsAbove
@@ -49,12 +50,6 @@ class ScaledWeights(AttentionWeights):
         return self._base
 
     # -- exact weights -------------------------------------------------------------------------------------------
-
-    def __getitem__(self, index: object) -> Tensor:
-        return self._base[index] * self._factors[:, :, None].expand(self.shape)[index]  # pyright: ignore
-
-    def dense(self, *, limit: int = MAX_CELLS) -> Float[Tensor, "batch heads q_len kv_len"]:
-        return self._base.dense(limit=limit) * self._factors[:, :, None]
 
     def diagonal(self, offset: int = 0) -> Float[Tensor, "batch heads q_len"]:
         batch, heads, q_len, kv_len = self.shape
@@ -91,12 +86,12 @@ class ScaledWeights(AttentionWeights):
         if not self.requires_grad or self.shape[3] == 0:
             return top
         index = index_of_keys(top.keys.clamp(min=0))
-        return TopK(torch.where(top.keys >= 0, self._of_cells(index).view(top.keys.shape), 0.0), top.keys)
+        return TopK(torch.where(top.keys >= 0, self._cells()(index).view(top.keys.shape), 0.0), top.keys)
 
     def above(self, threshold: float, *, limit: int = MAX_CELLS_ABOVE) -> CellsAbove:
         with torch.no_grad():
             cells = super().above(threshold, limit=limit)
-        return cells._replace(values=self._of_cells(cells.indices)) if self.requires_grad else cells
+        return cells._replace(values=self._cells()(cells.indices)) if self.requires_grad else cells
 
     def pool(
         self,
@@ -148,18 +143,22 @@ class ScaledWeights(AttentionWeights):
     def detach(self) -> AttentionWeights:
         return ScaledWeights(self._base.detach(), self._factors.detach())
 
-    def to(self, device: torch.device | str) -> AttentionWeights:
-        return ScaledWeights(self._base.to(device), self._factors.to(device))
-
     def __reduce__(self) -> tuple:
         return ScaledWeights, (self._base, self._factors)
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    def _of_cells(self, index: Tensor) -> Tensor:
-        batch, head, _, key = index
-        factors = self._factors.expand(*self.shape[:2], -1)[batch, head, key]
-        return self._base._of_cells(index) * factors
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> AttentionWeights:
+        return ScaledWeights(self._base._map_tensors(function), function(self._factors))
+
+    def _block(self, selection: Selection) -> Float[Tensor, "batch heads rows keys"]:
+        batch, heads, _, keys = selection
+        factors = take(self._factors.expand(*self.shape[:2], -1), batch, heads, keys)
+        return self._base._block(selection) * factors[:, :, None]
+
+    def _cells(self) -> Cells:
+        cells, factors = self._base._cells(), self._factors.expand(*self.shape[:2], -1)
+        return lambda index: cells(index) * factors[index[0], index[1], index[3]]
 
     def _strips(self) -> Callable[[slice], Float[Tensor, "batch heads rows kv_len"]]:
         rows = self._base._strips()
@@ -172,8 +171,8 @@ class ScaledWeights(AttentionWeights):
             return values, rows
         batch, heads, _, keys = (torch.arange(n, device=rows.device) for n in values.shape)
         index = torch.broadcast_tensors(batch[:, None, None, None], heads[:, None, None], rows, keys)
-        cells = self._of_cells(torch.stack(index).flatten(1)).view(values.shape)
-        return torch.where(values > 0, cells, 0.0), rows  # others may be masked
+        cells = self._cells()(torch.stack(index).flatten(1)).view(values.shape)
+        return torch.where(values > 0, cells, 0.0), rows
 
     def _matmul(self, other: Tensor) -> Tensor:
         heads = other.shape[1]

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.ops import reference
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.selection import ALL, Indices, take
 from clearhead.weights.autograd import Lse
 from clearhead.weights.cells import CELLS_PER_STRIP, finite_lse
 from clearhead.weights.gather import log_sum_exp
@@ -26,12 +27,12 @@ class WeightRows:
         self.call, self.lowered = call, call.lower()
         self.lse = finite_lse(log_sum_exp(call, lse))
 
-    def scores(self, rows: slice) -> Float[Tensor, "batch heads rows kv_len"]:
+    def scores(self, rows: Indices) -> Float[Tensor, "batch heads rows kv_len"]:
         """Return scores, −inf where masked."""
         return reference.scores(self.call, self.lowered, rows=rows)
 
-    def weights(self, rows: slice) -> Float[Tensor, "batch heads rows kv_len"]:
-        return torch.exp(self.scores(rows) - self.lse[:, :, rows, None])
+    def weights(self, rows: Indices) -> Float[Tensor, "batch heads rows kv_len"]:
+        return torch.exp(self.scores(rows) - take(self.lse, ALL, ALL, rows)[..., None])
 
 
 def log_of_positive(weights: Tensor) -> Tensor:

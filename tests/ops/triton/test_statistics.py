@@ -20,7 +20,7 @@ from support.triton_calls import MASKS, UNION, check_statistics
 
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @given(case=cases((torch.float32, torch.bfloat16, torch.float16)))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_statistics_match_the_equation(deterministic, case):
     torch.use_deterministic_algorithms(deterministic)
     try:

@@ -11,7 +11,7 @@ from clearhead.ops._custom_op import custom_op
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
-from clearhead.ops.tiled import attention, cells, pooling, products
+from clearhead.ops.tiled import attention, cells, pooling, products, single_query
 from clearhead.ops.tiled import statistics as statistics_sweep
 from clearhead.ops.tiled.logits import FoldedCall
 
@@ -61,6 +61,8 @@ def statistics(
     call: AttentionCall, lse: Float[Tensor, "batch heads q_len"], request: StatisticsRequest
 ) -> AttentionStatistics:
     """Return the statistics requested; pooling takes a separate pass."""
+    if call.shape[2] == 1 and call.shape[3] and request.pool is None:
+        return single_query.compute_statistics(call, lse, request)
     folded = FoldedCall.from_call(call)
     results = AttentionStatistics()
     if any(request.requests(name) for name in ("entropy", "received", "distance", "mass", "top")):
