@@ -11,6 +11,8 @@ TORCH_INDEX ?=
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each process of each run compiles all tests again, which takes 6 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests run in this many processes, with one thread each.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
@@ -38,14 +40,25 @@ SHAPES := ops/test_masks.py weights/test_statistics.py weights/test_products.py 
   translation/test_model.py translation/test_translator.py distributed/test_context_parallel.py \
   huggingface/test_watching.py viewer/test_heatmaps.py
 
+# timm and open_clip require torchvision, which does not load together with the CPU build of torch. They have an
+# environment with the newest torch in its default build, whose version is therefore not in constraints.txt.
+VISION := .venv-vision
+VISION_READY := $(VISION)/.ready
+VISION_PACKAGES := torch torchvision timm open_clip_torch
+VISION_IMPORTS := torch torchvision timm open_clip transformers diffusers clearhead
+# a selection of the core tests, which shows that clearhead works with the newest torch
+VISION_CORE := watching ops/test_attention.py weights/test_statistics.py weights/test_indexing.py nn/test_attention.py \
+  test_torch_compat.py huggingface/test_attention_function.py
+
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all test-slow test-shapes test-cpus test-wheel chromium lint docs docs-serve bench clean
+.PHONY: help demo test test-core test-all test-slow test-shapes test-cpus test-vision chromium lint docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      write a worked example and a report to demo/, then serve the viewer"
 	@echo "make test      lint, check types, run the core tests"
 	@echo "make test-all  make test, and slow tests, browsers, real models, the wheel, other CPUs"
+	@echo "make test-vision  run the tests of timm and open_clip with the newest torch, in .venv-vision (downloads 3 GB)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     run the CPU benchmarks"
 	@echo "make clean     delete .venv and everything that was built"
@@ -58,14 +71,14 @@ test: lint test-core
 test-core: $(READY)
 	$(PYTEST) $(PARALLEL)
 
-test-all: chromium test test-slow test-shapes test-cpus test-wheel
+test-all: chromium test test-slow test-shapes test-cpus
 
 test-slow: chromium $(READY)
-	$(PYTEST) $(PARALLEL) -rs -m "slow or browser or pretrained or attack"
+	$(PYTEST) $(PARALLEL) -rs -m "slow or browser or pretrained or attack or wheel"
 
 test-shapes: $(READY)
 	PYTHONPATH=tests/support $(PYTEST) $(PARALLEL) $(SHAPES:%=tests/%) -k "not reject and not refuse and not compiled" \
-	  --jaxtyping-packages=clearhead,typechecking.check \
+	  --jaxtyping-packages=clearhead,typechecking.check --hypothesis-profile=shapes \
 	  -W ignore::hypothesis.errors.HypothesisDeprecationWarning  # beartype draws which items of a list it checks
 
 test-cpus: $(READY)
@@ -74,8 +87,22 @@ test-cpus: $(READY)
 	  env $$setting OMP_WAIT_POLICY=passive $(PYTEST) $(PARALLEL) $(NUMERICS:%=tests/%) || exit 1; \
 	done
 
-test-wheel: $(READY)
-	$(PYTEST) -m wheel -rs
+test-vision: $(VISION_READY)
+	@for package in $(VISION_IMPORTS); do \
+	  $(VISION)/bin/python -c "import $$package; print('$$package', getattr($$package, '__version__', ''))" \
+	    || { echo "make test-vision: $$package cannot be imported in $(VISION); delete the folder and try again" >&2; exit 1; }; \
+	done
+	$(VISION)/bin/python -m pytest -q -rs -m vision tests/vision
+	$(VISION)/bin/python -m pytest -q $(PARALLEL) $(VISION_CORE:%=tests/%)
+
+$(VISION_READY): pyproject.toml constraints.txt Makefile
+	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VISION)
+	@grep -Ev '^(torch|triton)==' constraints.txt > $(VISION)/constraints.txt
+	PIP_CONSTRAINT=$(abspath $(VISION)/constraints.txt) $(VISION)/bin/pip install --quiet --upgrade $(VISION_PACKAGES) \
+	  --editable '.[test]' \
+	  || { echo "make test-vision: pip could not install $(VISION_PACKAGES); it needs the network and 10 GB" >&2; exit 1; }
+	@touch $@
 
 chromium:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && fc-list :lang=ja | grep -q . \
@@ -98,6 +125,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/viewer_sessions.py
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/watch_training.py
+	$(BIN)/python benchmarks/watch_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 
 $(READY): pyproject.toml constraints.txt Makefile
@@ -121,4 +150,4 @@ docs-serve: $(READY)
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf $(VENV) demo site dist .coverage* .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VISION) demo site dist .coverage* .pytest_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ import torch
 from bokeh.palettes import Viridis256
 from PIL import Image
 
-from clearhead import Causal, attention, report
+from clearhead import Causal, MultiHeadAttention, attention, report, watch
 from clearhead._utils.color_scales import log_shades
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.ops.tiled.statistics import AttentionStatistics
@@ -113,21 +113,42 @@ def test_weights_that_require_grad_are_shown():
 
 def test_attention_summary_is_shown():
     summary = AttentionSummary([("decoder", 0), ("decoder", 1)])
-    real = torch.ones(1, 6, dtype=torch.bool)
     for index, layer_summary in enumerate(summary):
         weights = layer(6, 6, heads=3 - index, kv_heads=1)  # layers need not have the same number of heads
-        layer_summary.add(weights.observe(entropy=True, pool=(3, 3)), real, keep=True)
+        layer_summary.add(weights.observe(entropy=True), torch.ones(1, 6, dtype=torch.bool))
     text = summary._repr_html_()
     assert repr(summary) == "AttentionSummary(decoder 2 layers, entropy of 6 queries)"
-    assert [image.shape for image in images(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
+    assert [image.shape for image in images(text)] == [(2, 3, 3)]
     mean = summary[1].means["entropy"][1]
     assert f"<td>{float(mean):.3f}</td>" in text
     assert 'alt="decoder entropy by layer and head"' in text
+
+
+def test_watched_models_are_shown_with_the_heatmaps_of_their_last_calls():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(MultiHeadAttention(heads * 4, heads) for heads in (3, 2))
+
+        def forward(self, x):
+            return [layer(x[..., : layer.query.in_features]) for layer in self.layers]
+
+    model = Model()
+    with watch(model, entropy=True, pool=(3, 3)) as seen:
+        model(torch.randn(2, 5, 12))
+        model(torch.randn(1, 6, 12))
+    text = seen._repr_html_()
+    assert repr(seen) == "Seen(Model: 2 attention modules, 4 calls; entropy)"
+    assert [image.shape for image in images(text)] == [(2, 3, 3)] + [(3, 3, 3)] * 5
+    assert f"<td>{float(seen[1].means['entropy'][1]):.3f}</td>" in text
+    with watch(model, entropy=True, keep=0) as seen:
+        model(torch.randn(1, 6, 12))
+    assert [image.shape for image in images(seen._repr_html_())] == [(2, 3, 3)]
 
 
 def test_empty_attention_summary_is_shown_without_images():
     assert images(AttentionSummary()._repr_html_()) == []
     unused = AttentionSummary([("decoder", 0)])
     assert "no means" in unused._repr_html_()
-    unused[0].add(AttentionStatistics(), torch.ones(1, 2, dtype=torch.bool), keep=False)
+    unused[0].add(AttentionStatistics(), torch.ones(1, 2, dtype=torch.bool))
     assert images(unused._repr_html_()) == []

@@ -43,6 +43,7 @@ def test_package_exports_exactly_the_public_names():
         "check",
         "Recording",
         "record",
+        "watch",
         "view",
         "report",
     }

@@ -24,6 +24,7 @@ __all__ = [  # noqa: RUF022, operator first, then layers, then tools
     "check",
     "record",
     "Recording",
+    "watch",
     "view",
     "report",
 ]
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from clearhead.recording.recording import Recording
     from clearhead.viewer.report.export import report
     from clearhead.viewer.server.serve import view
+    from clearhead.watching.watcher import watch
     from clearhead.weights.matrix import AttentionWeights
 
 _MODULES = {
@@ -58,6 +60,7 @@ _MODULES = {
     "check": "explain.checking",
     "record": "models",
     "Recording": "recording.recording",
+    "watch": "watching.watcher",
     "view": "viewer.server.serve",
     "report": "viewer.report.export",
 }

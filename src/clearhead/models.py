@@ -17,6 +17,7 @@ from clearhead.recording.protocol import RecordableModel, RecordsRepeatedTokens
 from clearhead.recording.recording import Recording
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.translator import BUNDLED_MODELS, Translator
+from clearhead.watching.seen import Seen
 
 RECORDING_SUFFIX = ".safetensors"  # distinguishes the path of a recording from the name of a model
 
@@ -51,7 +52,7 @@ def load(
 
 
 def load_source(
-    source: RecordableModel | Recording | str | os.PathLike[str],
+    source: RecordableModel | Recording | Seen | str | os.PathLike[str],
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -60,13 +61,16 @@ def load_source(
     """Load a model or a recording by name or path. Return a source that is already loaded unchanged.
 
     Args:
-        source: a model, a recording, a name that `load` accepts, or the path of a recording (.safetensors).
+        source: a model, a recording, the result of `watch`, a name that `load` accepts, or the path of a recording
+            (.safetensors).
         device: see `load`. Only for a name or path.
         dtype: see `load`. Only for the name of a model.
         download: see `load`. Only for the name of a model.
     """
     if not isinstance(source, str | os.PathLike):
         _refuse_load_options(source, device, dtype, download)
+        if isinstance(source, Seen):
+            return source.recording()
         return source if isinstance(source, Recording) else _with_tokenizer(source, None)
     if not str(source).endswith(RECORDING_SUFFIX):
         return load(source, device=device or "cpu", dtype=dtype, download=download)

@@ -26,11 +26,26 @@ from clearhead.translation.training import TrainingCallbacks, TrainingStopped, t
 from support.crafted_recordings import weights_of
 from support.crashes import Killed, operations
 from support.damage import flipped, places
-from support.toy_training import TINY, TOML, assert_same, changed, checkpoint_state, copying, written_columns
+from support.toy_training import (
+    TINY,
+    TOML,
+    assert_same,
+    changed,
+    checkpoint_state,
+    copying,
+    short_validation,
+    written_columns,
+)
 
 pytestmark = pytest.mark.attack
 FLIPS = 400
 DATA, CONFIG = copying(10, 2), changed(steps=2, validate_every=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_validations():
+    with short_validation():
+        yield
 
 
 @pytest.fixture(scope="module")

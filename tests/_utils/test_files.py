@@ -1,6 +1,7 @@
-"""Tests of atomic writing: files are complete or unchanged."""
+"""Tests of writing: files are complete or unchanged, and JSON lines survive crashes."""
 
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead._utils.files import replacing, resolve_target, write_text
+from clearhead._utils.files import append_json_line, replacing, resolve_target, write_text
 
 
 def test_written_files_have_default_permissions(tmp_path):
@@ -167,3 +168,44 @@ class TestLeftovers:
             first.write_text("1")
             second.write_text("2")
         assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+class TestJsonLines:
+    def test_each_record_is_one_line(self, tmp_path):
+        path = tmp_path / "log.jsonl"
+        records = [{"step": step, "text": "é\n"} for step in range(3)]
+        for record in records:
+            append_json_line(path, record)
+        assert [json.loads(line) for line in path.read_text().splitlines()] == records
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            append_json_line(path, {"step": 3, "loss": float("nan")})
+        assert len(path.read_text().splitlines()) == 3
+
+    @pytest.mark.parametrize("block", [3, 2**16])
+    def test_line_that_is_cut_anywhere_is_removed(self, tmp_path, monkeypatch, block):
+        monkeypatch.setattr("clearhead._utils.files.BLOCK_BYTES", block)
+        path = tmp_path / "log.jsonl"
+        append_json_line(path, {"step": 1, "values": [1, 2]})
+        first = path.read_bytes()
+        append_json_line(path, {"step": 2, "values": [3, 4]})
+        complete = path.read_bytes()
+        for length in range(len(complete) + 1):
+            path.write_bytes(complete[:length])
+            append_json_line(path, {"step": 3})
+            kept = b"" if length < len(first) - 1 else first if length < len(complete) - 1 else complete
+            assert path.read_bytes() == kept + b'{"step": 3}\n'
+
+    def test_other_texts_are_kept(self, tmp_path):
+        path = tmp_path / "log.jsonl"
+        for text in (b"a note", b'{"loss": 1', b'{"step": 1}\n\xff\x00'):
+            path.write_bytes(text)
+            append_json_line(path, {"step": 3})
+            assert path.read_bytes() == text + b'\n{"step": 3}\n'
+
+    def test_pipes_are_written_to(self, tmp_path):
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+        writing = threading.Thread(target=append_json_line, args=(path, {"step": 3}))
+        writing.start()
+        assert path.read_bytes() == b'{"step": 3}\n'
+        writing.join()

@@ -101,8 +101,8 @@ def statistics_over(mesh, count):
     return total.model, statistics_from_sums(total)
 
 
-# with 4 ranks and 2 texts, two ranks have no jobs
-@pytest.mark.parametrize(("count", "texts"), [(2, 5), pytest.param(4, 2, marks=pytest.mark.slow)])
+# with 3 ranks and 2 texts, one rank has no jobs
+@pytest.mark.parametrize(("count", "texts"), [(2, 5), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_the_result_does_not_depend_on_the_number_of_processes(count, texts):
     expected = measure_heads(recordings(texts))
     with started(count) as ranks:  # jobs are split over all processes of the default group
@@ -199,7 +199,7 @@ def test_commands_give_the_same_result_under_torchrun(tmp_path, command):
         files += ["--file", str(tmp_path / f"{index}.txt")]
     given = [command, "--model", "en-ja", *files, "--output"]
     assert CliRunner().invoke(app, [*given, str(tmp_path / "alone.json")]).exit_code == 0
-    done = torchrun(3, "-m", "clearhead", *given, tmp_path / "together.json")
+    done = torchrun(2, "-m", "clearhead", *given, tmp_path / "together.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("wrote") == 1
     assert {path.name for path in tmp_path.iterdir() if path.suffix != ".txt"} == {"alone.json", "together.json"}

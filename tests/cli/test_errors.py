@@ -119,9 +119,13 @@ def test_rejects_closed_standard_output(command):
     assert stderr == "clearhead: standard output is closed; expected a terminal, a file, a pipe or /dev/null\n"
 
 
-def test_closed_standard_input_is_an_error_and_closed_stderr_is_not():
+def test_closed_standard_input_is_an_error():
     code, _, stderr = shell("clearhead translate --file - <&-")
     assert (code, stderr) == (2, "clearhead: standard input is closed; expected text, such as from a pipe\n")
+
+
+@pytest.mark.slow
+def test_closed_standard_error_changes_neither_output_nor_exit_code():
     assert shell("clearhead check song 2>&- | tail -1")[1].startswith("13 checked")
     assert shell("clearhead check nothing.toml 2>&-")[0] == 2
 

@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, made_once):
     """Working directory, with low size limits so that rejections are fast."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLEARHEAD_MAX_TEXT_MIB", "1")

@@ -13,7 +13,7 @@ from clearhead.translation import Translator
 from support.hostile_input import NAMES, controls, run_cli
 from support.recordings import layer, tokens
 
-pytestmark = [pytest.mark.attack, pytest.mark.parametrize("name", NAMES)]
+pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("made_once"), pytest.mark.parametrize("name", NAMES)]
 
 
 def recording(name, path):

@@ -49,8 +49,8 @@ def test_models_with_their_own_attention_warn_and_give_the_outputs_of_eager():
     config._attn_implementation = "eager"
     with torch.no_grad():
         assert torch.equal(logits, model(input_ids=ids).logits)
-    with pytest.raises(ValueError, match="MptForCausalLM does not use transformers' AttentionInterface"):
-        watch(model, entropy=True).__enter__()
+    with pytest.raises(ValueError, match="watch observed no attention of MptForCausalLM"), watch(model, entropy=True):
+        model(input_ids=ids)
 
 
 @pytest.mark.parametrize("name", ["labels", "special_tokens_mask"])

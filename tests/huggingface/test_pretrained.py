@@ -1,9 +1,13 @@
 """Tests with pretrained models: outputs as exact as those of eager attention, and known heads."""
 
+from functools import cache
+
+import gguf
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+import clearhead.huggingface  # noqa: F401
 from clearhead.analysis.corpus import corpus_roles
 from clearhead.analysis.roles import head_roles
 from clearhead.models import load
@@ -46,7 +50,8 @@ def test_minilm_matches_eager_and_has_a_previous_token_head():
     assert roles.labels(best)[0] == "positional −1"
 
 
-def test_smollm2_matches_eager_and_has_induction_heads():
+def test_smollm2_matches_eager_and_has_induction_heads(monkeypatch):
+    monkeypatch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))  # transformers reads the whole file four times
     loaded = load(smollm2())
     loaded.tokenizer.padding_side = "left"
     inputs = loaded.tokenizer(TEXTS, padding=True, return_tensors="pt")

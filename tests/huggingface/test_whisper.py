@@ -53,11 +53,18 @@ def test_token_timestamps_are_those_of_eager(beams):
     assert ours["token_timestamps"].unique().numel() > 2
 
 
-def test_watch_observes_generation_with_timestamps():
-    model = whisper("sdpa")
-    with watch(model, entropy=True) as summary:
-        model.generate(**sound(), max_new_tokens=5, do_sample=False, return_token_timestamps=True)
-    assert len(summary["cross", 1].calls) >= 5
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "clearhead"])
+def test_watch_observes_generation_with_timestamps(implementation):
+    """Whisper computes timestamps from the attentions, for which sdpa is switched to eager."""
+    options = {"max_new_tokens": 5, "do_sample": False, "return_token_timestamps": True}
+    plain = whisper(implementation).generate(**sound(), **options)
+    model = whisper(implementation)
+    with watch(model, entropy=True) as seen:
+        watched = model.generate(**sound(), **options)
+    assert torch.equal(plain["sequences"], watched["sequences"])
+    assert torch.equal(plain["token_timestamps"], watched["token_timestamps"])
+    assert len(seen["cross", 1].calls) >= 5
+    assert len(seen["encoder", 1].calls) == 1
 
 
 def test_other_implementations_are_not_restored():

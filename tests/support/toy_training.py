@@ -2,6 +2,8 @@
 
 import random
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from clearhead.translation import (
     TrainingCallbacks,
     TrainingConfig,
     Vocabulary,
+    _evaluation,
     _trainer,
     train,
 )
+from clearhead.translation._decoding import Hypothesis
 from clearhead.translation.data._batching import TokenIds, batch_indices, collate
 from clearhead.translation.data._corpus import Pair
 from clearhead.weights import serialization
@@ -119,6 +123,15 @@ def stop_run(run, step, monkeypatch, signal_number=signal.SIGINT):
         with pytest.raises(KeyboardInterrupt):
             train(copying(), TINY, run, callbacks=TrainingCallbacks(on_message=messages.append))
     return messages
+
+
+@contextmanager
+def short_validation() -> Iterator[None]:
+    """Validate without translations and statistics of heads, which write no files and take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_evaluation, "decode_all", lambda _, sources, beams: [Hypothesis((), True)] * len(sources))
+        patch.setattr(_trainer.Trainer, "head_statistics", lambda self: {})
+        yield
 
 
 def checkpoint_state(run, name="last"):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -20,18 +21,32 @@ from support.toy_training import (
     assert_same,
     checkpoint_state,
     copying,
+    short_validation,
     stop_run,
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_validations():
+    with short_validation():
+        yield
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    """Run that was stopped at step 6; its previous checkpoint is from step 4."""
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_run(run, 6, patch)
+    assert checkpoint_state(run, "previous")["step"] == 4
+    return run
+
+
 class TestCheckpoints:
     @pytest.fixture
-    def run(self, tmp_path, monkeypatch):
-        """Run that was stopped at step 6; its previous checkpoint is from step 4."""
-        run = RunDirectory(tmp_path / "run")
-        stop_run(run, 6, monkeypatch)
-        assert checkpoint_state(run, "previous")["step"] == 4
-        return run
+    def run(self, stopped_run, tmp_path):
+        """Copy of the stopped run."""
+        return RunDirectory(shutil.copytree(stopped_run.folder, tmp_path / "run"))
 
     @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "another model", "another file"])
     def test_a_damaged_checkpoint_is_reported_and_renamed(self, run, complete_run, tmp_path, damage):
@@ -66,7 +81,7 @@ class TestCheckpoints:
             train(copying(), TINY, run, resume=True)
         assert (run.folder / "last.safetensors").read_bytes() == b"half"
 
-    @pytest.mark.parametrize("offset", [-1, 5000])
+    @pytest.mark.parametrize("offset", [-1, -5000])
     def test_a_flipped_bit_is_detected(self, run, complete_run, offset):
         """The bit is in the data, where only the checksum detects it."""
         path = run.folder / "last.safetensors"

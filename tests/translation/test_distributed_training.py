@@ -32,12 +32,13 @@ def start_training(arguments):
     )
 
 
-@pytest.fixture
-def toy_run(tmp_path):
+@pytest.fixture(scope="module")
+def toy_run(tmp_path_factory):
     """Finished run in one process, its data arguments and its configuration, without dropout.
 
     One sentence is so long that it is a batch by itself: one of two processes then has no sentence.
     """
+    tmp_path = tmp_path_factory.mktemp("toy")
     columns = tmp_path / "copies.tsv"
     written_columns(columns)
     long = " ".join(WORDS * 3)
@@ -78,25 +79,32 @@ def test_two_processes_train_the_same_model_as_one(toy_run, tmp_path):
     assert_close_runs(two, one)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_run_resumes_after_a_process_was_killed(toy_run, tmp_path, rank):
+def test_a_run_resumes_after_each_process_was_killed(toy_run, tmp_path):
+    """The run is resumed after rank 0 was killed, and again after rank 1 was killed."""
     one, files, config = toy_run
-    two = RunDirectory(tmp_path / "two")
+    two, reached = RunDirectory(tmp_path / "two"), 0
     process = start_training([*files, "--config", config, "--output", two.folder])
-    while process.poll() is None and (not two.metrics() or two.metrics()[-1]["step"] < 8):
-        time.sleep(0.002)
-    os.kill(worker(process.pid, rank), signal.SIGKILL)
+    for rank in range(2):
+        while process.poll() is None and (not two.metrics() or two.metrics()[-1]["step"] < reached + 8):
+            time.sleep(0.002)
+        os.kill(worker(process.pid, rank), signal.SIGKILL)
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode != 0
+        assert f"rank      : {rank} (local_rank: {rank})" in errors
+        if rank:
+            assert_resumed_at(reached, errors)
+        start, reached = reached, two.metrics()[-1]["step"]
+        assert start + 8 <= reached < 40
+        process = start_training([*files, "--resume", "--output", two.folder])
     _, errors = process.communicate(timeout=200)
-    assert process.returncode != 0
-    assert f"rank      : {rank} (local_rank: {rank})" in errors
-    reached = two.metrics()[-1]["step"]
-    assert 8 <= reached < 40
-    again = start_training([*files, "--resume", "--output", two.folder])
-    _, errors = again.communicate(timeout=200)
-    assert again.returncode == 0, errors
+    assert process.returncode == 0, errors
+    assert_resumed_at(reached, errors)
+    assert_close_runs(two, one)
+
+
+def assert_resumed_at(reached, errors):
     resumed = int(re.search(r"resumed at step (\d+)", errors)[1])
     assert resumed in (reached, reached - 4)  # metrics are written before the checkpoint, once per 4 steps
-    assert_close_runs(two, one)
 
 
 def worker(parent, rank):

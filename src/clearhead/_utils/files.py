@@ -1,13 +1,17 @@
-"""Atomic writing of files: write to a temporary file, then rename it."""
+"""Writing of files that survives crashes: atomic replacement, and appending of JSON lines."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from clearhead._utils.temporaries import is_temporary, temporary_folder
+
+BLOCK_BYTES = 2**16  # of a file that is read from its end
 
 
 def resolve_target(path: str | os.PathLike[str]) -> Path:
@@ -91,3 +95,49 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def append_json_line(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
+    """Append a JSON object to a file as one line.
+
+    If a crash left an incomplete last line that begins with the same key, it is removed. Any other last line is kept
+    and ended first.
+    """
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    target = Path(path)
+    if is_pipe_or_device(target):
+        with target.open("wb") as pipe:
+            pipe.write(line)
+        return
+    with target.open("a+b") as file:
+        file.write(_end_of_last_line(file, line[: line.index(b":")]) + line)
+
+
+def _end_of_last_line(file: BinaryIO, opening: bytes) -> bytes:
+    """Return what ends the last line of a file. Truncate the file if that line is the beginning of a JSON object.
+
+    Args:
+        file: a file that is open for reading and appending.
+        opening: first bytes of the objects.
+    """
+    size = end = file.seek(0, os.SEEK_END)
+    last = b""
+    while end and b"\n" not in last:
+        start = max(0, end - BLOCK_BYTES)
+        file.seek(start)
+        last, end = file.read(end - start) + last, start
+    last = last.rpartition(b"\n")[2]
+    if not last:
+        return b""
+    if (last.startswith(opening) or opening.startswith(last)) and not _is_json(last):
+        file.truncate(size - len(last))
+        return b""
+    return b"\n"
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -43,6 +43,15 @@ def count_noun(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with its unit, such as "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
 def json_text(value: object, *, indent: int | None = None) -> str:
     r"""Return JSON that is safe to print: unprintable characters are escaped, NaN and infinities become null."""
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)

@@ -28,13 +28,11 @@ class LayerSummary:
     """Statistics of one layer over its calls.
 
     Attributes:
-        calls: statistics of each call, if they are kept.
         sums: sums per head over queries, by statistic.
         maxima: maxima per head over queries, by statistic: "peak", the largest score.
         query_count: number of queries in the sums.
     """
 
-    calls: list[AttentionStatistics] = field(default_factory=list)
     sums: dict[str, Float[Tensor, "heads ..."]] = field(default_factory=dict)
     maxima: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
     query_count: Tensor | int = 0  # a tensor after the first call: int() would synchronize the device in every layer
@@ -52,26 +50,27 @@ class LayerSummary:
         """
         return {name: total / max(1, self.queries) for name, total in self.sums.items()}
 
-    def add(self, observed: AttentionStatistics, valid: Bool[Tensor, "batch q_len"], *, keep: bool) -> None:
+    def add(self, observed: AttentionStatistics, valid: Bool[Tensor, "batch q_len"] | int) -> None:
         """Add the statistics of one call.
 
         Args:
             observed: statistics of the call.
-            valid: False for queries that are padding or have no visible keys.
-            keep: also append the statistics to `calls`.
+            valid: False for queries that are padding or have no visible keys; or the number of queries, if all are
+                valid.
         """
-        if keep:
-            self.calls.append(observed)
-        self.query_count = self.query_count + valid.sum()
+        every = isinstance(valid, int)
+        self.query_count = self.query_count + (valid if every else valid.sum())
         values = {name: getattr(observed, name) for name in AVERAGED if name in observed}
         if "top" in observed:
             values["largest"] = observed.top.weights[..., 0]
         for name, statistic in values.items():
-            rows = valid[:, None, :, None] if name == "mass" else valid[:, None]
-            total = statistic.double().mul(rows).sum(dim=(0, 2))
+            if not every:
+                statistic = statistic * (valid[:, None, :, None] if name == "mass" else valid[:, None])
+            total = statistic.sum(dim=(0, 2), dtype=torch.float64)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         if "peak" in observed and observed.peak.numel():
-            largest = observed.peak.masked_fill(~valid[:, None], -torch.inf).amax(dim=(0, 2))
+            peak = observed.peak if every else observed.peak.masked_fill(~valid[:, None], -torch.inf)
+            largest = peak.amax(dim=(0, 2))
             before = self.maxima.get("peak")
             self.maxima["peak"] = largest if before is None else torch.maximum(before, largest)
 
@@ -144,9 +143,7 @@ class AttentionSummary:
         for (stack, index), layer in self.layers.items():
             columns = layer.columns(self.spans)
             means[stack][index] = {name: values for name, values in columns.items() if name not in layer.maxima}
-        last = {address: layer.calls[-1] for address, layer in self.layers.items() if layer.calls}
-        maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
-        return notebook.means_html(repr(self), means) + notebook.heatmaps_html(maps)
+        return notebook.means_html(repr(self), means)
 
     def to_sums(self, model: str = "") -> HeadSums:
         """Return the sums, which can be added to those of other texts. Maxima are not included."""
@@ -212,7 +209,7 @@ def summarize(recording: Recording, *, spans: SpansLike | None = None) -> Attent
             layer = summary.layers.setdefault((name, index), LayerSummary())
             call_spans: Any = None if chosen is None else chosen.of_call(weights.shape[3])
             observed = observe_with_entropy(weights, distance=True, top=1, spans=call_spans)
-            layer.add(observed, valid.to(weights.device), keep=False)
+            layer.add(observed, valid.to(weights.device))
     if chosen is not None:
         chosen.check()
     return summary

@@ -14,11 +14,15 @@ from clearhead._utils.files import resolve_target
 from clearhead._utils.text import json_text, printable, visible_text
 from clearhead.cli.inputs import (
     RECORDING_SUFFIX,
+    InputOptions,
+    check_no_image,
     chosen_layers,
+    has_input,
     load_model,
     load_source,
     parse_spans,
     process_group_for,
+    record_input,
     source_name,
     texts_to_read,
 )
@@ -28,6 +32,7 @@ from clearhead.cli.options import (
     DownloadOption,
     Dtype,
     DtypeOption,
+    ImageOption,
     takes_analysis_options,
 )
 from clearhead.cli.output import progress_bar, results_folder, write
@@ -120,7 +125,8 @@ def roles(
 
 
 def _load(options: AnalysisOptions) -> tuple[RecordableModel | Recording, list[str]]:
-    return load_source(options.text, options.file, options.model, options.device, options.dtype.value, options.download)
+    chosen = InputOptions(options.image, options.device, options.dtype.value, options.download)
+    return load_source(options.text, options.file, options.model, chosen)
 
 
 def record(
@@ -132,6 +138,7 @@ def record(
     model: Annotated[
         str, typer.Option("--model", help="Model, as in `stats`; en-ja is the bundled translator.")
     ] = "en-ja",
+    image: ImageOption = None,
     values: Annotated[
         bool,
         typer.Option("--values/--no-values", help="Store the values too, which contributions to the output require."),
@@ -140,16 +147,22 @@ def record(
     dtype: DtypeOption = Dtype.float32,
     download: DownloadOption = False,
 ) -> None:
-    """Record a model's attention on a text, and write it to a file for `view`, `stats` and `roles`."""
+    """Record a model's attention on a text or another input, and write it to a file for `view`, `stats` and `roles`."""
     if output.suffix != RECORDING_SUFFIX:
         raise ValueError(f"--output is {output}; expected a name that ends in {RECORDING_SUFFIX}")
     resolve_target(output)
     if text is not None and file is not None:
         raise ValueError("TEXT and --file are both given; expected one text to record")
-    texts = texts_to_read(text, [file] if file else None) if text is not None or file else None
+    files = [file] if file else None
     with Console(stderr=True).status("loading and running the model …"):
-        loaded = load_model(model, device, dtype.value, download)
-        recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)
+        if has_input(model):
+            options = InputOptions(image, device, dtype.value, download)
+            recording = record_input(model, options, text=text, files=files, values=values)
+        else:
+            check_no_image(image, model)
+            texts = texts_to_read(text, files) if text is not None or file else None
+            loaded = load_model(model, device, dtype.value, download)
+            recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)
         recording.save(output)
     size = output.stat().st_size / 2**20
     print(printable(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from clearhead.recording.recording import Recording
 
 RECORDING_SUFFIX = ".safetensors"  # copied from clearhead.models, which imports torch
+TIMM_PREFIX = "timm:"
+FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:function
 
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
@@ -52,6 +56,57 @@ def load_model(model: str, device: str | None, dtype: str, download: bool) -> Re
     return load(model, device=usable_device(device), dtype=getattr(torch, dtype), download=download)
 
 
+def has_input(model: str) -> bool:
+    """Return whether a model is recorded on an input that is not a text: `timm:NAME` or `package.module:function`."""
+    is_name = model.startswith(TIMM_PREFIX) or FUNCTION.fullmatch(model) is not None
+    return is_name and not Path(model).exists()
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """Options of a model that is recorded on an input that is not a text."""
+
+    image: Path | None
+    device: str | None
+    dtype: str
+    download: bool
+
+
+def record_input(
+    model: str, options: InputOptions, *, text: str | None, files: list[Path] | None, values: bool = True
+) -> Recording:
+    """Record the model of a name for which `has_input` is true."""
+    if text is not None or files:
+        raise ValueError(f"TEXT or --file is given, but --model is {model}, which runs on another input")
+    import torch
+
+    if model.startswith(TIMM_PREFIX):
+        if options.image is None:
+            raise ValueError(f"--model is {model}, which runs on an image; expected --image FILE")
+        from clearhead.watching.timm_models import record_timm
+
+        device, dtype = usable_device(options.device), getattr(torch, options.dtype)
+        return record_timm(model, options.image, device=device, dtype=dtype, download=options.download, values=values)
+    given = {
+        "--image": options.image is not None,
+        "--download": options.download,
+        "--dtype": options.dtype != "float32",
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise ValueError(f"{option} is given, but {model} is a function that returns its model and inputs")
+    from clearhead.watching.functions import record_function
+
+    device = None if options.device is None else usable_device(options.device)
+    return record_function(model, device=device, values=values)
+
+
+def check_no_image(image: Path | None, model: str | None) -> None:
+    """Raise if --image is given with a model that runs on texts, or with a recording."""
+    if image is not None:
+        raise ValueError(f"--image is given, but --model is {model}; expected --model timm:NAME")
+
+
 def usable_device(name: str | None) -> torch.device:
     """Return the named device (default: a GPU if there is one). Raise if it cannot be used."""
     import torch
@@ -77,20 +132,23 @@ def check_recording_alone(path: str, files: list[Path] | None, model: str | None
 
 
 def load_source(
-    text: str | None, files: list[Path] | None, model: str | None, device: str | None, dtype: str, download: bool
+    text: str | None, files: list[Path] | None, model: str | None, options: InputOptions
 ) -> tuple[RecordableModel | Recording, list[str]]:
     """Return a model and the texts to run it on, or a recording and no texts."""
+    if model is not None and has_input(model):
+        return record_input(model, options, text=text, files=files), []
+    check_no_image(options.image, model)
     if text is not None and is_recording(text):
         from clearhead.recording.recording import Recording
 
         check_recording_alone(text, files, model)
-        return Recording.load(text, device=usable_device(device)), []
+        return Recording.load(text, device=usable_device(options.device)), []
     if model is None:
         raise ValueError(
             f"--model is missing; expected a model to run, or a recording ({RECORDING_SUFFIX}) in place of TEXT"
         )
     texts = texts_to_read(text, files)
-    return load_model(model, device, dtype, download), texts
+    return load_model(model, options.device, options.dtype, options.download), texts
 
 
 def source_name(source: RecordableModel | Recording) -> str:

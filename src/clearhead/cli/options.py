@@ -29,6 +29,9 @@ DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Dtype of the model 
 DownloadOption = Annotated[
     bool, typer.Option("--download", help="Download the model from the Hugging Face Hub if it is not cached.")
 ]
+ImageOption = Annotated[
+    Path | None, typer.Option("--image", help="PNG or JPEG file to run a timm model on.", metavar="FILE")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -48,10 +51,12 @@ class AnalysisOptions:
         str | None,
         typer.Option(
             "--model",
-            help="Folder or hub id of a Hugging Face model, .gguf file, folder of a training run, or en-ja,"
-            " the bundled translator.",
+            help="Folder or hub id of a Hugging Face model, .gguf file, folder of a training run, en-ja (the bundled"
+            " translator), timm:NAME with --image, or package.module:function, a function that returns a torch module"
+            " and its inputs. The last imports that module and runs its code.",
         ),
     ] = None
+    image: ImageOption = None
     layers: Annotated[str | None, typer.Option(help="Show only these layers, counted from 0, such as 0,3-5.")] = None
     device: DeviceOption = None
     dtype: DtypeOption = Dtype.float32

@@ -16,12 +16,23 @@ from rich.console import Console
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.files import resolve_target
 from clearhead._utils.text import printable
-from clearhead.cli.inputs import RECORDING_SUFFIX, check_recording_alone, is_recording, texts_to_read, usable_device
-from clearhead.cli.options import DeviceOption, DownloadOption, Dtype, DtypeOption, FilesOption
+from clearhead.cli.inputs import (
+    RECORDING_SUFFIX,
+    InputOptions,
+    check_no_image,
+    check_recording_alone,
+    has_input,
+    is_recording,
+    record_input,
+    texts_to_read,
+    usable_device,
+)
+from clearhead.cli.options import DeviceOption, DownloadOption, Dtype, DtypeOption, FilesOption, ImageOption
 from clearhead.cli.output import progress_bar
 
 if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
+    from clearhead.recording.recording import Recording
 
 WORKER_GRACE_S = 0.5  # an idle worker thread ends within this time
 
@@ -39,6 +50,7 @@ def view(
         str | None,
         typer.Option("--model", help="Model, as in `stats` (default: en-ja, the bundled translator)."),
     ] = None,
+    image: ImageOption = None,
     roles: Annotated[
         Path | None,
         typer.Option(help="File from `clearhead roles --output` with the head labels to show, including induction."),
@@ -59,7 +71,9 @@ def view(
     The page is served on this machine only.
     """
     source, texts = _source(text, file, model)
-    options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text))
+    if not has_input(source):
+        check_no_image(image, source)
+    options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text), image)
     if output is None:
         _serve(source, texts, options, roles, port, browser)
     else:
@@ -74,6 +88,17 @@ class LoadOptions:
     dtype: str
     download: bool
     is_recording: bool
+    image: Path | None = None
+
+    def load(self, source: str) -> tuple[str | Recording, dict[str, Any]]:
+        """Return what to pass to `view` and `load_source`: the source, and keyword arguments.
+
+        A model on an input that is not a text is recorded at once.
+        """
+        if has_input(source):
+            options = InputOptions(self.image, self.device, self.dtype, self.download)
+            return record_input(source, options, text=None, files=None), {}
+        return source, self.arguments()
 
     def arguments(self) -> dict[str, Any]:
         """Return keyword arguments for `view` and `load_source`. Imports torch and checks the device."""
@@ -92,6 +117,8 @@ def _source(text: str | None, files: list[Path] | None, model: str | None) -> tu
         return text, None
     if model is not None and is_recording(model):
         raise ValueError(f"--model is {model}, which is a recording; pass it in place of TEXT")
+    if model is not None and has_input(model) and (text is not None or files):
+        raise ValueError(f"TEXT or --file is given, but --model is {model}, which runs on another input")
     texts = texts_to_read(text, files) if text is not None or files else None
     return "en-ja" if model is None else model, texts
 
@@ -109,7 +136,8 @@ def _write_report(output: Path, source: str, texts: list[str] | None, options: L
         from clearhead.recording.recording import Recording
         from clearhead.viewer.report.export import report
 
-        loaded = load_source(source, **options.arguments())
+        named, arguments = options.load(source)
+        loaded = load_source(named, **arguments)
         if isinstance(loaded, Recording):
             recording = loaded
         else:
@@ -132,9 +160,8 @@ def _serve(
         with Console(stderr=True).status("loading and running the model …"):
             from clearhead.viewer.server.serve import view as start_viewer
 
-            viewer = start_viewer(
-                source, texts, roles=labels, port=port, browser=False, wait=False, **options.arguments()
-            )
+            named, arguments = options.load(source)
+            viewer = start_viewer(named, texts, roles=labels, port=port, browser=False, wait=False, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 def is_main_process() -> bool:
     """Return whether this process has rank 0 and so writes files and prints for all ranks."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
     return int(os.environ.get("RANK", 0)) == 0
 
 
@@ -40,6 +42,14 @@ class ProcessGroup:
         total = tensor.clone()
         distributed.all_reduce(total)
         return total
+
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
+        """Return the elementwise maximum over all processes."""
+        if self.world_size == 1:
+            return tensor
+        largest = tensor.clone()
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        return largest
 
     def any(self, condition: bool, device: torch.device) -> bool:
         """Return whether a condition holds in any process."""
@@ -76,6 +86,13 @@ class ProcessGroup:
         values: list[T] = [value] * self.world_size
         distributed.all_gather_object(values, value)
         return values
+
+
+def current_process_group() -> ProcessGroup:
+    """Return the process group that torch.distributed was initialized with; one process if it was not."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return ProcessGroup()
+    return ProcessGroup(distributed.get_rank(), distributed.get_world_size())
 
 
 @contextmanager

@@ -2,28 +2,45 @@
 
 Importing this package registers the attention function and the mask function. With `output_attentions=True` each
 `outputs.attentions[layer]` is an `AttentionWeights`. `watch` computes statistics of each layer while a model runs,
-`ablate` removes heads, and `head_importance` ranks them.
+`ablate` removes heads, and `head_importance` ranks them. `AttentionLogCallback` logs statistics during training.
 """
 
 from clearhead._utils.extras import needs_extra
 
 with needs_extra("hf", "clearhead.huggingface"):
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.huggingface._attention_function import attention_forward
+from clearhead.huggingface._observed_interface import observed_interface
+from clearhead.huggingface._observed_masks import observed_masks
+from clearhead.huggingface._watched_models import adapter_of
 from clearhead.huggingface._whisper import keep_implementation
 from clearhead.huggingface.ablation import HeadImportance, ablate, head_importance
 from clearhead.huggingface.lazy_mask import LazyMask, make_mask
 from clearhead.huggingface.model import HuggingFaceModel
 from clearhead.huggingface.modules import NAME, AttentionModule, attention_modules
-from clearhead.huggingface.watching import watch
+from clearhead.huggingface.trainer import AttentionLogCallback
+from clearhead.watching.adapters import register
+from clearhead.watching.model_adapters import register_models
+from clearhead.watching.replacement import MethodReplacement
+from clearhead.watching.watcher import watch
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, make_mask)
 keep_implementation()
+register(
+    "transformers",
+    [
+        MethodReplacement(AttentionInterface, "get_interface", observed_interface, [ALL_ATTENTION_FUNCTIONS]),
+        MethodReplacement(AttentionMaskInterface, "__getitem__", observed_masks),
+    ],
+)
+register_models(adapter_of)
 
 __all__ = [
+    "AttentionLogCallback",
     "AttentionModule",
     "AttentionSummary",
     "HeadImportance",

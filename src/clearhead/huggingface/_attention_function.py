@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._utils.autocast import autocast
 from clearhead._utils.torch_internals import in_backward_pass
 from clearhead.functional import attend_with_weights, attention
 from clearhead.huggingface._arguments import refuse_unsupported
 from clearhead.huggingface._hooks import active_hook_sets
-from clearhead.huggingface._transformers_internals import collects_attentions, makes_masks
+from clearhead.huggingface._transformers_internals import collects_attentions, has_forward_hooks, makes_masks
 from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import Causal, Dense, Mask, Window
@@ -36,12 +37,13 @@ def attention_forward(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, AttentionWeights | None]:
-    """Return the output [batch, q_len, heads, value_dim], and the weights if requested.
+    """Return the output [batch, q_len, heads, value_dim], and the weights if requested or if the module has hooks.
 
     Raises:
         ValueError: for an unsupported argument that may change the result.
     """
     refuse_unsupported(module, others)
+    query, key, value = autocast(query, key, value)
     bias = position_bias
     hook_sets = active_hook_sets(module)
     recomputing = _is_recomputing()
@@ -56,7 +58,7 @@ def attention_forward(
     if recomputing:  # gradient checkpointing requires the same outputs as in the first forward pass
         return_weights = getattr(module, RETURNED_WEIGHTS, False)
     else:
-        return_weights = bool(others.get("output_attentions")) or collects_attentions()
+        return_weights = bool(others.get("output_attentions")) or collects_attentions() or _has_hooks(module)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             setattr(module, RETURNED_WEIGHTS, return_weights)
     if return_weights and _is_cached(query, key):
@@ -107,6 +109,11 @@ def _mask(
     if not is_causal or q_len == 1:
         return None, None
     return (Causal() if sliding_window is None else Window(sliding_window - 1)), 0
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Return whether forward hooks may read the weights from the output of the module."""
+    return not torch.compiler.is_compiling() and has_forward_hooks(module)
 
 
 def _is_recomputing() -> bool:

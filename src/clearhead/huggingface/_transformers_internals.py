@@ -21,6 +21,7 @@ except ImportError:  # moved in another version: weights are then always returne
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # name, in modeling code, of the dictionary of attention functions
 EAGER = "eager_attention_forward"  # name, in modeling code, of the eager attention function
+OUTPUT_CAPTURING = "transformers.utils.output_capturing"
 
 
 def set_implementation(config: Any, name: str | None) -> None:
@@ -49,6 +50,14 @@ def collects_attentions() -> bool:
     """
     collected = None if _active_collector is None else _active_collector.get()
     return collected is None or any(name.endswith("attentions") for name in collected)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Return whether a module has forward hooks, without those by which transformers collects outputs.
+
+    Relies on the Python module of transformers' hooks, which stay on the module after the first use.
+    """
+    return any(getattr(hook, "__module__", None) != OUTPUT_CAPTURING for hook in module._forward_hooks.values())
 
 
 @functools.cache

@@ -150,23 +150,36 @@ def make_mask(
     if config is not None and runs_own_attention(type(config)):
         _warn_of_own_attention(config.model_type)
     extent = MaskExtent(batch_size, q_length, kv_length, int(q_offset), kv_offset, torch.device(device))
-    valid_queries = None
     try:
         mask = translate(mask_function, extent)
         if attention_mask is not None:
             mask = intersect([mask, _padding(attention_mask, mask, extent)])
     except UnknownFunctionError:
         mask = evaluate(mask_function, extent, attention_mask, use_vmap)
-    if attention_mask is not None and (q_length == kv_length or not is_bidirectional(mask_function)):
-        valid_queries = _valid_queries(attention_mask, extent)
+    valid_queries = find_valid_queries(q_length, kv_length, q_offset, mask_function, attention_mask)
     shape = (batch_size, 1, q_length, kv_length)
     return LazyMask(mask, shape, extent.query_start, valid_queries, dtype, extent.device)
 
 
-def _valid_queries(attention_mask: Tensor, extent: MaskExtent) -> Bool[Tensor, "batch q_len"] | None:
-    """Return which queries are not padding; None if there is no padding, or if the mask is too short."""
-    valid = attention_mask[:, extent.q_offset : extent.q_offset + extent.q_len].bool()
-    return None if valid.shape[1] < extent.q_len or bool(valid.all()) else valid
+def find_valid_queries(
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    mask_function: MaskFunction = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **others: Any,
+) -> Bool[Tensor, "batch q_len"] | None:
+    """Return which queries are not padding; None if there is no padding, or if the mask is too short.
+
+    The arguments are those of a mask function. A bidirectional mask may cover the keys of another sequence.
+    """
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    if q_length != kv_length and is_bidirectional(mask_function):
+        return None
+    start = int(q_offset)
+    valid = attention_mask[:, start : start + q_length].bool()
+    return None if valid.shape[1] < q_length or bool(valid.all()) else valid
 
 
 @functools.cache  # warn once per model type, not in every forward pass

@@ -19,13 +19,14 @@ from transformers.utils import logging
 from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
-from clearhead.analysis.summary import AttentionSummary
+from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface._model_inputs import ModelInputs, prepare_inputs, prepare_repeated_inputs
 from clearhead.huggingface.modules import attention_modules, hooked
-from clearhead.huggingface.watching import watch
 from clearhead.ops.spans import SpansLike
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from clearhead.recording.recording import Recording, Stack
+from clearhead.watching.seen import Seen
+from clearhead.watching.watcher import watch
 from clearhead.weights.matrix import AttentionWeights
 
 
@@ -139,9 +140,19 @@ class HuggingFaceModel:
             spans: spans of keys, whose mean attention is also returned, as in `watch`.
         """
         inputs = prepare_inputs(self, text)  # an encoder–decoder generates here, outside of `watch`
-        statistics = watch(self.model, entropy=True, distance=True, top=1, spans=spans, keep_calls=False)
-        with evaluating(self.model), torch.no_grad(), statistics as summary:
+        statistics = watch(self.model, entropy=True, distance=True, top=1, spans=spans)
+        with evaluating(self.model), torch.no_grad(), statistics as seen:
             self.model(**inputs.arguments, use_cache=False)
+        return self._summary_by_layer(seen)
+
+    def _summary_by_layer(self, seen: Seen) -> AttentionSummary:
+        """Return the statistics of one forward pass by layer. Layers may share a module, which then runs for each."""
+        modules = attention_modules(self.model)
+        summary = AttentionSummary([(attention.stack, attention.layer) for attention in modules], spans=seen.spans)
+        for attention in modules:
+            for index, call in enumerate(seen[attention.name].calls if attention.name in seen else ()):
+                address = (attention.stack, attention.layer + (index if attention.shared else 0))
+                summary.layers.setdefault(address, LayerSummary()).add(call, call.valid)
         return summary
 
     def _record(self, inputs: ModelInputs, values: bool) -> Recording:

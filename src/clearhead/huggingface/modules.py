@@ -78,7 +78,7 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
             " attention: it runs its own attention code and ignores attn_implementation"
         )
     _warn_of_others(model, [name for name, _ in named])
-    kinds = [_kind(name, module) for name, module in named]
+    kinds = [kind_of(name, module) for name, module in named]
     parts = [_part(model, module) for _, module in named]
     layer_counts: dict[str, int] = {}
     modules = []
@@ -198,7 +198,8 @@ def _layers_configured(module: nn.Module) -> int:
     return next((count for count in counts if isinstance(count, int)), 1)
 
 
-def _kind(name: str, module: nn.Module) -> str:
+def kind_of(name: str, module: nn.Module) -> str:
+    """Return "encoder", "decoder" or "cross" for an attention module, from its name and attributes."""
     lowered = name.lower()
     if getattr(module, "is_cross_attention", False) or any(part in lowered for part in CROSS_ATTENTION_NAMES):
         return "cross"

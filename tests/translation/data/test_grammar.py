@@ -153,7 +153,7 @@ class TestStream:
 
     def test_splits_are_disjoint_for_all_seeds(self):
         sources = {
-            split: {example.source for seed in (2, 5) for example in first(500, seed, split)}
+            split: {example.source for seed in (2, 5) for example in first(250, seed, split)}
             for split in ("train", "valid", "probe")
         }
         assert not sources["train"] & (sources["valid"] | sources["probe"])

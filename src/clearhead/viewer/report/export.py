@@ -16,6 +16,7 @@ from clearhead.recording import Recording
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report._page import ReportData, compress, render_page
 from clearhead.viewer.report._report_layer import MAX_BARS, SamplingPlan, summarize_layer
+from clearhead.watching.seen import Seen
 
 MAX_HEATMAP_BINS = 128  # bins per axis
 MAX_FULL_SIZE_HEADS = 288  # models with more heads get fewer bins and bars per head
@@ -42,7 +43,7 @@ class Report:
 
 
 def report(
-    recording: Recording,
+    recording: Recording | Seen,
     path: str | os.PathLike[str] | None = None,
     *,
     roles: Roles | None = None,
@@ -56,7 +57,7 @@ def report(
     tokens, everything is computed from a sample of queries. The page and `Report.notes` list such omissions.
 
     Args:
-        recording: the recording to export.
+        recording: the recording to export, or the result of `watch`.
         path: a file to write the page to (default: none).
         roles: labels from `clearhead.analysis.head_roles` (default: labels computed from this text alone).
         progress: called after each layer with the number of finished layers and the total number of layers.
@@ -64,6 +65,8 @@ def report(
     Returns:
         The page. In a notebook, it renders inline.
     """
+    if isinstance(recording, Seen):
+        recording = recording.recording()
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
     cache = RecordingCache(recording, roles)

@@ -15,10 +15,11 @@ from clearhead.models import load_source
 from clearhead.recording import Recording
 from clearhead.recording.protocol import RecordableModel
 from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.watching.seen import Seen
 
 MAX_TYPED_LETTERS = 20_000
 MAX_TYPED_RECORDINGS = 4  # older ones are evicted
-Source = Recording | RecordableModel | str | os.PathLike[str]
+Source = Recording | Seen | RecordableModel | str | os.PathLike[str]
 
 _LONGER_TEXTS = "for longer texts use clearhead view --file"
 

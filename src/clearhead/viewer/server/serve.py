@@ -169,7 +169,8 @@ def view(
         view("en-ja", "The old dog barked.")
 
     Args:
-        model: a model name or path, or a model loaded by `models.load`; or a recording or its path (.safetensors).
+        model: a model name or path, or a model loaded by `models.load`; or a recording or its path (.safetensors);
+            or the result of `watch`.
         text: a text to run the model on, or a list of texts to choose from (default: a built-in example).
         device: device to load the model or recording to, if `model` is a name or path.
         dtype: dtype to load the model in, if `model` is a name or path.

@@ -1,0 +1,156 @@
+"""Observation of `torch.nn.functional.scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+from types import FunctionType, NoneType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+from torch.nn.attention.bias import CausalBias
+
+from clearhead._utils.autocast import autocast
+from clearhead._utils.torch_internals import (
+    PLAIN_TENSORS,
+    chosen_kernel,
+    cudnn_attention,
+    flash_attention_cpu,
+    flash_attention_cuda,
+)
+from clearhead.ops.arguments import build_call
+from clearhead.ops.call import AttentionCall
+from clearhead.ops.masks import Causal, Dense, Mask
+from clearhead.watching import running
+from clearhead.watching.adapters import register
+from clearhead.watching.observed import ObservedCall
+from clearhead.watching.replacement import Replacement
+
+
+def _observed_attention(
+    original: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    options: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    if enable_gqa:
+        options["enable_gqa"] = True
+    if running.is_compiling("scaled_dot_product_attention"):
+        return original(query, key, value, **options)
+    if running.is_capturing():
+        raise running.Captured(query, key, value, options)
+    targets = running.observers_of_call(query)
+    if not targets:
+        return original(query, key, value, **options)
+    is_compiled = isinstance(original, FunctionType)  # torch's function is built in
+    fused = None if is_compiled else _fused_with_lse(query, key, value, **options)
+    if fused is None:
+        with running.suspended():  # a mask that is not a plain tensor calls torch's function again
+            output, lse = original(query, key, value, **options), None
+    else:
+        output, lse = fused
+    running.deliver(targets, lambda: ObservedCall(call_of_sdpa(query, key, value, **options), lse))
+    return output
+
+
+def call_of_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """Return the attention call of the arguments of torch's function, without gradients and dropout.
+
+    Leading axes before the last three are joined into one batch axis. A matrix without an axis of heads has one head.
+    Under autocast, queries and keys are rounded as torch does.
+    """
+    if isinstance(attn_mask, CausalBias):
+        attn_mask = attn_mask._materialize(query.device)
+    query, key, value = autocast(query.detach(), key.detach(), value.detach())
+    if query.ndim < 4:
+        query, key, value = (tensor.unsqueeze(-3) for tensor in (query, key, value))
+        attn_mask = attn_mask.unsqueeze(-3) if attn_mask is not None and attn_mask.ndim > 2 else attn_mask
+    leading = query.shape[:-3]
+    if not leading == key.shape[:-3] == value.shape[:-3]:
+        leading = torch.broadcast_shapes(leading, key.shape[:-3], value.shape[:-3])
+    query, key, value = (_four_axes(tensor, leading) for tensor in (query, key, value))
+    mask: Mask | None = None
+    bias = None
+    if attn_mask is not None:
+        added = attn_mask.detach()
+        added = _four_axes(added, leading) if added.ndim > 4 else added
+        mask, bias = (Dense(added), None) if added.dtype == torch.bool else (None, added)
+    if is_causal:
+        mask = Causal() if mask is None else Causal() & mask
+    return build_call(query, key, value, mask=mask, bias=bias, scale=scale, query_start=0 if is_causal else None)
+
+
+def _four_axes(tensor: Tensor, leading: torch.Size) -> Float[Tensor, "batch heads length width"]:
+    """Join the axes before the last three into one batch axis."""
+    if tensor.ndim == 4 and tensor.shape[:1] == leading:
+        return tensor
+    return tensor.expand(*leading, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
+
+
+def _fused_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    """Run the kernel that torch chooses if it also returns log-sum-exp; None for any other kernel.
+
+    The kernel and its arguments are the same as in torch's function, so the output is equal bit for bit.
+    """
+    device = query.device.type
+    if any(type(tensor) not in (*PLAIN_TENSORS, NoneType) for tensor in (query, key, value, attn_mask)):
+        return None
+    if query.shape[-2] == 1:  # then the scores are computed anyway, and torch's function takes half the time
+        return None
+    if dropout_p or query.ndim != 4 or torch.is_autocast_enabled(device) or 0 in query.shape or 0 in key.shape:
+        return None
+    if device == "cpu":
+        # in half precision the log-sum-exp of the kernel is not exact enough for sums of weights
+        if query.dtype not in (torch.float32, torch.float64):
+            return None
+    elif device != "cuda" or attn_mask is not None or query.shape[3] % 8:
+        return None
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+    kernel = chosen_kernel(*arguments, scale=scale, enable_gqa=enable_gqa)
+    if device == "cuda" and kernel == SDPBackend.CUDNN_ATTENTION.value and query.shape[1] == key.shape[1]:
+        output, lse = cudnn_attention(query, key, value, None, True, 0.0, is_causal, False, scale=scale)[:2]
+        return output, lse.squeeze(-1)
+    if kernel != SDPBackend.FLASH_ATTENTION.value:
+        return None
+    if device == "cpu":
+        added = attn_mask
+        if added is not None and added.dtype == torch.bool:
+            added = torch.zeros_like(added, dtype=query.dtype).masked_fill_(~added, -torch.inf)
+        output, lse = flash_attention_cpu(query, key, value, 0.0, is_causal, attn_mask=added, scale=scale)
+        if added is not None:  # the kernel returns 0 for rows without a key
+            lse = torch.where((added != -torch.inf).any(dim=-1), lse, -torch.inf)
+        return output, lse
+    return flash_attention_cuda(query, key, value, 0.0, is_causal, False, scale=scale)[:2]
+
+
+register(
+    "scaled_dot_product_attention",
+    [Replacement(functional.scaled_dot_product_attention, _observed_attention, also_compiled=True)],
+)

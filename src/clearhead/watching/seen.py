@@ -1,0 +1,228 @@
+"""`Seen`: what `watch` has seen of a model, by module."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from clearhead._utils.checks import describe
+from clearhead._utils.extras import missing_packages
+from clearhead.analysis.summary import AttentionSummary, LayerSummary
+from clearhead.ops.statistics import AttentionStatistics
+from clearhead.watching.joining import join
+from clearhead.watching.model_adapters import Address
+from clearhead.watching.observed import KeptWeights
+from clearhead.weights import notebook
+from clearhead.weights.matrix import AttentionWeights
+
+if TYPE_CHECKING:
+    from clearhead.recording.recording import Recording
+    from clearhead.watching.recordings import TokensOfStacks
+
+
+class WatchedCall(AttentionStatistics):
+    """One call of an attention module: its statistics as fields, or its lazy weights if none were requested.
+
+    Attributes:
+        valid: False for queries that are padding or have no visible keys; or the number of queries, if all are valid.
+        result: what the function `each` returned.
+    """
+
+    def __init__(
+        self,
+        kept: KeptWeights | None = None,
+        statistics: AttentionStatistics | None = None,
+        valid: Bool[Tensor, "batch q_len"] | int = 0,
+        result: Any = None,
+    ) -> None:
+        super().__init__(**({} if statistics is None else statistics.results()))
+        self.valid, self.result, self._kept = valid, result, kept
+
+    @property
+    def weights(self) -> AttentionWeights:
+        """Lazy attention matrix of the call."""
+        return self.kept.weights()
+
+    @property
+    def kept(self) -> KeptWeights:
+        """Arguments from which the weights are computed, or the weights."""
+        if self._kept is None:
+            raise AttributeError("weights were not kept, because statistics or `each` were requested from watch()")
+        return self._kept
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is kept of the call."""
+        tensors = [tensor for result in self.results().values() for tensor in _tensors(result)]
+        return sum(t.nbytes for t in tensors) + (0 if self._kept is None else self._kept.nbytes)
+
+
+class Watched:
+    """Calls of one attention module.
+
+    Attributes:
+        name: name of the module, as in `named_modules()`.
+        layer: index of the module in the order of first execution.
+        module: the module.
+        calls: its calls in order, the last `keep` of them.
+        summary: sums and maxima over all calls.
+    """
+
+    def __init__(self, name: str, layer: int, module: nn.Module, keep: int | None) -> None:
+        self.name, self.layer, self.module = name, layer, module
+        self.calls: deque[WatchedCall] = deque(maxlen=keep)
+        self.summary = LayerSummary()
+
+    @property
+    def weights(self) -> AttentionWeights:
+        """Lazy attention matrix of the last call."""
+        if not self.calls:
+            raise AttributeError(f"{self.name}: no call was kept, because keep=0 was passed to watch()")
+        return self.calls[-1].weights
+
+    def joined(self) -> AttentionWeights:
+        """Return one matrix of all calls of a generation, in which each call continues the one before.
+
+        Row i is the attention of token i when the model read it. Later keys did not exist then, so they are masked.
+
+        Raises:
+            ValueError: if a call does not continue the one before, as for another text.
+        """
+        if not self.calls:
+            raise ValueError(f"{self.name}: no call was kept; expected the calls of a generation")
+        try:
+            return join([call.kept for call in self.calls])
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+
+    @property
+    def means(self) -> dict[str, Float[Tensor, "heads ..."]]:
+        """Means per head over the queries of all calls, padding excluded: entropy, distance, largest and mass."""
+        return self.summary.means
+
+    @property
+    def maxima(self) -> dict[str, Float[Tensor, " heads"]]:
+        """Maxima per head over the queries of all calls, padding excluded: peak."""
+        return self.summary.maxima
+
+    @property
+    def queries(self) -> int:
+        """Number of queries in the means."""
+        return self.summary.queries
+
+    def __repr__(self) -> str:
+        return f"Watched({self.name!r}, layer {self.layer}, {len(self.calls)} calls)"
+
+
+class Seen(Mapping[str, Watched]):
+    """Attention of a watched model: a mapping from module names to `Watched`, in order of first execution.
+
+    `seen["blocks.3.attn"]` and `seen[3]` are the module of that name and the fourth attention module that ran;
+    `seen[-1]` is the last one. For models with several stacks, `seen["encoder", 3]` is layer 3 of one of them.
+
+    Attributes:
+        model: name of the model's class.
+        spans: names of the spans of keys, in the order of "mass".
+    """
+
+    def __init__(self, model: str, addresses: Mapping[str, Address], spans: Sequence[str] = ()) -> None:
+        self.model, self.spans = model, AttentionSummary(spans=spans).spans  # refuses the names of other columns
+        self._addresses = addresses
+        self._modules: dict[str, Watched] = {}
+
+    def add(self, watched: Watched) -> None:
+        """Add a module after its first call."""
+        self._modules[watched.name] = watched
+
+    def __getitem__(self, key: str | int | Address) -> Watched:
+        if isinstance(key, str) and key in self._modules:
+            return self._modules[key]
+        if type(key) is int and -len(self) <= key < 0:
+            return [*self._modules.values()][key]
+        for watched in self._modules.values():
+            if (type(key) is int and watched.layer == key) or (isinstance(key, tuple) and self.address(watched) == key):
+                return watched
+        raise KeyError(self._unknown(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def address(self, watched: Watched) -> Address:
+        """Return the stack of a module, and its index in the stack.
+
+        The stack is "encoder", "decoder" or "cross" if the library of the model tells it. Otherwise it is the name of
+        the module without the indices of layers.
+        """
+        if watched.name in self._addresses:
+            return self._addresses[watched.name]
+        stack = _stack_of(watched.name)
+        others = [name for name in self._modules if name not in self._addresses and _stack_of(name) == stack]
+        return stack, others.index(watched.name)
+
+    def summary(self) -> AttentionSummary:
+        """Return means and maxima of all heads, which can be shown as a table."""
+        summary = AttentionSummary(spans=self.spans)
+        for watched in self._modules.values():
+            summary.layers[self.address(watched)] = watched.summary
+        return summary
+
+    def recording(self, tokens: TokensOfStacks = None, *, batch: int | None = None) -> Recording:
+        """Return the attention of one input as a recording, which can be viewed, reported, analyzed and saved.
+
+        The calls of a generation become one matrix. Other calls of one module become layers of their stack.
+
+        Args:
+            tokens: the text of each token: a list for all axes of that length, or a dict of lists by stack, or of
+                pairs (tokens of the queries, tokens of the keys). Default: positions are numbered.
+            batch: which sequence of the batch. Required if there are several.
+        """
+        from clearhead.watching.recordings import recording_of
+
+        return recording_of(self, tokens, batch=batch)
+
+    def save(self, path: str | os.PathLike[str], tokens: TokensOfStacks = None, *, batch: int | None = None) -> None:
+        """Write the recording of one input to a safetensors file, which `Recording.load` and `clearhead view` read."""
+        self.recording(tokens, batch=batch).save(path)
+
+    def __repr__(self) -> str:
+        calls = sum(len(watched.calls) for watched in self._modules.values())
+        # every module has the same statistics
+        statistics = [name for watched in [*self.values()][:1] for name in (*watched.means, *watched.maxima)]
+        names = f"; {', '.join(statistics)}" if statistics else ""
+        return f"Seen({self.model}: {len(self)} attention modules, {calls} calls{names})"
+
+    def _repr_html_(self) -> str | None:
+        means = self.summary()._repr_html_()
+        if means is None or missing_packages("view"):  # notebooks then show repr()
+            return None
+        last = {self.address(watched): watched.calls[-1] for watched in self.values() if watched.calls}
+        maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
+        return means + notebook.heatmaps_html(maps)
+
+    def _unknown(self, key: object) -> str:
+        if not self._modules:
+            return f"{key!r}: no attention of {self.model} was observed yet"
+        names = list(self._modules)
+        shown = ", ".join(map(repr, names[:3])) + (f", … {names[-1]!r}" if len(names) > 3 else "")
+        return (
+            f"{describe(key)} is not an attention module that ran; expected one of {len(names)} names ({shown}), or a"
+            f" layer from {min(w.layer for w in self.values())} to {max(w.layer for w in self.values())}"
+        )
+
+
+def _stack_of(name: str) -> str:
+    """Return the name of a module without the indices of layers, such as "blocks.attn" for "blocks.3.attn"."""
+    return ".".join(part for part in name.split(".") if not re.fullmatch(r"\d+", part)) or "attention"
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [tensor for tensor in result if isinstance(tensor, Tensor)]

@@ -1,0 +1,301 @@
+"""`watch`: the attention of any model, observed while it runs."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from clearhead._utils.checks import check_int, describe
+from clearhead._utils.text import format_bytes
+from clearhead.analysis.spans import SpansOfCalls
+from clearhead.ops.statistics import StatisticsOptions, StatisticsRequest
+from clearhead.watching import _multihead, _operator, _sdpa, flex, running  # noqa: F401, they register themselves
+from clearhead.watching._unwrap import is_compiled, unwrap
+from clearhead.watching.adapters import functions_replaced, load_optional
+from clearhead.watching.model_adapters import ModelAdapter, adapter_of
+from clearhead.watching.observed import KeptWeights, ObservedCall
+from clearhead.watching.seen import Seen, Watched, WatchedCall
+from clearhead.weights.matrix import AttentionWeights, Choice
+
+STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, is not a statistic
+RESULTS = ("entropy", "received", "distance", "peak", "mass", "top", "pooled")
+MAX_BYTES = 2**33
+Where = str | Callable[[str], bool]
+Each = Callable[[str, AttentionWeights], Any]
+
+
+@contextmanager
+def watch(
+    model: Any,
+    *,
+    where: Where | None = None,
+    layers: Choice | None = None,
+    heads: Choice | None = None,
+    queries: slice | None = None,
+    keep: int | None = None,
+    values: bool = False,
+    each: Each | None = None,
+    max_bytes: int | None = MAX_BYTES,
+    **statistics: Unpack[StatisticsOptions],
+) -> Iterator[Seen]:
+    """Observe the attention of a model while it runs.
+
+        with watch(model) as seen:
+            model(x)
+        seen["blocks.11.attn"].weights            # lazy matrix of its last call; seen[11] is the same
+
+        with watch(model, entropy=True, spans={"image": (41, 617)}) as seen:
+            model(**inputs)                       # or model.generate(**inputs): one call per new token
+        seen[3].calls[0].entropy                  # [batch, heads, q_len]
+        seen[3].means["mass"]                     # [heads, 1], over all queries that are not padding
+
+    The model may be any `nn.Module` that computes attention with `scaled_dot_product_attention`,
+    `nn.MultiheadAttention`, `nn.TransformerEncoderLayer`, `flex_attention` or `clearhead.attention`, or a transformers
+    model on any implementation. Attention written out as matmul, softmax and matmul is not observed. PEFT models,
+    compiled models, DataParallel, DDP, SentenceTransformer and pipelines are unwrapped.
+
+    A watched model computes what it computes unwatched, bit for bit. Weights are those before dropout, without
+    gradients. Statistics are computed at each call, and then queries and keys are not kept. Padding queries are treated
+    like queries without visible keys: their statistics are 0 (`peak`: −inf), and `means` and `maxima` exclude them.
+
+    A `watch` observes the calls of the thread that entered it, and those of threads that have not entered a `watch` on
+    the model. Calls in a compiled graph cannot be observed; an error is raised at the end of the block.
+
+    Args:
+        model: a torch module, or a wrapper or pipeline that contains one.
+        where: which modules: a pattern such as `"*.attn2"`, or a function of the name. Default: all.
+        layers: which of these modules, by their index in the order of first execution: an index, a slice or a list.
+        heads: which heads: an index, a slice or a list.
+        queries: which queries: a slice such as `slice(-32, None)`.
+        keep: number of last calls to keep of each module. Default: all. Means cover all calls in any case.
+        values: also keep the values of attention.
+        each: function of the module's name and the weights of a call. It runs at each call, and then the weights are
+            not kept. What it returns is `calls[i].result`.
+        max_bytes: upper bound of the memory of everything that is kept; None for no bound.
+        statistics: arguments of `AttentionWeights.observe`: entropy, received, distance, peak, spans, top, pool,
+            reduce.
+
+    Raises:
+        ValueError: if the model ran and no attention was observed, or if what is kept exceeds `max_bytes`.
+    """
+    load_optional()
+    root = unwrap(model)
+    watcher = _Watcher(root, where, layers, heads, queries, keep, values, each, max_bytes, statistics)
+    with ExitStack() as stack:
+        if watcher.adapter is not None:
+            stack.enter_context(watcher.adapter.attached())
+        if is_compiled(model):
+            stack.callback(model.register_forward_pre_hook(_refuse_compiled).remove)
+        else:
+            stack.callback(watcher.notice_first_call())
+        stack.enter_context(functions_replaced(root))
+        stack.enter_context(running.active(watcher))
+        yield watcher.seen
+    watcher.check()
+
+
+class _Watcher:
+    """Observer of one `watch` block."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        where: Where | None,
+        layers: Choice | None,
+        heads: Choice | None,
+        queries: slice | None,
+        keep: int | None,
+        values: bool,
+        each: Each | None,
+        max_bytes: int | None,
+        statistics: StatisticsOptions,
+    ) -> None:
+        unknown = [name for name in statistics if name not in STATISTICS_OPTIONS]
+        if unknown:
+            raise TypeError(f"watch: {unknown[0]} is not a statistic; expected {', '.join(STATISTICS_OPTIONS)}")
+        request = StatisticsRequest.checked(**statistics)
+        self.reduces = any(request.requests(name) for name in RESULTS)
+        given_spans = statistics.pop("spans", None)
+        self.spans = None if given_spans is None else SpansOfCalls(given_spans)
+        self.statistics = statistics
+        self.model = model
+        modules = dict(model.named_modules())
+        self.names = {id(module): name for name, module in modules.items()}
+        self.where = _predicate(where, list(modules))
+        self.layers, self.heads, self.queries = _layer_choice(layers), heads, queries
+        self.keep = None if keep is None else check_int("keep", keep, least=0)
+        self.values, self.each = values, each
+        self.max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes, most=None)
+        self.adapter: ModelAdapter | None = adapter_of(model)
+        addresses = {} if self.adapter is None else self.adapter.addresses()
+        self.seen = Seen(type(model).__name__, addresses, () if self.spans is None else self.spans.names)
+        self.order: dict[str, int] = {}  # index of each module in the order of first execution
+        self.excluded: set[str] = set()
+        self.missed: dict[str, str] = {}  # reasons why calls were not observed, by module
+        self.compiled_calls: set[str] = set()  # functions that were traced into a compiled graph
+        self.was_called = False
+        self.bytes = 0
+        self._lock = threading.Lock()  # several threads may run one model
+
+    def __deepcopy__(self, memo: object) -> _Watcher:
+        return self  # copying a model copies its forward hooks, which refer to this object
+
+    def notice_first_call(self) -> Callable[[], None]:
+        """Notice whether the model runs at all. Return a function that ends this.
+
+        The hook applies to all modules of the process, so it is removed at the first call. A hook on a module of the
+        model would switch off fast paths of torch.
+        """
+
+        def notice(module: nn.Module, _: object) -> None:
+            if not torch.compiler.is_compiling() and id(module) in self.names:
+                self.was_called = True
+                hook.remove()
+
+        hook = register_module_forward_pre_hook(notice)
+        return hook.remove
+
+    def miss(self, module: nn.Module, reason: str) -> None:
+        self.missed.setdefault(self.names[id(module)], reason)
+
+    def receive(self, module: nn.Module, observed: ObservedCall) -> None:
+        name = self.names[id(module)]
+        if not self.where(name):
+            self.excluded.add(name)
+            return
+        with self._lock:
+            layer = self.order.setdefault(name, len(self.order))
+            if not self.layers(layer):
+                return
+            if name not in self.seen:
+                self.seen.add(Watched(name, layer, module, self.keep))
+        watched = self.seen[name]
+        with torch.no_grad():
+            call = self._call(name, module, observed)
+        with self._lock:
+            if self.reduces:
+                watched.summary.add(call, call.valid)
+            self._append(watched, call)
+
+    def _call(self, name: str, module: nn.Module, observed: ObservedCall) -> WatchedCall:
+        if not self.reduces and self.each is None:
+            return WatchedCall(self._kept(observed))
+        weights, valid = observed.weights, observed.attending()
+        padding = None if self.adapter is None else self.adapter.padding(module, observed)
+        if padding is not None:
+            valid = ~padding if valid is None else valid & ~padding
+            weights = weights.hiding_queries(padding)
+        if self.heads is not None or self.queries is not None:
+            weights = weights.part(heads=self.heads, queries=self.queries)
+            valid = valid if valid is None or self.queries is None else valid[:, self.queries]
+        if valid is None:
+            valid = weights.shape[0] * weights.shape[2]
+        result = None if self.each is None else self.each(name, weights)
+        if not self.reduces:
+            return WatchedCall(valid=valid, result=result)
+        spans: Any = None if self.spans is None else self.spans.of_call(weights.shape[3])
+        options: StatisticsOptions = {**self.statistics, "spans": spans}
+        return WatchedCall(None, weights.observe(**options), valid, result)
+
+    def _kept(self, observed: ObservedCall) -> KeptWeights:
+        kept = observed.kept(values=self.values)
+        if self.heads is None and self.queries is None:
+            return kept
+        return KeptWeights.of(kept.weights().part(heads=self.heads, queries=self.queries), marks=kept.marks)
+
+    def _append(self, watched: Watched, call: WatchedCall) -> None:
+        calls = watched.calls
+        if calls.maxlen == 0:
+            return
+        if calls.maxlen == len(calls):
+            self.bytes -= calls[0].nbytes
+        self.bytes += call.nbytes
+        if self.max_bytes is not None and self.bytes > self.max_bytes:
+            count = sum(len(other.calls) for other in self.seen.values()) + 1
+            kind = type(watched.module)
+            modules = sum(isinstance(module, kind) for module in self.model.modules())
+            raise ValueError(
+                f"watch keeps {format_bytes(self.bytes)} of {count} calls, more than max_bytes={self.max_bytes}"
+                f" ({format_bytes(self.max_bytes)}); one pass through {modules} × {kind.__name__} keeps about"
+                f" {format_bytes(self.bytes / count * modules)}. Request statistics such as entropy=True, choose"
+                " modules with where= or layers=, pass keep=1, or a larger max_bytes"
+            )
+        calls.append(call)
+
+    def check(self) -> None:
+        """Raise if nothing was observed, or if a span does not exist. Warn about calls that were not observed."""
+        kind = type(self.model).__name__
+        if self.compiled_calls:
+            raise ValueError(
+                f"{kind} calls {', '.join(sorted(self.compiled_calls))} in a compiled graph, which cannot be"
+                " observed; call the model without torch.compile, or within torch.compiler.set_stance('force_eager')"
+            )
+        if not self.seen:
+            raise ValueError(f"watch observed no attention of {kind}: {self._reason()}")
+        for name, reason in self.missed.items():
+            warnings.warn(f"a call of {name or kind} was not observed: {reason}", stacklevel=4)
+        if self.spans is not None:
+            self.spans.check()
+
+    def _reason(self) -> str:
+        if any(module._compiled_call_impl is not None for module in self.model.modules()):
+            return "its modules are compiled; use it before model.compile(), or a copy that is not compiled"
+        if not self.was_called:
+            return "it was not called within the block"
+        if self.missed:
+            return next(iter(self.missed.values()))
+        if self.excluded:
+            names = sorted(self.excluded)
+            return f"where= excludes all modules with attention, such as {names[0]!r}"
+        if self.order:
+            return f"layers= excludes all {len(self.order)} modules with attention"
+        unfused = [name for name, module in self.model.named_modules() if getattr(module, "fused_attn", None) is False]
+        if unfused:
+            return (
+                f"{unfused[0]} multiplies by hand; call timm.layers.set_fused_attn(True, experimental=True) before the"
+                " model is created"
+            )
+        return (
+            "no module called scaled_dot_product_attention, nn.MultiheadAttention or flex_attention; attention written"
+            " out as matmul, softmax and matmul is not observed"
+        )
+
+
+def _refuse_compiled(*_: object) -> None:
+    raise ValueError(
+        "watch: the model is compiled, and attention in a compiled graph cannot be observed; call the original model,"
+        " model._orig_mod"
+    )
+
+
+def _predicate(where: Where | None, names: Sequence[str]) -> Callable[[str], bool]:
+    if where is None:
+        return lambda name: True
+    if callable(where):
+        return where
+    if not isinstance(where, str):
+        raise TypeError(f"where is {describe(where)}; expected a pattern such as '*.attn', or a function of the name")
+    if not fnmatch.filter(names, where):
+        raise ValueError(f"where is {where!r}, which matches none of {len(names)} modules, such as {names[-1]!r}")
+    return lambda name: fnmatch.fnmatchcase(name, where)
+
+
+def _layer_choice(layers: Choice | None) -> Callable[[int], bool]:
+    if layers is None:
+        return lambda layer: True
+    if isinstance(layers, slice):
+        start, stop, step = layers.start or 0, layers.stop, layers.step or 1
+        if min(start, stop or 0) < 0 or step < 1:
+            raise ValueError(f"layers is {layers}; expected indices of at least 0: the last layer is not known yet")
+        return lambda layer: layer >= start and (stop is None or layer < stop) and (layer - start) % step == 0
+    indices = [layers] if isinstance(layers, int) else list(layers)
+    chosen = {check_int("layers", index, least=0) for index in indices}
+    return lambda layer: layer in chosen
