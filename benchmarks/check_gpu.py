@@ -28,6 +28,8 @@ TESTS = [
     "-m",
     "gpu",
     "tests/ops/test_on_gpu.py",
+    "tests/weights/test_on_gpu.py",
+    "tests/watching/test_watch_on_gpu.py",
     "-q",
     "-p",
     "no:cacheprovider",
