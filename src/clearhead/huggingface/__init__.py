@@ -17,12 +17,16 @@ from clearhead.huggingface._observed_interface import observed_interface
 from clearhead.huggingface._observed_masks import observed_masks
 from clearhead.huggingface._watched_models import adapter_of
 from clearhead.huggingface._whisper import keep_implementation
-from clearhead.huggingface.ablation import HeadImportance, ablate, head_importance
+from clearhead.huggingface.ablation import HeadImportance, head_importance
 from clearhead.huggingface.lazy_mask import LazyMask, make_mask
 from clearhead.huggingface.model import HuggingFaceModel
 from clearhead.huggingface.modules import NAME, AttentionModule, attention_modules
 from clearhead.huggingface.trainer import AttentionLogCallback
+from clearhead.watching.ablation import ablate
+from clearhead.watching.activation_patching import patching
 from clearhead.watching.adapters import register
+from clearhead.watching.cuts import cut
+from clearhead.watching.head_patches import patch
 from clearhead.watching.model_adapters import register_models
 from clearhead.watching.replacement import MethodReplacement
 from clearhead.watching.watcher import watch
@@ -48,6 +52,9 @@ __all__ = [
     "LazyMask",
     "ablate",
     "attention_modules",
+    "cut",
     "head_importance",
+    "patch",
+    "patching",
     "watch",
 ]

@@ -1,4 +1,7 @@
-"""Observation of transformers' attention functions other than sdpa and clearhead, which are observed below."""
+"""Observation of and interventions in transformers' attention functions.
+
+Those of sdpa and clearhead call functions that are observed in any model.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Dense, Mask
 from clearhead.watching import running
+from clearhead.watching.editing import edit
 from clearhead.watching.flex import dense_mask
 from clearhead.watching.observed import ObservedCall
 
 OBSERVED_BELOW = ("sdpa", NAME)  # they call functions that `watch` observes in any model
+READABLE = ("eager", "flex_attention")  # their arguments determine the weights
 
 
 def observed_interface(original: Any, interface: Any, implementation: Any, default: Any) -> Any:
@@ -34,23 +39,54 @@ def observed_interface(original: Any, interface: Any, implementation: Any, defau
 
 
 def _observed_function(function: Any, implementation: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    targets = running.observers_of_call(args[0] if args else kwargs["query"], module)
-    if not targets:
+    query = args[0] if args else kwargs["query"]
+    targets = running.observers_of_call(query, module)
+    interventions = running.interventions_of_call(query, module)
+    if not targets and not interventions:
         return function(module, *args, **kwargs)
     with running.suspended():
         result = function(module, *args, **kwargs)
-    if implementation in ("eager", "flex_attention"):
-        arguments = _signature(function).bind(module, *args, **kwargs).arguments
-        running.deliver(targets, lambda: ObservedCall(_call(arguments)))
+    arguments = _signature(function).bind(module, *args, **kwargs).arguments
+    if interventions:
+        return _edited(implementation, interventions, targets, arguments, result)
+    if implementation in READABLE:
+        running.deliver(targets, lambda: ObservedCall(_call(arguments).detached()))
     else:
         for observer, watched in targets:
-            observer.miss(watched, f"attn_implementation is {implementation!r}; expected sdpa, eager or clearhead")
+            observer.miss(watched, _unreadable(implementation))
     return result
+
+
+def _edited(
+    implementation: str,
+    interventions: list[running.EditTarget],
+    targets: list[running.Target],
+    arguments: dict[str, Any],
+    result: Any,
+) -> Any:
+    """Apply interventions to the result of an attention function: output [batch, q_len, heads, value_dim], weights."""
+
+    def build() -> AttentionCall:
+        if implementation not in READABLE:
+            raise ValueError(_unreadable(implementation))
+        return _call(arguments)
+
+    output, weights = result
+    with running.suspended():
+        edited = edit(interventions, output.transpose(1, 2), arguments["key"].shape[2], build)
+    running.deliver(targets, edited.observed)
+    if weights is not None and edited.changes_weights:
+        weights = edited.observed().weights.dense().to(weights.dtype)
+    return edited.output.transpose(1, 2).contiguous(), weights
+
+
+def _unreadable(implementation: str) -> str:
+    return f"attn_implementation is {implementation!r}; expected sdpa, eager or clearhead"
 
 
 def _call(arguments: dict[str, Any]) -> AttentionCall:
     """Return the attention call of the arguments of an attention function."""
-    query, key, value = autocast(*(arguments[name].detach() for name in ("query", "key", "value")))
+    query, key, value = autocast(*(arguments[name] for name in ("query", "key", "value")))
     others = arguments.get("kwargs", {})
     attention_mask, bias = arguments.get("attention_mask"), arguments.get("position_bias")
     mask: Mask | None = None
@@ -64,7 +100,7 @@ def _call(arguments: dict[str, Any]) -> AttentionCall:
             mask = Dense(visible[..., : key.shape[2]])
             if added is not None:
                 bias = added[..., : key.shape[2]] if bias is None else bias + added[..., : key.shape[2]]
-    call = build_call(
+    return build_call(
         query,
         key,
         value,
@@ -74,7 +110,6 @@ def _call(arguments: dict[str, Any]) -> AttentionCall:
         softcap=arguments.get("softcap"),
         sinks=others.get("s_aux", arguments.get("s_aux")),
     )
-    return call.detached()
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from clearhead.huggingface._observed_masks import has_known_padding, padding_of_mask
 from clearhead.huggingface.lazy_mask import LazyMask
-from clearhead.huggingface.modules import attention_modules, kind_of
-from clearhead.watching.model_adapters import Address
+from clearhead.huggingface.modules import attention_modules, kind_of, owner_of
+from clearhead.watching.model_adapters import Address, KnownModule
 from clearhead.watching.observed import ObservedCall
 
 
@@ -25,6 +25,24 @@ def adapter_of(model: nn.Module) -> HuggingFaceAdapter | None:
     """Return the adapter of a model; None if no part of it is a transformers model."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     return HuggingFaceAdapter(model, parts) if parts else None
+
+
+def known_modules(model: nn.Module) -> list[KnownModule]:
+    """Return the attention modules of a transformers model.
+
+    Raises:
+        ValueError: if no module uses the interface.
+    """
+    return [
+        KnownModule(
+            attention.name,
+            attention.stack,
+            attention.layer,
+            attention.heads,
+            owner_of(model, attention) if attention.shared else None,
+        )
+        for attention in attention_modules(model)
+    ]
 
 
 class HuggingFaceAdapter:
@@ -40,17 +58,18 @@ class HuggingFaceAdapter:
     def __deepcopy__(self, memo: object) -> HuggingFaceAdapter:
         return self  # copying a model copies its forward hooks, which refer to this object
 
-    def addresses(self) -> dict[str, Address]:
+    def modules(self) -> list[KnownModule]:
         if not isinstance(self._model, PreTrainedModel):
-            return {}
+            return []
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # modules that do not use the interface may still be observed
-                return {
-                    attention.name: (attention.stack, attention.layer) for attention in attention_modules(self._model)
-                }
+                return known_modules(self._model)
         except ValueError:  # no module uses the interface
-            return {}
+            return []
+
+    def addresses(self) -> dict[str, Address]:
+        return {known.name: (known.stack, known.layer) for known in self.modules()}
 
     @contextmanager
     def attached(self) -> Iterator[None]:

@@ -1,18 +1,23 @@
-"""Observation of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`.
+"""Observation of and interventions in `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`.
 
 Without `need_weights` and off the fast path, torch's layer calls `scaled_dot_product_attention`. Here are the other
 ways: the fast paths, which are single operators for a whole layer, and the attention written out for `need_weights`.
+Interventions switch the fast paths off, because the outputs of heads are not visible there.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.nn import functional
 
 from clearhead._utils.torch_internals import native_encoder_layer, native_multi_head_attention
@@ -22,10 +27,14 @@ from clearhead.ops.masks import Dense, Mask, Padding
 from clearhead.watching import running
 from clearhead.watching._sdpa import call_of_sdpa
 from clearhead.watching.adapters import functions_replaced, register
+from clearhead.watching.editing import collected_edits
 from clearhead.watching.observed import ObservedCall
 from clearhead.watching.replacement import Replacement
 
 KEY_PADDING = 1  # torch's `mask_type` for a mask [batch, kv_len]
+_LOCK = threading.Lock()
+_users = 0  # active blocks without fast paths
+_was_enabled = True  # before the first of them
 
 
 def _observed_native(original: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +115,10 @@ def _observed_forward(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `multi_head_attention_forward`."""
     if running.is_compiling("multi_head_attention_forward") or not _needs_weights(original, args, kwargs):
         return original(*args, **kwargs)  # then it calls scaled_dot_product_attention
-    targets = running.observers_of_call(args[0] if args else kwargs["query"])
+    query = args[0] if args else kwargs["query"]
+    if running.interventions_of_call(query):
+        return _edited_forward(original, *args, **kwargs)
+    targets = running.observers_of_call(query)
     output = original(*args, **kwargs)
     if targets:
         arguments = inspect.signature(original).bind(*args, **kwargs).arguments
@@ -114,6 +126,45 @@ def _observed_forward(original: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = [(name, value) for name, value in arguments.items() if isinstance(value, Tensor)]
         running.deliver(targets, lambda: ObservedCall(partial(_capture, original, arguments), inputs=inputs))
     return output
+
+
+def _edited_forward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the layer by `scaled_dot_product_attention`, which interventions change, and then compute its weights.
+
+    `is_causal` is a hint that only affects calls without `need_weights`.
+    """
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
+    with collected_edits() as calls:
+        output, _ = original(**{**arguments, "need_weights": False, "is_causal": False})
+    weights = calls[-1].observed().weights.dense().to(output.dtype)
+    weights = weights.mean(dim=1) if arguments["average_attn_weights"] else weights
+    return output, weights if arguments["query"].ndim == 3 else weights.squeeze(0)
+
+
+@contextmanager
+def without_fast_path(model: nn.Module) -> Iterator[None]:
+    """Switch off the fast paths of torch's layers within a `with` block, if the model has such a layer.
+
+    The switch is one for the process.
+    """
+    global _users, _was_enabled
+    if not any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+        yield
+        return
+    with _LOCK:
+        if not _users:
+            _was_enabled = mha.get_fastpath_enabled()
+        _users += 1
+        mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _users -= 1
+            if not _users:
+                mha.set_fastpath_enabled(_was_enabled)
 
 
 def _needs_weights(original: Any, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Observation of `torch.nn.functional.scaled_dot_product_attention`."""
+"""Observation of and interventions in `torch.nn.functional.scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Causal, Dense, Mask
 from clearhead.watching import running
 from clearhead.watching.adapters import register
+from clearhead.watching.editing import edit
 from clearhead.watching.observed import ObservedCall
 from clearhead.watching.replacement import Replacement
 
@@ -47,7 +48,9 @@ def _observed_attention(
         return original(query, key, value, **options)
     if running.is_capturing():
         raise running.Captured(query, key, value, options)
-    targets = running.observers_of_call(query)
+    targets, interventions = running.observers_of_call(query), running.interventions_of_call(query)
+    if interventions:
+        return _edited_attention(original, interventions, targets, query, key, value, options)
     if not targets:
         return original(query, key, value, **options)
     is_compiled = isinstance(original, FunctionType)  # torch's function is built in
@@ -57,8 +60,35 @@ def _observed_attention(
             output, lse = original(query, key, value, **options), None
     else:
         output, lse = fused
-    running.deliver(targets, lambda: ObservedCall(call_of_sdpa(query, key, value, **options), lse))
+    running.deliver(targets, lambda: ObservedCall(_without_gradients(query, key, value, options), lse))
     return output
+
+
+def _edited_attention(
+    original: Any,
+    interventions: list[running.EditTarget],
+    targets: list[running.Target],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+) -> Tensor:
+    with running.suspended():
+        output = original(query, key, value, **options)
+        by_head = output.unsqueeze(-3) if query.ndim < 4 else output
+        by_head = _four_axes(by_head, by_head.shape[:-3])
+        edited = edit(interventions, by_head, key.shape[-2], lambda: call_of_sdpa(query, key, value, **options))
+    running.deliver(targets, edited.observed)
+    return edited.output.reshape(output.shape)
+
+
+def _without_gradients(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> AttentionCall:
+    """Return the attention call of the arguments of torch's function, without gradients and dropout."""
+    mask = options["attn_mask"]
+    if mask is not None and not isinstance(mask, CausalBias):
+        mask = mask.detach()
+    fixed = {**options, "dropout_p": 0.0, "attn_mask": mask}
+    return call_of_sdpa(query.detach(), key.detach(), value.detach(), **fixed)
 
 
 def call_of_sdpa(
@@ -71,14 +101,14 @@ def call_of_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AttentionCall:
-    """Return the attention call of the arguments of torch's function, without gradients and dropout.
+    """Return the attention call of the arguments of torch's function.
 
     Leading axes before the last three are joined into one batch axis. A matrix without an axis of heads has one head.
     Under autocast, queries and keys are rounded as torch does.
     """
     if isinstance(attn_mask, CausalBias):
         attn_mask = attn_mask._materialize(query.device)
-    query, key, value = autocast(query.detach(), key.detach(), value.detach())
+    query, key, value = autocast(query, key, value)
     if query.ndim < 4:
         query, key, value = (tensor.unsqueeze(-3) for tensor in (query, key, value))
         attn_mask = attn_mask.unsqueeze(-3) if attn_mask is not None and attn_mask.ndim > 2 else attn_mask
@@ -89,12 +119,12 @@ def call_of_sdpa(
     mask: Mask | None = None
     bias = None
     if attn_mask is not None:
-        added = attn_mask.detach()
-        added = _four_axes(added, leading) if added.ndim > 4 else added
+        added = _four_axes(attn_mask, leading) if attn_mask.ndim > 4 else attn_mask
         mask, bias = (Dense(added), None) if added.dtype == torch.bool else (None, added)
     if is_causal:
         mask = Causal() if mask is None else Causal() & mask
-    return build_call(query, key, value, mask=mask, bias=bias, scale=scale, query_start=0 if is_causal else None)
+    start = 0 if is_causal else None
+    return build_call(query, key, value, mask=mask, bias=bias, scale=scale, dropout=dropout_p, query_start=start)
 
 
 def _four_axes(tensor: Tensor, leading: torch.Size) -> Float[Tensor, "batch heads length width"]:

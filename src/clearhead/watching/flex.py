@@ -1,8 +1,9 @@
-"""Observation of `torch.nn.attention.flex_attention.flex_attention`."""
+"""Observation of and interventions in `torch.nn.attention.flex_attention.flex_attention`."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Dense
 from clearhead.watching import running
 from clearhead.watching.adapters import register
+from clearhead.watching.editing import edit
 from clearhead.watching.observed import ObservedCall
 from clearhead.watching.replacement import Replacement
 from clearhead.weights.cells import MAX_CELLS
@@ -33,31 +35,36 @@ def _observed_flex(
 ) -> Any:
     if running.is_compiling("flex_attention"):
         return original(query, key, value, score_mod, block_mask, scale, *args, **kwargs)
-    targets = running.observers_of_call(query)
+    targets, interventions = running.observers_of_call(query), running.interventions_of_call(query)
     with running.suspended():
         output = original(query, key, value, score_mod, block_mask, scale, *args, **kwargs)
-    running.deliver(targets, lambda: ObservedCall(call_of_flex(query, key, value, score_mod, block_mask, scale)))
+        if interventions:
+            first = output[0] if isinstance(output, tuple) else output  # log-sum-exp may follow
+            build = partial(call_of_flex, query, key, value, score_mod, block_mask, scale)
+            edited = edit(interventions, first, key.shape[-2], build)
+            running.deliver(targets, edited.observed)
+            return (edited.output, *output[1:]) if isinstance(output, tuple) else edited.output
+    tensors = query.detach(), key.detach(), value.detach()
+    running.deliver(targets, lambda: ObservedCall(call_of_flex(*tensors, score_mod, block_mask, scale)))
     return output
 
 
 def call_of_flex(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any = None, block_mask: Any = None, scale: float | None = None
 ) -> AttentionCall:
-    """Return the attention call of the arguments of `flex_attention`, without gradients.
+    """Return the attention call of the arguments of `flex_attention`.
 
     Mask and score modification are Python functions of single cells, so they are evaluated for the whole matrix.
 
     Raises:
         ValueError: if the matrix is too large for that.
     """
-    query, key, value = query.detach(), key.detach(), value.detach()
     mask = None if block_mask is None else dense_mask(block_mask, query, key)
     call = build_call(query, key, value, mask=mask, scale=scale)
     if score_mod is None:
         return call
     _check_size(score_mod, call.shape)
-    with torch.no_grad():
-        return call.with_scores(_modified_scores(call, score_mod))
+    return call.with_scores(_modified_scores(call, score_mod))
 
 
 def dense_mask(block_mask: BlockMask, query: Tensor, key: Tensor) -> Dense:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead.recording.recording import Recording
+from clearhead.watching._model_calls import call_model, check_inputs
 from clearhead.watching._unwrap import unwrap
 from clearhead.watching.seen import Seen
 from clearhead.watching.watcher import watch
@@ -111,22 +112,15 @@ def _checked(name: str, result: Any) -> tuple[Any, Any, Any]:
         unwrap(model)
     except TypeError as error:
         raise ValueError(f"{name} returned {RESULT.partition(' or')[0]}, but {error}") from None
-    if not isinstance(inputs, Tensor | tuple | Mapping):
-        raise ValueError(
-            f"{name} returned inputs that are {describe(inputs)}; expected a tensor, a tuple or a dict of keyword"
-            " arguments"
-        )
-    return model, inputs, rest[0] if rest else None
+    try:
+        return model, check_inputs("inputs", inputs), rest[0] if rest else None
+    except TypeError as error:
+        raise ValueError(f"{name} returned {RESULT.partition(' or')[0]}, but {error}") from None
 
 
 def _run(name: str, model: Any, inputs: Any) -> None:
     try:
-        if isinstance(inputs, Mapping):
-            model(**inputs)
-        elif isinstance(inputs, tuple):
-            model(*inputs)
-        else:
-            model(inputs)
+        call_model(model, inputs)
     except Exception as error:
         raise ValueError(f"{name}: the model raised {_described(error)}") from error
 

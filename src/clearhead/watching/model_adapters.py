@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jaxtyping import Bool
 from torch import Tensor, nn
@@ -14,11 +14,33 @@ from clearhead.watching.observed import ObservedCall
 Address = tuple[str, int]  # stack and layer
 
 
+class KnownModule(NamedTuple):
+    """Attention module that the library of a model tells about.
+
+    Attributes:
+        name: name of the module, as in `named_modules()`.
+        stack: its stack, such as "decoder".
+        layer: index of its layer in the stack; of the first layer, if several layers share the module.
+        heads: number of heads; None if unknown.
+        repeated_in: the part of the model that runs the module once for each of several layers; None for one layer.
+    """
+
+    name: str
+    stack: str
+    layer: int
+    heads: int | None
+    repeated_in: nn.Module | None
+
+
 class ModelAdapter(Protocol):
     """Stacks, layers and padding of one watched model."""
 
+    def modules(self) -> list[KnownModule]:
+        """Return the attention modules in module order. Modules may be missing."""
+        ...
+
     def addresses(self) -> dict[str, Address]:
-        """Return stack and layer of attention modules, by name. Modules may be missing."""
+        """Return stack and layer of these modules, by name."""
         ...
 
     def attached(self) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ class ObservedCall:
         lse: Float[Tensor, "batch heads q_len"] | None = None,
         *,
         inputs: NamedTensors = (),
+        normalized: bool = True,
     ) -> None:
         """Hold a call.
 
@@ -32,8 +33,10 @@ class ObservedCall:
             call: the call, detached, or a function that computes it.
             lse: log-sum-exp of the call, if the kernel returned it.
             inputs: tensors that the function reads.
+            normalized: whether `lse` is that of the call. An intervention may remove weights without normalizing the
+                rows again.
         """
-        self._call, self._lse, self._inputs = call, lse, inputs
+        self._call, self._lse, self._inputs, self._normalized = call, lse, inputs, normalized
 
     @cached_property
     def call(self) -> AttentionCall:
@@ -45,6 +48,8 @@ class ObservedCall:
     @cached_property
     def weights(self) -> AttentionWeights:
         """Lazy matrix to read at once."""
+        if not self._normalized:
+            return self._unnormalized(self.call, check_mutation=False)
         with torch.no_grad():
             return lazy_weights(self.call, self._lse, check_mutation=False)
 
@@ -69,10 +74,16 @@ class ObservedCall:
             call = replace(call, key=call.key.clone())
         if call.value is not None and _may_be_cache(call.value, q_len):
             call = replace(call, value=call.value.clone())
+        if not self._normalized:
+            return KeptWeights.of(self._unnormalized(call), marks=marks)
         if self._lse is None and (values or not call.takes_less_as_scores()):
             return KeptWeights(lambda: call, inputs_of(call), keep_qk=values, marks=marks)
         with torch.no_grad():
             return KeptWeights.of(lazy_weights(call, self._lse, keep_qk=values), marks=marks)
+
+    def _unnormalized(self, call: AttentionCall, *, check_mutation: bool = True) -> AttentionWeights:
+        assert self._lse is not None
+        return AttentionWeights(call, self._lse, normalized=False, check_mutation=check_mutation)
 
 
 class KeptWeights:

@@ -1,14 +1,14 @@
-"""Observers of the calls of a model, and the watched module whose `forward` is running."""
+"""Observers of and interventions in the calls of a model, and the module whose `forward` is running."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from uuid import uuid4
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from clearhead._utils.torch_internals import in_backward_pass, in_functorch_transform, is_fake, is_jit_tracing
 from clearhead.watching.observed import ObservedCall
+
+if TYPE_CHECKING:
+    from clearhead.watching.editing import Edit, EditedCall
 
 
 class Observer(Protocol):
@@ -33,34 +36,73 @@ class Observer(Protocol):
         ...
 
 
+class Intervention(Protocol):
+    """Changes of the attention calls of some modules."""
+
+    names: dict[int, str]
+    compiled_calls: set[str]
+
+    def edits(self, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
+        """Return the changes of a call of a module."""
+        ...
+
+
 class _State(threading.local):
     suspended = False  # True while a replaced function runs, whose inner calls are parts of the same attention
     capturing = False  # True while a function runs only to find its queries and keys
 
 
+Participant = Observer | Intervention
+P = TypeVar("P", Observer, Intervention)
 Target = tuple[Observer, nn.Module]
+EditTarget = tuple[Intervention, nn.Module]
 _state = _State()
-_active: tuple[Observer, ...] = ()
-_entered: ContextVar[tuple[Observer, ...]] = ContextVar("entered observers", default=())
+_observers: tuple[Observer, ...] = ()
+_interventions: tuple[Intervention, ...] = ()  # in the order of their `with` blocks
+_entered: ContextVar[tuple[Participant, ...]] = ContextVar("entered observers and interventions", default=())
 _LOCK = threading.Lock()
-_last_entry = ""  # changes with every new observer; graphs have a guard on it, because it is an argument of `_note`
+_last_entry = ""  # changes with every new block; graphs have a guard on it, because it is an argument of `_note`
 
 
 @contextmanager
-def active(observer: Observer) -> Iterator[None]:
+def observing(observer: Observer) -> Iterator[None]:
     """Make an observer receive calls within a `with` block."""
-    global _active, _last_entry
+    global _observers
     with _LOCK:
-        _active = (*_active, observer)
-        _last_entry = uuid4().hex
-    _entered.set((*_entered.get(), observer))
+        _observers = (*_observers, observer)
+    with _as_entered(observer):
+        try:
+            yield
+        finally:
+            with _LOCK:
+                _observers = tuple(other for other in _observers if other is not observer)
+
+
+@contextmanager
+def intervening(intervention: Intervention) -> Iterator[None]:
+    """Make an intervention change calls within a `with` block."""
+    global _interventions
+    with _LOCK:
+        _interventions = (*_interventions, intervention)
+    with _as_entered(intervention):
+        try:
+            yield
+        finally:
+            with _LOCK:
+                _interventions = tuple(other for other in _interventions if other is not intervention)
+
+
+@contextmanager
+def _as_entered(participant: Participant) -> Iterator[None]:
+    """Note that this thread has entered the block of an observer or an intervention."""
+    global _last_entry
+    _last_entry = uuid4().hex
+    _entered.set((*_entered.get(), participant))
     try:
         yield
     finally:
         # not reset(token): a notebook may enter in one contextvars context and exit in another
-        _entered.set(tuple(other for other in _entered.get() if other is not observer))
-        with _LOCK:
-            _active = tuple(other for other in _active if other is not observer)
+        _entered.set(tuple(other for other in _entered.get() if other is not participant))
 
 
 def observers_of_call(tensor: object, module: nn.Module | None = None) -> list[Target]:
@@ -73,19 +115,31 @@ def observers_of_call(tensor: object, module: nn.Module | None = None) -> list[T
         tensor: a tensor of the call. Placeholders without values, as in a trace, are not observed.
         module: the module that makes the call. Default: determined from the Python frames.
     """
-    if (
-        not _active
-        or _state.suspended
+    if not _observers or _is_hidden(tensor) or in_backward_pass():  # gradient checkpointing runs the forward pass again
+        return []
+    return _targets_of_call(_observers, module, sys._getframe(1))
+
+
+def interventions_of_call(tensor: object, module: nn.Module | None = None) -> list[EditTarget]:
+    """Return the interventions in the call that is running, as `observers_of_call` returns its observers.
+
+    They also change the calls that gradient checkpointing runs again, whose outputs must be the same.
+    """
+    if not _interventions or _is_hidden(tensor):
+        return []
+    return _targets_of_call(_interventions, module, sys._getframe(1))
+
+
+def _is_hidden(tensor: object) -> bool:
+    """Return whether a call has no values to read, or is part of a call that is handled as a whole."""
+    return (
+        _state.suspended
         or not isinstance(tensor, Tensor)
         or tensor.is_meta
         or is_fake(tensor)
-        or in_backward_pass()  # gradient checkpointing is running the forward pass again
         or in_functorch_transform()
         or is_jit_tracing()
-    ):
-        return []
-    targets = _targets_of(module) if module is not None else []
-    return targets or _targets_of_frames(sys._getframe(1))
+    )
 
 
 def deliver(targets: list[Target], observe: Callable[[], ObservedCall]) -> None:
@@ -150,27 +204,34 @@ def is_compiling(name: str) -> bool:
 def _note(name: str, entry: str) -> bool:
     """Tell the observers that a function was traced. Runs at the time of tracing."""
     if not _state.suspended:
-        for observer in _active:
-            observer.compiled_calls.add(name)
+        for participant in (*_observers, *_interventions):
+            participant.compiled_calls.add(name)
     return True
 
 
-def _targets_of(module: nn.Module) -> list[Target]:
-    attached = [observer for observer in _active if id(module) in observer.names]
+def _targets_of_call(
+    participants: tuple[P, ...], module: nn.Module | None, frame: FrameType
+) -> list[tuple[P, nn.Module]]:
+    targets = _targets_of(participants, module) if module is not None else []
+    return targets or _targets_of_frames(participants, frame)
+
+
+def _targets_of(participants: tuple[P, ...], module: nn.Module) -> list[tuple[P, nn.Module]]:
+    attached = [each for each in (*_observers, *_interventions) if id(module) in each.names]
     if len(attached) > 1:
         entered = _entered.get()
-        attached = [observer for observer in attached if observer in entered] or attached
-    return [(observer, module) for observer in attached]
+        attached = [each for each in attached if each in entered] or attached
+    return [(each, module) for each in participants if each in attached]
 
 
-def _targets_of_frames(frame: FrameType | None) -> list[Target]:
-    """Return the observers of the innermost module whose method, or function with a module as argument, is running."""
-    targets: list[Target] = []
-    while frame is not None and len(targets) < len(_active):
+def _targets_of_frames(participants: tuple[P, ...], frame: FrameType | None) -> list[tuple[P, nn.Module]]:
+    """Return the targets of the innermost module whose method, or function with a module as argument, is running."""
+    targets: list[tuple[P, nn.Module]] = []
+    while frame is not None and len(targets) < len(participants):
         module = _module_of(frame)
         if module is not None:
-            received = [observer for observer, _ in targets]
-            targets += [target for target in _targets_of(module) if target[0] not in received]
+            received = [each for each, _ in targets]
+            targets += [target for target in _targets_of(participants, module) if target[0] not in received]
         frame = frame.f_back
     return targets
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -50,6 +51,15 @@ class WatchedCall(AttentionStatistics):
         return self.kept.weights()
 
     @property
+    def output(self) -> Float[Tensor, "batch heads q_len value_dim"]:
+        """Output of each head before the output projection: the weights times the values."""
+        weights = self.weights
+        if weights.value is None:
+            raise AttributeError("values were not kept; pass values=True to watch()")
+        with torch.no_grad():
+            return weights @ weights.value
+
+    @property
     def kept(self) -> KeptWeights:
         """Arguments from which the weights are computed, or the weights."""
         if self._kept is None:
@@ -82,9 +92,12 @@ class Watched:
     @property
     def weights(self) -> AttentionWeights:
         """Lazy attention matrix of the last call."""
-        if not self.calls:
-            raise AttributeError(f"{self.name}: no call was kept, because keep=0 was passed to watch()")
-        return self.calls[-1].weights
+        return self._last_call().weights
+
+    @property
+    def output(self) -> Float[Tensor, "batch heads q_len value_dim"]:
+        """Output of each head in the last call, before the output projection. Requires `watch(values=True)`."""
+        return self._last_call().output
 
     def joined(self) -> AttentionWeights:
         """Return one matrix of all calls of a generation, in which each call continues the one before.
@@ -115,6 +128,11 @@ class Watched:
     def queries(self) -> int:
         """Number of queries in the means."""
         return self.summary.queries
+
+    def _last_call(self) -> WatchedCall:
+        if not self.calls:
+            raise AttributeError(f"{self.name}: no call was kept, because keep=0 was passed to watch()")
+        return self.calls[-1]
 
     def __repr__(self) -> str:
         return f"Watched({self.name!r}, layer {self.layer}, {len(self.calls)} calls)"

@@ -6,21 +6,18 @@ import fnmatch
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from clearhead._utils.checks import check_int, describe
 from clearhead._utils.text import format_bytes
 from clearhead.analysis.spans import SpansOfCalls
 from clearhead.ops.statistics import StatisticsOptions, StatisticsRequest
-from clearhead.watching import _multihead, _operator, _sdpa, flex, running  # noqa: F401, they register themselves
-from clearhead.watching._unwrap import is_compiled, unwrap
-from clearhead.watching.adapters import functions_replaced, load_optional
-from clearhead.watching.model_adapters import ModelAdapter, adapter_of
+from clearhead.watching import running
+from clearhead.watching.model_observer import ModelObserver
 from clearhead.watching.observed import KeptWeights, ObservedCall
 from clearhead.watching.seen import Seen, Watched, WatchedCall
 from clearhead.weights.matrix import AttentionWeights, Choice
@@ -86,28 +83,18 @@ def watch(
     Raises:
         ValueError: if the model ran and no attention was observed, or if what is kept exceeds `max_bytes`.
     """
-    load_optional()
-    root = unwrap(model)
-    watcher = _Watcher(root, where, layers, heads, queries, keep, values, each, max_bytes, statistics)
-    with ExitStack() as stack:
-        if watcher.adapter is not None:
-            stack.enter_context(watcher.adapter.attached())
-        if is_compiled(model):
-            stack.callback(model.register_forward_pre_hook(_refuse_compiled).remove)
-        else:
-            stack.callback(watcher.notice_first_call())
-        stack.enter_context(functions_replaced(root))
-        stack.enter_context(running.active(watcher))
+    watcher = _Watcher(model, where, layers, heads, queries, keep, values, each, max_bytes, statistics)
+    with watcher.attached(), running.observing(watcher):
         yield watcher.seen
     watcher.check()
 
 
-class _Watcher:
+class _Watcher(ModelObserver):
     """Observer of one `watch` block."""
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         where: Where | None,
         layers: Choice | None,
         heads: Choice | None,
@@ -118,6 +105,7 @@ class _Watcher:
         max_bytes: int | None,
         statistics: StatisticsOptions,
     ) -> None:
+        super().__init__(model)
         unknown = [name for name in statistics if name not in STATISTICS_OPTIONS]
         if unknown:
             raise TypeError(f"watch: {unknown[0]} is not a statistic; expected {', '.join(STATISTICS_OPTIONS)}")
@@ -126,42 +114,18 @@ class _Watcher:
         given_spans = statistics.pop("spans", None)
         self.spans = None if given_spans is None else SpansOfCalls(given_spans)
         self.statistics = statistics
-        self.model = model
-        modules = dict(model.named_modules())
-        self.names = {id(module): name for name, module in modules.items()}
-        self.where = _predicate(where, list(modules))
+        self.where = name_predicate(where, list(self.names.values()))
         self.layers, self.heads, self.queries = _layer_choice(layers), heads, queries
         self.keep = None if keep is None else check_int("keep", keep, least=0)
         self.values, self.each = values, each
         self.max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes, most=None)
-        self.adapter: ModelAdapter | None = adapter_of(model)
         addresses = {} if self.adapter is None else self.adapter.addresses()
-        self.seen = Seen(type(model).__name__, addresses, () if self.spans is None else self.spans.names)
+        self.seen = Seen(type(self.model).__name__, addresses, () if self.spans is None else self.spans.names)
         self.order: dict[str, int] = {}  # index of each module in the order of first execution
         self.excluded: set[str] = set()
         self.missed: dict[str, str] = {}  # reasons why calls were not observed, by module
-        self.compiled_calls: set[str] = set()  # functions that were traced into a compiled graph
-        self.was_called = False
         self.bytes = 0
         self._lock = threading.Lock()  # several threads may run one model
-
-    def __deepcopy__(self, memo: object) -> _Watcher:
-        return self  # copying a model copies its forward hooks, which refer to this object
-
-    def notice_first_call(self) -> Callable[[], None]:
-        """Notice whether the model runs at all. Return a function that ends this.
-
-        The hook applies to all modules of the process, so it is removed at the first call. A hook on a module of the
-        model would switch off fast paths of torch.
-        """
-
-        def notice(module: nn.Module, _: object) -> None:
-            if not torch.compiler.is_compiling() and id(module) in self.names:
-                self.was_called = True
-                hook.remove()
-
-        hook = register_module_forward_pre_hook(notice)
-        return hook.remove
 
     def miss(self, module: nn.Module, reason: str) -> None:
         self.missed.setdefault(self.names[id(module)], reason)
@@ -188,10 +152,9 @@ class _Watcher:
     def _call(self, name: str, module: nn.Module, observed: ObservedCall) -> WatchedCall:
         if not self.reduces and self.each is None:
             return WatchedCall(self._kept(observed))
-        weights, valid = observed.weights, observed.attending()
-        padding = None if self.adapter is None else self.adapter.padding(module, observed)
+        weights = observed.weights
+        padding, valid = self.valid_queries(module, observed)
         if padding is not None:
-            valid = ~padding if valid is None else valid & ~padding
             weights = weights.hiding_queries(padding)
         if self.heads is not None or self.queries is not None:
             weights = weights.part(heads=self.heads, queries=self.queries)
@@ -232,51 +195,27 @@ class _Watcher:
 
     def check(self) -> None:
         """Raise if nothing was observed, or if a span does not exist. Warn about calls that were not observed."""
+        self.check_compiled()
         kind = type(self.model).__name__
-        if self.compiled_calls:
-            raise ValueError(
-                f"{kind} calls {', '.join(sorted(self.compiled_calls))} in a compiled graph, which cannot be"
-                " observed; call the model without torch.compile, or within torch.compiler.set_stance('force_eager')"
-            )
         if not self.seen:
-            raise ValueError(f"watch observed no attention of {kind}: {self._reason()}")
+            raise ValueError(f"watch observed no attention of {kind}: {self.reason_for_none()}")
         for name, reason in self.missed.items():
             warnings.warn(f"a call of {name or kind} was not observed: {reason}", stacklevel=4)
         if self.spans is not None:
             self.spans.check()
 
-    def _reason(self) -> str:
-        if any(module._compiled_call_impl is not None for module in self.model.modules()):
-            return "its modules are compiled; use it before model.compile(), or a copy that is not compiled"
-        if not self.was_called:
-            return "it was not called within the block"
+    def reason_for_none(self) -> str:
         if self.missed:
             return next(iter(self.missed.values()))
         if self.excluded:
-            names = sorted(self.excluded)
-            return f"where= excludes all modules with attention, such as {names[0]!r}"
+            return f"where= excludes all modules with attention, such as {min(self.excluded)!r}"
         if self.order:
             return f"layers= excludes all {len(self.order)} modules with attention"
-        unfused = [name for name, module in self.model.named_modules() if getattr(module, "fused_attn", None) is False]
-        if unfused:
-            return (
-                f"{unfused[0]} multiplies by hand; call timm.layers.set_fused_attn(True, experimental=True) before the"
-                " model is created"
-            )
-        return (
-            "no module called scaled_dot_product_attention, nn.MultiheadAttention or flex_attention; attention written"
-            " out as matmul, softmax and matmul is not observed"
-        )
+        return super().reason_for_none()
 
 
-def _refuse_compiled(*_: object) -> None:
-    raise ValueError(
-        "watch: the model is compiled, and attention in a compiled graph cannot be observed; call the original model,"
-        " model._orig_mod"
-    )
-
-
-def _predicate(where: Where | None, names: Sequence[str]) -> Callable[[str], bool]:
+def name_predicate(where: Where | None, names: Sequence[str]) -> Callable[[str], bool]:
+    """Return a function that tells whether a module is chosen, from a pattern or a function of the name."""
     if where is None:
         return lambda name: True
     if callable(where):

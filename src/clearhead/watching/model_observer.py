@@ -1,0 +1,120 @@
+"""Base class of what takes part in the calls of one model: `watch`, `ablate`, `patch` and `cut`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from clearhead.watching import _multihead, _operator, _sdpa, flex  # noqa: F401, they register themselves
+from clearhead.watching._unwrap import is_compiled, unwrap
+from clearhead.watching.adapters import functions_replaced, load_optional
+from clearhead.watching.model_adapters import ModelAdapter, adapter_of
+from clearhead.watching.observed import ObservedCall
+
+
+class ModelObserver:
+    """What takes part in the attention calls of one model.
+
+    Attributes:
+        verb: name of the public function, for errors.
+        participle: what it does to a call, for errors.
+        model: the model, without wrappers.
+        names: names of its modules, by id.
+        adapter: stacks, layers and padding of the model, if a library is known; otherwise None.
+        compiled_calls: names of functions that were traced into a compiled graph.
+        was_called: whether the model ran.
+    """
+
+    verb = "watch"
+    participle = "observed"
+
+    def __init__(self, model: Any) -> None:
+        load_optional()
+        self.model: nn.Module = unwrap(model)
+        self.names = {id(module): name for name, module in self.model.named_modules()}
+        self.adapter: ModelAdapter | None = adapter_of(self.model)
+        self.compiled_calls: set[str] = set()
+        self.was_called = False
+        self._given = model
+
+    def __deepcopy__(self, memo: object) -> ModelObserver:
+        return self  # copying a model copies its forward hooks, which refer to this object
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Replace attention functions within a `with` block, and notice whether the model runs."""
+        with ExitStack() as stack:
+            if self.adapter is not None:
+                stack.enter_context(self.adapter.attached())
+            if is_compiled(self._given):
+                stack.callback(self._given.register_forward_pre_hook(self._refuse_compiled).remove)
+            else:
+                stack.callback(self._notice_first_call())
+            stack.enter_context(functions_replaced(self.model))
+            yield
+
+    def valid_queries(
+        self, module: nn.Module, observed: ObservedCall
+    ) -> tuple[Bool[Tensor, "batch q_len"] | None, Bool[Tensor, "batch q_len"] | None]:
+        """Return which queries of a call are padding, and which are valid: neither padding nor without visible keys.
+
+        Each is None if there is nothing to exclude.
+        """
+        valid = observed.attending()
+        padding = None if self.adapter is None else self.adapter.padding(module, observed)
+        if padding is not None:
+            valid = ~padding if valid is None else valid & ~padding
+        return padding, valid
+
+    def check_compiled(self) -> None:
+        """Raise if attention ran in a compiled graph."""
+        if self.compiled_calls:
+            raise ValueError(
+                f"{type(self.model).__name__} calls {', '.join(sorted(self.compiled_calls))} in a compiled graph, which"
+                f" cannot be {self.participle}; call the model without torch.compile, or within"
+                " torch.compiler.set_stance('force_eager')"
+            )
+
+    def reason_for_none(self) -> str:
+        """Return why no attention call of the model was seen."""
+        if any(module._compiled_call_impl is not None for module in self.model.modules()):
+            return "its modules are compiled; use it before model.compile(), or a copy that is not compiled"
+        if not self.was_called:
+            return "it was not called within the block"
+        unfused = [name for name, module in self.model.named_modules() if getattr(module, "fused_attn", None) is False]
+        if unfused:
+            return (
+                f"{unfused[0]} multiplies by hand; call timm.layers.set_fused_attn(True, experimental=True) before the"
+                " model is created"
+            )
+        return (
+            "no module called scaled_dot_product_attention, nn.MultiheadAttention or flex_attention; attention written"
+            f" out as matmul, softmax and matmul is not {self.participle}"
+        )
+
+    def _notice_first_call(self) -> Callable[[], None]:
+        """Notice whether the model runs at all. Return a function that ends this.
+
+        The hook applies to all modules of the process, so it is removed at the first call. A hook on a module of the
+        model would switch off fast paths of torch.
+        """
+
+        def notice(module: nn.Module, _: object) -> None:
+            if not torch.compiler.is_compiling() and id(module) in self.names:
+                self.was_called = True
+                hook.remove()
+
+        hook = register_module_forward_pre_hook(notice)
+        return hook.remove
+
+    def _refuse_compiled(self, *_: object) -> None:
+        raise ValueError(
+            f"{self.verb}: the model is compiled, and attention in a compiled graph cannot be {self.participle}; call"
+            " the original model, model._orig_mod"
+        )
