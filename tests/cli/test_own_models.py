@@ -209,7 +209,7 @@ def test_view_serves_the_recording(own_model, monkeypatch):
         ("{}:nothing", "returned None; expected (model, inputs) or (model, inputs, tokens)"),
         ("{}:one", "expected (model, inputs) or (model, inputs, tokens)"),
         ("{}:no_model", "expected a torch.nn.Module"),
-        ("{}:wrong_inputs", "expected a tensor, a tuple or a dict of keyword arguments"),
+        ("{}:wrong_inputs", "expected a tensor, a tuple of arguments, or a dict of keyword arguments"),
         ("{}:fails", "raised RuntimeError: no weights on two lines"),
         ("{}:model_fails", "the model raised RuntimeError: "),
         ("{}:without_attention", "watch observed no attention of Linear"),

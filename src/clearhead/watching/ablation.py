@@ -32,7 +32,7 @@ def ablate(
             model(**inputs)
 
     The rest of the model is unchanged, including gradients. `ablate`, `patch`, `cut` and `watch` can be nested in any
-    order. The block also affects other threads that run the model, except those within such a block of their own.
+    order. The block also affects other threads that run the model, except threads that have entered another block.
 
     Args:
         model: any model that `watch` observes.

@@ -77,7 +77,7 @@ def patching(
 
 
 class _CleanCall(NamedTuple):
-    """What a call of the clean run restores.
+    """Call of the clean run, from which heads are restored.
 
     Attributes:
         name: name of the module.
@@ -113,7 +113,7 @@ class _Calls(ModelIntervention):
 
 
 class _Source(_Calls):
-    """What the clean run restores. Changes nothing."""
+    """Clean run, from which heads are restored. Changes nothing."""
 
     def __init__(self, model: Any, what: What, positions: list[int] | slice, where: Where | None) -> None:
         super().__init__(model, where)
@@ -213,12 +213,12 @@ class _Traced(_Calls):
 
 def _exact(model: Any, source: _Source, corrupted: Inputs, metric: Metric, progress: bool) -> Tensor:
     """Run the model once for each head."""
-    places = [(layer, head) for layer, call in enumerate(source.calls) for head in range(call.shape[1])]
+    heads = [(layer, head) for layer, call in enumerate(source.calls) for head in range(call.shape[1])]
     restored, values = _Restored(model, source), []
     with torch.no_grad(), restored.active():
-        for layer, head in track(places, "heads", console=Console(stderr=True), disable=not progress, transient=True):
+        for layer, head in track(heads, "heads", console=Console(stderr=True), disable=not progress, transient=True):
             restored.layer, restored.head, restored.count = layer, head, 0
-            values.append(_number(metric(call_model(model, corrupted))))
+            values.append(_as_scalar(metric(call_model(model, corrupted))))
     return _by_layer(source, torch.stack(values))
 
 
@@ -227,12 +227,12 @@ def _estimated(model: Any, source: _Source, corrupted: Inputs, metric: Metric) -
     traced = _Traced(model, source)
     with torch.enable_grad(), traced.active():
         value = metric(call_model(model, corrupted))
-        number = _number(value)
+        before = _as_scalar(value)
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise ValueError("the metric has no gradient; expected a tensor computed from what the model returns")
         gradients = torch.autograd.grad(value.sum(), traced.zeros, allow_unused=True)
     values = [
-        number if gradient is None else number + (gradient[:, head, rows] * change).sum().to(number)
+        before if gradient is None else before + (gradient[:, head, rows] * change).sum().to(before)
         for gradient, changes in zip(gradients, traced.changes, strict=True)
         for head, (rows, change) in enumerate(changes)
     ]
@@ -247,7 +247,7 @@ def _by_layer(source: _Source, values: Float[Tensor, " every_head"]) -> Float[Te
     return result
 
 
-def _number(value: Any) -> Float[Tensor, ""]:
+def _as_scalar(value: Any) -> Float[Tensor, ""]:
     """Return a metric as a tensor on the CPU."""
     if isinstance(value, Tensor):
         if value.numel() != 1:

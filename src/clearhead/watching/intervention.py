@@ -70,7 +70,7 @@ class HeadIntervention(ModelIntervention, Generic[T]):
             order = self._order.setdefault(name, len(self._order))
             self._heads[name] = heads
         repeat = self._repeat(name) if name in self._repeated else None
-        found: list[Edit] = []
+        result: list[Edit] = []
         for index, (chosen, given) in enumerate(self.chosen):
             if not chosen.matches(name, order, repeat):
                 continue
@@ -79,8 +79,8 @@ class HeadIntervention(ModelIntervention, Generic[T]):
             edits = [*self.edits_of(chosen, given, module, edited)]
             if edits:
                 self._applied.add(index)
-            found += edits
-        return found
+            result += edits
+        return result
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Base class of what takes part in the calls of one model: `watch`, `ablate`, `patch` and `cut`."""
+"""Base class of observers of and interventions in the attention of one model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clearhead.watching.observed import ObservedCall
 
 
 class ModelObserver:
-    """What takes part in the attention calls of one model.
+    """Observer of or intervention in the attention calls of one model.
 
     Attributes:
         verb: name of the public function, for errors.

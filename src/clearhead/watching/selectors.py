@@ -17,7 +17,7 @@ LayerSelector = int | str | tuple[str, int]  # layer, name of a module, or (stac
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a selector chooses.
+    """Heads and calls that a selector chooses.
 
     Attributes:
         given: the selector.
