@@ -127,6 +127,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/watch_training.py
 	$(BIN)/python benchmarks/watch_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
+	$(BIN)/python benchmarks/interventions_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 
 $(READY): pyproject.toml constraints.txt Makefile

@@ -37,6 +37,16 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, repeats:
     return best
 
 
+def ratios_to_first(times: Mapping[str, float], targets: Mapping[str, str]) -> list[dict[str, object]]:
+    """Return a row for each call but the first, which is the peer of the others."""
+    peer, theirs = next(iter(times.items()))
+    return [
+        {"case": case, "ours_s": round(seconds, 3), "peer": peer, "peer_s": round(theirs, 3),
+         "ratio": round(seconds / theirs, 3), "target": targets[case]}
+        for case, seconds in times.items() if case != peer
+    ]  # fmt: skip
+
+
 def machine() -> dict[str, object]:
     """Return the versions, the hardware and the date of a measurement."""
     name = next(

@@ -15,20 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from clearhead import watch
-from measuring import interleaved, write
+from measuring import interleaved, ratios_to_first, write
 
 N, PROMPT, NEW_TOKENS = 1024, 64, 32
 ROUNDS = 3
 FOUR = {"entropy": True, "received": True, "distance": True, "top": 8}
-
-
-def rows(times: dict[str, float], targets: dict[str, str]) -> list[dict[str, object]]:
-    peer, unwatched = next(iter(times.items()))
-    return [
-        {"case": case, "ours_s": round(seconds, 3), "peer": peer, "peer_s": round(unwatched, 3),
-         "ratio": round(seconds / unwatched, 3), "target": targets[case]}
-        for case, seconds in times.items() if case != peer
-    ]  # fmt: skip
 
 
 @torch.no_grad()
@@ -76,7 +67,11 @@ def main() -> None:
         "entropy": "≤ 1.35", "entropy, received, distance, top 8": "≤ 1.9", "lazy weights": "≤ 1.05",
         f"entropy of {NEW_TOKENS} new tokens": "≤ 1.15 (goal)", f"lazy weights of {NEW_TOKENS} new tokens": "reported",
     }  # fmt: skip
-    write("watch-cpu", f"SmolLM2-135M, {N} tokens, float32", rows(passes, targets) + rows(generations, targets))
+    write(
+        "watch-cpu",
+        f"SmolLM2-135M, {N} tokens, float32",
+        [*ratios_to_first(passes, targets), *ratios_to_first(generations, targets)],
+    )
 
 
 if __name__ == "__main__":
