@@ -98,6 +98,7 @@ WITH_GRADIENT = {
     "product": lambda w: w @ torch.ones(w.shape[3], 3),
     "transposed product": lambda w: w.mT @ torch.ones(w.shape[2], 3),
     "kl": lambda w: w.kl(w.part(heads=0)) + w.part(heads=0).kl(w),
+    "kl of a fixed teacher": lambda w: w.detach().kl(w) * torch.arange(w.shape[2]),
     "mean kl": lambda w: w.mean_heads().kl(w),
     "mean entropy": lambda w: w.mean_heads().entropy(),
     "top": lambda w: w.topk(4).weights,
@@ -107,7 +108,8 @@ WITH_GRADIENT = {
 
 
 @pytest.mark.parametrize(
-    "name", slow_except({name: name for name in WITH_GRADIENT}, "entropy", "transposed product", "kl")
+    "name",
+    slow_except({name: name for name in WITH_GRADIENT}, "entropy", "transposed product", "kl", "kl of a fixed teacher"),
 )
 def test_memory_of_statistics_with_gradients_grows_linearly(name):
     def use(weights):

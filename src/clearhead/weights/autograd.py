@@ -54,12 +54,11 @@ class _WeightsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function: Function, lse: Lse, count: int, *arguments):
         inputs, parts = arguments[:count], arguments[count:]
-        results = function.compute(_call(parts), lse, inputs)
+        results = function.compute(call_of(parts), lse, inputs)
         ctx.function, ctx.count = function, count
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
-        ctx.scalars = [None if isinstance(part, Tensor) else part for part in arguments]
-        tensors = (part if isinstance(part, Tensor) else None for part in arguments)
+        tensors, ctx.scalars = split_tensors(arguments)
         ctx.save_for_backward(lse, *tensors, *results)
         return results
 
@@ -79,10 +78,8 @@ class _WeightsFunction(torch.autograd.Function):
         lse, *saved = saved
         assert lse is not None
         split = len(ctx.scalars)
-        arguments: list[Any] = [
-            scalar if tensor is None else tensor for tensor, scalar in zip(saved[:split], ctx.scalars, strict=True)
-        ]
-        inputs, call = arguments[: ctx.count], _call(arguments[ctx.count :])
+        arguments = join_tensors(saved[:split], ctx.scalars)
+        inputs, call = arguments[: ctx.count], call_of(arguments[ctx.count :])
         needed = ctx.needs_input_grad[3:]
         gradient, input_grads = ctx.function.cell_gradient(call, lse, inputs, saved[split:], grads)  # pyright: ignore
         needs = dict(zip(PARTS, needed[ctx.count :], strict=True))
@@ -133,7 +130,19 @@ def score_gradients(call: AttentionCall, lse: Lse, gradient: CellGradient, need_
     return gradients._replace(key=gradients.key.unflatten(1, (kv_heads, -1)).sum(dim=2))
 
 
-def _call(parts: Sequence[object]) -> AttentionCall:
+def split_tensors(arguments: Sequence[object]) -> tuple[list[Tensor | None], list[object]]:
+    """Return the tensors, which autograd saves, and the other arguments, each with None in place of the others."""
+    tensors = [argument if isinstance(argument, Tensor) else None for argument in arguments]
+    return tensors, [None if isinstance(argument, Tensor) else argument for argument in arguments]
+
+
+def join_tensors(tensors: Grads, scalars: Sequence[object]) -> list[Any]:
+    """Return the arguments that `split_tensors` split."""
+    return [scalar if tensor is None else tensor for tensor, scalar in zip(tensors, scalars, strict=True)]
+
+
+def call_of(parts: Sequence[object]) -> AttentionCall:
+    """Build a call from the values of its parts, in the order of `PARTS`."""
     named = dict(zip(PARTS, parts, strict=True))
     masked = named["ranges"] is not None or named["dense"] is not None
     return AttentionCall.from_parts(named, "precomputed mask" if masked else None)

@@ -1,5 +1,6 @@
 """Kullback–Leibler divergence of the rows of two matrices, without either matrix.
 
+For a teacher without gradients and a student with the same mask, fused kernels compute it, tile by tile. Otherwise
 KL(P ‖ Q) = −H(P) + m · lse_Q − Σⱼ P[j] · s_Q[j], with m = Σⱼ P[j]. Without softcap and bias, the last sum is
 scale · q · (P K), a product of the teacher and the student's keys.
 """
@@ -22,7 +23,7 @@ from clearhead.weights import autograd
 from clearhead.weights.autograd import Grads, Lse, Tensors
 from clearhead.weights.cells import finite_lse
 from clearhead.weights.differentiable_statistics import row_sums
-from clearhead.weights.fused_divergence import divergence, is_fused
+from clearhead.weights.fused_divergence import divergence, fused_backend
 from clearhead.weights.gather import log_sum_exp
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.mean_heads import MeanHeads
@@ -38,8 +39,10 @@ def kl(teacher: AttentionWeights | MeanHeads, student: object, ignore: bool) -> 
     call = student._checked()
     source, groups = _source(teacher), teacher.shape[1]
     plain = call.softcap is None and call.bias is None and not _differs_by_head(teacher, call)
-    if plain and not teacher.requires_grad and _identical_masks(source, call) and is_fused(source._checked(), call):
-        return divergence(source._checked(), source.lse, groups, call, student.lse)
+    if plain and not teacher.requires_grad and _identical_masks(source, call):
+        backend = fused_backend(source._checked(), groups, call)
+        if backend is not None:
+            return divergence(backend, source._checked(), source.lse, groups, call, student.lse)
     same_mask = _same_mask(source, call)
     if plain and (same_mask or not ignore):
         if not same_mask:

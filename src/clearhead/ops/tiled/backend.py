@@ -12,6 +12,7 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import CellGradient, Gradients
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention, cells, pooling, products, single_query
+from clearhead.ops.tiled import divergence as divergence_sweep
 from clearhead.ops.tiled import statistics as statistics_sweep
 from clearhead.ops.tiled.logits import FoldedCall
 
@@ -48,6 +49,44 @@ def entropy_and_product(
 ) -> tuple[Float[Tensor, "batch heads q_len"], Float[Tensor, "batch heads q_len width"]]:
     """Return the entropy of each row, and A · columns, in one pass and without gradients."""
     return statistics_sweep.entropy_and_product(FoldedCall.from_call(call), lse, columns)
+
+
+def divergence(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    groups: int,
+    student: AttentionCall,
+    student_lse: Float[Tensor, "batch heads q_len"],
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return KL(call ‖ student) of each row, and the gradients of the sum of all rows: of the query and of the key.
+
+    The gradient of the key has the key heads of the student, or its query heads. Without `with_gradient`, the gradients
+    are empty. Both calls have the same mask and the same number of heads, which is also `groups`. The student has
+    neither softcap nor bias.
+    """
+    return divergence_sweep.divergence(*_with_same_key_heads(call, lse, student, student_lse), with_gradient)
+
+
+def divergence_key_gradient(
+    call: AttentionCall,
+    lse: Float[Tensor, "batch heads q_len"],
+    groups: int,
+    student: AttentionCall,
+    student_lse: Float[Tensor, "batch heads q_len"],
+    grad: Float[Tensor, "batch heads q_len"],
+) -> Float[Tensor, "batch key_heads kv_len key_dim"]:
+    """Return the gradient of a loss with respect to the student's keys, from that of `divergence`."""
+    return divergence_sweep.key_gradient(*_with_same_key_heads(call, lse, student, student_lse), grad)
+
+
+def _with_same_key_heads(
+    call: AttentionCall, lse: Tensor, student: AttentionCall, student_lse: Tensor
+) -> tuple[AttentionCall, Tensor, AttentionCall, Tensor]:
+    """Repeat the keys of both calls if they have different numbers of key heads."""
+    if call.key.shape[1] != student.key.shape[1]:
+        call, student = call.ungrouped(), student.ungrouped()
+    return call, lse, student, student_lse
 
 
 def score_gradients(

@@ -156,11 +156,12 @@ def divergence(
     student: AttentionCall,
     student_lse: Float[Tensor, "batch student_heads q_len"],
     with_gradient: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, None]:
     """Return KL(mean over groups of heads ‖ student) of each row, and its gradient with respect to the query.
 
-    The results have the larger number of heads of both. Without `with_gradient`, the second has size 0. The student has
-    the mask of the call, and neither softcap, bias nor sinks.
+    The results have the larger number of heads of both. Without `with_gradient`, the second has size 0. The third would
+    be the gradient of the key, which `divergence_key_gradient` computes. The student has the mask of the call, and
+    neither softcap, bias nor sinks.
     """
     from clearhead.ops.triton.divergence import Student, Teacher
     from clearhead.ops.triton.divergence import divergence as compute
@@ -168,7 +169,7 @@ def divergence(
     positive, sign = _with_positive_scale(student)
     teacher = Teacher(_with_positive_scale(call)[0], lse, groups)
     result, grad_query = compute(teacher, Student(positive, student_lse), with_gradient)
-    return result, grad_query if sign > 0 else grad_query * sign
+    return result, grad_query if sign > 0 else grad_query * sign, None
 
 
 @on_device_of_query
