@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from clearhead._utils.checks import check_bool, describe
+from clearhead._utils.checks import check_bool, check_path, describe
+from clearhead._utils.tensor_checks import check_float_dtype
 from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.corpus import corpus_roles
 from clearhead.analysis.resumable import ProgressCallback
@@ -58,10 +59,14 @@ def load(
         ValueError: if no such model exists, its files are damaged, clearhead cannot read its attention, or `head` is
             True and it has no language-model head.
     """
+    check_path("name", name)
+    check_float_dtype("dtype", dtype)
+    check_bool("download", download)
+    check_bool("head", head)
     if str(name) in BUNDLED_MODELS or RunDirectory(Path(name)).is_run:
         if dtype not in (None, torch.float32):
             raise ValueError(f"dtype is {dtype}, but {name} is a translator; expected torch.float32")
-        if check_bool("head", head):
+        if head:
             raise ValueError(f"{name} is a translator; expected a Hugging Face model for head=True (--effects)")
         return Translator.load(name, device=device)
     from clearhead.huggingface.model import HuggingFaceModel  # requires transformers, an optional dependency
@@ -130,6 +135,7 @@ def record(
         dtype: see `load`. Only for the name of a model.
         download: see `load`. Only for the name of a model.
     """
+    check_bool("values", values)
     if (text is None) == (input_ids is None):
         given = "text and input_ids are both given" if text is not None else "text and input_ids are both None"
         raise ValueError(f"{given}; expected one of them")
@@ -172,7 +178,7 @@ def head_roles(
     *,
     texts: str | Sequence[str] | None = None,
     sentences: Sequence[Sentence] = (),
-    layers: Container[int] | None = None,
+    layers: Collection[int] | None = None,
     effects: bool = False,
     process_group: ProcessGroup | None = None,
     results_folder: Path | None = None,
@@ -202,6 +208,10 @@ def head_roles(
         download: see `load`. Only for the name of a model.
     """
     check_bool("effects", effects)
+    if not isinstance(sentences, Sequence) or not all(isinstance(sentence, Sentence) for sentence in sentences):
+        raise TypeError(f"sentences is {describe(sentences)}; expected a list of Sentence, from read_conllu")
+    if layers is not None and (not isinstance(layers, Sequence | Set) or isinstance(layers, str | bytes)):
+        raise TypeError(f"layers is {describe(layers)}; expected a list, set or range of layers")
     if isinstance(model, nn.Module):
         _refuse_load_options(model, device, dtype, download)
         source = _with_tokenizer(model, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +158,7 @@ def source_name(source: RecordableModel | Recording) -> str:
     return source.model if isinstance(source, Recording) else source.name
 
 
-def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Container[int]:
+def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Collection[int]:
     """Return the layers of a choice such as "0,3-5" (default: all layers)."""
     if layers is None:
         return range(sys.maxsize)

@@ -186,7 +186,7 @@ def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None]
 
 def _decoded(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> Tokens:
     """Return the tokens of ids that do not come from a text, so their words are unknown."""
-    words = [None] * len(ids)
+    words: list[int | None] = [None] * len(ids)
     if tokenizer is None:
         return Tokens(tuple(str(token) for token in ids.tolist()), (False,) * len(ids), tuple(words))
     return _tokens(tokenizer, ids, words, _special(tokenizer, ids))

@@ -122,7 +122,7 @@ def causal_model_classes() -> dict[str, str]:
 
     Relies on the dictionary behind `AutoModelForCausalLM`.
     """
-    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return {str(kind): str(name) for kind, name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
 
 
 def masked_model_classes() -> dict[str, str]:
@@ -130,7 +130,7 @@ def masked_model_classes() -> dict[str, str]:
 
     Relies on the dictionary behind `AutoModelForMaskedLM`.
     """
-    return modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return {str(kind): str(name) for kind, name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.items()}
 
 
 def mask_factory(function: Callable[..., Any]) -> str | None:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from clearhead._utils.checks import check_bool, check_int
+from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
@@ -66,7 +66,6 @@ class HuggingFaceModel:
             head: load the language-model head too, so that the model returns logits and, with labels, a loss.
                 Encoder–decoders always have it.
         """
-        check_bool("head", head)
         path, source = Path(name), str(name)
         options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
         if path.suffix == ".gguf":
@@ -97,6 +96,8 @@ class HuggingFaceModel:
     @classmethod
     def from_module(cls, model: nn.Module, tokenizer: Any = None) -> HuggingFaceModel:
         """Wrap a transformers model that is already loaded. Without a tokenizer, only `record_ids` can be called."""
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(f"model is a {type(model).__name__}; expected a transformers model")
         return cls(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
 
     @property
