@@ -1,5 +1,9 @@
 """Tests of loading models by folder, GGUF file or hub id, and of recording a text."""
 
+import json
+import re
+
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -64,6 +68,128 @@ def test_encoder_decoders_are_recorded_with_a_target_or_their_output(name):
     assert len(written["decoder"].queries) >= 1
     with pytest.raises(ValueError, match="target is given, but .* is not an encoder–decoder"):
         record(make("bert"), "the dog", tokenizer=pieces, target="dog")
+
+
+def test_token_ids_are_recorded_as_the_text_is(folder):
+    model = load(folder)
+    by_text = record(model, TEXT)["encoder"]
+    ids = model.tokenizer(TEXT)["input_ids"]
+    for given in (ids, tuple(ids), torch.tensor(ids), torch.tensor([ids], dtype=torch.int32), np.array(ids)):
+        made = record(model, input_ids=given)["encoder"]
+        assert made.queries.texts == by_text.queries.texts
+        assert made.queries.special == by_text.queries.special
+        assert set(made.queries.words) == {None}
+        assert all(torch.equal(a.dense(), b.dense()) for a, b in zip(made.layers, by_text.layers, strict=True))
+    assert record(folder, input_ids=ids, values=True)["encoder"].has_values
+
+
+def test_token_ids_need_no_tokenizer():
+    model = make("llama", "sdpa")
+    made = record(model, input_ids=[4, 98, 4])["decoder"]
+    assert made.queries.texts == ("4", "98", "4")
+    assert not any(made.queries.special)
+    assert made.layers[0].shape == (1, 4, 3, 3)
+    assert record(model, input_ids=[4, 5], tokenizer=tokenizer())["decoder"].queries.texts == ("the", "dog")
+
+
+def test_token_ids_of_encoder_decoders():
+    model, pieces = make("bart"), tokenizer()
+    made = record(model, input_ids=[4, 5, 6], decoder_input_ids=[2, 7])
+    assert made["cross"].keys.texts == ("4", "5", "6")
+    assert made["cross"].queries.texts == made["decoder"].keys.texts == ("2", "7")
+    assert len(record(model, input_ids=[4, 5, 6])["decoder"].queries) >= 1  # the greedy output
+    by_text = record(model, "the dogs", tokenizer=pieces, target="run")
+    by_ids = record(model, input_ids=pieces("the dogs")["input_ids"], tokenizer=pieces, target="run")
+    assert by_ids["cross"].queries == by_text["cross"].queries
+    assert torch.equal(by_ids["cross"].layers[1].dense(), by_text["cross"].layers[1].dense())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "text and input_ids are both None; expected one of them"),
+        ({"text": "a", "input_ids": [1]}, ValueError, "text and input_ids are both given; expected one of them"),
+        ({"text": "a", "decoder_input_ids": [1]}, ValueError, "decoder_input_ids is given without input_ids"),
+        ({"input_ids": [4, 99]}, ValueError, "input_ids contains 99; expected ids from 0 to 98"),
+        ({"input_ids": [4, -1]}, ValueError, "input_ids contains -1; expected ids from 0 to 98"),
+        ({"input_ids": []}, ValueError, "input_ids has no tokens; expected at least one"),
+        ({"input_ids": [[4], [5]]}, ValueError, "input_ids has shape [2, 1]; expected the token ids of one sequence"),
+        ({"input_ids": 4}, ValueError, "input_ids has shape []; expected the token ids of one sequence"),
+        ({"input_ids": [[4], [5, 6]]}, TypeError, "input_ids is [[4], [5, 6]]; expected the token ids"),
+        ({"input_ids": "the dog"}, TypeError, "input_ids is 'the dog'; expected the token ids of one sequence"),
+        ({"input_ids": torch.ones(3)}, TypeError, "input_ids is a tensor of torch.float32; expected the token ids"),
+        ({"input_ids": [True, False]}, TypeError, "input_ids is [True, False]; expected the token ids"),
+        ({"input_ids": [4] * 513}, ValueError, "input_ids has 513 tokens, but BertModel takes at most 512"),
+        ({"input_ids": [4], "decoder_input_ids": [5]}, ValueError, "BertModel is not an encoder–decoder; omit it"),
+        ({"input_ids": [4], "target": "dog"}, ValueError, "target is given, but BertModel is not an encoder–decoder"),
+    ],
+)
+def test_rejects_wrong_token_ids(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        record(make("bert"), **arguments)
+
+
+def test_rejects_token_ids_that_do_not_fit_the_model():
+    for arguments, message in (
+        ({"target": "dog"}, "target is given, but tokenizer is None; pass decoder_input_ids instead"),
+        ({"target": "dog", "decoder_input_ids": [2]}, "target and decoder_input_ids are both given"),
+        ({"decoder_input_ids": [2, 99]}, "decoder_input_ids contains 99; expected ids from 0 to 98"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            record(make("t5"), input_ids=[4, 5], **arguments)
+    with pytest.raises(ValueError, match="ViTModel has no token embeddings; expected a model that takes text"):
+        record(make("vit"), input_ids=[4, 5])
+    with pytest.raises(TypeError, match="model is en-ja, which does not support input_ids"):
+        record("en-ja", input_ids=[4, 5])
+
+
+def save(model, path):
+    model.save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make_model", "stack"),
+    [
+        (lambda: make("llama"), "decoder"),
+        (lambda: make("t5"), "cross"),
+        (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), "encoder"),
+        (lambda: transformers.BertForPreTraining(transformers.BertConfig(**SIZES)), "encoder"),
+    ],
+    ids=["causal", "seq2seq", "masked", "pretraining"],
+)
+def test_models_with_a_head_return_a_loss_and_the_same_recordings(make_model, stack, tmp_path):
+    torch.manual_seed(0)
+    path = save(make_model(), tmp_path / "saved")
+    whole, base = load(path, head=True), load(path)
+    ids = torch.tensor([[4, 5, 6, 7]])
+    with torch.no_grad():
+        outputs = whole.model(input_ids=ids, labels=ids)
+    assert outputs.loss > 0
+    assert outputs.logits.shape == (1, 4, SIZES["vocab_size"])
+    assert whole.model.config._attn_implementation == "clearhead"
+    made, plain = (record(model, TEXT)[stack] for model in (whole, base))
+    assert made.queries == plain.queries
+    assert all(torch.equal(a.dense(), b.dense()) for a, b in zip(made.layers, plain.layers, strict=True))
+
+
+def test_rejects_models_without_a_language_model_head(folder, tmp_path):
+    with pytest.raises(ValueError, match="is a BertModel without a language-model head; expected a language model"):
+        load(folder, head=True)
+    classifier = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
+    path = save(classifier, tmp_path / "classifier")
+    with pytest.raises(ValueError, match="is a LlamaForSequenceClassification without a language-model head"):
+        load(path, head=True)
+    classifier.config.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(ValueError, match=r"has no parameter lm_head\.weight of a language-model head"):
+        load(path, head=True)
+    with pytest.raises(ValueError, match=r"en-ja is a translator; expected a Hugging Face model for head=True"):
+        load("en-ja", head=True)
+    with pytest.raises(TypeError, match="head is 'yes'; expected True or False"):
+        load(folder, head="yes")
 
 
 def test_record_repeated_repeats_random_tokens_once(folder):

@@ -15,6 +15,7 @@ from support.public_calls import (
     cache_calls,
     layer_calls,
     mask_calls,
+    model_calls,
     parallel_calls,
     tensors,
     torch_calls,
@@ -32,6 +33,7 @@ GROUPS = {
     "torch_compat": torch_calls,
     "parallel": parallel_calls,
     "transformer": transformer_calls,
+    "models": model_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

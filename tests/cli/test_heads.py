@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from clearhead.analysis.roles import Roles
 from clearhead.cli import app
-from clearhead.models import load
+from clearhead.models import head_roles, load
 from support.paths import DATA
 from support.tiny_models import make
 from support.tiny_tokenizer import tokenizer
@@ -34,6 +34,14 @@ BAD_SPANS = (
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     make("bert").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    make("llama").save_pretrained(path)
     tokenizer().save_pretrained(path)
     return str(path)
 
@@ -115,6 +123,42 @@ def test_roles_as_table_and_json(folder, tmp_path):
     assert len(roles.heads) == 8
     run("roles", "--model", folder, TEXT, "--layers", "1", "--output", target)
     assert {layer for _, layer, _ in Roles.from_json(target.read_text()).heads} == {1}
+
+
+def test_roles_show_the_effects_of_labeled_heads(language_model, tmp_path):
+    text = "the dogs run . the dog running the dogs . run dog the . . dogs running dog dogs the run run ."
+    result = run("roles", "--model", language_model, text, "--effects")
+    assert result.stderr == ""
+    assert "loss change, text" in result.stdout
+    assert "loss change, repeats" in result.stdout
+    expected = head_roles(language_model, texts=text, effects=True)
+    assert f"loss with all heads: {expected.loss.text:.3f} on text" in result.stdout
+    for address in expected.labeled:
+        row = next(line for line in result.stdout.splitlines() if f"{address[0]} {address[1]}.{address[2]} " in line)
+        assert f"{expected.effects[address].text:+.3f}" in row
+        assert f"{expected.effects[address].repeated:+.3f}" in row
+    document = json.loads(run("roles", "--model", language_model, text, "--effects", "--json").stdout)
+    assert document == expected.to_dict()
+    target = tmp_path / "roles.json"
+    run("roles", "--model", language_model, text, "--effects", "--layers", "1", "--output", target)
+    assert Roles.from_json(target.read_text()).effects == expected.part(lambda address: address[1] == 1).effects
+
+
+def test_rejects_effects_without_a_language_model(folder, tmp_path):
+    made = tmp_path / "made.safetensors"
+    run("record", "--model", folder, TEXT, "--output", made)
+    pair = tmp_path / "pair"
+    make("t5").save_pretrained(pair)
+    tokenizer().save_pretrained(pair)
+    for arguments, message in (
+        ((made,), "tiny is a recording; expected a model to run for effects=True (--effects)"),
+        (("--model", "en-ja"), "en-ja is a translator; expected a Hugging Face model for head=True (--effects)"),
+        (("--model", folder), "is a BertModel without a language-model head; expected a language model"),
+        (("--model", pair), "pair is an encoder–decoder; expected a causal or masked language model with its head"),
+    ):
+        result = run("roles", *arguments, "--effects", status=2)
+        assert message in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_rejects_hugging_face_models_without_transformers(folder, monkeypatch):

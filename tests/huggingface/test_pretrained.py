@@ -10,6 +10,8 @@ from transformers import AutoModel, AutoTokenizer
 import clearhead.huggingface  # noqa: F401
 from clearhead.analysis.corpus import corpus_roles
 from clearhead.analysis.roles import head_roles
+from clearhead.huggingface.effects import LossWithoutHeads
+from clearhead.models import head_roles as roles_of_model
 from clearhead.models import load
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from support.peers import assert_agrees
@@ -60,6 +62,27 @@ def test_smollm2_matches_eager_and_has_induction_heads(monkeypatch):
     assert len(roles.heads) == 30 * 9
     assert roles.top("induction")[0][1] > 0.5
     assert roles.top("previous")[0][1] > 0.5
+
+
+def test_smollm2_roles_and_their_effects_in_one_call(monkeypatch):
+    monkeypatch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+    loaded = load(smollm2(), head=True)
+    roles = roles_of_model(loaded.model, loaded.tokenizer)
+    previous, induction = ("decoder", 16, 0), ("decoder", 18, 6)
+    assert roles.top("previous")[0][0] == previous
+    assert roles.top("induction")[0][0] == induction
+    assert "induction" in roles.labels(induction)
+    measured = LossWithoutHeads.of(loaded, EXAMPLE_PASSAGES)
+    assert measured.whole().repeated == pytest.approx(3.75, abs=0.05)
+    effects = measured.changes([previous, induction])
+    # repeated tokens need the induction head and the previous-token head that it composes with; the texts do not
+    assert effects[induction].repeated == pytest.approx(2.24, abs=0.1)
+    assert effects[previous].repeated == pytest.approx(6.56, abs=0.2)
+    assert all(abs(effect.text) < 0.05 for effect in effects.values())
+    ids = loaded.tokenizer(TEXTS[1])["input_ids"]
+    by_ids, by_text = loaded.record_ids(ids)["decoder"], loaded.record(TEXTS[1])["decoder"]
+    assert by_ids.queries.texts == by_text.queries.texts
+    assert torch.equal(by_ids.layers[18].dense(), by_text.layers[18].dense())
 
 
 def test_head_roles_of_a_saved_recording(tmp_path):

@@ -6,7 +6,7 @@ from clearhead.analysis.corpus import SummarizesWhileRunning, corpus_roles, corp
 from clearhead.analysis.eviction import eviction_scores
 from clearhead.analysis.relations import RelationScore, relation_scores, wilson
 from clearhead.analysis.resumable import Job, discard_results, run_jobs
-from clearhead.analysis.roles import Roles, head_roles, roles_from_sums
+from clearhead.analysis.roles import Loss, Roles, head_roles, roles_from_sums
 from clearhead.analysis.rollout import rollout
 from clearhead.analysis.statistics import (
     HeadStatistics,
@@ -26,6 +26,7 @@ __all__ = [
     "HeadSums",
     "Job",
     "LayerSummary",
+    "Loss",
     "RelationScore",
     "Roles",
     "Sentence",

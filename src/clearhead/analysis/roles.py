@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clearhead._utils.checks import check_int
@@ -56,6 +56,19 @@ _LABELS = (  # statistic, label, threshold
 
 
 @dataclass(frozen=True)
+class Loss:
+    """Loss of a language model in nats per predicted token, or a change of it.
+
+    Attributes:
+        text: mean over the texts. Each text has the same weight.
+        repeated: mean over the second copy of repeated random tokens, which can be predicted from the first copy.
+    """
+
+    text: float
+    repeated: float
+
+
+@dataclass(frozen=True)
 class Roles:
     """Statistics of every head of a model, with labels derived from them.
 
@@ -63,11 +76,15 @@ class Roles:
         model: name of the model.
         heads: statistics of each head, by (stack, layer, head).
         relations: scores of heads on syntactic relations.
+        loss: loss of the whole model; None if effects were not measured.
+        effects: increase of the loss without each head that has a label.
     """
 
     model: str
     heads: dict[Address, HeadStatistics]
     relations: tuple[RelationScore, ...] = ()
+    loss: Loss | None = None
+    effects: dict[Address, Loss] = field(default_factory=dict)
 
     def labels(self, address: Address) -> tuple[str, ...]:
         """Return the labels of a head, strongest first: by the position of the score between its threshold and 1.
@@ -84,6 +101,11 @@ class Roles:
         """Return the strongest label of a head, or "" if it has no label."""
         return next(iter(self.labels(address)), "")
 
+    @property
+    def labeled(self) -> list[Address]:
+        """Heads with at least one label, in the order of `heads`."""
+        return [address for address in self.heads if self.labels(address)]
+
     def top(self, name: str, count: int = 5) -> list[tuple[Address, float]]:
         """Return the heads with the highest score `name`, such as "previous" or "induction", highest first.
 
@@ -98,10 +120,15 @@ class Roles:
     def part(self, includes: Callable[[Address], bool]) -> Roles:
         """Return the roles of the heads for which `includes(address)` is true, with their relations."""
         heads = {address: statistics for address, statistics in self.heads.items() if includes(address)}
-        return Roles(self.model, heads, tuple(score for score in self.relations if includes(score.address)))
+        relations = tuple(score for score in self.relations if includes(score.address))
+        effects = {address: effect for address, effect in self.effects.items() if includes(address)}
+        return replace(self, heads=heads, relations=relations, effects=effects)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return lists of rows, one per head and one per relation, including labels, for JSON or a table."""
+        """Return lists of rows, one per head and one per relation, including labels, for JSON or a table.
+
+        With effects, the dictionary contains "loss", and each row "effect", which is None for heads without a label.
+        """
         heads = [
             {**_address_columns(address), "labels": list(self.labels(address)), **asdict(statistics)}
             for address, statistics in self.heads.items()
@@ -110,7 +137,12 @@ class Roles:
         for score in self.relations:
             row = asdict(score)
             relations.append({**_address_columns(row.pop("address")), **row})
-        return {"model": self.model, "heads": heads, "relations": relations}
+        document = {"model": self.model, "heads": heads, "relations": relations}
+        if self.loss is None:
+            return document
+        for row, address in zip(heads, self.heads, strict=True):
+            row["effect"] = asdict(self.effects[address]) if address in self.effects else None
+        return {**document, "loss": asdict(self.loss)}
 
     def to_json(self) -> str:
         """Return the dictionary of `to_dict` as JSON."""
@@ -121,17 +153,21 @@ class Roles:
         """Parse the output of `to_json`. Labels are derived from the statistics again."""
         try:
             document = json.loads(text)
-            heads = {}
+            heads, effects = {}, {}
+            loss = _parse_loss(document.get("loss"))
             for row in document["heads"]:
                 address = _pop_address(row)
                 del row["labels"]
+                effect = _parse_loss(row.pop("effect", None))
+                if effect is not None:
+                    effects[address] = effect
                 heads[address] = HeadStatistics(**_checked_row(HeadStatistics, row))
             relations = tuple(
                 RelationScore(address=_pop_address(row), **_checked_row(RelationScore, row))
                 for row in document["relations"]
             )
             _check_value("model", document["model"], str)
-            return cls(document["model"], heads, _checked(relations, heads))
+            return cls(document["model"], heads, _checked(relations, heads), loss, effects)
         except RecursionError:
             raise ValueError("text is not from Roles.to_json: nested too deeply") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -224,6 +260,10 @@ def _pop_address(row: dict[str, Any]) -> Address:
     for name, kind in (("stack", str), ("layer", int), ("head", int)):
         _check_value(name, row[name], kind)
     return row.pop("stack"), row.pop("layer"), row.pop("head")
+
+
+def _parse_loss(row: dict[str, Any] | None) -> Loss | None:
+    return None if row is None else Loss(**_checked_row(Loss, row))
 
 
 def _checked_row(kind: type, row: dict[str, Any]) -> dict[str, Any]:

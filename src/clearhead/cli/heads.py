@@ -95,6 +95,14 @@ def roles(
         list[Path] | None,
         typer.Option(help="CoNLL-U file of sentences with dependency trees (.gz is supported). Repeatable."),
     ] = None,
+    effects: Annotated[
+        bool,
+        typer.Option(
+            "--effects",
+            help="Also show the loss change of a language model without each labeled head, on the texts and on"
+            " repeated random tokens. Runs the model once per head and text.",
+        ),
+    ] = False,
 ) -> None:
     """Run a model on texts; label each head by its role: previous token, sink, induction, syntactic and others.
 
@@ -106,16 +114,24 @@ def roles(
         from clearhead.analysis.conllu import read_conllu
 
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
-        source, texts = _load(options)
-        from clearhead.analysis.corpus import corpus_roles
+        source, texts = _load(options, head=effects)
         from clearhead.cli.tables import print_roles
+        from clearhead.models import head_roles
 
         layers = chosen_layers(options.layers, source)
         label, count = ("sentences", len(sentences)) if sentences else ("texts", len(texts))
+        count = 0 if effects else count  # the progress bars of the heads would overlap
         with progress_bar(label, count) as advance, results_folder(options.output) as folder:
-            result = corpus_roles(
-                source, texts, sentences=sentences, process_group=process_group, results_folder=folder, progress=advance
-            ).part(lambda address: address[1] in layers)
+            result = head_roles(
+                source,
+                texts=texts,
+                sentences=sentences,
+                layers=layers,
+                effects=effects,
+                process_group=process_group,
+                results_folder=folder,
+                progress=advance,
+            )
             if not process_group.is_main:
                 return
             if options.as_json or options.output is not None:
@@ -124,9 +140,9 @@ def roles(
                 print_roles(console_for_output(), result)
 
 
-def _load(options: AnalysisOptions) -> tuple[RecordableModel | Recording, list[str]]:
+def _load(options: AnalysisOptions, *, head: bool = False) -> tuple[RecordableModel | Recording, list[str]]:
     chosen = InputOptions(options.image, options.device, options.dtype.value, options.download)
-    return load_source(options.text, options.file, options.model, chosen)
+    return load_source(options.text, options.file, options.model, chosen, head=head)
 
 
 def record(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,13 +47,13 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def load_model(model: str, device: str | None, dtype: str, download: bool) -> RecordableModel:
+def load_model(model: str, device: str | None, dtype: str, download: bool, *, head: bool = False) -> RecordableModel:
     """Load a model onto a device (default: a GPU if there is one)."""
     import torch
 
     from clearhead.models import load
 
-    return load(model, device=usable_device(device), dtype=getattr(torch, dtype), download=download)
+    return load(model, device=usable_device(device), dtype=getattr(torch, dtype), download=download, head=head)
 
 
 def has_input(model: str) -> bool:
@@ -132,9 +132,9 @@ def check_recording_alone(path: str, files: list[Path] | None, model: str | None
 
 
 def load_source(
-    text: str | None, files: list[Path] | None, model: str | None, options: InputOptions
+    text: str | None, files: list[Path] | None, model: str | None, options: InputOptions, *, head: bool = False
 ) -> tuple[RecordableModel | Recording, list[str]]:
-    """Return a model and the texts to run it on, or a recording and no texts."""
+    """Return a model and the texts to run it on, or a recording and no texts. `head` is that of `models.load`."""
     if model is not None and has_input(model):
         return record_input(model, options, text=text, files=files), []
     check_no_image(options.image, model)
@@ -148,7 +148,7 @@ def load_source(
             f"--model is missing; expected a model to run, or a recording ({RECORDING_SUFFIX}) in place of TEXT"
         )
     texts = texts_to_read(text, files)
-    return load_model(model, options.device, options.dtype, options.download), texts
+    return load_model(model, options.device, options.dtype, options.download, head=head), texts
 
 
 def source_name(source: RecordableModel | Recording) -> str:
@@ -158,7 +158,7 @@ def source_name(source: RecordableModel | Recording) -> str:
     return source.model if isinstance(source, Recording) else source.name
 
 
-def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Container[int]:
+def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Collection[int]:
     """Return the layers of a choice such as "0,3-5" (default: all layers)."""
     if layers is None:
         return range(sys.maxsize)

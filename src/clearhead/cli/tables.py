@@ -18,6 +18,7 @@ from clearhead.recording.recording import Address, Recording
 from clearhead.translation.heads import AblationEffect, Emergence
 
 MIN_ERROR_INCREASE = 0.005  # increases of a token kind's error rate below this are not printed
+EFFECT_COLUMNS = ("loss change, text", "loss change, repeats")  # without the head, in nats per token
 SCORE_ORDER = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
 
 
@@ -34,16 +35,18 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
 
 def print_roles(console: Console, roles: Roles) -> None:
     """Print the heads with labels, the best heads of each score, and the relations."""
-    labeled = [address for address in roles.heads if roles.labels(address)]
-    table = Table(
-        "head", "labels", "entropy", "distance", title=f"{visible_text(roles.model)}: heads with a clear role"
-    )
-    for address in labeled:
+    columns = ["head", "labels", "entropy", "distance", *(EFFECT_COLUMNS if roles.loss is not None else ())]
+    table = Table(*columns, title=f"{visible_text(roles.model)}: heads with a clear role")
+    for address in roles.labeled:
         statistics = roles.heads[address]
         labels = visible_text(", ".join(roles.labels(address)))
-        table.add_row(head_name(address), labels, _format(statistics.entropy), _format(statistics.distance))
+        row = [head_name(address), labels, _format(statistics.entropy), _format(statistics.distance)]
+        effect = roles.effects.get(address)
+        table.add_row(*row, *(() if effect is None else (f"{effect.text:+.3f}", f"{effect.repeated:+.3f}")))
     console.print(table)
-    console.print(f"{len(roles.heads) - len(labeled)} of {len(roles.heads)} heads have no clear role")
+    if roles.loss is not None:
+        console.print(f"loss with all heads: {roles.loss.text:.3f} on text, {roles.loss.repeated:.3f} on repeats")
+    console.print(f"{len(roles.heads) - len(roles.labeled)} of {len(roles.heads)} heads have no clear role")
     table = Table("score", "highest-scoring heads", title="Best heads")
     for score in SCORE_ORDER:
         best = roles.top(score)

@@ -11,6 +11,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead._utils.bounded_reads import TOKEN_LIMIT
+from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import check_int_tensor
 from clearhead.huggingface.modules import attention_modules
 from clearhead.recording.recording import Tokens
 
@@ -50,15 +52,27 @@ def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str
     offsets = encoded.pop("offset_mapping")[0].tolist() if tokenizer.is_fast else None
     special = [bool(flag) for flag in encoded.pop("special_tokens_mask")[0]]
     ids = encoded["input_ids"]
-    if ids.shape[1] == 0:
-        raise ValueError("text has no tokens; expected at least one")
-    if ids.shape[1] > TOKEN_LIMIT.value:
-        raise TOKEN_LIMIT.exceeded(f"text has {ids.shape[1]:,} tokens")
-    max_tokens = _max_tokens(owner.model)
-    if max_tokens is not None and ids.shape[1] > max_tokens:
-        raise ValueError(f"text has {ids.shape[1]} tokens, but {owner.name} takes at most {max_tokens}")
+    _check_length(owner, "text", ids.shape[1])
     source = _tokens(tokenizer, ids[0], _word_indices(joined, words, offsets, encoded), special)
     return _with_target(owner, {**encoded}, source, target)
+
+
+def prepare_token_ids(
+    owner: TokenizedModel, input_ids: object, *, target: str | None = None, decoder_input_ids: object = None
+) -> ModelInputs:
+    """Check the token ids of one sequence, and for an encoder–decoder those of the decoder. The tokenizer may be None.
+
+    Tokens are shown as the tokenizer decodes them, or as numbers without a tokenizer; then none of them is special.
+    """
+    ids = _checked_ids(owner, "input_ids", input_ids)
+    encoded = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
+    if decoder_input_ids is not None:
+        if target is not None:
+            raise ValueError("target and decoder_input_ids are both given; expected one of them")
+        if not owner.model.config.is_encoder_decoder:
+            raise ValueError(f"decoder_input_ids is given, but {owner.name} is not an encoder–decoder; omit it")
+        encoded["decoder_input_ids"] = _checked_ids(owner, "decoder_input_ids", decoder_input_ids)[None]
+    return _with_target(owner, encoded, _decoded(owner.tokenizer, ids), target)
 
 
 def prepare_repeated_inputs(owner: TokenizedModel, length: int, seed: int) -> ModelInputs:
@@ -82,8 +96,9 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
     arguments = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     axes = {"encoder": (source, source), "decoder": (source, source)}
     if model.config.is_encoder_decoder:
-        arguments["decoder_input_ids"] = ids = _decoder_input_ids(model, tokenizer, arguments, target)
-        written = _tokens(tokenizer, ids[0], [None] * ids.shape[1], _special(tokenizer, ids[0]))
+        if "decoder_input_ids" not in arguments:
+            arguments["decoder_input_ids"] = _decoder_input_ids(model, tokenizer, arguments, target)
+        written = _decoded(tokenizer, arguments["decoder_input_ids"][0])
         axes |= {"decoder": (written, written), "cross": (written, source)}
     elif target is not None:
         raise ValueError(f"target is given, but {owner.name} is not an encoder–decoder; omit target")
@@ -91,6 +106,47 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
         if attention.stack not in axes:
             raise ValueError(f"{owner.name} has a {attention.stack}; expected a model that takes text only")
     return ModelInputs(arguments, axes)
+
+
+def _check_length(owner: TokenizedModel, name: str, count: int) -> None:
+    if count == 0:
+        raise ValueError(f"{name} has no tokens; expected at least one")
+    if count > TOKEN_LIMIT.value:
+        raise TOKEN_LIMIT.exceeded(f"{name} has {count:,} tokens")
+    max_tokens = _max_tokens(owner.model)
+    if max_tokens is not None and count > max_tokens:
+        raise ValueError(f"{name} has {count} tokens, but {owner.name} takes at most {max_tokens}")
+
+
+def _checked_ids(owner: TokenizedModel, name: str, values: object) -> Int[Tensor, " tokens"]:
+    """Return the token ids of one sequence as an int64 tensor on the CPU."""
+    expected = "expected the token ids of one sequence, [tokens] or [1, tokens]"
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+        ids = check_int_tensor(name, tensor).cpu() if tensor.numel() else tensor
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        dtype = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else describe(values)
+        raise TypeError(f"{name} is {dtype}; {expected}") from None
+    if ids.ndim not in (1, 2) or (ids.ndim == 2 and ids.shape[0] != 1):
+        raise ValueError(f"{name} has shape {list(ids.shape)}; {expected}")
+    ids = ids.flatten()
+    _check_length(owner, name, len(ids))
+    vocabulary = _vocabulary_size(owner, decoder=name.startswith("decoder"))
+    for token in (int(ids.min()), int(ids.max())):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"{name} contains {token}; expected ids from 0 to {vocabulary - 1}, as {owner.name} has")
+    return ids
+
+
+def _vocabulary_size(owner: TokenizedModel, *, decoder: bool) -> int:
+    """Return the number of token embeddings."""
+    try:
+        count = getattr(owner.model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:
+        count = None
+    if not isinstance(count, int):
+        raise ValueError(f"{owner.name} has no token embeddings; expected a model that takes text")
+    return (getattr(owner.model.config, "decoder_vocab_size", None) or count) if decoder else count
 
 
 def _max_tokens(model: nn.Module) -> int | None:
@@ -116,6 +172,8 @@ def _decoder_input_ids(
         if not hasattr(model, "generate"):
             raise ValueError(f"{type(model).__name__} has no generate(); pass target")
         return model.generate(**arguments, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, num_beams=1)[:, :-1]
+    if tokenizer is None:
+        raise ValueError("target is given, but tokenizer is None; pass decoder_input_ids instead")
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
     return torch.cat([start, labels[:, :-1]], dim=1)
@@ -124,6 +182,14 @@ def _decoder_input_ids(
 def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None], special: list[bool]) -> Tokens:
     texts = tuple(tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids.tolist())
     return Tokens(texts, tuple(special), tuple(words))
+
+
+def _decoded(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> Tokens:
+    """Return the tokens of ids that do not come from a text, so their words are unknown."""
+    words: list[int | None] = [None] * len(ids)
+    if tokenizer is None:
+        return Tokens(tuple(str(token) for token in ids.tolist()), (False,) * len(ids), tuple(words))
+    return _tokens(tokenizer, ids, words, _special(tokenizer, ids))
 
 
 def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 from transformers import masking_utils
+from transformers.models.auto import modeling_auto
 
 try:
     from transformers.utils.output_capturing import _active_collector
@@ -114,6 +115,22 @@ def ignored_by_eager(module_class: type[nn.Module], argument: str) -> bool:
     parameters = inspect.signature(eager).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return takes_any and argument not in parameters and argument not in inspect.unwrap(eager).__code__.co_consts
+
+
+def causal_model_classes() -> dict[str, str]:
+    """Return the names of classes with a causal language-model head, by model type.
+
+    Relies on the dictionary behind `AutoModelForCausalLM`.
+    """
+    return {str(kind): str(name) for kind, name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+
+
+def masked_model_classes() -> dict[str, str]:
+    """Return the names of classes with a masked language-model head, by model type.
+
+    Relies on the dictionary behind `AutoModelForMaskedLM`.
+    """
+    return {str(kind): str(name) for kind, name in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.items()}
 
 
 def mask_factory(function: Callable[..., Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,14 +14,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
-from clearhead.huggingface._model_inputs import ModelInputs, prepare_inputs, prepare_repeated_inputs
+from clearhead.huggingface._language_heads import check_head, class_with_head
+from clearhead.huggingface._model_inputs import (
+    ModelInputs,
+    prepare_inputs,
+    prepare_repeated_inputs,
+    prepare_token_ids,
+)
 from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.ops.spans import SpansLike
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
@@ -47,6 +54,7 @@ class HuggingFaceModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         download: bool = False,
+        head: bool = False,
     ) -> HuggingFaceModel:
         """Load a model and its tokenizer.
 
@@ -55,6 +63,8 @@ class HuggingFaceModel:
             device: device of the parameters.
             dtype: dtype of the parameters (default: float32).
             download: download the model from the hub if it is not in the local cache.
+            head: load the language-model head too, so that the model returns logits and, with labels, a loss.
+                Encoder–decoders always have it.
         """
         path, source = Path(name), str(name)
         options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
@@ -70,27 +80,24 @@ class HuggingFaceModel:
                 raise FileNotFoundError(f"{name}: a folder without config.json; expected a Hugging Face model")
         elif path.exists():
             raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
-        try:
-            with _progress_bars_on_terminals_only():
-                config = AutoConfig.from_pretrained(source, **options)
-                tokenizer = AutoTokenizer.from_pretrained(source, **options)
-                model_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-                model = model_class.from_pretrained(source, attn_implementation="clearhead", **options)
-        except (OSError, ValueError, SafetensorError) as error:
-            if path.exists() or download:
-                raise ValueError(f"{name}: {' '.join(str(error).split())[:300]}") from None
-            raise ValueError(
-                f"{name}: there is no such folder or file, and the local Hugging Face cache has no model of that name;"
-                " pass --download (download=True) to download it from the hub"
-            ) from None
+        with _named_errors(name, download), _progress_bars_on_terminals_only():
+            config = AutoConfig.from_pretrained(source, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        base_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+        model_class = class_with_head(str(name), config) if head else base_class
+        options |= {"attn_implementation": "clearhead", "output_loading_info": True}
+        with _named_errors(name, download), _progress_bars_on_terminals_only():
+            model, loading = model_class.from_pretrained(source, **options)
+        if head:
+            check_head(str(name), model, loading["missing_keys"])
         attention_modules(model)  # raises if the model does not use AttentionInterface
         return cls(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
 
     @classmethod
-    def from_module(cls, model: nn.Module, tokenizer: Any) -> HuggingFaceModel:
-        """Wrap a transformers model that is already loaded."""
-        if tokenizer is None:
-            raise ValueError("tokenizer is None; expected the tokenizer of the transformers model")
+    def from_module(cls, model: nn.Module, tokenizer: Any = None) -> HuggingFaceModel:
+        """Wrap a transformers model that is already loaded. Without a tokenizer, only `record_ids` can be called."""
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(f"model is a {type(model).__name__}; expected a transformers model")
         return cls(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
 
     @property
@@ -121,6 +128,20 @@ class HuggingFaceModel:
         """
         return self._record(prepare_inputs(self, text, target), values)
 
+    def record_ids(
+        self, input_ids: object, *, decoder_input_ids: object = None, target: str | None = None, values: bool = False
+    ) -> Recording:
+        """Run the model on token ids and return its attention. The tokenizer may be None.
+
+        Args:
+            input_ids: token ids of one sequence, [tokens] or [1, tokens].
+            decoder_input_ids: input of an encoder–decoder's decoder, which begins with its start token.
+            target: text of the decoder instead (default: the greedy output).
+            values: as for `record`.
+        """
+        inputs = prepare_token_ids(self, input_ids, target=target, decoder_input_ids=decoder_input_ids)
+        return self._record(inputs, values)
+
     def record_repeated(self, length: int = 64, *, seed: int = 0) -> Recording:
         """Record a random sequence of tokens, repeated once, which reveals induction and duplicate-token heads.
 
@@ -142,7 +163,7 @@ class HuggingFaceModel:
         inputs = prepare_inputs(self, text)  # an encoder–decoder generates here, outside of `watch`
         statistics = watch(self.model, entropy=True, distance=True, top=1, spans=spans)
         with evaluating(self.model), torch.no_grad(), statistics as seen:
-            self.model(**inputs.arguments, use_cache=False)
+            self._run(inputs)
         return self._summary_by_layer(seen)
 
     def _summary_by_layer(self, seen: Seen) -> AttentionSummary:
@@ -155,12 +176,18 @@ class HuggingFaceModel:
                 summary.layers.setdefault(address, LayerSummary()).add(call, call.valid)
         return summary
 
+    def _run(self, inputs: ModelInputs) -> None:
+        """Run the model once. A language-model head computes the logits of one token, because they are not used."""
+        takes = inspect.signature(self.model.forward).parameters
+        logits = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self.model(**inputs.arguments, **logits, use_cache=False)
+
     def _record(self, inputs: ModelInputs, values: bool) -> Recording:
         modules = attention_modules(self.model)
         weights: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
         hooks = {module: _WeightsRecorder(layers, values) for module, layers in weights.items()}
         with evaluating(self.model), torch.no_grad(), hooked(self.model, hooks):
-            self.model(**inputs.arguments, use_cache=False)
+            self._run(inputs)
         stacks: dict[str, list[AttentionWeights]] = {}
         for attention in modules:
             if not weights[attention.module]:
@@ -188,6 +215,20 @@ class _WeightsRecorder:
         assert weights is not None
         self.layers.append(weights if self.values else weights.without_values())
         return output
+
+
+@contextmanager
+def _named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]:
+    """Raise transformers' errors in one line that begins with the name of the model."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        if Path(name).exists() or download:
+            raise ValueError(f"{name}: {' '.join(str(error).split())[:300]}") from None
+        raise ValueError(
+            f"{name}: there is no such folder or file, and the local Hugging Face cache has no model of that name;"
+            " pass --download (download=True) to download it from the hub"
+        ) from None
 
 
 @contextmanager

@@ -60,3 +60,14 @@ class RecordsRepeatedTokens(Protocol):
     def record_repeated(self, length: int = 64, *, seed: int = 0) -> Recording:
         """Record a random sequence of `length` tokens, repeated once."""
         ...
+
+
+@runtime_checkable
+class RecordsTokenIds(Protocol):
+    """Optional capability of a model: recording token ids instead of a text."""
+
+    def record_ids(
+        self, input_ids: object, *, decoder_input_ids: object = None, target: str | None = None, values: bool = False
+    ) -> Recording:
+        """Record one sequence of token ids, and for an encoder–decoder the ids or the text of the decoder."""
+        ...
