@@ -2,7 +2,8 @@
 
 Importing this package registers the attention function and the mask function. With `output_attentions=True` each
 `outputs.attentions[layer]` is an `AttentionWeights`. `watch` computes statistics of each layer while a model runs,
-`ablate` removes heads, and `head_importance` ranks them. `AttentionLogCallback` logs statistics during training.
+`ablate` removes heads, and `head_importance` ranks them. `heads` are their matrices, and `direct_logits` their
+contributions to a logit. `AttentionLogCallback` logs statistics during training.
 """
 
 from clearhead._utils.extras import needs_extra
@@ -23,6 +24,9 @@ from clearhead.huggingface.model import HuggingFaceModel
 from clearhead.huggingface.modules import NAME, AttentionModule, attention_modules
 from clearhead.huggingface.trainer import AttentionLogCallback
 from clearhead.watching.adapters import register
+from clearhead.watching.circuits import composition, composition_scores
+from clearhead.watching.direct_logits import direct_logits
+from clearhead.watching.heads import Head, Heads, heads
 from clearhead.watching.model_adapters import register_models
 from clearhead.watching.replacement import MethodReplacement
 from clearhead.watching.watcher import watch
@@ -43,11 +47,17 @@ __all__ = [
     "AttentionLogCallback",
     "AttentionModule",
     "AttentionSummary",
+    "Head",
     "HeadImportance",
+    "Heads",
     "HuggingFaceModel",
     "LazyMask",
     "ablate",
     "attention_modules",
+    "composition",
+    "composition_scores",
+    "direct_logits",
     "head_importance",
+    "heads",
     "watch",
 ]
