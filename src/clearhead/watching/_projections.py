@@ -102,16 +102,16 @@ def find_names(model: nn.Module, name: str) -> Names | None:
     """Return the names of the projections of a module; None if it has none that are supported."""
     module = model.get_submodule(name)
     if hasattr(module, "in_proj_weight") and _is_linear(_child(module, "out_proj")):
-        return Names(("in_proj_weight",), _join(name, "out_proj"))  # nn.MultiheadAttention and open_clip
+        return Names(("in_proj_weight",), join(name, "out_proj"))  # nn.MultiheadAttention and open_clip
     for fused, output in FUSED:
         if _child(module, fused) is not None and _child(module, output) is not None:
             # another linear layer is a sign of another layout: GPT-2's cross-attention has q_attn too
-            return Names((fused,), _join(name, output)) if set(linear_children(module)) <= {fused, output} else None
+            return Names((fused,), join(name, output)) if set(linear_children(module)) <= {fused, output} else None
     for inputs in INPUTS:
         if all(_child(module, child) is not None for child in inputs):
-            own = [_join(name, output) for output in OUTPUTS if _is_linear(_child(module, output))]
+            own = [join(name, output) for output in OUTPUTS if _is_linear(_child(module, output))]
             parent = name.rpartition(".")[0]
-            other = _join(parent, PARENT_OUTPUT)
+            other = join(parent, PARENT_OUTPUT)
             outside = [other] if _is_linear(_child(model.get_submodule(parent), PARENT_OUTPUT)) else []
             return Names(inputs, [*own, *outside][0]) if own or outside else None
     return None
@@ -131,7 +131,7 @@ def projections_of(model: nn.Module, name: str) -> Projections:
         raise ValueError(f"{name} ({type(module).__name__}) adds a q_bias; expected biases of its linear layers")
     output = _linear(model.get_submodule(names.output), names.output)
     if len(names.inputs) == 3:
-        inputs = [_linear(module.get_submodule(child), _join(name, child)) for child in names.inputs]
+        inputs = [_linear(module.get_submodule(child), join(name, child)) for child in names.inputs]
         return _separate(module, name, inputs, output)
     if names.inputs == ("in_proj_weight",):
         inputs = _torch_inputs(module)
@@ -139,7 +139,7 @@ def projections_of(model: nn.Module, name: str) -> Projections:
     [fused] = names.inputs
     # GPTBigCode without multi_query is the only one that interleaves c_attn
     interleaved = fused == INTERLEAVED or getattr(module, "multi_query", True) is False
-    return _fused(module, name, _linear(module.get_submodule(fused), _join(name, fused)), output, interleaved)
+    return _fused(module, name, _linear(module.get_submodule(fused), join(name, fused)), output, interleaved)
 
 
 def linear_children(module: nn.Module) -> list[str]:
@@ -253,5 +253,6 @@ def _is_linear(layer: nn.Module | None) -> bool:
     return hasattr(layer, "weight") and (hasattr(layer, "out_features") or hasattr(layer, "nf"))
 
 
-def _join(parent: str, child: str) -> str:
+def join(parent: str, child: str) -> str:
+    """Return the path of a child, also of the model itself, whose name is empty."""
     return f"{parent}.{child}" if parent else child

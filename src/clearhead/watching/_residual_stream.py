@@ -121,8 +121,8 @@ class ResidualStream:
                 raise ValueError(f"the output of {name} is {describe(left)}; expected a tensor like its input")
             required = [entered]
             if name in self.outputs:
-                if self._attention is None:
-                    raise ValueError(f"{name} did not call {self.outputs[name]}")
+                if self._attention is None or self._attention.numel() != entered.numel():
+                    raise ValueError(f"{name} did not call {self.outputs[name]} on the whole residual stream")
                 required.append(self._attention.reshape(entered.shape))
             if not _is_sum(left, required, self._terms):
                 raise ValueError(

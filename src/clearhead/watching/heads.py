@@ -111,6 +111,10 @@ class Heads(Mapping[HeadKey, Head]):
             raise ValueError(f"stack is {describe(stack)}; expected one of {', '.join(map(repr, self.stacks))}")
         return [name for (other, _), name in self._names.items() if other == chosen]
 
+    def all_modules(self) -> list[str]:
+        """Return the names of the attention modules of all stacks."""
+        return list(self._addresses)
+
     def __getitem__(self, key: HeadKey) -> Head:
         name, index = self._find(key)
         projections = projections_of(self._model, name)

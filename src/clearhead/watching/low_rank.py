@@ -124,4 +124,4 @@ def _full(factor: Tensor) -> Tensor:
 
 def _triangle(factor: Float[Tensor, "rows rank"]) -> Float[Tensor, "smaller rank"]:
     """Return the triangular matrix of the QR decomposition, which has the same Gram matrix."""
-    return torch.linalg.qr(_full(factor), mode="r").R
+    return torch.linalg.qr(_full(factor)).R  # mode "r" has no gradients
