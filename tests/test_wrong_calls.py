@@ -13,6 +13,7 @@ from clearhead import ALiBi, Causal, Documents, MultiHeadAttention, Padding, Win
 from support.public_calls import (
     attention_calls,
     cache_calls,
+    heads_calls,
     layer_calls,
     mask_calls,
     parallel_calls,
@@ -32,6 +33,7 @@ GROUPS = {
     "torch_compat": torch_calls,
     "parallel": parallel_calls,
     "transformer": transformer_calls,
+    "heads": heads_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

@@ -5,6 +5,8 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3Model,
+    DiffLlamaConfig,
+    DiffLlamaModel,
     DistilBertConfig,
     DistilBertModel,
     FalconConfig,
@@ -70,7 +72,7 @@ def test_stacks_are_keys_of_encoder_decoders():
     found = heads(model)
     assert found.stacks == ["encoder", "decoder", "cross"]
     assert len(found) == len(list(found)) == 24
-    assert list(found)[0] == ("encoder", 0, 0)
+    assert next(iter(found)) == ("encoder", 0, 0)
     head = found["cross", 1, 3]
     assert (head.stack, head.layer, head.index, head.module) == (
         "cross",
@@ -106,6 +108,12 @@ def test_latent_and_gated_attention_are_refused():
     gated = Qwen3NextModel(Qwen3NextConfig(**sizes, layer_types=["full_attention"], num_experts=0))
     with pytest.raises(ValueError, match="Gated attention and other extensions are not supported"):
         heads(gated)[0, 0]
+
+
+def test_differential_attention_is_refused():
+    model = DiffLlamaModel(DiffLlamaConfig(**SIZES, intermediate_size=11, num_key_value_heads=2))
+    with pytest.raises(ValueError, match="has a parameter lambda_q1; expected only linear layers"):
+        heads(model)[0, 0]
 
 
 def test_cross_attention_with_another_fused_layout_is_refused():

@@ -38,6 +38,7 @@ from clearhead.ops.alibi import alibi_slopes
 from clearhead.torch_compat import MultiheadAttention, replace_attention
 from clearhead.translation import Config, Transformer
 from clearhead.translation.config import ModelConfig, TrainingConfig
+from clearhead.watching import LowRank, composition, composition_scores, direct_logits, heads
 from support.wrong_calls import Call
 
 
@@ -366,6 +367,56 @@ def transformer_calls() -> list[Call]:
     ]
 
 
+class Block(nn.Module):
+    """Attention with a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = small()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(x, mask=Causal())
+
+
+class LanguageModel(nn.Module):
+    """Language model of two layers of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(11, 12), nn.ModuleList([Block(), Block()])
+        self.norm, self.unembedding = nn.LayerNorm(12), nn.Linear(12, 11)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.unembedding
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.unembedding(self.norm(x))
+
+
+def heads_calls() -> list[Call]:
+    layers = nn.Sequential(small(), small())
+    first, second = heads(layers)[0, 1], heads(layers)[1, 2]
+    tables = {"embedding": torch.randn(7, 12), "unembedding": torch.randn(7, 12)}
+    model = {"model": ("has no attention", "has no unembedding")}
+    return [
+        Call("heads", heads, lambda: {"model": small()}, model),
+        Call("head.copying_score", first.copying_score, lambda: dict(tables), dict.fromkeys(tables, ("not finite",))),
+        Call("LowRank", LowRank, lambda: {"left": torch.randn(5, 2), "right": torch.randn(2, 5)}),
+        Call("composition", composition, lambda: {"earlier": first, "later": second, "through": "K"}),
+        Call("composition_scores", composition_scores, lambda: {"model": layers, "through": "K", "stack": None}, model),
+        Call(
+            "direct_logits",
+            direct_logits,
+            lambda: {"model": LanguageModel(), "inputs": torch.arange(10).view(2, 5), "towards": 5, "layers": [1]},
+            model,
+            ("inputs",),  # the model checks token ids and arguments itself
+        ),
+    ]
+
+
 def calls() -> list[Call]:
     return [
         *attention_calls(),
@@ -376,4 +427,5 @@ def calls() -> list[Call]:
         *torch_calls(),
         *parallel_calls(),
         *transformer_calls(),
+        *heads_calls(),
     ]

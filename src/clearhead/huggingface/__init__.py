@@ -25,8 +25,8 @@ from clearhead.huggingface.modules import NAME, AttentionModule, attention_modul
 from clearhead.huggingface.trainer import AttentionLogCallback
 from clearhead.watching.adapters import register
 from clearhead.watching.circuits import composition, composition_scores
-from clearhead.watching.direct_logits import direct_logits
-from clearhead.watching.heads import Head, Heads, heads
+from clearhead.watching.head_matrices import Head, Heads, heads
+from clearhead.watching.logit_attribution import direct_logits
 from clearhead.watching.model_adapters import register_models
 from clearhead.watching.replacement import MethodReplacement
 from clearhead.watching.watcher import watch

@@ -5,8 +5,8 @@ contribution of every head to a logit.
 """
 
 from clearhead.watching.circuits import composition, composition_scores
-from clearhead.watching.direct_logits import direct_logits
-from clearhead.watching.heads import Head, Heads, heads
+from clearhead.watching.head_matrices import Head, Heads, heads
+from clearhead.watching.logit_attribution import direct_logits
 from clearhead.watching.low_rank import LowRank
 from clearhead.watching.seen import Seen, Watched, WatchedCall
 from clearhead.watching.training import AttentionLog

@@ -33,6 +33,8 @@ FUSED = (
     ("Wqkv", "out_proj"),
 )
 INTERLEAVED = "query_key_value"  # per key head: its query heads, its key, its value; the others: all q, all k, all v
+# biases outside of the linear layers (BEiT, GPT-NeoX Japanese), and differential attention, whose heads are pairs
+UNSUPPORTED = ("q_bias", "dense_bias", "lambda_q1")
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 HEAD_WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim")
 EXPECTED = "q_proj, k_proj, v_proj and o_proj, or a fused qkv and proj"
@@ -109,11 +111,10 @@ def find_names(model: nn.Module, name: str) -> Names | None:
             return Names((fused,), join(name, output)) if set(linear_children(module)) <= {fused, output} else None
     for inputs in INPUTS:
         if all(_child(module, child) is not None for child in inputs):
-            own = [join(name, output) for output in OUTPUTS if _is_linear(_child(module, output))]
-            parent = name.rpartition(".")[0]
-            other = join(parent, PARENT_OUTPUT)
-            outside = [other] if _is_linear(_child(model.get_submodule(parent), PARENT_OUTPUT)) else []
-            return Names(inputs, [*own, *outside][0]) if own or outside else None
+            parent, parent_name = _parent(model, name)
+            inside = [join(name, output) for output in OUTPUTS if _is_linear(_child(module, output))]
+            outside = [join(parent_name, PARENT_OUTPUT)] if _is_linear(_child(parent, PARENT_OUTPUT)) else []
+            return Names(inputs, [*inside, *outside][0]) if inside or outside else None
     return None
 
 
@@ -127,8 +128,9 @@ def projections_of(model: nn.Module, name: str) -> Projections:
     if names is None:
         children = ", ".join(linear_children(module)) or "none"
         raise ValueError(f"{name} ({type(module).__name__}) has the linear layers {children}; expected {EXPECTED}")
-    if isinstance(module.__dict__["_parameters"].get("q_bias"), Tensor):
-        raise ValueError(f"{name} ({type(module).__name__}) adds a q_bias; expected biases of its linear layers")
+    for other in UNSUPPORTED:
+        if isinstance(getattr(module, other, None), Tensor):
+            raise ValueError(f"{name} ({type(module).__name__}) has a parameter {other}; expected only linear layers")
     output = _linear(model.get_submodule(names.output), names.output)
     if len(names.inputs) == 3:
         inputs = [_linear(module.get_submodule(child), join(name, child)) for child in names.inputs]
@@ -247,6 +249,11 @@ def _child(module: nn.Module, path: str) -> nn.Module | None:
         return module.get_submodule(path)
     except AttributeError:
         return None
+
+
+def _parent(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    parent = name.rpartition(".")[0]
+    return model.get_submodule(parent), parent
 
 
 def _is_linear(layer: nn.Module | None) -> bool:

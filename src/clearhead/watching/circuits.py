@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_choice, describe
 from clearhead.watching._projections import HeadColumns, Projections
-from clearhead.watching.heads import Head, Heads, heads
+from clearhead.watching.head_matrices import Head, Heads, heads
 from clearhead.watching.low_rank import LowRank
 
 Input = Literal["Q", "K", "V"]
+Factors = tuple[Float[Tensor, "heads rows rank"], Float[Tensor, "heads columns rank"]]
+MAX_PRODUCTS = 2**24  # numbers that exist at once
 
 
 def composition(earlier: Head, later: Head, through: Input) -> Float[Tensor, ""]:
@@ -48,8 +51,8 @@ def composition_scores(
 ) -> Float[Tensor, "layers heads layers heads"]:
     """Return the composition scores of all pairs of heads: `[earlier layer, head, later layer, head]`.
 
-    Pairs whose second layer is not after the first are 0, as in TransformerLens. Only matrices of the size of one
-    layer's projections are created, and no gradients are recorded.
+    Pairs whose second layer is not after the first are 0, as in TransformerLens. The memory is that of the model's
+    query projections in float32, and about 64 MiB. No gradients are recorded.
 
     Args:
         model: a model, or `heads(model)`.
@@ -69,39 +72,42 @@ def composition_scores(
     _check_widths(*{layer.output.weight.shape[1] for layer in layers}, *{_reader(layer, through) for layer in layers})
     [count] = counts
     scores = layers[0].output.weight.new_zeros((len(layers), count, len(layers), count), dtype=torch.float32)
-    for first, earlier in enumerate(layers[:-1]):
-        writes = _normalized(_writes(earlier))  # [heads, value_dim, model_dim]
-        for second in range(first + 1, len(layers)):
-            reads = _normalized(_reads(layers[second], through))  # [heads, key_dim, model_dim]
-            products = writes.flatten(0, 1) @ reads.flatten(0, 1).T
-            squares = products.square().unflatten(0, writes.shape[:2]).unflatten(2, reads.shape[:2])
-            scores[first, :, second] = squares.sum((1, 3)).sqrt()
+    if len(layers) == 1:
+        return scores
+    # [layers, heads, rank, model_dim]: ‖A @ reads.mT‖ = ‖A @ M‖
+    reads = torch.stack(
+        [_normalized(_triangles(second) @ first.mT) for first, second in _circuits(layers[1:], through)]
+    )
+    step = max(1, MAX_PRODUCTS // (reads[0, ..., 0].numel() * layers[0].heads * layers[0].value.width))
+    for index, (value, output) in enumerate(_circuits(layers[:-1], "V")):
+        writes = _normalized(_triangles(value) @ output.mT).flatten(0, 1)  # ‖writes @ M‖ = ‖OV @ M‖
+        for start in range(index, len(reads), step):
+            part = reads[start : start + step]
+            products = (writes @ part.flatten(0, 2).T).square_()
+            squares = products.unflatten(1, (len(part), count, -1)).sum(3).unflatten(0, (count, -1)).sum(1)
+            scores[index, :, start + 1 : start + 1 + len(part)] = squares.sqrt()
     return scores
 
 
-def _writes(layer: Projections) -> Float[Tensor, "heads value_dim model_dim"]:
-    """Return matrices of the rank of the OV circuits that have the same products: `‖W @ M‖ = ‖OV @ M‖`."""
-    outputs = torch.stack([layer.output_weight(head) for head in range(layer.heads)]).float()
-    return _triangles(_stacked(layer.value, layer.group)) @ outputs
-
-
-def _reads(layer: Projections, through: str) -> Float[Tensor, "heads rank model_dim"]:
-    """Return transposed matrices of the rank of the circuits M that have the same products: `‖A @ R.T‖ = ‖A @ M‖`."""
-    query, key = _stacked(layer.query, 1), _stacked(layer.key, layer.group)
-    if through == "V":
-        outputs = torch.stack([layer.output_weight(head).T for head in range(layer.heads)]).float()
-        return _triangles(outputs) @ _stacked(layer.value, layer.group).mT
-    first, second = (query, key) if through == "Q" else (key, query)
-    return _triangles(second) @ first.mT
-
-
-def _triangles(matrices: Float[Tensor, "heads rows rank"]) -> Float[Tensor, "heads smaller rank"]:
-    return torch.linalg.qr(matrices, mode="r").R
+def _circuits(layers: list[Projections], through: str) -> Iterator[Factors]:
+    """Yield factors of the circuits of all heads of each layer: each circuit is `first @ second.mT`."""
+    for layer in layers:
+        if through == "V":
+            outputs = torch.stack([layer.output_weight(head).T for head in range(layer.heads)])
+            yield _stacked(layer.value, layer.group), outputs.float()
+        else:
+            query, key = _stacked(layer.query, 1), _stacked(layer.key, layer.group)
+            yield (query, key) if through == "Q" else (key, query)
 
 
 def _stacked(columns: HeadColumns, group: int) -> Float[Tensor, "heads input_dim width"]:
     weights = torch.stack([columns.weight(head) for head in range(len(columns.starts))]).float()
     return weights.repeat_interleave(group, 0)
+
+
+def _triangles(matrices: Float[Tensor, "heads rows rank"]) -> Float[Tensor, "heads smaller rank"]:
+    """Return the triangular matrices of QR decompositions, which have the same Gram matrices."""
+    return torch.linalg.qr(matrices, mode="r").R
 
 
 def _normalized(matrices: Float[Tensor, "heads rank model_dim"]) -> Float[Tensor, "heads rank model_dim"]:

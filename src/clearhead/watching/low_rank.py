@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import check_float_tensor
 
 
 class SVD(NamedTuple):
@@ -36,8 +36,8 @@ class LowRank:
 
     def __post_init__(self) -> None:
         for name, factor in (("left", self.left), ("right", self.right)):
-            if not isinstance(factor, Tensor) or factor.ndim != 2 or not factor.is_floating_point():
-                raise TypeError(f"{name} is {describe(factor)}; expected a floating-point matrix")
+            if check_float_tensor(name, factor, "a matrix").ndim != 2:
+                raise ValueError(f"{name} has shape {list(factor.shape)}; expected a matrix")
         if self.left.shape[1] != self.right.shape[0]:
             raise ValueError(
                 f"left has {self.left.shape[1]} columns, but right has {self.right.shape[0]} rows; expected the same"
@@ -77,7 +77,10 @@ class LowRank:
     def eigenvalues(self) -> Complex[Tensor, " rank"]:
         """Return the eigenvalues of a square matrix that may differ from 0: those of `right @ left`."""
         self._check_square()
-        return torch.linalg.eigvals(_full(self.right) @ _full(self.left))
+        inner = _full(self.right) @ _full(self.left)
+        if not inner.isfinite().all():
+            raise ValueError("the matrix contains numbers that are not finite, so it has no eigenvalues")
+        return torch.linalg.eigvals(inner)
 
     def trace(self) -> Float[Tensor, ""]:
         """Return the sum of the diagonal of a square matrix."""

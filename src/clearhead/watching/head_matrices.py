@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import check_float_tensor, reject_inference_tensor
 from clearhead.watching._projections import Projections, find_names, projections_of
 from clearhead.watching._unwrap import unwrap
 from clearhead.watching.adapters import load_optional
@@ -78,10 +79,28 @@ class Head:
             raise ValueError(f"{missing} is None; expected both embedding and unembedding, or neither")
         if embedding is None or unembedding is None:
             return self.ov.copying_score()
+        embedding = _table("embedding", embedding, self.W_V.shape[0], self.W_V)
+        unembedding = _table("unembedding", unembedding, self.W_O.shape[1], self.W_O)
+        if len(embedding) != len(unembedding):
+            raise ValueError(
+                f"embedding has {len(embedding)} rows and unembedding {len(unembedding)}; expected one per token"
+            )
         return LowRank(embedding @ self.W_V, self.W_O @ unembedding.T).copying_score()
 
     def __repr__(self) -> str:
         return f"Head({self.layer}, {self.index} of {self.module}: {list(self.W_Q.shape)})"
+
+
+def _table(name: str, table: object, width: int, weight: Tensor) -> Float[Tensor, "vocabulary width"]:
+    """Return the vectors of all tokens, in the dtype and on the device of a weight."""
+    expected = f"a matrix [vocabulary, {width}]"
+    checked = check_float_tensor(name, table, expected)
+    if checked.ndim != 2 or checked.shape[1] != width or not len(checked):
+        raise ValueError(f"{name} has shape {list(checked.shape)}; expected {expected}")
+    if checked.is_meta:
+        raise ValueError(f"{name} is on the meta device; expected a tensor with values")
+    reject_inference_tensor(name, checked)
+    return checked.to(weight)
 
 
 class Heads(Mapping[HeadKey, Head]):
@@ -107,7 +126,7 @@ class Heads(Mapping[HeadKey, Head]):
     def modules(self, stack: str | None = None) -> list[str]:
         """Return the names of the attention modules of a stack (default: the only one)."""
         chosen = self.stacks[0] if stack is None and len(self.stacks) == 1 else stack
-        if chosen not in self.stacks:
+        if not isinstance(chosen, str) or chosen not in self.stacks:
             raise ValueError(f"stack is {describe(stack)}; expected one of {', '.join(map(repr, self.stacks))}")
         return [name for (other, _), name in self._names.items() if other == chosen]
 

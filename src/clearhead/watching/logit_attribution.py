@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead._utils.checks import check_int, describe
+from clearhead._utils.checks import check_int, describe, list_items
 from clearhead._utils.evaluating import evaluating
+from clearhead._utils.tensor_checks import check_dense_tensor, check_int_tensor
 from clearhead.watching._projections import find_names, projections_of
 from clearhead.watching._residual_stream import ResidualStream
 from clearhead.watching._unwrap import unwrap
-from clearhead.watching.heads import Heads, heads
+from clearhead.watching.head_matrices import Heads, heads
 
 TOLERANCE = 1e-4  # of the norm and of the factor of the logits, relative; more for dtypes of less precision
 Towards = int | tuple[int, int] | Tensor
@@ -71,8 +72,7 @@ def direct_logits(
     """
     root = unwrap(model)
     unembedding = _unembedding(root)
-    found = heads(root)
-    names = _names(found, root)
+    names = _names(heads(root), root)
     chosen = _chosen(names, layers)
     direction, is_logit = _direction(towards, unembedding)
     stream = _stream(root, names, chosen, unembedding)
@@ -84,6 +84,8 @@ def direct_logits(
     vector = norm.transposed(direction)
     parts = []
     for name in chosen:
+        if _output(root, name) not in stream.heads:
+            raise ValueError(f"{name} did not run on these inputs; choose other layers by layers=")
         projections = projections_of(root, name)
         columns = projections.output.weight.float() @ vector  # [heads * value_dim]
         products = stream.heads[_output(root, name)].float() * columns
@@ -106,13 +108,17 @@ def _unembedding(model: nn.Module) -> nn.Module:
     return unembedding
 
 
-def _names(found: Heads, model: nn.Module) -> list[str]:
+def _names(by_layer: Heads, model: nn.Module) -> list[str]:
     """Return the names of the attention modules of the stack that computes the logits."""
-    stacks = [stack for stack in found.stacks if stack.endswith("decoder")] if len(found.stacks) > 1 else found.stacks
-    if len(stacks) != 1 or any(stack.endswith("cross") for stack in found.stacks):
-        kind, shown = type(model).__name__, ", ".join(found.stacks)
+    stacks = (
+        [stack for stack in by_layer.stacks if stack.endswith("decoder")]
+        if len(by_layer.stacks) > 1
+        else by_layer.stacks
+    )
+    if len(stacks) != 1 or any(stack.endswith("cross") for stack in by_layer.stacks):
+        kind, shown = type(model).__name__, ", ".join(by_layer.stacks)
         raise ValueError(f"{kind} has the stacks {shown}; expected a causal language model with one decoder")
-    return found.modules(stacks[0])
+    return by_layer.modules(stacks[0])
 
 
 def _chosen(names: list[str], layers: int | slice | Sequence[int] | None) -> list[str]:
@@ -121,9 +127,8 @@ def _chosen(names: list[str], layers: int | slice | Sequence[int] | None) -> lis
     if isinstance(layers, slice):
         chosen = names[layers]
     else:
-        indices = [layers] if isinstance(layers, int) else list(layers)
-        indices = [check_int("layers", index, least=0, most=len(names) - 1) for index in indices]
-        chosen = [names[index] for index in indices]
+        indices = list_items("layers", layers)
+        chosen = [names[check_int("layers", index, least=0, most=len(names) - 1)] for index in indices]
     if not chosen:
         raise ValueError(f"layers is {layers}, which is none of {len(names)} layers")
     return chosen
@@ -166,8 +171,8 @@ def _direction(towards: Any, unembedding: nn.Module) -> tuple[Float[Tensor, " mo
     if isinstance(towards, tuple) and len(towards) == 2:
         first, second = (check_int("towards", token, least=0, most=vocabulary - 1) for token in towards)
         return weight[first].float() - weight[second].float(), True
-    if isinstance(towards, Tensor) and towards.ndim == 1 and towards.is_floating_point():
-        vector = towards.to(weight.device).float()
+    if isinstance(towards, Tensor) and not towards.is_meta and towards.ndim == 1 and towards.is_floating_point():
+        vector = check_dense_tensor("towards", towards, "a vector").to(weight.device).float()
         if vector.shape == (width,):
             return vector, False
         if vector.shape == (vocabulary,):
@@ -182,10 +187,12 @@ def _direction(towards: Any, unembedding: nn.Module) -> tuple[Float[Tensor, " mo
     return weight[check_int("towards", towards, least=0, most=vocabulary - 1)].float(), True
 
 
-def _ids(inputs: Any) -> Tensor:
-    if not isinstance(inputs, Tensor) or inputs.ndim not in (1, 2):
-        raise TypeError(f"inputs is {describe(inputs)}; expected token ids [batch, positions], or a dict of arguments")
-    return inputs[None] if inputs.ndim == 1 else inputs
+def _ids(inputs: Any) -> Int[Tensor, "batch positions"]:
+    expected = "token ids [batch, positions], or a dict of arguments"
+    ids = check_int_tensor("inputs", check_dense_tensor("inputs", inputs, expected))
+    if ids.ndim not in (1, 2) or not ids.numel():
+        raise ValueError(f"inputs has shape {list(ids.shape)}; expected {expected}")
+    return ids[None] if ids.ndim == 1 else ids
 
 
 def _frozen(stream: ResidualStream) -> FrozenNorm:
