@@ -13,6 +13,8 @@ from clearhead import ALiBi, Causal, Documents, MultiHeadAttention, Padding, Win
 from support.public_calls import (
     attention_calls,
     cache_calls,
+    heads_calls,
+    intervention_calls,
     layer_calls,
     mask_calls,
     model_calls,
@@ -34,6 +36,8 @@ GROUPS = {
     "parallel": parallel_calls,
     "transformer": transformer_calls,
     "models": model_calls,
+    "heads": heads_calls,
+    "interventions": intervention_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

@@ -5,11 +5,12 @@ from functools import cache
 import gguf
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import clearhead.huggingface  # noqa: F401
 from clearhead.analysis.corpus import corpus_roles
 from clearhead.analysis.roles import head_roles
+from clearhead.huggingface import composition, composition_scores, direct_logits, heads
 from clearhead.huggingface.effects import LossWithoutHeads
 from clearhead.models import head_roles as roles_of_model
 from clearhead.models import load
@@ -91,3 +92,28 @@ def test_head_roles_of_a_saved_recording(tmp_path):
     record(minilm(), EXAMPLE_PASSAGES[1]).save(tmp_path / "kept.safetensors")
     roles = head_roles([Recording.load(tmp_path / "kept.safetensors")])
     assert roles.top("previous")[0][0] == ("encoder", 0, 2)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_induction_head_of_smollm2_copies_and_reads_the_previous_token_head(monkeypatch):
+    monkeypatch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+    file = smollm2()
+    options = {"gguf_file": file.name, "dtype": torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **options).eval()
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    found = heads(model)
+    assert len(found) == 270
+    assert float(found[18, 6].copying_score()) == pytest.approx(0.644, abs=1e-3)
+    assert float(composition(found[16, 0], found[18, 6], "K")) == pytest.approx(0.202, abs=1e-3)  # as TransformerLens
+    scores = composition_scores(found, "K")
+    assert scores[:, :, 18, 6].argmax() == 16 * 9 + 0
+    assert float(scores[16, 0, 18, 6]) == pytest.approx(0.202, abs=1e-3)
+    inputs = tokenizer("When Mary and John went to the store, John gave a drink to", return_tensors="pt")
+    mary, john = (tokenizer(name).input_ids[0] for name in (" Mary", " John"))
+    logits = direct_logits(model, dict(inputs), (mary, john))[:, :, -1]
+    # the values of TransformerLens' stack_head_results
+    expected = {(23, 3): 2.855, (29, 1): 1.730, (24, 4): -1.071}
+    assert {divmod(int(index), 9) for index in logits.abs().flatten().topk(3).indices} == expected.keys()
+    for head, value in expected.items():
+        assert float(logits[head]) == pytest.approx(value, abs=2e-3)

@@ -33,14 +33,12 @@ from clearhead.distributed import (
     sharded_kv_attention,
     tensor_parallel_plan,
 )
-from clearhead.models import head_roles, load, record
 from clearhead.nn import LinearScaling, Llama3, Rotary, WindowedKVCache, YaRN, sinusoidal
 from clearhead.ops.alibi import alibi_slopes
 from clearhead.torch_compat import MultiheadAttention, replace_attention
 from clearhead.translation import Config, Transformer
 from clearhead.translation.config import ModelConfig, TrainingConfig
-from support.tiny_models import make
-from support.tiny_tokenizer import tokenizer
+from support.public_model_calls import heads_calls, intervention_calls, model_calls
 from support.wrong_calls import Call
 
 
@@ -369,38 +367,6 @@ def transformer_calls() -> list[Call]:
     ]
 
 
-def model_calls() -> list[Call]:
-    llama, bart = make("llama"), make("bart")
-    given = {"text": None, "tokenizer": None, "target": None, "values": False}
-    roles = {"texts": "the dogs run . the dog", "sentences": (), "layers": [1], "effects": False, "progress": None}
-    return [
-        Call(
-            "record",
-            record,
-            lambda: {"model": llama, "input_ids": torch.tensor([4, 5, 6]), **given},
-            skipped=("tokenizer",),
-        ),
-        Call(
-            "record of a pair",
-            record,
-            lambda: {"model": bart, "input_ids": [4, 5], "decoder_input_ids": torch.tensor([[2, 7]]), **given},
-            skipped=("model", "tokenizer", "input_ids", "text", "values"),
-        ),
-        Call(
-            "head_roles",
-            head_roles,
-            lambda: {"model": llama, "tokenizer": tokenizer(), **roles},
-            skipped=("tokenizer", "progress"),
-        ),
-        Call(
-            "load",
-            load,
-            lambda: {"name": "en-ja", "dtype": None, "download": False, "head": False},
-            {"name": ("there is no such folder",)},
-        ),
-    ]
-
-
 def calls() -> list[Call]:
     return [
         *attention_calls(),
@@ -412,4 +378,6 @@ def calls() -> list[Call]:
         *parallel_calls(),
         *transformer_calls(),
         *model_calls(),
+        *heads_calls(),
+        *intervention_calls(),
     ]

@@ -234,7 +234,7 @@ class TestBlocks:
         for arguments, error, message in (
             (([(0, 0)], "median"), ValueError, "value is 'median'; expected 'zero', 'mean' or a tensor"),
             (([(0, 0)], "mean"), ValueError, "batches is None; expected a list of at least one batch"),
-            ((3,), TypeError, "heads is 3; expected"),
+            ((3,), ValueError, r"heads contains 3; expected \(layer, head\)"),
             (([(0, "x")],), ValueError, r"heads contains \(0, 'x'\); expected \(layer, head\)"),
             (([("layers.9", 1)],), ValueError, "the model has no module 'layers.9'"),
         ):

@@ -2,7 +2,8 @@
 
 Importing this package registers the attention function and the mask function. With `output_attentions=True` each
 `outputs.attentions[layer]` is an `AttentionWeights`. `watch` computes statistics of each layer while a model runs,
-`ablate` removes heads, and `head_importance` ranks them. `AttentionLogCallback` logs statistics during training.
+`ablate` removes heads, and `head_importance` ranks them. `heads` are their matrices, and `direct_logits` their
+contributions to a logit. `AttentionLogCallback` logs statistics during training.
 """
 
 from clearhead._utils.extras import needs_extra
@@ -25,8 +26,11 @@ from clearhead.huggingface.trainer import AttentionLogCallback
 from clearhead.watching.ablation import ablate
 from clearhead.watching.activation_patching import patching
 from clearhead.watching.adapters import register
+from clearhead.watching.circuits import composition, composition_scores
 from clearhead.watching.cuts import cut
+from clearhead.watching.head_matrices import Head, Heads, heads
 from clearhead.watching.head_patches import patch
+from clearhead.watching.logit_attribution import direct_logits
 from clearhead.watching.model_adapters import register_models
 from clearhead.watching.replacement import MethodReplacement
 from clearhead.watching.watcher import watch
@@ -47,13 +51,19 @@ __all__ = [
     "AttentionLogCallback",
     "AttentionModule",
     "AttentionSummary",
+    "Head",
     "HeadImportance",
+    "Heads",
     "HuggingFaceModel",
     "LazyMask",
     "ablate",
     "attention_modules",
+    "composition",
+    "composition_scores",
     "cut",
+    "direct_logits",
     "head_importance",
+    "heads",
     "patch",
     "patching",
     "watch",

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead._utils.checks import describe
+from clearhead._utils.checks import describe, list_items
 from clearhead._utils.evaluating import evaluating
 from clearhead.watching._model_calls import Inputs, call_model, check_inputs
 from clearhead.watching.editing import ALL_ROWS, Edit, EditedCall, Stage
-from clearhead.watching.intervention import HeadIntervention
+from clearhead.watching.intervention import HeadIntervention, check_replacement
 from clearhead.watching.selectors import Chosen, HeadSelector
 
 Value = Literal["zero", "mean"] | Tensor
@@ -61,13 +61,13 @@ class _Ablation(HeadIntervention[Tensor | None]):
 
     def __init__(self, model: Any, heads: Iterable[HeadSelector], value: Value) -> None:
         super().__init__(model)
-        if not isinstance(value, Tensor) and value not in ("zero", "mean"):
+        if isinstance(value, Tensor):
+            check_replacement("value", value, "[..., head_dim]")
+        elif not isinstance(value, str) or value not in ("zero", "mean"):
             raise ValueError(f"value is {describe(value)}; expected 'zero', 'mean' or a tensor")
-        if not isinstance(heads, Iterable) or isinstance(heads, str):
-            raise TypeError(f"heads is {describe(heads)}; expected heads such as [(layer, head)]")
         selectors = self.selectors("heads")
         replacement = value if isinstance(value, Tensor) else None
-        self.chosen = [(selectors.head(head), replacement) for head in heads]
+        self.chosen = [(selectors.head(head), replacement) for head in list_items("heads", heads)]
 
     def edits_of(self, chosen: Chosen, given: Tensor | None, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
         head = chosen.head

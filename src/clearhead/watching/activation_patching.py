@@ -66,6 +66,8 @@ def patching(
         check_bool(name, flag)
     if not callable(metric):
         raise TypeError(f"metric is {describe(metric)}; expected a function of what the model returns")
+    if estimate and torch.is_inference_mode_enabled():
+        raise ValueError("estimate is True, which requires gradients; leave torch.inference_mode()")
     source = _Source(model, what, check_positions("positions", positions), where)
     with evaluating(source.model):
         with torch.no_grad(), source.active():
@@ -98,11 +100,12 @@ class _Calls(ModelIntervention):
     def __init__(self, model: Any, where: Where | None) -> None:
         super().__init__(model)
         self.where = name_predicate(where, list(self.names.values()))
-        self.count = 0
+        self.count, self.excluded = 0, set[str]()
 
     def edits(self, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
         name = self.names[id(module)]
         if not self.where(name):
+            self.excluded.add(name)
             return []
         self.count += 1
         return self.edits_of_call(self.count - 1, name, edited)
@@ -137,7 +140,9 @@ class _Source(_Calls):
     def check(self) -> None:
         """Raise if there is nothing to restore."""
         if not self.calls:
-            raise ValueError(f"patching found no attention of {type(self.model).__name__}: {self.reason_for_none()}")
+            excluded = f"where= excludes all modules with attention, such as {min(self.excluded, default='')!r}"
+            reason = excluded if self.excluded else self.reason_for_none()
+            raise ValueError(f"patching found no attention of {type(self.model).__name__}: {reason}")
 
     def restored(self, index: int, head: int, edited: EditedCall) -> tuple[list[int], Float[Tensor, "batch rows dim"]]:
         """Return the rows of a head that are restored, and its output there."""

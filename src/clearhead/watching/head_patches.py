@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._utils.checks import check_choice, describe
 from clearhead.watching.editing import Edit, EditedCall, Stage
-from clearhead.watching.intervention import HeadIntervention
+from clearhead.watching.intervention import HeadIntervention, check_replacement
 from clearhead.watching.positions import Positions, check_positions, query_rows
 from clearhead.watching.selectors import Chosen, HeadSelector
 from clearhead.weights.matrix import AttentionWeights
@@ -76,6 +76,8 @@ class _Patch(HeadIntervention[Source]):
                 raise TypeError(
                     f"patches[{selector!r}] is {describe(source)}; expected a tensor or the weights of `watch`"
                 )
+            if isinstance(source, Tensor):
+                check_replacement(f"patches[{selector!r}]", source, "[..., head_dim] or [q_len, kv_len]")
             self.chosen.append((selectors.head(selector), source))
         self._positions = check_positions("positions", positions)
         self._what = None if what is None else check_choice("what", what, ("output", "pattern"))

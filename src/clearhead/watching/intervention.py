@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from clearhead._utils.tensor_checks import check_float_tensor
 from clearhead._utils.text import count_noun
 from clearhead._utils.torch_internals import in_backward_pass
 from clearhead.watching import running
@@ -128,3 +129,10 @@ class HeadIntervention(ModelIntervention, Generic[T]):
             known = next(module for module in self._known if module.name == chosen.name)
             return f"{known.stack} has no layer {known.layer + chosen.layer}"
         return "its positions are not in any call"
+
+
+def check_replacement(name: str, tensor: Tensor, expected: str) -> Tensor:
+    """Return a tensor that replaces outputs or patterns; raise if it has no floating-point values."""
+    if check_float_tensor(name, tensor, expected).is_meta:
+        raise ValueError(f"{name} is on the meta device, which stores no values; expected {expected}")
+    return tensor
