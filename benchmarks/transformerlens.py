@@ -1,4 +1,4 @@
-"""Comparison with TransformerLens on small random models: matrices of heads, circuits, composition, direct logits.
+"""Comparison with TransformerLens on small random models: matrices of heads, circuits, direct logits, interventions.
 
 TransformerLens has other requirements than clearhead, so it runs in a separate environment:
 
@@ -36,9 +36,19 @@ from transformers import (
 )
 
 import clearhead.huggingface  # noqa: F401, registers the adapter of transformers
-from clearhead.watching import composition, composition_scores, direct_logits, heads
+from clearhead.watching import (
+    ablate,
+    composition,
+    composition_scores,
+    cut,
+    direct_logits,
+    heads,
+    patch,
+    watch,
+)
 from measuring import write
 
+LAYER, HEAD = 1, 4  # of interventions
 LAYERS, HEADS, WIDTH, VOCABULARY, LENGTH = 3, 6, 48, 97, 13
 Row = dict[str, object]
 
@@ -131,11 +141,71 @@ def _unfolded_gain(pair: Pair) -> Tensor:
     return norm.weight
 
 
+def logits_with(pair: Pair, change: Callable[[Tensor], Tensor], ids: Tensor, name: str = "attn.hook_z") -> Tensor:
+    """Return TransformerLens' logits if a function changes an activation of the layer under test."""
+
+    def changed(activation: Tensor, hook: Any) -> Tensor:
+        return change(activation.clone())
+
+    return pair.bridge.run_with_hooks(ids, fwd_hooks=[(f"blocks.{LAYER}.{name}", changed)])
+
+
+def compare_ablation(pair: Pair) -> Iterator[Row]:
+    def zeroed(z: Tensor) -> Tensor:
+        z[:, :, HEAD] = 0.0
+        return z
+
+    def averaged(z: Tensor) -> Tensor:
+        z[:, :, HEAD] = z[:, :, HEAD].mean(dim=(0, 1))
+        return z
+
+    with ablate(pair.model, [(LAYER, HEAD)]):
+        yield pair.row("zero-ablation", pair.model(pair.ids).logits, logits_with(pair, zeroed, pair.ids))
+    with ablate(pair.model, [(LAYER, HEAD)], "mean", batches=[pair.ids]):
+        yield pair.row("mean-ablation", pair.model(pair.ids).logits, logits_with(pair, averaged, pair.ids))
+
+
+def compare_patches(pair: Pair) -> Iterator[Row]:
+    clean, corrupted = pair.ids[:1], pair.ids[1:]
+    _, cache = pair.bridge.run_with_cache(clean)
+    with watch(pair.model, values=True) as seen:
+        pair.model(clean)
+
+    def with_output(z: Tensor) -> Tensor:
+        z[:, :, HEAD] = cache[f"blocks.{LAYER}.attn.hook_z"][:, :, HEAD]
+        return z
+
+    def with_pattern(pattern: Tensor) -> Tensor:
+        pattern[:, HEAD] = cache[f"blocks.{LAYER}.attn.hook_pattern"][:, HEAD]
+        return pattern
+
+    with patch(pair.model, {(LAYER, HEAD): seen[LAYER].output}):
+        yield pair.row("output patch", pair.model(corrupted).logits, logits_with(pair, with_output, corrupted))
+    with patch(pair.model, {(LAYER, HEAD): seen[LAYER].weights}):
+        expected = logits_with(pair, with_pattern, corrupted, "attn.hook_pattern")
+        yield pair.row("pattern patch", pair.model(corrupted).logits, expected)
+
+
+def compare_cuts(pair: Pair) -> Iterator[Row]:
+    """Compare cuts without renormalization, for which TransformerLens sets weights to 0."""
+
+    def without_edges(pattern: Tensor) -> Tensor:
+        pattern[:, :, 5:, 2] = 0.0
+        return pattern
+
+    expected = logits_with(pair, without_edges, pair.ids, "attn.hook_pattern")
+    with cut(pair.model, {LAYER: [(slice(5, None), 2)]}, renormalize=False):
+        yield pair.row("cut, not renormalized", pair.model(pair.ids).logits, expected)
+
+
 COMPARISONS: list[Callable[[Pair], Iterator[Row]]] = [
     compare_matrices,
     compare_circuits,
     compare_composition,
     compare_direct_logits,
+    compare_ablation,
+    compare_patches,
+    compare_cuts,
 ]
 
 

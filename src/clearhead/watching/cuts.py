@@ -14,7 +14,7 @@ from clearhead.ops.masks import LoweredMask
 from clearhead.watching.editing import Cut, Edit, EditedCall, Stage
 from clearhead.watching.intervention import HeadIntervention
 from clearhead.watching.positions import Positions, check_positions, key_indices, query_rows, remaining_edges
-from clearhead.watching.selectors import Chosen, HeadSelector, LayerSelector
+from clearhead.watching.selectors import Chosen
 
 Pairs = Sequence[tuple[Positions | None, Positions | None]]
 Edges = Pairs | Tensor  # pairs of queries and keys, or a bool tensor [q_len, kv_len] that is True where edges are cut
@@ -22,9 +22,7 @@ EXPECTED = "a list of pairs (queries, keys), a bool tensor [q_len, kv_len], or a
 
 
 @contextmanager
-def cut(
-    model: Any, edges: Edges | Mapping[LayerSelector | HeadSelector, Edges], *, renormalize: bool = True
-) -> Iterator[None]:
+def cut(model: Any, edges: Edges | Mapping[Any, Edges], *, renormalize: bool = True) -> Iterator[None]:
     """Remove edges from queries to keys within a `with` block: attention knockout.
 
         with cut(model, [(-1, 3)]):                        # the last token from token 3, in all layers and heads

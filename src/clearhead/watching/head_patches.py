@@ -14,7 +14,7 @@ from clearhead._utils.checks import check_choice, describe
 from clearhead.watching.editing import Edit, EditedCall, Stage
 from clearhead.watching.intervention import HeadIntervention, check_replacement
 from clearhead.watching.positions import Positions, check_positions, query_rows
-from clearhead.watching.selectors import Chosen, HeadSelector
+from clearhead.watching.selectors import Chosen
 from clearhead.weights.matrix import AttentionWeights
 
 Source = Tensor | AttentionWeights
@@ -25,7 +25,7 @@ EXPECTED = "a dict such as {(layer, head): tensor}"
 @contextmanager
 def patch(
     model: Any,
-    patches: Mapping[HeadSelector, Source],
+    patches: Mapping[Any, Source],
     *,
     positions: Positions | None = None,
     what: What | None = None,
@@ -65,7 +65,7 @@ class _Patch(HeadIntervention[Source]):
     verb = "patch"
 
     def __init__(
-        self, model: Any, patches: Mapping[HeadSelector, Source], positions: Positions | None, what: What | None
+        self, model: Any, patches: Mapping[Any, Source], positions: Positions | None, what: What | None
     ) -> None:
         super().__init__(model)
         if not isinstance(patches, Mapping):
