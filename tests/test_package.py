@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import clearhead
 from clearhead.cli import app
 from support.paths import ROOT
-from support.pretrained import minilm
+from support.pretrained import minilm, smollm2
 
 MODULES = sorted(info.name for info in pkgutil.walk_packages(clearhead.__path__, "clearhead."))
 
@@ -107,12 +107,15 @@ def test_doctest_finds_examples():
     assert all(any(test.examples for test in finder.find(module)) for module in modules)
 
 
+PRETRAINED = {"all-MiniLM-L6-v2": minilm, "SmolLM2-135M-Instruct.Q4_1.gguf": smollm2}  # by the name in the docs
+
+
 def page_parameters() -> Iterator[ParameterSet]:
     """Yield the pages with Python blocks, marked if they load a pretrained model or train one."""
     for path in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
         text = path.read_text()
         if "```python" in text:
-            marks = [pytest.mark.pretrained] if "MiniLM" in text else []
+            marks = [pytest.mark.pretrained] if any(name in text for name in PRETRAINED) else []
             marks += [pytest.mark.slow] if path.name == "translation.md" else []
             yield pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
 
@@ -121,8 +124,9 @@ def page_parameters() -> Iterator[ParameterSet]:
 def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
     """Run all blocks of a page in order, in one namespace, in a folder that contains the model they load."""
     monkeypatch.chdir(tmp_path)
-    if "MiniLM" in path.read_text():
-        Path("all-MiniLM-L6-v2").symlink_to(minilm())
+    for name, model in PRETRAINED.items():
+        if name in path.read_text():
+            Path(name).symlink_to(model())
     namespace: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
         exec(compile(block, path.name, "exec"), namespace)

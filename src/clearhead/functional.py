@@ -121,7 +121,7 @@ def attention(
 
 
 def attend_with_weights(
-    call: AttentionCall, backend: str = "auto", *, keep_qk: bool = False, check_mutation: bool = True
+    call: AttentionCall, backend: str = "auto", *, keep_qk: bool = False
 ) -> tuple[Float[Tensor, "batch heads q_len value_dim"], AttentionWeights]:
     """Run a validated call, and return its output and the lazy matrix.
 
@@ -129,11 +129,10 @@ def attend_with_weights(
         call: the validated call.
         backend: name of a backend, or "auto".
         keep_qk: hold query and key even if the scores take less memory.
-        check_mutation: detect in-place changes of the inputs. False if the weights are read before any can happen.
     """
     output, lse = dispatch.choose(call, backend)[1].attend(call, True)
     assert lse is not None
-    return output, lazy_weights(call, lse, keep_qk=keep_qk, check_mutation=check_mutation)
+    return output, lazy_weights(call, lse, keep_qk=keep_qk)
 
 
 def lazy_weights(

@@ -64,19 +64,14 @@ def attention_forward(
     if return_weights and _is_cached(query, key):
         key = key.clone()
     options = {"bias": bias, "scale": scaling, "softcap": softcap, "sinks": s_aux, "dropout": dropout}
-    if return_weights or any(hook.needs_weights for hook in hooks):
-        output, weights = attend_with_weights(
-            build_call(query, key, value, mask=mask, query_start=start, **options),
-            keep_qk=any(hook.keep_qk for hook in hooks),
-            check_mutation=return_weights or any(hook.retains_weights for hook in hooks),
-        )
+    if return_weights or hooks:
+        call = build_call(query, key, value, mask=mask, query_start=start, **options)
+        output, weights = attend_with_weights(call, keep_qk=any(hook.keep_qk for hook in hooks))
+        for hook in () if recomputing else hooks:
+            hook(weights)
     else:
         output, weights = attention(query, key, value, mask=mask, query_start=start, **options), None
-    output = output.transpose(1, 2)
-    for hook_set, hook in zip(hook_sets, hooks, strict=True):
-        if not (recomputing and hook.needs_weights):
-            output = hook(None if recomputing else hook_set.count_call(module), weights, output, attention_mask)
-    return output.contiguous(), weights if return_weights else None
+    return output.transpose(1, 2).contiguous(), weights if return_weights else None
 
 
 def _mask(

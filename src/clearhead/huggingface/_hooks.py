@@ -1,4 +1,4 @@
-"""Hooks on attention modules, which read the weights or change the output while a model runs."""
+"""Hooks on attention modules, which read the weights while a model runs on clearhead."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.weights.matrix import AttentionWeights
 
@@ -18,51 +17,28 @@ HOOK_SETS = "_clearhead_hook_sets"  # attribute of an attention module: its hook
 _LOCK = threading.Lock()
 
 
-@runtime_checkable
 class AttentionHook(Protocol):
-    """Hook on one attention module, which reads its weights or changes its output.
-
-    `repeat` is the number of earlier calls of the module in the same forward pass, because layers may share a module.
-    It is None if gradient checkpointing is running the layer again in the backward pass.
-    """
-
-    needs_weights: bool  # False for a hook that changes the output
-    retains_weights: bool  # True for a hook that uses the weights after its call
+    """Hook on one attention module, which reads its weights."""
 
     @property
     def keep_qk(self) -> bool:
         """True if the weights must keep query and key even if the scores take less memory."""
         ...
 
-    def __call__(
-        self,
-        repeat: int | None,
-        weights: AttentionWeights | None,
-        output: Float[Tensor, "batch q_len heads value_dim"],
-        attention_mask: Tensor | None,  # as the model passes it to its attention function
-    ) -> Float[Tensor, "batch q_len heads value_dim"]: ...
+    def __call__(self, weights: AttentionWeights) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
 class HookSet:
-    """Hooks that one `watch` or `ablate` attaches to a model, by module."""
+    """Hooks that a recording attaches to a model, by module."""
 
     hooks: Mapping[nn.Module, AttentionHook]
-    _call_counts: dict[tuple[int, nn.Module], int] = field(default_factory=dict)  # in this pass, by thread and module
     # the thread that attached the hooks, and threads that started a pass after that
     _threads: set[int] = field(default_factory=lambda: {threading.get_ident()})
 
-    def start_pass(self, modules: list[nn.Module]) -> None:
-        """Reset the call counts of these modules in this thread."""
+    def start_pass(self) -> None:
+        """Note that this thread has started a forward pass."""
         self._threads.add(threading.get_ident())
-        for module in modules:
-            self._call_counts.pop((threading.get_ident(), module), None)
-
-    def count_call(self, module: nn.Module) -> int:
-        """Return the number of earlier calls of a module in this pass, and count this call."""
-        key = (threading.get_ident(), module)
-        self._call_counts[key] = self._call_counts.get(key, 0) + 1
-        return self._call_counts[key] - 1
 
     def __deepcopy__(self, memo: object) -> HookSet:
         return self  # copying a model copies its forward hooks, which refer to this set
@@ -109,8 +85,8 @@ def attach_hooks(hook_set: HookSet) -> Iterator[None]:
 def active_hook_sets(module: nn.Module) -> tuple[HookSet, ...]:
     """Return the hook sets to run on this call of a module.
 
-    In a thread that has entered hook sets on this module, only those run. Two threads that watch the same model
-    therefore observe their own calls only. In any other thread, such as autograd's, all hook sets run.
+    In a thread that has entered hook sets on this module, only those run. Two threads that record the same model
+    therefore read their own calls only. In any other thread, such as autograd's, all hook sets run.
     """
     attached: tuple[HookSet, ...] = getattr(module, HOOK_SETS, ())
     if not attached:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -202,19 +202,13 @@ class _WeightsRecorder:
 
     layers: list[AttentionWeights]
     values: bool
-    needs_weights = True
-    retains_weights = True
 
     @property
     def keep_qk(self) -> bool:
         return self.values
 
-    def __call__(
-        self, repeat: int | None, weights: AttentionWeights | None, output: Tensor, attention_mask: Tensor | None
-    ) -> Tensor:
-        assert weights is not None
+    def __call__(self, weights: AttentionWeights) -> None:
         self.layers.append(weights if self.values else weights.without_values())
-        return output
 
 
 @contextmanager

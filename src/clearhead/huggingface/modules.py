@@ -99,9 +99,7 @@ def hooked(model: nn.Module, hooks: Mapping[nn.Module, AttentionHook]) -> Iterat
     with ExitStack() as stack:
         stack.enter_context(attach_hooks(hook_set))
         for owner in {id(owner): owner for owner in (owner_of(model, attention) for attention in modules)}.values():
-            parts = [module for module in owner.modules() if module in hooks]
-            start = functools.partial(_start_pass, hook_set, parts)
-            stack.callback(owner.register_forward_pre_hook(start).remove)
+            stack.callback(owner.register_forward_pre_hook(functools.partial(_start_pass, hook_set)).remove)
         stack.enter_context(_on_clearhead(model, modules))
         yield
 
@@ -153,24 +151,8 @@ def owner_of(model: nn.Module, attention: AttentionModule) -> nn.Module:
     return next(module for module in reversed(above) if isinstance(module, PreTrainedModel))
 
 
-def layer_of(attention: AttentionModule, repeat: int | None) -> int:
-    """Return the index of the running layer, given the number of earlier calls of its module in this pass.
-
-    A shared module runs once per layer. Any other module runs again for another part of the input, such as the next
-    image or window.
-    """
-    if not attention.shared:
-        return attention.layer
-    if repeat is None:
-        raise ValueError(
-            f"{attention.name} is shared by several layers, so the layer that gradient checkpointing recomputes is"
-            " unknown; call model.gradient_checkpointing_disable() first"
-        )
-    return attention.layer + repeat
-
-
-def _start_pass(hook_set: HookSet, modules: list[nn.Module], *_: object) -> None:
-    hook_set.start_pass(modules)
+def _start_pass(hook_set: HookSet, *_: object) -> None:
+    hook_set.start_pass()
 
 
 def _warn_of_others(model: nn.Module, visible: list[str]) -> None:
