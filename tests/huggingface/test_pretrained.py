@@ -5,12 +5,13 @@ from functools import cache
 import gguf
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import clearhead.huggingface  # noqa: F401
 from clearhead.analysis.corpus import corpus_roles
 from clearhead.analysis.roles import head_roles
-from clearhead.huggingface import composition, composition_scores, direct_logits, heads
+from clearhead.huggingface import ablate, composition, composition_scores, direct_logits, heads
 from clearhead.huggingface.effects import LossWithoutHeads
 from clearhead.models import head_roles as roles_of_model
 from clearhead.models import load
@@ -117,3 +118,20 @@ def test_induction_head_of_smollm2_copies_and_reads_the_previous_token_head(monk
     assert {divmod(int(index), 9) for index in logits.abs().flatten().topk(3).indices} == expected.keys()
     for head, value in expected.items():
         assert float(logits[head]) == pytest.approx(value, abs=2e-3)
+
+    def without_head(module, arguments):
+        (states,) = arguments
+        states = states.clone()
+        states[..., 6 * 64 : 7 * 64] = 0.0
+        return (states,)
+
+    tokens = torch.randint(1000, 40000, (1, 32), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([tokens, tokens], dim=1)
+    with ablate(model, [(18, 6)]):
+        ablated = model(ids).logits
+    hook = model.model.layers[18].self_attn.o_proj.register_forward_pre_hook(without_head)
+    expected = model(ids).logits
+    hook.remove()
+    assert torch.equal(ablated, expected)
+    losses = [cross_entropy(logits[0, 32:-1], ids[0, 33:]) for logits in (model(ids).logits, ablated)]
+    assert losses[1] > losses[0] + 1
