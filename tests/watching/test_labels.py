@@ -76,6 +76,19 @@ def test_cross_attention_has_the_positions_of_the_decoder():
     assert texts["decoder"] == texts["cross"] == ("3", "4")
 
 
+def test_recording_of_one_sequence_of_a_generation():
+    model = make("llama", "sdpa").double()
+    ids = torch.randint(1, 90, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    with torch.no_grad(), watch(model, queries=slice(-2, None)) as seen:
+        model.generate(ids, attention_mask=mask, **GENERATE)
+    for batch in range(2):
+        recording = seen.recording(batch=batch)
+        assert query_texts(recording) == {"decoder": tuple("56789")}
+        torch.testing.assert_close(recording["decoder"].layers[1].dense(), seen[1].joined().dense()[batch : batch + 1])
+
+
 class Pooled(nn.Module):
     """Self-attention, then attention of a learned query that is not one of the tokens."""
 

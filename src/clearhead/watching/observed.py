@@ -132,12 +132,15 @@ class KeptWeights:
             self._build, self._inputs = _computed, ()  # releases what the matrix does not hold
         return self._weights
 
-    def part(self, heads: Choice | None, queries: slice | None) -> KeptWeights:
-        """Hold some of the heads and queries."""
+    def part(
+        self, *, batch: int | None = None, heads: Choice | None = None, queries: slice | None = None
+    ) -> KeptWeights:
+        """Hold one sequence, and some of the heads and queries."""
         weights = self.weights()
-        kept = KeptWeights.of(weights.part(heads=heads, queries=queries), marks=self.marks)
-        kept._read = weights.shape[2]
-        kept.first_row = 0 if queries is None else queries.indices(kept._read)[0]
+        marks = self.marks if self.marks is None or batch is None else self.marks[batch : batch + 1]
+        kept = KeptWeights.of(weights.part(batch=batch, heads=heads, queries=queries), marks=marks)
+        kept._read = self.read
+        kept.first_row = self.first_row + (0 if queries is None else queries.indices(weights.shape[2])[0])
         return kept
 
     @property

@@ -10,6 +10,7 @@ from clearhead._utils.text import count_noun
 from clearhead.recording.recording import Recording, Stack
 from clearhead.watching._stack_tokens import Sequences, StackTokens, TokensOfStacks
 from clearhead.watching.joining import Run, split
+from clearhead.watching.observed import KeptWeights
 from clearhead.watching.seen import Seen, Watched
 from clearhead.weights.matrix import AttentionWeights
 
@@ -28,12 +29,11 @@ def recording_of(seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None
     """Return the attention of a watched model on one input; see `Seen.recording`."""
     seen.check_numbering()
     layers: dict[str, list[_Matrix]] = {}
-    for watched, runs in _runs(seen).items():
+    for watched, runs in _runs(seen, batch).items():
         stack, index = seen.address(watched)
         for position, run in enumerate(runs):
-            weights = _one_sequence(run.joined(), batch, watched.name)
             sequences = _sequences(seen, watched, run, runs[0])
-            layers.setdefault(stack, []).append(_Matrix(index, position, run.is_joined, weights, sequences))
+            layers.setdefault(stack, []).append(_Matrix(index, position, run.is_joined, run.joined(), sequences))
     if not layers:
         raise ValueError(f"{seen.model}: no call was kept; expected at least one")
     stacks: dict[str, list[_Matrix]] = {}
@@ -51,13 +51,13 @@ def recording_of(seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None
     )
 
 
-def _runs(seen: Seen) -> dict[Watched, list[Run]]:
-    """Return the calls of each module as runs.
+def _runs(seen: Seen, batch: int | None) -> dict[Watched, list[Run]]:
+    """Return the calls of each module as runs, for one sequence of the batch.
 
     The keys of cross-attention do not tell where a generation begins. Its runs are those of the self-attention that
     was called with as many queries.
     """
-    calls = {watched: [call.kept for call in watched.calls] for watched in seen.values()}
+    calls = {watched: [_one_sequence(c.kept, batch, watched.name) for c in watched.calls] for watched in seen.values()}
     chosen = {watched: [call for call in each if call.weights().shape[2]] for watched, each in calls.items()}
     kept = {watched: each for watched, each in chosen.items() if each}
     if any(calls.values()) and not kept:
@@ -132,8 +132,8 @@ def _titled(name: str, matrices: Sequence[_Matrix], texts: int) -> dict[str, lis
     return stacks
 
 
-def _one_sequence(weights: AttentionWeights, batch: int | None, name: str) -> AttentionWeights:
-    count = weights.shape[0]
+def _one_sequence(call: KeptWeights, batch: int | None, name: str) -> KeptWeights:
+    count = call.weights().shape[0]
     if batch is None and count > 1:
         raise ValueError(
             f"{name} ran on {count} sequences; choose one with seen.recording(batch=0), which report() and view()"
@@ -141,4 +141,4 @@ def _one_sequence(weights: AttentionWeights, batch: int | None, name: str) -> At
         )
     if batch is not None and check_int("batch", batch, least=0) >= count:
         raise ValueError(f"batch is {batch}; expected at most {count - 1}, because {name} ran on {count} sequences")
-    return weights if count == 1 else weights.part(batch=batch)
+    return call if count == 1 else call.part(batch=batch)

@@ -176,7 +176,7 @@ class _Watcher(ModelObserver):
         kept = observed.kept(values=self.values)
         if self.heads is None and self.queries is None:
             return kept
-        return kept.part(self.heads, self.queries)
+        return kept.part(heads=self.heads, queries=self.queries)
 
     def _append(self, watched: Watched, call: WatchedCall) -> None:
         calls = watched.calls
