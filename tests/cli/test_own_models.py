@@ -213,8 +213,10 @@ def test_view_serves_the_recording(own_model, monkeypatch):
         ("{}:fails", "raised RuntimeError: no weights on two lines"),
         ("{}:model_fails", "the model raised RuntimeError: "),
         ("{}:without_attention", "watch observed no attention of Linear"),
-        ("{}:two_sequences", "blocks.0 attends within 2 sequences or windows; expected one"),
+        ("{}:two_sequences", "'blocks.0' attends within 2 sequences or windows; expected one"),
         ("{}:wrong_tokens", "tokens has 2 entries; expected one for each position: 5"),
+        ("{}:", "--model is '{}:'; expected a name or path, package.module:function, or timm:NAME"),
+        ("{}:tensor:x", "--model is '{}:tensor:x'; expected a name or path, package.module:function"),
         ("{}:tokens_are_a_number", "tokens is 3; expected a list with the text of each token"),
     ],
 )

@@ -64,6 +64,10 @@ def test_statistics_are_reduced_while_the_model_runs():
             torch.testing.assert_close(call.top.weights, weights.topk(2).weights)
             with pytest.raises(AttributeError, match="statistics or `each` were requested"):
                 call.weights  # noqa: B018
+            with pytest.raises(
+                AttributeError, match=r"pooled was not requested; pass pool=\(rows, cols\) to watch\(\)"
+            ):
+                call.pooled  # noqa: B018
         entropies = torch.cat([call.entropy for call in watched.calls], dim=2)
         torch.testing.assert_close(watched.means["entropy"], entropies.mean(dim=(0, 2)))
         assert watched.queries == 2 * 2 * LENGTH
@@ -89,7 +93,9 @@ def test_where_chooses_modules(where):
     with watch(model, where=where) as seen:
         model(x)
     assert list(seen) == ["layers.1"]
-    assert seen[0].name == "layers.1"  # numbered among the chosen ones
+    assert seen[1].name == "layers.1"  # numbered among all attention modules
+    assert seen[1].layer == 1
+    assert seen["layers", 1] is seen[-1]
 
 
 @pytest.mark.parametrize(("layers", "names"), [(1, ["layers.1"]), ([0], ["layers.0"]), (slice(1, None), ["layers.1"])])
@@ -151,6 +157,10 @@ def test_memory_bound_has_an_estimate():
     model, x = model_and_input()
     with pytest.raises(ValueError, match=r"watch keeps .* more than max_bytes=4000 .*2 × OwnAttention keeps about"):
         run(model, torch.randn(8, 32, MODEL_DIM, dtype=torch.float64), max_bytes=4000)
+    with pytest.raises(ValueError, match=r"of 1 call, more than max_bytes=1000 \(1,000 B\).* Request statistics"):
+        run(model, x, max_bytes=1000)
+    with pytest.raises(ValueError, match=r"keeps about \S+ \S+ Choose modules with where="):
+        run(model, x, max_bytes=10, entropy=True)
     with watch(model, max_bytes=40_000, keep=1) as seen:  # calls that are dropped no longer count
         for _ in range(5):
             model(x)
@@ -285,7 +295,17 @@ def test_nothing_observed(model, called, message):
         ({"where": "encoder.*"}, ValueError, r"where is 'encoder.\*', which matches none of"),
         ({"where": 3}, TypeError, "where is 3; expected a pattern"),
         ({"where": lambda name: False}, ValueError, "where= excludes all modules with attention, such as 'layers.0'"),
+        ({"where": "head"}, ValueError, "where is 'head', which matches none of 10 modules, such as 'layers.0'"),
+        (
+            {"where": "*.query"},
+            ValueError,
+            r"where='\*.query' matches modules that did not run, or .* ran in 'layers.0'",
+        ),
         ({"layers": 5}, ValueError, "layers= excludes all 2 modules"),
+        ({"layers": 0, "where": "*.1"}, ValueError, "layers= excludes all modules that where= chooses, .* layer 1"),
+        ({"queries": 5}, TypeError, r"queries is 5; expected a slice of step 1, such as slice\(-32, None\)"),
+        ({"queries": slice(0, 4, 2)}, ValueError, r"queries is slice\(0, 4, 2\); expected a slice of step 1"),
+        ({"each": 3}, TypeError, "each is 3; expected a function"),
         ({"layers": -1}, ValueError, "layers is -1; expected a whole number of at least 0"),
         ({"layers": slice(-2, None)}, ValueError, "the last layer is not known yet"),
         ({"keep": -1}, ValueError, "keep is -1"),

@@ -34,7 +34,11 @@ def lists(draw: st.DrawFn, length: int, points: tuple[int, ...]) -> object:
     values = st.integers(-length, length - 1)
     drawn = draw(st.lists(values, min_size=math.prod(shape), max_size=math.prod(shape)))
     tensor = torch.tensor(drawn, dtype=torch.long).view(shape)
-    return draw(st.sampled_from([tensor, tensor.int(), tensor.numpy(), np.flip(tensor.numpy()), tensor.tolist()]))
+    forms = [tensor, tensor.int(), tensor.numpy(), np.flip(tensor.numpy())]
+    nested = tensor.tolist()
+    if np.array(nested).shape == tuple(shape):  # a list of no lists does not tell their length
+        forms.append(nested)
+    return draw(st.sampled_from(forms))
 
 
 @st.composite

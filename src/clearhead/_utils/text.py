@@ -47,7 +47,7 @@ def format_bytes(count: float) -> str:
     """Return a number of bytes with its unit, such as "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.3g} {unit}"
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"  # .3g would be 1e+03
         count /= 1024
     return f"{count:.3g} TiB"
 

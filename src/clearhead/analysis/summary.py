@@ -31,11 +31,13 @@ class LayerSummary:
         sums: sums per head over queries, by statistic.
         maxima: maxima per head over queries, by statistic: "peak", the largest score.
         query_count: number of queries in the sums.
+        heads: indices of the heads in the model; None for all heads.
     """
 
     sums: dict[str, Float[Tensor, "heads ..."]] = field(default_factory=dict)
     maxima: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
     query_count: Tensor | int = 0  # a tensor after the first call: int() would synchronize the device in every layer
+    heads: Sequence[int] | None = None
 
     @property
     def queries(self) -> int:
@@ -44,11 +46,12 @@ class LayerSummary:
 
     @property
     def means(self) -> dict[str, Float[Tensor, "heads ..."]]:
-        """Means per head, over all queries of all calls.
+        """Means per head, over all queries of all calls; nan if there were none.
 
         They are "entropy", "distance", "largest" (weight of the top key) and "mass", `[heads, spans]`.
         """
-        return {name: total / max(1, self.queries) for name, total in self.sums.items()}
+        queries = self.queries
+        return {name: total / queries if queries else total * torch.nan for name, total in self.sums.items()}
 
     def add(self, observed: AttentionStatistics, valid: Bool[Tensor, "batch q_len"] | int) -> None:
         """Add the statistics of one call.
@@ -118,7 +121,7 @@ class AttentionSummary:
         if isinstance(key, int) and len(self.stacks) == 1:
             key = (self.stacks[0], key)
         if key not in self.layers:
-            stacks = ", ".join(f"{s!r} 0 to {sum(name == s for name, _ in self.layers) - 1}" for s in self.stacks)
+            stacks = ", ".join(f"{stack!r} {_as_ranges(self._layers_of(stack))}" for stack in self.stacks)
             raise KeyError(f"layer is {key!r}; expected (stack, layer) with {stacks}")
         return self.layers[key]  # pyright: ignore[reportArgumentType]
 
@@ -131,7 +134,7 @@ class AttentionSummary:
     def __repr__(self) -> str:
         parts = []
         for stack in self.stacks:
-            layers = [layer for (name, _), layer in self.layers.items() if name == stack]
+            layers = [self.layers[stack, index] for index in self._layers_of(stack)]
             names = ", ".join([*layers[0].sums, *layers[0].maxima]) or "no means"
             parts.append(f"{stack} {len(layers)} layers, {names} of {layers[0].queries} queries")
         return f"AttentionSummary({'; '.join(parts)})"
@@ -140,13 +143,24 @@ class AttentionSummary:
         if missing_packages("view"):  # notebooks then show repr()
             return None
         means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
+        heads: dict[str, Sequence[int] | None] = {}
         for (stack, index), layer in self.layers.items():
             columns = layer.columns(self.spans)
             means[stack][index] = {name: values for name, values in columns.items() if name not in layer.maxima}
-        return notebook.means_html(repr(self), means)
+            heads[stack] = layer.heads  # the same choice in all layers
+        return notebook.means_html(repr(self), means, heads)
 
     def to_sums(self, model: str = "") -> HeadSums:
-        """Return the sums, which can be added to those of other texts. Maxima are not included."""
+        """Return the sums, which can be added to those of other texts. Maxima are not included.
+
+        Raises:
+            ValueError: if layers or heads are missing, because sums are stored without their indices.
+        """
+        for stack in self.stacks:
+            indices = self._layers_of(stack)
+            chosen = any(self.layers[stack, index].heads is not None for index in indices)
+            if chosen or sorted(indices) != list(range(len(indices))):
+                raise ValueError(f"summary has some layers or heads of {stack!r}; expected all of them for to_sums()")
         heads: dict[str, list[int]] = {}
         sums: dict[str, Tensor] = {}
         for (stack, index), layer in self.layers.items():
@@ -179,8 +193,9 @@ class AttentionSummary:
         rows = []
         for (stack, index), layer in self.layers.items():
             columns = layer.columns(self.spans)
-            for head in range(len(next(iter(columns.values()), []))):
-                values = {name: column[head] for name, column in columns.items()}
+            count = len(next(iter(columns.values()), []))
+            for row, head in enumerate(range(count) if layer.heads is None else layer.heads):
+                values = {name: column[row] for name, column in columns.items()}
                 rows.append({"stack": stack, "layer": index, "head": head, "queries": layer.queries, **values})
         return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
 
@@ -191,6 +206,17 @@ class AttentionSummary:
         except ImportError as error:
             raise ImportError("to_pandas requires pandas; to_dict returns the same table without it") from error
         return pandas.DataFrame(self.to_dict())
+
+    def _layers_of(self, stack: str) -> list[int]:
+        return [index for name, index in self.layers if name == stack]
+
+
+def _as_ranges(indices: Sequence[int]) -> str:
+    """Return indices as text, such as "0 to 11" or "2, 5"."""
+    ordered = sorted(indices)
+    if len(ordered) > 1 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]} to {ordered[-1]}"
+    return ", ".join(map(str, ordered))
 
 
 def summarize(recording: Recording, *, spans: SpansLike | None = None) -> AttentionSummary:

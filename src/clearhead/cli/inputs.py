@@ -57,9 +57,18 @@ def load_model(model: str, device: str | None, dtype: str, download: bool, *, he
 
 
 def has_input(model: str) -> bool:
-    """Return whether a model is recorded on an input that is not a text: `timm:NAME` or `package.module:function`."""
-    is_name = model.startswith(TIMM_PREFIX) or FUNCTION.fullmatch(model) is not None
-    return is_name and not Path(model).exists()
+    """Return whether a model is recorded on an input that is not a text: `timm:NAME` or `package.module:function`.
+
+    Raises:
+        ValueError: if the name has a colon, but neither form, and is not a file.
+    """
+    if ":" not in model or Path(model).exists() or is_recording(model):
+        return False
+    if not model.startswith(TIMM_PREFIX) and FUNCTION.fullmatch(model) is None:
+        raise ValueError(
+            f"--model is {model!r}; expected a name or path, package.module:function, or {TIMM_PREFIX}NAME"
+        )
+    return True
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from clearhead.huggingface._transformers_internals import (
     set_implementation,
     uses_interface,
 )
+from clearhead.watching.model_adapters import CROSS_ATTENTION_NAMES
 
 NAME = "clearhead"
-CROSS_ATTENTION_NAMES = ("cross", "encdec", "encoder_attn", "encoder_decoder")
 
 
 @dataclass(frozen=True, eq=False)

@@ -198,7 +198,7 @@ def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:
 
 def is_self_attention(name: str, stack: Stack) -> bool:
     """Return whether queries and keys are the same tokens. Always False for cross-attention."""
-    return name != "cross" and stack.queries == stack.keys
+    return not name.startswith("cross") and stack.queries == stack.keys
 
 
 def _tokens(fields: dict[str, list]) -> Tokens:

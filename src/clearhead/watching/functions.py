@@ -63,7 +63,7 @@ def recording_of_one(name: str, seen: Seen, tokens: Any = None) -> Recording:
         count = watched.weights.shape[0]
         if count > 1:
             raise ValueError(
-                f"{name}: {watched.name} attends within {count} sequences or windows; expected one. Use"
+                f"{name}: {watched.name!r} attends within {count} sequences or windows; expected one. Use"
                 " clearhead.watch in Python and choose one with seen.recording(batch=0)"
             )
     return dataclasses.replace(seen.recording(tokens), model=name)

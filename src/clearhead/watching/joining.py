@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 
 import torch
 from jaxtyping import Float
@@ -16,75 +17,168 @@ Marks = Float[Tensor, "batch kv_heads kv_len"]
 
 
 def join(calls: Sequence[KeptWeights]) -> AttentionWeights:
-    """Return one matrix of consecutive calls, in which each continues the one before.
-
-    Args:
-        calls: either each call appends its keys to those before, of which the first may be dropped, as in a KV cache
-            that grows or slides; or all calls have the same keys, as in cross-attention and with a static KV cache.
+    """Return one matrix of consecutive calls, in which each continues the one before; see `Run`.
 
     Raises:
         ValueError: if a call does not continue the one before.
     """
-    matrices = [call.weights() for call in calls]
-    if len(matrices) == 1:
-        return matrices[0]
-    keys = _Keys(calls[0])
+    run = Run(calls[0])
     for index in range(1, len(calls)):
-        previous, current = matrices[index - 1].shape, matrices[index].shape
-        if previous[:2] != current[:2] or current[2] >= current[3] or not keys.continue_with(calls[index]):
+        reason = run.add(calls[index])
+        if reason is not None:
+            previous, current = (tuple(calls[i].weights().shape) for i in (index - 1, index))
             raise ValueError(
-                f"call {index} is {tuple(current)} and does not continue the one before, {tuple(previous)}; expected"
-                " the calls of one generation, whose KV cache is not reordered as in beam search"
+                f"call {index} is {current} and does not continue the one before, {previous}: {reason}; expected the"
+                " calls of one generation"
             )
-    _, _, queries, first_keys = matrices[0].shape
-    total = sum(weights.shape[2] for weights in matrices)
-    if keys.fixed:  # a static KV cache contains the queries, cross-attention does not
-        queries = first_keys if total <= first_keys else total
-    return join_rows(matrices, keys.offsets, keys.length, first_keys - queries)
+    return run.joined()
 
 
-class _Keys:
-    """Keys of the calls so far, by position.
+def split(calls: Sequence[KeptWeights], starts: Container[int] = ()) -> list[Run]:
+    """Return runs of calls. A run ends before a call that does not continue it.
+
+    Args:
+        calls: consecutive calls.
+        starts: indices of calls that begin a run in any case.
+    """
+    runs: list[Run] = []
+    for index, call in enumerate(calls):
+        if not runs or index in starts or runs[-1].add(call) is not None:
+            runs.append(Run(call))
+    return runs
+
+
+def query_start(call: KeptWeights) -> int:
+    """Return the position of the first query among the keys.
+
+    Queries are the last keys, except in a static KV cache, whose end is masked. There the last key that a query may
+    attend to is the one of the same token.
+    """
+    weights = call.weights()
+    _, _, q_len, kv_len = weights.shape
+    given = weights.query_start
+    start = int(given[0] if isinstance(given, Tensor) else given)
+    if not q_len or call.read >= kv_len or start != kv_len - call.read + call.first_row:
+        return start
+    visible = (weights.scores[..., -1, :] > torch.finfo(weights.dtype).min / 2).flatten(0, -2).any(dim=0).nonzero()
+    return int(visible[-1]) + 1 - q_len if len(visible) else start
+
+
+class Run:
+    """Consecutive calls of one module, in which each continues the one before.
+
+    Either each call appends its keys to those before, of which the first may be dropped, as in a KV cache that grows
+    or slides; or a static KV cache is filled; or all calls have the same keys, as in cross-attention.
 
     Attributes:
-        length: number of keys.
-        offsets: position of the first key of each call.
-        fixed: True if all calls have the same keys; known after the second call.
+        calls: the calls.
+        start: position of the first query among the keys.
+        reader: run of the self-attention that reads the queries of a cross-attention; None if unknown.
     """
 
     def __init__(self, first: KeptWeights) -> None:
-        _, _, self._read, self.length = first.weights().shape
+        self.calls = [first]
+        self.reader: Run | None = None
+        self._length = first.weights().shape[3]
+        self.start = query_start(first)
         self._marks = first.marks
-        self.offsets = [0]
-        self.fixed: bool | None = None
+        self._offsets = [0]  # position of the first key of each call
+        self._grows = self._is_static = self._repeats = False  # one is True from the second call on
+        self._end = self.start + first.weights().shape[2]  # position after the last chosen query
+        self._filled = self.start - first.first_row + first.read  # position after the last query
 
-    def continue_with(self, call: KeptWeights) -> bool:
-        """Add a call. Return False if its keys are not those of the calls before."""
-        _, _, q_len, kv_len = call.weights().shape
-        offset = self.length + q_len - kv_len
-        if not self.fixed and offset >= 0 and self._appends(call.marks, offset, q_len):
-            self.fixed = False
+    @property
+    def is_joined(self) -> bool:
+        """True if there are several calls."""
+        return len(self.calls) > 1
+
+    @property
+    def kv_len(self) -> int:
+        """Number of keys of all calls, without those at the end of a static KV cache that were never filled."""
+        return self._filled if self._is_static else self._length
+
+    @property
+    def crosses(self) -> bool:
+        """True if all of several calls have the same keys, so that the queries are not among them."""
+        return self._repeats
+
+    def add(self, call: KeptWeights) -> str | None:
+        """Add a call. Return the reason if it does not continue the calls before; it is not added then."""
+        shape, previous = call.weights().shape, self.calls[-1].weights().shape
+        kv_len, first = shape[3], not self.is_joined
+        offset = self._length + call.read - kv_len
+        if shape[:2] != previous[:2]:
+            return "it has other sequences or heads"
+        if call.read >= kv_len:
+            return "it reads a text from the start, as for another text or without a KV cache (use_cache=False)"
+        if (first or self._grows) and offset >= 0 and self._appends(call, offset):
+            return self._append(call, offset)
+        if (first or self._repeats) and kv_len == self._length and self._has_same_keys(call.marks, kv_len):
+            self._repeats = True
+            self._offsets.append(0)
+            self.calls.append(call)
+            return None
+        is_static = kv_len >= self._length if first else self._is_static and kv_len == self._length
+        if is_static and self._marks is not None and self._has_same_keys(call.marks, self._filled):
+            return self._fill(call)
+        if offset == 0 or kv_len == self._length:
+            return "it has other keys, as for another text, or if beam search reorders the KV cache"
+        return f"its {kv_len} keys are not the {self._length} before and {call.read} new ones"
+
+    def joined(self) -> AttentionWeights:
+        """Return one matrix of all calls."""
+        matrices = [call.weights() for call in self.calls]
+        if not self.is_joined:
+            return matrices[0]
+        start = self.start
+        if self._repeats:
+            start = min(0, self.kv_len - sum(weights.shape[2] for weights in matrices))
+        return join_rows(matrices, self._offsets, self.kv_len, start)
+
+    def _append(self, call: KeptWeights, offset: int) -> str | None:
+        reason = self._follow(call, offset)
+        if reason is None:
+            self._grows = True
             if self._marks is not None and call.marks is not None:
-                self._marks = torch.cat([self._marks, call.marks[:, :, kv_len - q_len :]], dim=2)
-            self.length += q_len
-            self.offsets.append(offset)
-        elif self.fixed is not False and kv_len == self.length and self._repeats(call.marks):
-            self.fixed = True
-            self._marks = call.marks
-            self.offsets.append(0)
-        else:
-            return False
-        self._read += q_len
-        return True
+                known, new = _with_equal_heads(self._marks, call.marks)
+                self._marks = torch.cat([known, new[:, :, self._length - offset :]], dim=2)
+            self._length += call.read
+            self._offsets.append(offset)
+        return reason
 
-    def _appends(self, marks: Marks | None, offset: int, q_len: int) -> bool:
-        if marks is None or self._marks is None:
+    def _fill(self, call: KeptWeights) -> str | None:
+        reason = self._follow(call, 0)
+        if reason is None:
+            self._is_static, self._marks, self._length = True, call.marks, call.weights().shape[3]
+            self._offsets.append(0)
+        return reason
+
+    def _follow(self, call: KeptWeights, offset: int) -> str | None:
+        """Add a call whose queries are the next tokens. Return a reason if queries between them were left out."""
+        start = offset + query_start(call)
+        if start != self._end:
+            return "queries= leaves out queries between them"
+        self._end = start + call.weights().shape[2]
+        self._filled = start - call.first_row + call.read
+        self.calls.append(call)
+        return None
+
+    def _appends(self, call: KeptWeights, offset: int) -> bool:
+        if call.marks is None or self._marks is None:
             return offset == 0
-        return torch.equal(marks[:, :, : marks.shape[2] - q_len], self._marks[:, :, offset:])
+        new, known = _with_equal_heads(call.marks, self._marks)
+        return torch.equal(new[:, :, : self._length - offset], known[:, :, offset:])
 
-    def _repeats(self, marks: Marks | None) -> bool:
-        """Return whether the keys are the same, at least at the positions of a static KV cache that were filled."""
+    def _has_same_keys(self, marks: Marks | None, end: int) -> bool:
+        """Return whether the keys before a position are the same. They are if they are unknown."""
         if marks is None or self._marks is None:
             return True
-        ends = (self.length, min(self.length, self._read))
-        return any(torch.equal(marks[:, :, :end], self._marks[:, :, :end]) for end in ends)
+        new, known = _with_equal_heads(marks, self._marks)
+        return torch.equal(new[:, :, :end], known[:, :, :end])
+
+
+def _with_equal_heads(first: Marks, second: Marks) -> tuple[Marks, Marks]:
+    """Repeat key heads, because transformers repeats them only in calls with a mask."""
+    heads = math.lcm(first.shape[1], second.shape[1])
+    repeated = [marks.repeat_interleave(heads // marks.shape[1], dim=1) for marks in (first, second)]
+    return repeated[0], repeated[1]

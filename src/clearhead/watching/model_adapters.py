@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.watching.observed import ObservedCall
 
 Address = tuple[str, int]  # stack and layer
+CROSS_ATTENTION_NAMES = ("cross", "encdec", "encoder_attn", "encoder_decoder")
 
 
 class KnownModule(NamedTuple):
@@ -63,3 +64,14 @@ def register_models(factory: Callable[[nn.Module], ModelAdapter | None]) -> None
 def adapter_of(model: nn.Module) -> ModelAdapter | None:
     """Return the adapter of a model."""
     return next((adapter for factory in _factories if (adapter := factory(model)) is not None), None)
+
+
+def attends_across(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Return whether a module is known to attend to another sequence, from its attributes, name and parent."""
+    if getattr(module, "is_cross_attention", False) is True:
+        return True
+    parent, _, attribute = name.rpartition(".")
+    if attribute == "multihead_attn" and isinstance(model.get_submodule(parent), nn.TransformerDecoderLayer):
+        return True
+    inner = f"{parent.rpartition('.')[2]}.{attribute}".lower()  # outer names may be those of a whole model
+    return any(part in inner for part in CROSS_ATTENTION_NAMES)

@@ -81,6 +81,12 @@ class ModelObserver:
                 " torch.compiler.set_stance('force_eager')"
             )
 
+    def likely_attention(self) -> list[str]:
+        """Return the names of modules that are known to compute attention, or whose class is named so, for errors."""
+        if self.adapter is not None and (known := self.adapter.modules()):
+            return [module.name for module in known]
+        return [name for name, module in self.model.named_modules() if _is_named_attention(module)]
+
     def reason_for_none(self) -> str:
         """Return why no attention call of the model was seen."""
         if any(module._compiled_call_impl is not None for module in self.model.modules()):
@@ -118,3 +124,8 @@ class ModelObserver:
             f"{self.verb}: the model is compiled, and attention in a compiled graph cannot be {self.participle}; call"
             " the original model, model._orig_mod"
         )
+
+
+def _is_named_attention(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return "attention" in name or "attn" in name

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.functional import lazy_weights
 from clearhead.ops.call import AttentionCall
-from clearhead.weights.matrix import AttentionWeights
+from clearhead.weights.matrix import AttentionWeights, Choice
 from clearhead.weights.mutation import Fingerprints, NamedTensors, inputs_of
 
 
@@ -91,6 +91,7 @@ class KeptWeights:
 
     Attributes:
         marks: first number of each key, which tells whether another call has the same keys; None if unknown.
+        first_row: index of the first query in the call, if some queries were chosen.
     """
 
     def __init__(
@@ -109,7 +110,8 @@ class KeptWeights:
             keep_qk: hold query and key even if the scores take less memory.
             marks: first number of each key.
         """
-        self.marks = marks
+        self.marks, self.first_row = marks, 0
+        self._read: int | None = None
         self._build, self._inputs, self._keep_qk = build, inputs, keep_qk
         self._fingerprints = Fingerprints(inputs)
         self._weights: AttentionWeights | None = None
@@ -129,6 +131,22 @@ class KeptWeights:
                 self._weights = lazy_weights(self._build().without_dropout(), keep_qk=self._keep_qk)
             self._build, self._inputs = _computed, ()  # releases what the matrix does not hold
         return self._weights
+
+    def part(
+        self, *, batch: int | None = None, heads: Choice | None = None, queries: slice | None = None
+    ) -> KeptWeights:
+        """Hold one sequence, and some of the heads and queries."""
+        weights = self.weights()
+        marks = self.marks if self.marks is None or batch is None else self.marks[batch : batch + 1]
+        kept = KeptWeights.of(weights.part(batch=batch, heads=heads, queries=queries), marks=marks)
+        kept._read = self.read
+        kept.first_row = self.first_row + (0 if queries is None else queries.indices(weights.shape[2])[0])
+        return kept
+
+    @property
+    def read(self) -> int:
+        """Number of queries of the call, of which some may have been chosen."""
+        return self.weights().shape[2] if self._read is None else self._read
 
     @property
     def nbytes(self) -> int:

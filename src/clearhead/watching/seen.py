@@ -24,7 +24,7 @@ from clearhead.weights.matrix import AttentionWeights
 
 if TYPE_CHECKING:
     from clearhead.recording.recording import Recording
-    from clearhead.watching.recordings import TokensOfStacks
+    from clearhead.watching._stack_tokens import TokensOfStacks
 
 
 class WatchedCall(AttentionStatistics):
@@ -44,6 +44,11 @@ class WatchedCall(AttentionStatistics):
     ) -> None:
         super().__init__(**({} if statistics is None else statistics.results()))
         self.valid, self.result, self._kept = valid, result, kept
+
+    def _get(self, name: str, request: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"{name} was not requested; pass {request} to watch()")
+        return super()._get(name, request)
 
     @property
     def weights(self) -> AttentionWeights:
@@ -78,14 +83,17 @@ class Watched:
 
     Attributes:
         name: name of the module, as in `named_modules()`.
-        layer: index of the module in the order of first execution.
+        layer: index of the module in the order of first execution, among all attention modules of the model.
         module: the module.
+        crosses: True if queries and keys are known to be different sequences, as in cross-attention.
         calls: its calls in order, the last `keep` of them.
         summary: sums and maxima over all calls.
     """
 
-    def __init__(self, name: str, layer: int, module: nn.Module, keep: int | None) -> None:
-        self.name, self.layer, self.module = name, layer, module
+    def __init__(
+        self, name: str, layer: int, module: nn.Module, keep: int | None = None, *, crosses: bool = False
+    ) -> None:
+        self.name, self.layer, self.module, self.crosses = name, layer, module, crosses
         self.calls: deque[WatchedCall] = deque(maxlen=keep)
         self.summary = LayerSummary()
 
@@ -112,17 +120,25 @@ class Watched:
         try:
             return join([call.kept for call in self.calls])
         except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from None
+            raise ValueError(f"{self.name or type(self.module).__name__}: {error}") from None
 
     @property
     def means(self) -> dict[str, Float[Tensor, "heads ..."]]:
-        """Means per head over the queries of all calls, padding excluded: entropy, distance, largest and mass."""
+        """Means per head over the queries of all calls, padding excluded: entropy, distance, largest and mass.
+
+        They are nan if there were no queries.
+        """
         return self.summary.means
 
     @property
     def maxima(self) -> dict[str, Float[Tensor, " heads"]]:
         """Maxima per head over the queries of all calls, padding excluded: peak."""
         return self.summary.maxima
+
+    @property
+    def heads(self) -> Sequence[int] | None:
+        """Indices of the heads that `watch(heads=...)` chose; None for all heads."""
+        return self.summary.heads
 
     @property
     def queries(self) -> int:
@@ -142,7 +158,8 @@ class Seen(Mapping[str, Watched]):
     """Attention of a watched model: a mapping from module names to `Watched`, in order of first execution.
 
     `seen["blocks.3.attn"]` and `seen[3]` are the module of that name and the fourth attention module that ran;
-    `seen[-1]` is the last one. For models with several stacks, `seen["encoder", 3]` is layer 3 of one of them.
+    `seen[-1]` is the last one. For models with several stacks, `seen["encoder", 3]` is layer 3 of one of them. Modules
+    that `where=` or `layers=` leave out count too, so that a module has the same index under any choice.
 
     Attributes:
         model: name of the model's class.
@@ -153,6 +170,39 @@ class Seen(Mapping[str, Watched]):
         self.model, self.spans = model, AttentionSummary(spans=spans).spans  # refuses the names of other columns
         self._addresses = addresses
         self._modules: dict[str, Watched] = {}
+        self._ran: dict[str, int] = {}  # index of each attention module that ran, also of those left out
+
+    def index_of(self, name: str) -> int:
+        """Return the index of a module in the order of first execution. A new name is the next in that order."""
+        return self._ran.setdefault(name, len(self._ran))
+
+    @property
+    def ran(self) -> Sequence[str]:
+        """Names of all attention modules that ran, in order of first execution, also of those left out."""
+        return list(self._ran)
+
+    def is_known(self, watched: Watched) -> bool:
+        """Return whether the library of the model tells the stack of a module."""
+        return watched.name in self._addresses
+
+    def check_numbering(self) -> None:
+        """Raise if layers or heads are missing, so that a recording, which counts from 0, would show wrong indices."""
+        recorded: dict[str, list[int]] = {}
+        for watched in self.values():
+            stack, index = self.address(watched)
+            recorded.setdefault(stack, []).append(index)
+            if watched.heads is not None and list(watched.heads) != list(range(len(watched.heads))):
+                raise ValueError(
+                    f"{watched.name or self.model}: watch kept heads {list(watched.heads)}; expected all heads, or the"
+                    " first ones, because a recording numbers heads from 0: call watch() without heads="
+                )
+        for name in self._ran:
+            stack, index = self._address_of(name)
+            if name not in self and index < max(recorded.get(stack, [0])):
+                raise ValueError(
+                    f"watch kept layers {sorted(recorded[stack])} of {stack!r}; expected all layers, or the first ones,"
+                    " because a recording numbers layers from 0: call watch() without where= and layers="
+                )
 
     def add(self, watched: Watched) -> None:
         """Add a module after its first call."""
@@ -180,11 +230,7 @@ class Seen(Mapping[str, Watched]):
         The stack is "encoder", "decoder" or "cross" if the library of the model tells it. Otherwise it is the name of
         the module without the indices of layers.
         """
-        if watched.name in self._addresses:
-            return self._addresses[watched.name]
-        stack = _stack_of(watched.name)
-        others = [name for name in self._modules if name not in self._addresses and _stack_of(name) == stack]
-        return stack, others.index(watched.name)
+        return self._address_of(watched.name)
 
     def summary(self) -> AttentionSummary:
         """Return means and maxima of all heads, which can be shown as a table."""
@@ -199,9 +245,14 @@ class Seen(Mapping[str, Watched]):
         The calls of a generation become one matrix. Other calls of one module become layers of their stack.
 
         Args:
-            tokens: the text of each token: a list for all axes of that length, or a dict of lists by stack, or of
-                pairs (tokens of the queries, tokens of the keys). Default: positions are numbered.
+            tokens: the text of each token: a list for all sequences of that length, or a dict of lists by stack, or of
+                pairs (tokens of the queries, tokens of the keys). Cross-attention takes pairs. Default: positions are
+                numbered.
             batch: which sequence of the batch. Required if there are several.
+
+        Raises:
+            ValueError: if `watch` chose heads or layers that do not start at 0, if a list of tokens fits several
+                sequences, or if the calls of several texts are joined and `tokens` is a list.
         """
         from clearhead.watching.recordings import recording_of
 
@@ -224,16 +275,29 @@ class Seen(Mapping[str, Watched]):
             return None
         last = {self.address(watched): watched.calls[-1] for watched in self.values() if watched.calls}
         maps = {address: call.pooled[0].float().cpu().numpy() for address, call in last.items() if "pooled" in call}
-        return means + notebook.heatmaps_html(maps)
+        heads = {self.address(watched): watched.heads for watched in self.values()}
+        return means + notebook.heatmaps_html(maps, heads)
+
+    def _address_of(self, name: str) -> Address:
+        if name in self._addresses:
+            return self._addresses[name]
+        stack = _stack_of(name)
+        others = [other for other in self._ran if other not in self._addresses and _stack_of(other) == stack]
+        return stack, others.index(name)
 
     def _unknown(self, key: object) -> str:
         if not self._modules:
             return f"{key!r}: no attention of {self.model} was observed yet"
         names = list(self._modules)
         shown = ", ".join(map(repr, names[:3])) + (f", … {names[-1]!r}" if len(names) > 3 else "")
+        layers = [watched.layer for watched in self.values()]
+        if layers == list(range(layers[0], layers[-1] + 1)):
+            expected = f"a layer from {layers[0]} to {layers[-1]}"
+        else:
+            expected = f"layer {', '.join(map(str, sorted(layers)[:12]))}{', …' if len(layers) > 12 else ''}"
         return (
-            f"{describe(key)} is not an attention module that ran; expected one of {len(names)} names ({shown}), or a"
-            f" layer from {min(w.layer for w in self.values())} to {max(w.layer for w in self.values())}"
+            f"{describe(key)} is not an attention module that ran; expected one of {len(names)} names ({shown}), or"
+            f" {expected}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from clearhead._utils.checks import check_int, describe
-from clearhead._utils.text import format_bytes
+from clearhead._utils.text import count_noun, format_bytes
 from clearhead.analysis.spans import SpansOfCalls
 from clearhead.ops.statistics import StatisticsOptions, StatisticsRequest
 from clearhead.watching import running
+from clearhead.watching.model_adapters import attends_across
 from clearhead.watching.model_observer import ModelObserver
 from clearhead.watching.observed import KeptWeights, ObservedCall
 from clearhead.watching.seen import Seen, Watched, WatchedCall
+from clearhead.weights.indexing import index_list
 from clearhead.weights.matrix import AttentionWeights, Choice
 
 STATISTICS_OPTIONS = tuple(StatisticsOptions.__annotations__)  # the last, `reduce`, is not a statistic
@@ -69,7 +71,8 @@ def watch(
     Args:
         model: a torch module, or a wrapper or pipeline that contains one.
         where: which modules: a pattern such as `"*.attn2"`, or a function of the name. Default: all.
-        layers: which of these modules, by their index in the order of first execution: an index, a slice or a list.
+        layers: which of these modules, by their index in the order of first execution among all attention modules of
+            the model: an index, a slice or a list. `layers=3` keeps `seen[3]`, if `where` does not leave it out.
         heads: which heads: an index, a slice or a list.
         queries: which queries: a slice such as `slice(-32, None)`.
         keep: number of last calls to keep of each module. Default: all. Means cover all calls in any case.
@@ -114,15 +117,15 @@ class _Watcher(ModelObserver):
         given_spans = statistics.pop("spans", None)
         self.spans = None if given_spans is None else SpansOfCalls(given_spans)
         self.statistics = statistics
-        self.where = name_predicate(where, list(self.names.values()))
-        self.layers, self.heads, self.queries = _layer_choice(layers), heads, queries
+        self.given_where, self.where = where, name_predicate(where, self)
+        self.layers, self.heads, self.queries = _layer_choice(layers), heads, _check_queries(queries)
         self.keep = None if keep is None else check_int("keep", keep, least=0)
+        if each is not None and not callable(each):
+            raise TypeError(f"each is {describe(each)}; expected a function of the module's name and the weights")
         self.values, self.each = values, each
         self.max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes, most=None)
         addresses = {} if self.adapter is None else self.adapter.addresses()
         self.seen = Seen(type(self.model).__name__, addresses, () if self.spans is None else self.spans.names)
-        self.order: dict[str, int] = {}  # index of each module in the order of first execution
-        self.excluded: set[str] = set()
         self.missed: dict[str, str] = {}  # reasons why calls were not observed, by module
         self.bytes = 0
         self._lock = threading.Lock()  # several threads may run one model
@@ -132,18 +135,19 @@ class _Watcher(ModelObserver):
 
     def receive(self, module: nn.Module, observed: ObservedCall) -> None:
         name = self.names[id(module)]
-        if not self.where(name):
-            self.excluded.add(name)
+        with self._lock:
+            layer = self.seen.index_of(name)
+        if not self.where(name) or not self.layers(layer):
             return
         with self._lock:
-            layer = self.order.setdefault(name, len(self.order))
-            if not self.layers(layer):
-                return
             if name not in self.seen:
-                self.seen.add(Watched(name, layer, module, self.keep))
+                crosses = attends_across(self.model, name, module)
+                self.seen.add(Watched(name, layer, module, self.keep, crosses=crosses))
         watched = self.seen[name]
         with torch.no_grad():
             call = self._call(name, module, observed)
+            if self.heads is not None and watched.heads is None:
+                watched.summary.heads = index_list(self.heads, observed.call.shape[1], 1)
         with self._lock:
             if self.reduces:
                 watched.summary.add(call, call.valid)
@@ -172,7 +176,7 @@ class _Watcher(ModelObserver):
         kept = observed.kept(values=self.values)
         if self.heads is None and self.queries is None:
             return kept
-        return KeptWeights.of(kept.weights().part(heads=self.heads, queries=self.queries), marks=kept.marks)
+        return kept.part(heads=self.heads, queries=self.queries)
 
     def _append(self, watched: Watched, call: WatchedCall) -> None:
         calls = watched.calls
@@ -185,11 +189,12 @@ class _Watcher(ModelObserver):
             count = sum(len(other.calls) for other in self.seen.values()) + 1
             kind = type(watched.module)
             modules = sum(isinstance(module, kind) for module in self.model.modules())
+            remedies = "C" if self.reduces else "Request statistics such as entropy=True, c"
             raise ValueError(
-                f"watch keeps {format_bytes(self.bytes)} of {count} calls, more than max_bytes={self.max_bytes}"
-                f" ({format_bytes(self.max_bytes)}); one pass through {modules} × {kind.__name__} keeps about"
-                f" {format_bytes(self.bytes / count * modules)}. Request statistics such as entropy=True, choose"
-                " modules with where= or layers=, pass keep=1, or a larger max_bytes"
+                f"watch keeps {format_bytes(self.bytes)} of {count_noun(count, 'call')}, more than"
+                f" max_bytes={self.max_bytes} ({format_bytes(self.max_bytes)}); one pass through {modules} ×"
+                f" {kind.__name__} keeps about {format_bytes(self.bytes / count * modules)}. {remedies}hoose modules"
+                " with where= or layers=, pass keep=1, or a larger max_bytes"
             )
         calls.append(call)
 
@@ -207,14 +212,23 @@ class _Watcher(ModelObserver):
     def reason_for_none(self) -> str:
         if self.missed:
             return next(iter(self.missed.values()))
-        if self.excluded:
-            return f"where= excludes all modules with attention, such as {min(self.excluded)!r}"
-        if self.order:
-            return f"layers= excludes all {len(self.order)} modules with attention"
-        return super().reason_for_none()
+        ran = self.seen.ran
+        if not ran:
+            return super().reason_for_none()
+        chosen = [name for name in ran if self.where(name)]
+        if chosen:
+            if len(chosen) < len(ran):
+                return f"layers= excludes all modules that where= chooses, such as layer {ran.index(chosen[0])}"
+            return f"layers= excludes all {len(ran)} modules with attention"
+        if isinstance(self.given_where, str):
+            return (
+                f"where={self.given_where!r} matches modules that did not run, or that ran without attention; attention"
+                f" ran in {ran[0]!r}"
+            )
+        return f"where= excludes all modules with attention, such as {ran[0]!r}"
 
 
-def name_predicate(where: Where | None, names: Sequence[str]) -> Callable[[str], bool]:
+def name_predicate(where: Where | None, observer: ModelObserver) -> Callable[[str], bool]:
     """Return a function that tells whether a module is chosen, from a pattern or a function of the name."""
     if where is None:
         return lambda name: True
@@ -222,9 +236,20 @@ def name_predicate(where: Where | None, names: Sequence[str]) -> Callable[[str],
         return where
     if not isinstance(where, str):
         raise TypeError(f"where is {describe(where)}; expected a pattern such as '*.attn', or a function of the name")
+    names = list(observer.names.values())
     if not fnmatch.filter(names, where):
-        raise ValueError(f"where is {where!r}, which matches none of {len(names)} modules, such as {names[-1]!r}")
+        likely = observer.likely_attention()
+        example = f", such as {likely[0]!r}" if likely else ""
+        raise ValueError(f"where is {where!r}, which matches none of {len(names)} modules{example}")
     return lambda name: fnmatch.fnmatchcase(name, where)
+
+
+def _check_queries(queries: object) -> slice | None:
+    """Return `queries` unchanged if it is None or a slice of step 1; raise otherwise."""
+    if queries is None or (isinstance(queries, slice) and queries.step in (None, 1)):
+        return queries
+    kind = ValueError if isinstance(queries, slice) else TypeError
+    raise kind(f"queries is {describe(queries)}; expected a slice of step 1, such as slice(-32, None)")
 
 
 def _layer_choice(layers: Choice | None) -> Callable[[int], bool]:

@@ -22,7 +22,8 @@ def join_rows(
     Args:
         matrices: matrices of the same sequences and heads.
         offsets: position of the first key of each matrix.
-        kv_len: number of keys of the result.
+        kv_len: number of keys of the result. Keys beyond are dropped; they have to be masked, as the end of a static
+            KV cache is.
         query_start: position of the first query among the keys.
 
     Raises:
@@ -39,8 +40,8 @@ def join_rows(
     scores = matrices[0].lse.new_full((batch, heads, q_len, kv_len), -torch.inf)
     start = 0
     for weights, offset in zip(matrices, offsets, strict=True):
-        _, _, rows, keys = weights.shape
-        scores[:, :, start : start + rows, offset : offset + keys] = weights.scores[...]
+        rows, keys = weights.shape[2], min(weights.shape[3], kv_len - offset)
+        scores[:, :, start : start + rows, offset : offset + keys] = weights.scores[..., :keys]
         start += rows
     lse = torch.cat([weights.lse for weights in matrices], dim=2)
     query, key = (scores.new_empty((batch, heads, length, 0)) for length in (q_len, kv_len))

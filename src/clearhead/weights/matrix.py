@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead._utils.checks import MAX_INT, check_path, describe
@@ -144,6 +144,11 @@ class AttentionWeights(ObservableMatrix):
     def lowered_mask(self) -> LoweredMask:
         """Mask as key ranges and a dense part; both None without a mask, or if it is folded into the held scores."""
         return self._call.lower()
+
+    @property
+    def query_start(self) -> int | Int[Tensor, " starts"]:
+        """Position of the first query among the keys: one for all sequences, or one per sequence."""
+        return self._call.query_start
 
     @property
     def value(self) -> Float[Tensor, "batch kv_heads kv_len value_dim"] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,8 +74,18 @@ def weights_html(weights: LazyMatrix) -> str | None:
     return f"<p>{label}{f'<br>{note}' if note else ''}</p>{_row(figures)}"
 
 
-def means_html(label: str, means: Mapping[str, Mapping[int, Mapping[str, list[float]]]]) -> str:
-    """Render means, keyed by stack, layer and statistic, as one table of shades per statistic, layers × heads."""
+def means_html(
+    label: str,
+    means: Mapping[str, Mapping[int, Mapping[str, list[float]]]],
+    heads: Mapping[str, Sequence[int] | None],
+) -> str:
+    """Render means as one table of shades per statistic, layers × heads.
+
+    Args:
+        label: text above the tables.
+        means: values of the heads, keyed by stack, layer and statistic.
+        heads: indices of the heads of each stack; None for all heads.
+    """
     parts = [f"<p>{html.escape(label)}<br>means over queries: layers down, heads across</p>"]
     for stack, layers in means.items():
         names = dict.fromkeys(name for statistics in layers.values() for name in statistics)
@@ -83,36 +93,47 @@ def means_html(label: str, means: Mapping[str, Mapping[int, Mapping[str, list[fl
             name: {layer: statistics[name] for layer, statistics in layers.items() if name in statistics}
             for name in names
         }
-        parts.append(_row(_shades(statistics, f"{stack} {name}") for name, statistics in rows.items()))
+        parts.append(_row(_shades(values, heads[stack], f"{stack} {name}") for name, values in rows.items()))
     return "".join(parts)
 
 
-def heatmaps_html(maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]]) -> str:
-    """Render heatmaps, keyed by stack and layer, with shades relative to the largest weight of each head."""
+def heatmaps_html(
+    maps: Mapping[tuple[str, int], Float[np.ndarray, "heads rows keys"]],
+    heads: Mapping[tuple[str, int], Sequence[int] | None],
+) -> str:
+    """Render heatmaps, with shades relative to the largest weight of each head.
+
+    Args:
+        maps: maps of the heads, keyed by stack and layer.
+        heads: indices of these heads; None for all heads.
+    """
     parts = []
     for (stack, layer), maps_of_heads in list(maps.items())[:MAX_HEADS]:
+        indices = heads[stack, layer] or range(len(maps_of_heads))
         largest = maps_of_heads.max(axis=(1, 2), keepdims=True, initial=0.0)
         shades = log_shades(maps_of_heads / np.where(largest > 0, largest, 1.0), maps_of_heads.shape[2])[:MAX_HEADS]
-        parts.append(_row(_map(head_shades, f"{stack} {layer}.{head}") for head, head_shades in enumerate(shades)))
+        labeled = zip(indices, shades, strict=False)  # shades are those of the first heads
+        parts.append(_row(_map(head_shades, f"{stack} {layer}.{head}") for head, head_shades in labeled))
     return "".join(parts)
 
 
-def _shades(rows: dict[int, list[float]], title: str) -> str:
+def _shades(rows: dict[int, list[float]], heads: Sequence[int] | None, title: str) -> str:
     """Render a table of shades, layers × heads, from the smallest value to the largest, with the numbers folded."""
     across = max(map(len, rows.values()))
     values = np.array([[*row, *[np.nan] * (across - len(row))] for row in rows.values()])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    known = values[~np.isnan(values)]  # a mean over no queries is nan
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
     shares = (np.nan_to_num(values, nan=low) - low) / ((high - low) or 1.0)
     label = f"{title} by layer and head"
     picture = _image(
         (255 * shares).round().astype(np.uint8), across * TABLE_CELL_PIXELS, len(rows) * TABLE_CELL_PIXELS, label
     )
-    head = "".join(f"<th>{index}</th>" for index in range(across))
+    head = "".join(f"<th>{index}</th>" for index in heads or range(across))
     body = "".join(
         f"<tr><th>{index}</th>{''.join(f'<td>{value:.3f}</td>' for value in row)}</tr>" for index, row in rows.items()
     )
     table = f"<details><summary>in numbers</summary><table><tr><th></th>{head}</tr>{body}</table></details>"
-    return _figure(picture, f"{title}: {low:.3g} to {high:.3g}", table)
+    return _figure(picture, f"{title}: {f'{low:.3g} to {high:.3g}' if known.size else 'no queries'}", table)
 
 
 def _map(shades: UInt8[np.ndarray, "rows keys"], caption: str) -> str:
