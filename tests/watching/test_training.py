@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from support.ranks import started
 from support.tiny_models import inputs_for, make
 
 HEADS, WIDTH = 3, 5
-ORIGINAL = (functional.scaled_dot_product_attention,)  # in a tuple: `watch` replaces references in modules
+ORIGINAL = SimpleNamespace(sdpa=functional.scaled_dot_product_attention)  # `watch` replaces references in modules
 
 
 class Block(nn.Module):
@@ -182,7 +183,7 @@ def test_nothing_is_written_or_left_replaced_if_the_block_raises(tmp_path):
     for error in (RuntimeError, KeyboardInterrupt):
         with pytest.raises(error, match="stop"), log.step(0):
             call_and_raise(model, error("stop"))
-        assert functional.scaled_dot_product_attention is ORIGINAL[0]
+        assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
     assert not path.exists()
     with log.step(0):
         model(data(seed=2))
@@ -244,7 +245,7 @@ class TestRejects:
                 linear,
                 None,
                 lambda: linear(torch.randn(2, 3)),
-                "watch observed no attention of Linear: no module called",
+                "watch observed no attention of Linear: no call of",
             ),
             (model, None, lambda: None, "watch observed no attention of Model: it was not called within the block"),
             (model, "nothing", lambda: None, "where is 'nothing', which matches none of"),

@@ -268,7 +268,7 @@ class ByHandTimm(ByHand):
 @pytest.mark.parametrize(
     ("model", "called", "message"),
     [
-        (ByHand(), True, "watch observed no attention of ByHand: no module called scaled_dot_product_attention"),
+        (ByHand(), True, "watch observed no attention of ByHand: no call of scaled_dot_product_attention"),
         (ByHandTimm(), True, r"call timm.layers.set_fused_attn\(True, experimental=True\)"),
         (nn.Linear(3, 3), True, "watch observed no attention of Linear"),
         (OwnModel(), False, "watch observed no attention of OwnModel: it was not called within the block"),
