@@ -157,6 +157,22 @@ def test_memory_bound_has_an_estimate():
     assert len(seen[0].calls) == 1
 
 
+@pytest.mark.parametrize("length", [1, 7, 611])
+def test_maximum_of_scores_with_nan_is_nan(length):
+    class Layer(nn.Module):
+        def forward(self, query, key, mask=None):
+            return functional.scaled_dot_product_attention(query, key, key, mask)
+
+    layer, query, key = Layer(), torch.randn(1, 2, length, 8), torch.randn(1, 2, 13, 8)
+    query[0, 1, 0, 3] = torch.nan
+    for mask in (None, torch.rand(length, 13) > 0.2):
+        with torch.no_grad(), watch(layer, peak=True, entropy=True) as seen:
+            layer(query, key, mask)
+        assert seen[0].maxima["peak"].isnan().tolist() == [False, True]
+        assert seen[0].means["entropy"].isnan().tolist() == [False, True]
+        assert seen[0].queries == length
+
+
 def test_values_are_kept_on_request():
     model, x = model_and_input()
     with watch(model, values=True) as seen:
