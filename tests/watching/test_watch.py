@@ -92,6 +92,16 @@ def test_where_chooses_modules(where):
     assert seen[0].name == "layers.1"  # numbered among the chosen ones
 
 
+@pytest.mark.parametrize("where", ["first", "second", lambda name: name == "second"])
+def test_where_matches_any_name_of_a_shared_module(where):
+    _, x = model_and_input()
+    shared = OwnModel().double().layers[0]
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    with watch(model, where=where) as seen:
+        model["second"](x)
+    assert list(seen) == ["first"]
+
+
 @pytest.mark.parametrize(("layers", "names"), [(1, ["layers.1"]), ([0], ["layers.0"]), (slice(1, None), ["layers.1"])])
 def test_layers_choose_by_order_of_execution(layers, names):
     model, x = model_and_input()
@@ -305,6 +315,7 @@ def test_nothing_observed(model, called, message):
         ({"layers": -1}, ValueError, "layers is -1; expected a whole number of at least 0"),
         ({"layers": slice(-2, None)}, ValueError, "the last layer is not known yet"),
         ({"keep": -1}, ValueError, "keep is -1"),
+        ({"top": 0}, ValueError, "top is 0; expected a whole number of at least 1"),
         ({"entrophy": True}, TypeError, "entrophy is not a statistic; expected entropy"),
         ({"spans": {"image": (5, 99)}}, ValueError, r"spans\['image'\] is \(5, 99\); expected an end of at most 7"),
         ({"heads": 9}, IndexError, "index 9 is out of range for heads of size 4"),
@@ -331,7 +342,7 @@ def test_changed_inputs_are_refused():
     module, x = Changing(), torch.randn(1, 2, 300, 8)
     with torch.no_grad(), watch(module) as seen:
         module(x)
-    with pytest.raises(RuntimeError, match="query was changed in place"):
+    with pytest.raises(RuntimeError, match=r"query was changed in place .* or request statistics from watch\(\)"):
         seen[0].weights[0, 0, 0]
 
 

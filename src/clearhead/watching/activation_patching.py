@@ -97,7 +97,7 @@ class _Calls(ModelIntervention):
 
     def __init__(self, model: Any, where: Where | None) -> None:
         super().__init__(model)
-        self.where = name_predicate(where, list(self.names.values()))
+        self.where = name_predicate(where, self.model)
         self.count = 0
 
     def edits(self, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:

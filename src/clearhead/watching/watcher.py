@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -114,7 +114,7 @@ class _Watcher(ModelObserver):
         given_spans = statistics.pop("spans", None)
         self.spans = None if given_spans is None else SpansOfCalls(given_spans)
         self.statistics = statistics
-        self.where = name_predicate(where, list(self.names.values()))
+        self.where = name_predicate(where, self.model)
         self.layers, self.heads, self.queries = _layer_choice(layers), heads, queries
         self.keep = None if keep is None else check_int("keep", keep, least=0)
         self.values, self.each = values, each
@@ -214,17 +214,25 @@ class _Watcher(ModelObserver):
         return super().reason_for_none()
 
 
-def name_predicate(where: Where | None, names: Sequence[str]) -> Callable[[str], bool]:
-    """Return a function that tells whether a module is chosen, from a pattern or a function of the name."""
+def name_predicate(where: Where | None, model: nn.Module) -> Callable[[str], bool]:
+    """Return a function that tells whether a module is chosen, from a pattern or a function of the name.
+
+    A module that is shared has several names. It is chosen if one of them is, and the function takes the first.
+    """
     if where is None:
         return lambda name: True
-    if callable(where):
-        return where
-    if not isinstance(where, str):
+    if not callable(where) and not isinstance(where, str):
         raise TypeError(f"where is {describe(where)}; expected a pattern such as '*.attn', or a function of the name")
-    if not fnmatch.filter(names, where):
-        raise ValueError(f"where is {where!r}, which matches none of {len(names)} modules, such as {names[-1]!r}")
-    return lambda name: fnmatch.fnmatchcase(name, where)
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    every = [name for each in names.values() for name in each]
+    if isinstance(where, str) and not fnmatch.filter(every, where):
+        last = [*names.values()][-1][0]
+        raise ValueError(f"where is {where!r}, which matches none of {len(names)} modules, such as {last!r}")
+    chooses = where if callable(where) else lambda name: fnmatch.fnmatchcase(name, where)
+    names_of = {each[0]: each for each in names.values()}
+    return lambda name: any(chooses(each) for each in names_of[name])
 
 
 def _layer_choice(layers: Choice | None) -> Callable[[int], bool]:
