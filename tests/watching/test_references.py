@@ -161,6 +161,27 @@ def test_name_that_is_bound_again_after_the_first_watch(monkeypatch, wrap):
     assert (library.attend["sdpa"] if isinstance(library.attend, dict) else library.attend) is original
 
 
+def test_function_that_is_bound_within_a_block_is_replaced_by_the_next(monkeypatch):
+    original, library = functional.scaled_dot_product_attention, types.ModuleType("library_of_functions")
+    library.attend = original
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            attend = library.attend
+            return (attend[0] if isinstance(attend, tuple) else attend)(x, x, x)
+
+    layer, x = Layer(), torch.randn(2, 3, 5, 7)
+    with watch(layer) as outer:
+        for value in (original, (original,), (original, None)):
+            library.attend = value
+            with watch(layer) as seen:
+                layer(x)
+            assert len(seen[""].calls) == 1
+    assert library.attend is value
+    assert len(outer[""].calls) == 3
+
+
 def test_attribute_that_is_bound_within_the_block_is_restored():
     class Lazy(nn.Module):
         def forward(self, x):

@@ -257,7 +257,15 @@ class InstalledReferences:
 
     def install_shared(self, references: Iterable[Reference]) -> None:
         """Replace functions until the last of all blocks has ended."""
-        self._shared.update(self.install(each for each in references if each.key not in self._shared))
+        for reference in references:
+            key = reference.key
+            if key not in self._shared:
+                self._shared.update(self.install([reference]))
+            else:  # another value may have been bound to the name since
+                known, blocks = self._installed[key]
+                known = known if known.is_same(reference) else reference
+                known.install()
+                self._installed[key] = known, blocks
 
     def remove(self, keys: Iterable[Key]) -> None:
         """Restore functions that no other block requires."""
