@@ -3,6 +3,7 @@
 import copy
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from clearhead.huggingface import AttentionLogCallback
 from clearhead.watching import AttentionLog
 from support.tiny_models import VOCABULARY, make
 
-ORIGINAL = (functional.scaled_dot_product_attention,)  # in a tuple: `watch` replaces references in modules
+ORIGINAL = SimpleNamespace(sdpa=functional.scaled_dot_product_attention)  # `watch` replaces references in modules
 BATCH, LENGTH, ACCUMULATION, STEPS = 2, 7, 2, 6
 QUERIES = BATCH * LENGTH * ACCUMULATION
 
@@ -67,7 +68,7 @@ def lines(path):
 
 
 def assert_clean(model):
-    assert functional.scaled_dot_product_attention is ORIGINAL[0]
+    assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
     assert "forward" not in vars(model)
 
 
@@ -117,7 +118,7 @@ def test_checkpointing_and_mixed_precision_are_observed_once(tmp_path, option):
     assert [line["step"] for line in lines(tmp_path / "attention.jsonl")] == [1, 2]
     for line in lines(tmp_path / "attention.jsonl"):
         assert all(module["queries"] == QUERIES for module in line["modules"].values())
-    assert functional.scaled_dot_product_attention is ORIGINAL[0]
+    assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
 
 
 class Raising(TrainerCallback):
@@ -140,7 +141,7 @@ def test_interruption_leaves_nothing_replaced(tmp_path):
         model = make_model()
 
         def fail(*args, error=error):
-            assert functional.scaled_dot_product_attention is not ORIGINAL[0]
+            assert functional.scaled_dot_product_attention is not ORIGINAL.sdpa
             raise error
 
         handle = model.model.layers[1].self_attn.q_proj.register_forward_hook(fail)
@@ -148,7 +149,7 @@ def test_interruption_leaves_nothing_replaced(tmp_path):
         trainer = make_trainer(model, tmp_path / error.__class__.__name__, callback)
         with pytest.raises(type(error), match="stop"):
             trainer.train()
-        assert functional.scaled_dot_product_attention is ORIGINAL[0]
+        assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
         handle.remove()
         model.eval()(torch.tensor([[3, 4, 5]]))  # not observed
         trainer.train()
@@ -163,7 +164,7 @@ def test_error_between_passes_leaves_nothing_replaced(tmp_path):
     callback = AttentionLogCallback(every=1)
     with pytest.raises(RuntimeError, match="stop"):
         make_trainer(model, tmp_path, callback, Raising(RuntimeError("stop"), "on_substep_end")).train()
-    assert functional.scaled_dot_product_attention is ORIGINAL[0]
+    assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
     assert [line["step"] for line in lines(tmp_path / "attention.jsonl")] == [1]
     twin = copy.deepcopy(model)  # its forward pass is that of the copy
     with torch.no_grad():
@@ -192,7 +193,7 @@ def test_another_wrapper_around_forward_is_kept(tmp_path):
     before = len(calls)
     model(torch.tensor([[3, 4, 5]]))
     assert len(calls) == before + 1
-    assert functional.scaled_dot_product_attention is ORIGINAL[0]
+    assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
 
 
 def test_rejects_wrong_arguments(tmp_path):

@@ -223,7 +223,7 @@ def test_rejects_unknown_statistics_models_and_arguments():
         watch("llama").__enter__()
     config = transformers.GPTJConfig(vocab_size=9, n_embd=8, n_layer=1, n_head=2, rotary_dim=4)
     by_hand = transformers.GPTJModel(config).eval()
-    message = "observed no attention of GPTJModel: no module called scaled_dot_product_attention.* is not observed"
+    message = "observed no attention of GPTJModel: no call of scaled_dot_product_attention.* is not observed"
     with pytest.raises(ValueError, match=message), torch.no_grad(), watch(by_hand, entropy=True):
         by_hand(input_ids=torch.tensor([[1, 2, 3]]))
     with pytest.raises(ValueError, match="LlamaForCausalLM: it was not called within the block"), watch(model):

@@ -131,8 +131,8 @@ def test_weights_are_those_of_eager_and_outputs_are_unchanged(model_type, implem
 def test_attention_by_hand_is_refused_in_one_line(model_type):
     model, inputs = tiny(model_type)
     message = (
-        f"watch observed no attention of {type(model).__name__}: no module called scaled_dot_product_attention, .*;"
-        " attention written out as matmul, softmax and matmul is not observed"
+        f"watch observed no attention of {type(model).__name__}: no call of scaled_dot_product_attention, .*"
+        " was observed; attention written out as matmul, softmax and matmul is not observed"
     )
     with pytest.raises(ValueError, match=message) as error, watch(model, entropy=True):
         outputs(model, inputs[0])

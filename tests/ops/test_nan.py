@@ -48,6 +48,10 @@ def test_nan_reaches_only_its_rows(source, kv_len, backend):
         assert lse.isnan().all()
     reached_weights = weights[0, 0][rows]
     assert reached_weights[:, 4].isnan().all()
+    peaks = weights.peak()
+    assert peaks[0, 0, rows].isnan().all()
+    assert peaks[0, 0, others].isfinite().all()
+    assert peaks[0, 1].isfinite().all()
 
 
 def test_nan_in_a_bias_does_not_hide_its_key():

@@ -73,6 +73,18 @@ def test_other_numbers_of_axes(shape):
     torch.testing.assert_close(weights.dense().view(*shape[:-2], 9, 9), direct_weights(query, key, mask))
 
 
+@pytest.mark.parametrize("shape", [(3, 1), (1, 4), (2, 1, 1), (4,), ()], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_with_fewer_leading_axes(shape, kind):
+    query, key = torch.randn(2, 3, 4, 9, 8, dtype=torch.float64), torch.randn(2, 3, 4, 13, 8, dtype=torch.float64)
+    mask = masks((*shape, 9, 13)) if kind == "bool" else torch.randn(*shape, 9, 13, dtype=torch.float64)
+    module = Sdpa()
+    with watch(module) as seen:
+        output = module(query, key, key, mask)
+    assert torch.equal(output, module(query, key, key, mask))
+    torch.testing.assert_close(seen[0].weights.dense().view(2, 3, 4, 9, 13), direct_weights(query, key, mask))
+
+
 def test_sequences_that_broadcast():
     query, key = torch.randn(3, 2, 5, 8, dtype=torch.float64), torch.randn(1, 2, 5, 8, dtype=torch.float64)
     module = Sdpa()
@@ -100,7 +112,9 @@ def test_nested_tensors_are_refused_by_name():
     lengths = [torch.randn(length, 2, 8) for length in (3, 5)]
     nested = torch.nested.nested_tensor(lengths, layout=torch.jagged).transpose(1, 2)
     with (
-        pytest.raises(ValueError, match="watch observed no attention of Sdpa: query is a nested tensor"),
+        pytest.raises(
+            ValueError, match="watch observed no attention of Sdpa: query is a nested tensor, which is not observed"
+        ),
         watch(module),
     ):
         module(nested, nested, nested)

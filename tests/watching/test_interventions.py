@@ -216,7 +216,7 @@ class TestBlocks:
     def test_models_without_attention_that_can_be_changed(self):
         model = nn.Sequential(nn.Linear(3, 3))
         with (
-            pytest.raises(ValueError, match="ablate found no attention of Sequential: no module called"),
+            pytest.raises(ValueError, match="ablate found no attention of Sequential: no call of"),
             ablate(model, [(0, 0)]),
         ):
             model(torch.zeros(1, 3))

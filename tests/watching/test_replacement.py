@@ -3,13 +3,14 @@
 import functools
 import sys
 import types
+from types import SimpleNamespace
 
 import torch
 from torch.nn import functional
 
 from clearhead.watching import watch
 
-ORIGINAL = (functional.scaled_dot_product_attention,)  # in a tuple: `watch` replaces references in modules
+ORIGINAL = SimpleNamespace(sdpa=functional.scaled_dot_product_attention)  # `watch` replaces references in modules
 
 
 def test_module_imported_between_two_nested_watches_is_restored(monkeypatch):
@@ -21,9 +22,9 @@ def test_module_imported_between_two_nested_watches_is_restored(monkeypatch):
         monkeypatch.setitem(sys.modules, imported.__name__, imported)
         with watch(layer):
             layer(x, x, x, need_weights=False)
-        assert imported.scaled_dot_product_attention is not ORIGINAL[0]
-    assert imported.scaled_dot_product_attention is ORIGINAL[0]
-    assert functional.scaled_dot_product_attention is ORIGINAL[0]
+        assert imported.scaled_dot_product_attention is not ORIGINAL.sdpa
+    assert imported.scaled_dot_product_attention is ORIGINAL.sdpa
+    assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
 
 
 def test_attribute_of_a_model_is_replaced_until_the_outer_watch_ends():
@@ -41,13 +42,13 @@ def test_attribute_of_a_model_is_replaced_until_the_outer_watch_ends():
             layer(x)
         layer(x)
     assert len(outer[0].calls) == 2
-    assert layer.attend is ORIGINAL[0]
+    assert layer.attend is ORIGINAL.sdpa
 
 
 def test_a_wrapper_of_the_user_stays_in_use():
     """Only `torch.compile(function)` is replaced with the function; any other wrapper calls it."""
 
-    @functools.wraps(ORIGINAL[0])
+    @functools.wraps(ORIGINAL.sdpa)
     def doubled(*args):
         return 2 * functional.scaled_dot_product_attention(*args)
 
@@ -61,4 +62,22 @@ def test_a_wrapper_of_the_user_stays_in_use():
         output = layer(x)
         assert layer.attend is doubled
     assert len(seen[0].calls) == 1
-    assert torch.equal(output, 2 * ORIGINAL[0](x, x, x))
+    assert torch.equal(output, 2 * ORIGINAL.sdpa(x, x, x))
+
+
+def test_first_of_two_watches_may_end_first():
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return self.attend(x, x, x)
+
+    layer, x = Layer(), torch.randn(2, 3, 5, 7)
+    layer.attend = ORIGINAL.sdpa
+    first, second = watch(layer), watch(layer)
+    first.__enter__()
+    seen = second.__enter__()
+    layer(x)
+    first.__exit__(None, None, None)
+    layer(x)
+    second.__exit__(None, None, None)
+    assert len(seen[0].calls) == 2
+    assert layer.attend is ORIGINAL.sdpa

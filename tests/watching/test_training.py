@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from clearhead import attention
 from clearhead.distributed import ProcessGroup
 from clearhead.ops.masks import Causal
 from clearhead.watching import AttentionLog
+from clearhead.watching._head_totals import HeadTotals, over_ranks
 from support.ranks import started
 from support.tiny_models import inputs_for, make
 
 HEADS, WIDTH = 3, 5
-ORIGINAL = (functional.scaled_dot_product_attention,)  # in a tuple: `watch` replaces references in modules
+ORIGINAL = SimpleNamespace(sdpa=functional.scaled_dot_product_attention)  # `watch` replaces references in modules
 
 
 class Block(nn.Module):
@@ -150,8 +152,23 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     text = (tmp_path / "log.jsonl").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text
-    assert lines(tmp_path / "log.jsonl")[0]["entropy"] is None
+    (line,) = lines(tmp_path / "log.jsonl")
+    assert line["entropy"] is None
+    assert line["peak"] is None
+    assert line["modules"]["blocks.0"]["queries"] == 3
     assert all(math.isfinite(value) for _, value, _ in scalars)
+
+
+def test_peak_of_another_rank_stays_nan():
+    """Backends of torch.distributed differ in whether a maximum with NaN is NaN."""
+    ranks = SimpleNamespace(
+        all_gather=lambda layout: [layout],
+        all_reduce=lambda sums: sums,
+        all_reduce_max=lambda peaks: peaks.nan_to_num(nan=3.0),
+    )
+    sums = torch.tensor([[7.0, 2.0, 5.0, 1.0], [7.0, math.nan, 5.0, 1.0]])
+    totals = over_ranks({"attn": HeadTotals(sums, torch.tensor([2.0, math.nan]))}, None, ranks)
+    assert totals["attn"].peaks.isnan().tolist() == [False, True]
 
 
 def test_training_is_equal_with_and_without_the_log(tmp_path):
@@ -182,7 +199,7 @@ def test_nothing_is_written_or_left_replaced_if_the_block_raises(tmp_path):
     for error in (RuntimeError, KeyboardInterrupt):
         with pytest.raises(error, match="stop"), log.step(0):
             call_and_raise(model, error("stop"))
-        assert functional.scaled_dot_product_attention is ORIGINAL[0]
+        assert functional.scaled_dot_product_attention is ORIGINAL.sdpa
     assert not path.exists()
     with log.step(0):
         model(data(seed=2))
@@ -244,7 +261,7 @@ class TestRejects:
                 linear,
                 None,
                 lambda: linear(torch.randn(2, 3)),
-                "watch observed no attention of Linear: no module called",
+                "watch observed no attention of Linear: no call of",
             ),
             (model, None, lambda: None, "watch observed no attention of Model: it was not called within the block"),
             (model, "nothing", lambda: None, "where is 'nothing', which matches none of"),

@@ -98,6 +98,16 @@ def test_where_chooses_modules(where):
     assert seen["layers", 1] is seen[-1]
 
 
+@pytest.mark.parametrize("where", ["first", "second", lambda name: name == "second"])
+def test_where_matches_any_name_of_a_shared_module(where):
+    _, x = model_and_input()
+    shared = OwnModel().double().layers[0]
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    with watch(model, where=where) as seen:
+        model["second"](x)
+    assert list(seen) == ["first"]
+
+
 @pytest.mark.parametrize(("layers", "names"), [(1, ["layers.1"]), ([0], ["layers.0"]), (slice(1, None), ["layers.1"])])
 def test_layers_choose_by_order_of_execution(layers, names):
     model, x = model_and_input()
@@ -165,6 +175,22 @@ def test_memory_bound_has_an_estimate():
         for _ in range(5):
             model(x)
     assert len(seen[0].calls) == 1
+
+
+@pytest.mark.parametrize("length", [1, 7, 611])
+def test_maximum_of_scores_with_nan_is_nan(length):
+    class Layer(nn.Module):
+        def forward(self, query, key, mask=None):
+            return functional.scaled_dot_product_attention(query, key, key, mask)
+
+    layer, query, key = Layer(), torch.randn(1, 2, length, 8), torch.randn(1, 2, 13, 8)
+    query[0, 1, 0, 3] = torch.nan
+    for mask in (None, torch.rand(length, 13) > 0.2):
+        with torch.no_grad(), watch(layer, peak=True, entropy=True) as seen:
+            layer(query, key, mask)
+        assert seen[0].maxima["peak"].isnan().tolist() == [False, True]
+        assert seen[0].means["entropy"].isnan().tolist() == [False, True]
+        assert seen[0].queries == length
 
 
 def test_values_are_kept_on_request():
@@ -278,7 +304,7 @@ class ByHandTimm(ByHand):
 @pytest.mark.parametrize(
     ("model", "called", "message"),
     [
-        (ByHand(), True, "watch observed no attention of ByHand: no module called scaled_dot_product_attention"),
+        (ByHand(), True, "watch observed no attention of ByHand: no call of scaled_dot_product_attention"),
         (ByHandTimm(), True, r"call timm.layers.set_fused_attn\(True, experimental=True\)"),
         (nn.Linear(3, 3), True, "watch observed no attention of Linear"),
         (OwnModel(), False, "watch observed no attention of OwnModel: it was not called within the block"),
@@ -309,6 +335,7 @@ def test_nothing_observed(model, called, message):
         ({"layers": -1}, ValueError, "layers is -1; expected a whole number of at least 0"),
         ({"layers": slice(-2, None)}, ValueError, "the last layer is not known yet"),
         ({"keep": -1}, ValueError, "keep is -1"),
+        ({"top": 0}, ValueError, "top is 0; expected a whole number of at least 1"),
         ({"entrophy": True}, TypeError, "entrophy is not a statistic; expected entropy"),
         ({"spans": {"image": (5, 99)}}, ValueError, r"spans\['image'\] is \(5, 99\); expected an end of at most 7"),
         ({"heads": 9}, IndexError, "index 9 is out of range for heads of size 4"),
@@ -335,7 +362,7 @@ def test_changed_inputs_are_refused():
     module, x = Changing(), torch.randn(1, 2, 300, 8)
     with torch.no_grad(), watch(module) as seen:
         module(x)
-    with pytest.raises(RuntimeError, match="query was changed in place"):
+    with pytest.raises(RuntimeError, match=r"query was changed in place .* or request statistics from watch\(\)"):
         seen[0].weights[0, 0, 0]
 
 

@@ -68,7 +68,8 @@ class LayerSummary:
             values["largest"] = observed.top.weights[..., 0]
         for name, statistic in values.items():
             if not every:
-                statistic = statistic * (valid[:, None, :, None] if name == "mass" else valid[:, None])
+                excluded = ~(valid[:, None, :, None] if name == "mass" else valid[:, None])
+                statistic = statistic.masked_fill(excluded, 0)  # a product with 0 would keep NaN
             total = statistic.sum(dim=(0, 2), dtype=torch.float64)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         if "peak" in observed and observed.peak.numel():

@@ -75,7 +75,7 @@ class ContextParallelWeights:
         distance: bool = False,
         peak: bool = False,
         spans: SpansLike | None = None,
-        top: int = 0,
+        top: int | None = None,
     ) -> AttentionStatistics:
         """Compute several statistics in one pass over each rank's rows, as `AttentionWeights.observe` does.
 

@@ -45,7 +45,7 @@ class StatisticsOptions(TypedDict, total=False):
     distance: bool
     peak: bool
     spans: SpansLike | None
-    top: int
+    top: int | None
     pool: tuple[int, int] | None
     reduce: Reduce
 
@@ -76,7 +76,7 @@ class StatisticsRequest:
         distance: bool = False,
         peak: bool = False,
         spans: SpansLike | None = None,
-        top: int = 0,
+        top: int | None = None,
         pool: tuple[int, int] | None = None,
         reduce: Reduce = "mean",
     ) -> StatisticsRequest:
@@ -86,7 +86,7 @@ class StatisticsRequest:
             check_bool("entropy", entropy),
             check_bool("received", received),
             check_bool("distance", distance),
-            check_int("top", top, least=0, most=None),
+            0 if top is None else check_int("top", top, most=None),
             None if pool is None else PoolSpec.checked(*_pair(pool), reduce),
             check_bool("peak", peak),
             None if spans is None else Spans.checked(spans),

@@ -75,6 +75,7 @@ def over_ranks(
     ordered = [{**totals, **absent}[name] for name in heads]
     sums = process_group.all_reduce(torch.cat([each.sums.to(device) for each in ordered])).cpu()
     peaks = process_group.all_reduce_max(torch.cat([each.peaks.to(device) for each in ordered])).cpu()
+    peaks = peaks.masked_fill(sums[:, 1].isnan(), torch.nan)  # a maximum over ranks may drop NaN, a sum does not
     counts = list(heads.values())
     parts = map(HeadTotals, sums.split(counts), peaks.split(counts))
     return dict(zip(heads, parts, strict=True))

@@ -26,7 +26,7 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Dense, Mask, Padding
 from clearhead.watching import running
 from clearhead.watching._sdpa import call_of_sdpa
-from clearhead.watching.adapters import functions_replaced, register
+from clearhead.watching.adapters import functions_replaced_in, register
 from clearhead.watching.editing import collected_edits
 from clearhead.watching.observed import ObservedCall
 from clearhead.watching.replacement import Replacement
@@ -180,7 +180,7 @@ def _capture(original: Any, arguments: dict[str, Any]) -> AttentionCall:
     `is_causal` is a hint that only affects calls without `need_weights`.
     """
     try:
-        with functions_replaced(), running.capturing():
+        with functions_replaced_in(original.__globals__), running.capturing():
             original(**{**arguments, "need_weights": False, "is_causal": False, "dropout_p": 0.0})
     except running.Captured as captured:
         query, key, value, options = captured.args

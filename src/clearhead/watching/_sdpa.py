@@ -106,6 +106,12 @@ def call_of_sdpa(
     Leading axes before the last three are joined into one batch axis. A matrix without an axis of heads has one head.
     Under autocast, queries and keys are rounded as torch does.
     """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.is_nested:
+            raise TypeError(
+                f"{name} is a nested tensor, which is not observed; expected a dense tensor, such as"
+                f" {name}.to_padded_tensor(0.0), and a mask that hides the padding"
+            )
     if isinstance(attn_mask, CausalBias):
         attn_mask = attn_mask._materialize(query.device)
     query, key, value = autocast(query, key, value)
@@ -119,7 +125,8 @@ def call_of_sdpa(
     mask: Mask | None = None
     bias = None
     if attn_mask is not None:
-        added = _four_axes(attn_mask, leading) if attn_mask.ndim > 4 else attn_mask
+        has_leading = attn_mask.ndim > 4 or (attn_mask.ndim == 4 and len(leading) > 1)
+        added = _four_axes(attn_mask, leading) if has_leading else attn_mask
         mask, bias = (Dense(added), None) if added.dtype == torch.bool else (None, added)
     if is_causal:
         mask = Causal() if mask is None else Causal() & mask

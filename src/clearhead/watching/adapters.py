@@ -6,25 +6,20 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from torch import nn
 
-from clearhead.watching.replacement import (
-    LoadedModules,
-    MethodReplacement,
-    Replacement,
-    namespaces_of,
-    references_in,
-)
+from clearhead.watching.references import InstalledReferences, LoadedModules, Namespace, Search
+from clearhead.watching.replacement import MethodReplacement, Replacement
 
 AnyReplacement = Replacement | MethodReplacement
 
 # adapters that are only needed with some library, by its name; they register themselves when they are imported
 OPTIONAL = {"transformers": "clearhead.huggingface"}
 _adapters: dict[str, list[AnyReplacement]] = {}
-_loaded = LoadedModules()
-_users = 0
+_loaded, _installed = LoadedModules(), InstalledReferences()
+_users = 0  # active blocks
 _LOCK = threading.Lock()
 
 
@@ -44,30 +39,49 @@ def load_optional() -> None:
 
 
 @contextmanager
-def functions_replaced(model: nn.Module | None = None) -> Iterator[None]:
-    """Replace all registered functions within a `with` block, in Python modules and in attributes of a model."""
-    namespaces = [] if model is None else namespaces_of(model)
+def functions_replaced(model: nn.Module) -> Iterator[None]:
+    """Replace all registered functions within a `with` block, in Python modules and in a model."""
     global _users
-    with ExitStack() as stack:
+    with _LOCK:
+        functions, methods = _replacements()
+        search = Search(functions)
+        _installed.install_shared(_loaded.references(search))
+        keys = _installed.install([*search.in_model(model)])
+        for method in methods:
+            method.install()
+        _users += 1
+    try:
+        yield
+    finally:
         with _LOCK:
-            _users += 1
-            functions, methods = _replacements()
-            _loaded.search(functions)
-            for each in [*_loaded.references, *methods]:
-                each.install()
-            for reference in references_in(namespaces, functions):  # the others are replaced already
-                reference.install()
-                stack.callback(reference.remove)
-        try:
-            yield
-        finally:
-            with _LOCK:
-                _users -= 1
-                if not _users:
-                    functions, methods = _replacements()
-                    _loaded.search(functions)
-                    for each in [*_loaded.references, *methods]:
-                        each.remove()
+            _users -= 1
+            _installed.remove(keys)
+            if not _users:
+                _restore(model)
+
+
+@contextmanager
+def functions_replaced_in(namespace: Namespace) -> Iterator[None]:
+    """Replace all registered functions within a `with` block, in one namespace."""
+    with _LOCK:
+        keys = _installed.install([*Search(_replacements()[0]).in_namespace(namespace, containers=False)])
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _installed.remove(keys)
+
+
+def _restore(model: nn.Module) -> None:
+    """Restore everything after the last block, including names that were bound to a wrapper within a block."""
+    _installed.remove_shared()
+    functions, methods = _replacements()
+    for method in methods:
+        method.remove()
+    if _loaded.has_others(functions):
+        search = Search(functions)
+        for reference in [*_loaded.references(search), *search.in_model(model)]:
+            reference.remove()
 
 
 def _replacements() -> tuple[list[Replacement], list[MethodReplacement]]:

@@ -28,6 +28,7 @@ class ModelObserver:
         names: names of its modules, by id.
         adapter: stacks, layers and padding of the model, if a library is known; otherwise None.
         compiled_calls: names of functions that were traced into a compiled graph.
+        hidden_calls: ways in which calls ran that have no values to read.
         was_called: whether the model ran.
     """
 
@@ -40,6 +41,7 @@ class ModelObserver:
         self.names = {id(module): name for name, module in self.model.named_modules()}
         self.adapter: ModelAdapter | None = adapter_of(self.model)
         self.compiled_calls: set[str] = set()
+        self.hidden_calls: set[str] = set()
         self.was_called = False
         self._given = model
 
@@ -99,9 +101,17 @@ class ModelObserver:
                 f"{unfused[0]} multiplies by hand; call timm.layers.set_fused_attn(True, experimental=True) before the"
                 " model is created"
             )
+        if self.hidden_calls:
+            ways = " and ".join(sorted(self.hidden_calls))
+            return f"it was called {ways}, where attention is not {self.participle}"
+        scripted = [name for name, module in self.model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+        if scripted:
+            name = scripted[0] or type(self.model).__name__
+            return f"{name} is a TorchScript module, which is not {self.participle}; expected the original module"
         return (
-            "no module called scaled_dot_product_attention, nn.MultiheadAttention or flex_attention; attention written"
-            f" out as matmul, softmax and matmul is not {self.participle}"
+            "no call of scaled_dot_product_attention, nn.MultiheadAttention or flex_attention was observed; attention"
+            f" written out as matmul, softmax and matmul is not {self.participle}, nor are functions that a closure or"
+            " a helper object holds"
         )
 
     def _notice_first_call(self) -> Callable[[], None]:

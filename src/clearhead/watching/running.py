@@ -26,6 +26,7 @@ class Observer(Protocol):
 
     names: dict[int, str]  # names of the modules, by id
     compiled_calls: set[str]  # names of functions that were traced into a compiled graph
+    hidden_calls: set[str]  # ways in which calls ran that have no values to read
 
     def receive(self, module: nn.Module, observed: ObservedCall) -> None:
         """Handle a call of a module."""
@@ -41,6 +42,7 @@ class Intervention(Protocol):
 
     names: dict[int, str]
     compiled_calls: set[str]
+    hidden_calls: set[str]
 
     def edits(self, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
         """Return the changes of a call of a module."""
@@ -115,9 +117,9 @@ def observers_of_call(tensor: object, module: nn.Module | None = None) -> list[T
         tensor: a tensor of the call. Placeholders without values, as in a trace, are not observed.
         module: the module that makes the call. Default: determined from the Python frames.
     """
-    if not _observers or _is_hidden(tensor) or in_backward_pass():  # gradient checkpointing runs the forward pass again
+    if not _observers or in_backward_pass():  # gradient checkpointing runs the forward pass again
         return []
-    return _targets_of_call(_observers, module, sys._getframe(1))
+    return _visible_targets(_observers, tensor, module, sys._getframe(1))
 
 
 def interventions_of_call(tensor: object, module: nn.Module | None = None) -> list[EditTarget]:
@@ -125,21 +127,32 @@ def interventions_of_call(tensor: object, module: nn.Module | None = None) -> li
 
     They also change the calls that gradient checkpointing runs again, whose outputs must be the same.
     """
-    if not _interventions or _is_hidden(tensor):
+    return _visible_targets(_interventions, tensor, module, sys._getframe(1)) if _interventions else []
+
+
+def _visible_targets(
+    participants: tuple[P, ...], tensor: object, module: nn.Module | None, frame: FrameType
+) -> list[tuple[P, nn.Module]]:
+    if _state.suspended or not isinstance(tensor, Tensor):
         return []
-    return _targets_of_call(_interventions, module, sys._getframe(1))
+    targets = _targets_of_call(participants, module, frame)
+    hidden = _way_without_values(tensor)
+    if hidden is None:
+        return targets
+    for participant, _ in targets:
+        participant.hidden_calls.add(hidden)
+    return []
 
 
-def _is_hidden(tensor: object) -> bool:
-    """Return whether a call has no values to read, or is part of a call that is handled as a whole."""
-    return (
-        _state.suspended
-        or not isinstance(tensor, Tensor)
-        or tensor.is_meta
-        or is_fake(tensor)
-        or in_functorch_transform()
-        or is_jit_tracing()
-    )
+def _way_without_values(tensor: Tensor) -> str | None:
+    """Return the way in which a call runs if it has no values to read; otherwise None."""
+    if in_functorch_transform():
+        return "under torch.vmap or a transform of torch.func"
+    if is_jit_tracing():
+        return "under torch.jit.trace"
+    if tensor.is_meta or is_fake(tensor):
+        return "on tensors without values, such as those of the meta device"
+    return None
 
 
 def deliver(targets: list[Target], observe: Callable[[], ObservedCall]) -> None:

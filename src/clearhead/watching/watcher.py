@@ -229,19 +229,25 @@ class _Watcher(ModelObserver):
 
 
 def name_predicate(where: Where | None, observer: ModelObserver) -> Callable[[str], bool]:
-    """Return a function that tells whether a module is chosen, from a pattern or a function of the name."""
+    """Return a function that tells whether a module is chosen, from a pattern or a function of the name.
+
+    A module that is shared has several names. It is chosen if one of them is, and the function takes the first.
+    """
     if where is None:
         return lambda name: True
-    if callable(where):
-        return where
-    if not isinstance(where, str):
+    if not callable(where) and not isinstance(where, str):
         raise TypeError(f"where is {describe(where)}; expected a pattern such as '*.attn', or a function of the name")
-    names = list(observer.names.values())
-    if not fnmatch.filter(names, where):
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in observer.model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    every = [name for each in names.values() for name in each]
+    if isinstance(where, str) and not fnmatch.filter(every, where):
         likely = observer.likely_attention()
         example = f", such as {likely[0]!r}" if likely else ""
         raise ValueError(f"where is {where!r}, which matches none of {len(names)} modules{example}")
-    return lambda name: fnmatch.fnmatchcase(name, where)
+    chooses = where if callable(where) else lambda name: fnmatch.fnmatchcase(name, where)
+    names_of = {each[0]: each for each in names.values()}
+    return lambda name: any(chooses(each) for each in names_of[name])
 
 
 def _check_queries(queries: object) -> slice | None:

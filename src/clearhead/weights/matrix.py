@@ -291,12 +291,12 @@ class AttentionWeights(ObservableMatrix):
         return self._derived(replace(call, mask=mask), self._lse.masked_fill(hidden[:, None], -torch.inf))
 
     def attending(self) -> Bool[Tensor, "batch q_len"]:
-        """Return True for each query that may attend to a key in any head."""
+        """Return True for each query that may attend to a key in any head, also if its scores are NaN."""
         batch, _, q_len, kv_len = self.shape
         bias = self._call.tensor_bias
         lowered = self._call.lower()
         if self._call.sinks is None:
-            attends = (self._lse > -torch.inf).any(dim=1)
+            attends = (self._lse != -torch.inf).any(dim=1)
         # a sink makes lse finite in rows without a key, so the mask determines these rows
         elif lowered.dense is not None:
             attends = lowered.allowed(q_len, torch.arange(kv_len, device=self.device)).any(dim=-1).any(dim=1)
@@ -305,7 +305,7 @@ class AttentionWeights(ObservableMatrix):
         else:
             attends = torch.ones(1, 1, dtype=torch.bool, device=self.device)
         if bias is not None:  # models also mask keys with finfo.min, which leaves lse finite
-            attends = attends & (bias > torch.finfo(bias.dtype).min / 2).any(dim=-1).any(dim=1)
+            attends = attends & ~(bias <= torch.finfo(bias.dtype).min / 2).all(dim=-1).all(dim=1)
         return attends.expand(batch, q_len)
 
     def detach(self) -> AttentionWeights:

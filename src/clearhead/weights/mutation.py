@@ -24,7 +24,8 @@ class Fingerprints:
             if not _is_unchanged(tensor, state):
                 raise RuntimeError(
                     f"{name} was changed in place after the attention of these weights ran, so they can no longer be"
-                    f" computed; pass a clone of {name} to attention, or read the weights before changing it"
+                    f" computed; pass a clone of {name} to attention, read the weights before changing it, or request"
+                    " statistics from watch()"
                 )
 
 

@@ -65,7 +65,7 @@ class ObservableMatrix(LazyMatrix):
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(distance=True)).distance
 
     def peak(self) -> Float[Tensor, "batch heads q_len"]:
-        """Return the largest score of each row, before the softmax; −inf without a key."""
+        """Return the largest score of each row, before the softmax; −inf without a key, NaN in a row with NaN."""
         return compute_statistics(self._checked(), self._lse, StatisticsRequest(peak=True)).peak
 
     def mass(self, spans: SpansLike) -> Float[Tensor, "batch heads q_len spans"]:

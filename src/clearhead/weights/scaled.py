@@ -212,7 +212,10 @@ def value_norms(weights: AttentionWeights, output_weight: object) -> ScaledWeigh
     """Return the matrix scaled by the norm of each key's value, after the head's part of an output projection."""
     value = weights.value
     if value is None:
-        raise ValueError("the values were not kept (without_values); expected the weights that attention() returned")
+        raise ValueError(
+            "the values were not kept (without_values); expected the weights that attention() or watch(values=True)"
+            " returned"
+        )
     heads, width = weights.shape[1], value.shape[3]
     value = value.to(weights.dtype)
     if output_weight is None:

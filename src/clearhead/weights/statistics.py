@@ -64,7 +64,7 @@ def compute_statistics(call: AttentionCall, lse: Lse, request: StatisticsRequest
         if spec is not None:
             results |= AttentionStatistics(pooled=pool(call, lse, spec, None))
     if request.peak:
-        results |= AttentionStatistics(peak=_peaks(call, results.top.keys[..., 0]))
+        results |= AttentionStatistics(peak=_peaks(call, lse, results.top))
     if top and with_grad:
         keys = results.top.keys
         results |= AttentionStatistics(top=TopK(_weights_of_keys(call, lse, keys), keys))
@@ -86,12 +86,15 @@ def _without_grad(call: AttentionCall, lse: Lse, request: StatisticsRequest) -> 
     return results | AttentionStatistics(top=TopK(pad(weights, (0, missing)), pad(keys.long(), (0, missing), value=-1)))
 
 
-def _peaks(call: AttentionCall, keys: Int[Tensor, "batch heads q_len"]) -> Lse:
-    """Return the score of each query and its largest key; −inf for key −1."""
+def _peaks(call: AttentionCall, lse: Lse, top: TopK) -> Lse:
+    """Return the score of each query and its largest key; −inf for key −1, and NaN in a row with NaN."""
+    keys = top.keys[..., 0]
     if call.shape[3] == 0:
         return call.query.new_full(keys.shape, -torch.inf, dtype=call.compute_dtype)
     index = index_of_keys(keys.clamp(min=0)[..., None])
-    return torch.where(keys >= 0, scores_of_cells(call, index).view(keys.shape), -torch.inf)
+    peaks = torch.where(keys >= 0, scores_of_cells(call, index).view(keys.shape), -torch.inf)
+    # torch's kernel may return 0 as the log-sum-exp of such a row, and the Triton kernel 0 as its weights
+    return peaks.masked_fill(lse.isnan() | top.weights[..., 0].isnan(), torch.nan)
 
 
 def _weights_of_keys(

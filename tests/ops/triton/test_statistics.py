@@ -1,17 +1,21 @@
 """Tests of the Triton kernels for statistics, pooling and largest weights; without a GPU, in Triton's interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead import Causal, Dense, Padding, Prefix, Window
+from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
 from clearhead.ops.masks import And
 from clearhead.ops.statistics import PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import backend as tiled
 from clearhead.ops.triton import backend as triton
 from clearhead.ops.triton import statistics, topk
+from clearhead.weights.statistics import compute_statistics
 from support.numerics import assert_matches
 from support.parameters import slow_except
 from support.strategies import cases
@@ -127,3 +131,14 @@ def test_more_largest_weights_than_the_kernel_supports():
     top = triton.statistics(call, lse, StatisticsRequest(top=40)).top
     assert top is not None
     assert top.keys.shape == (1, 2, 37, 40)
+
+
+def test_peak_of_a_row_with_nan_is_nan(monkeypatch):
+    monkeypatch.setattr(dispatch, "statistics", triton.statistics)
+    call, _ = lazy()
+    for tensor, rows in ((call.query, [3]), (call.key, range(37))):
+        changed = tensor.clone()
+        changed[0, 0, 3, 2] = torch.nan
+        call = replace(call, **{"query" if tensor is call.query else "key": changed})
+        peak = compute_statistics(call, tiled.log_sum_exp(call), StatisticsRequest(peak=True)).peak
+        assert peak[0, 0].isnan().nonzero().flatten().tolist() == [*rows]
