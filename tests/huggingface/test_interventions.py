@@ -95,17 +95,38 @@ def test_cross_attention_of_encoder_decoders(implementation):
     assert seen["cross", 0].weights[..., 0].abs().max() > 0
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "clearhead"])
-def test_generation_applies_positions_of_the_whole_sequence(implementation):
-    model = make("llama", implementation)
-    ids = inputs_for("llama")["input_ids"][:1]
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "use_cache": True}
-    edges = [(slice(4, None), 1), (2, 0)]
-    with torch.no_grad(), cut(model, edges):
-        generated = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        logits = model(generated).logits  # the same edges without a cache
-    expected = logits[0, ids.shape[1] - 1 : -1].argmax(dim=-1)
-    assert torch.equal(generated[0, ids.shape[1] :], expected)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [("llama", "sdpa"), ("llama", "clearhead"), ("mistral", "sdpa"), ("mistral", "clearhead"), ("gemma2", "clearhead")],
+)
+def test_generation_applies_positions_of_the_whole_sequence(name, implementation, cache):
+    model = make(name, implementation).double()
+    ids = inputs_for(name)["input_ids"][:1]
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    edges = [(slice(4, None), 1), (2, 0), (LENGTH + 2, slice(LENGTH - 3, LENGTH)), (slice(LENGTH, None), LENGTH)]
+    given = torch.full((8,), 2.0, dtype=torch.float64)
+    logits = []
+    for settings in ({"use_cache": False}, {"cache_implementation": cache}):
+        with torch.no_grad(), cut(model, edges), patch(model, {(1, 0): given}, positions=[3, LENGTH + 1]):
+            generated = model.generate(
+                ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, **options, **settings
+            )
+        logits.append(torch.stack(generated.logits))
+    torch.testing.assert_close(*logits)
+
+
+def test_generation_of_encoder_decoders_with_a_cache():
+    model = make("t5", "sdpa").double()
+    inputs = doubled(inputs_for("t5"))
+    ids = inputs["input_ids"][:1]
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "output_logits": True}
+    logits = []
+    for use_cache in (False, True):
+        with torch.no_grad(), cut(model, {("cross", 0): [(2, [1, 2, 3])], ("decoder", 1): [(3, 0)]}):
+            generated = model.generate(ids, return_dict_in_generate=True, use_cache=use_cache, **options)
+        logits.append(torch.stack(generated.logits))
+    torch.testing.assert_close(*logits)
 
 
 def test_means_exclude_padding():

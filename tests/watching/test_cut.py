@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
-from clearhead.watching import cut, watch
-from support.watched_models import MODEL_DIM, OwnModel
+from clearhead.watching import cut, editing, watch
+from support.watched_models import HEADS, MODEL_DIM, OwnModel
 from support.written_out import CALLS, LENGTH, model_and_input, plain, without_edges, written_out
 
 
@@ -104,8 +105,9 @@ def test_many_edges_fall_back_to_a_bool_mask():
 def test_rejects_edges_that_do_not_exist():
     model, x = model_and_input()
     for edges, message in (
-        ([(LENGTH, 0)], "queries contains 7; expected -7 to 6"),
-        ([(0, -LENGTH - 1)], "keys contains -8; expected -7 to 6"),
+        ([(LENGTH, 0)], "queries of edges contains 7, not in any call"),
+        ([([0, 1], [0, -LENGTH - 1])], "keys of edges contains -8, not in any call"),
+        ([(slice(20, 30), 0)], "'edges' was not applied: its positions, not in any call"),
         (torch.zeros(3, LENGTH, dtype=torch.bool), r"edges has shape \(3, 7\); expected \[q_len = 7, kv_len = 7\]"),
         ({(0, 9): [(0, 0)]}, "head is 9; expected 0 to 3 in layers.0"),
         ({5: [(0, 0)]}, "2 attention modules ran; expected a layer from 0 to 1"),
@@ -116,10 +118,34 @@ def test_rejects_edges_that_do_not_exist():
         ("0", TypeError, "edges is '0'; expected a list of pairs"),
         ([], ValueError, "edges is empty"),
         ([(0, 1, 2)], ValueError, "expected pairs"),
-        ([(0.5, 1)], TypeError, "queries is 0.5; expected an index, a slice"),
+        ([(0.5, 1)], TypeError, "queries of edges is 0.5; expected an index, a slice"),
         (torch.zeros(7, 7), ValueError, "expected a bool tensor"),
         ({"layers.7": [(0, 0)]}, ValueError, "the model has no module 'layers.7'"),
         ({None: [(0, 0)]}, ValueError, "edges contains None; expected a layer, or the name of a module"),
     ):
         with pytest.raises(error, match=message):
             cut(model, edges).__enter__()
+
+
+def test_a_call_with_one_query_has_row_0():
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(MODEL_DIM, HEADS, batch_first=True).double()
+    query, keys = (torch.randn(1, length, MODEL_DIM, dtype=torch.float64) for length in (1, LENGTH))
+    for _ in range(2):
+        with cut(model, [(0, 3)]):
+            _, weights = model(query, keys, keys)
+        assert weights[0, 0, 3] == 0
+        assert weights.count_nonzero() == LENGTH - 1
+
+
+def test_heads_with_the_same_edges_are_computed_together(monkeypatch):
+    model, x = model_and_input()
+    shapes = []
+    attend = editing._attend
+    monkeypatch.setattr(
+        editing, "_attend", lambda call, **options: shapes.append(call.shape) or attend(call, **options)
+    )
+    with cut(model, {(0, head): [(-1, 0)] for head in (0, 2, 3)}):
+        model(x)
+    assert {shape[1] for shape in shapes} == {3}
+    assert len(shapes) == CALLS

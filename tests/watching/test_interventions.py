@@ -1,8 +1,10 @@
 """Tests of `ablate`, and of interventions in every function that computes attention, nested and in threads."""
 
 import threading
+from contextlib import nullcontext
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,7 @@ def ablated(scores, value):
 
 
 class TestAblate:
-    @pytest.mark.parametrize("selector", [(1, 3), ("layers.1", 3)])
+    @pytest.mark.parametrize("selector", [(1, 3), ("layers.1", 3), (np.int64(1), torch.tensor(3))])
     def test_output_of_the_head_is_zero(self, selector):
         model, x = model_and_input()
         whole = model(x)
@@ -205,6 +207,36 @@ class TestBlocks:
             gradients.append(gradient)
         assert torch.equal(*gradients)
 
+    @pytest.mark.parametrize("length", [LENGTH, 300])  # torch saves the outputs of long calls for the backward pass
+    def test_gradients_of_nested_blocks(self, length):
+        model, _ = model_and_input()
+        x = torch.randn(1, length, MODEL_DIM, dtype=torch.float64)
+
+        def change(index, scores, value):
+            output = plain(without_edges(scores, slice(None), -1, 3), value)
+            return with_head(output, 1, 0.0) if index >= 2 else output
+
+        gradients = []
+        for run in (lambda: cut(model, [(-1, 3)]), lambda: written_out(change)):
+            with run(), ablate(model, [(1, 1)]) if not gradients else nullcontext():
+                loss = model(x).square().sum()
+            gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        torch.testing.assert_close(*gradients)
+
+    def test_means_do_not_depend_on_other_blocks(self):
+        model, x = model_and_input()
+        edges, longer = torch.rand(LENGTH, LENGTH) < 0.3, torch.randn(1, 11, MODEL_DIM, dtype=torch.float64)
+        outputs = []
+        for outer, inner in ((0, 1), (1, 0)):
+            blocks = (
+                lambda: cut(model, edges),
+                lambda: ablate(model, [(0, 1)], "mean", batches=[longer]),
+            )
+            with watch(model) as seen, blocks[outer](), blocks[inner]():
+                outputs.append(model(x))
+            assert len(seen[0].calls) == 2  # of OwnAttention, in one pass
+        assert torch.equal(*outputs)
+
     def test_a_watched_ablation_keeps_the_pattern(self):
         model, x = model_and_input()
         with watch(model) as whole:
@@ -235,12 +267,13 @@ class TestBlocks:
             (([(0, 0)], "median"), ValueError, "value is 'median'; expected 'zero', 'mean' or a tensor"),
             (([(0, 0)], "mean"), ValueError, "batches is None; expected a list of at least one batch"),
             ((3,), ValueError, r"heads contains 3; expected \(layer, head\)"),
+            (([(True, 1)],), ValueError, r"heads contains \(True, 1\)"),
             (([(0, "x")],), ValueError, r"heads contains \(0, 'x'\); expected \(layer, head\)"),
             (([("layers.9", 1)],), ValueError, "the model has no module 'layers.9'"),
         ):
             with pytest.raises(error, match=message):
                 ablate(model, *arguments).__enter__()
-        with pytest.raises(ValueError, match="expected batches only with 'mean'"):
+        with pytest.raises(ValueError, match="expected batches only for means"):
             ablate(model, [(0, 0)], batches=[]).__enter__()
         with pytest.raises(TypeError, match="model is 3; expected a torch.nn.Module"):
             ablate(3, [(0, 0)]).__enter__()

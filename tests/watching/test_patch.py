@@ -28,6 +28,16 @@ def test_outputs_of_another_input():
             torch.testing.assert_close(model(x), expected)
 
 
+def test_rows_of_a_source_follow_the_order_of_positions():
+    model, x = model_and_input()
+    given = torch.randn(2, WIDTH, dtype=torch.float64)
+    with patch(model, {(0, 1): given}, positions=[-1, 2]):
+        got = model(x)
+    change = in_layer(0, lambda scores, value: with_head(plain(scores, value), 1, given, [LENGTH - 1, 2]))
+    with written_out(change):
+        torch.testing.assert_close(got, model(x))
+
+
 def test_outputs_of_some_positions():
     model, x = model_and_input()
     given = torch.randn(2, WIDTH, dtype=torch.float64)

@@ -1,5 +1,8 @@
 """Tests of `patching`: exact against attention written out, and its estimate against exact small changes."""
 
+import threading
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -94,6 +97,51 @@ def test_layers_with_different_numbers_of_heads():
     assert got.isnan().tolist() == [[False] * 4, [False, False, True, True]]
     only = patching(model, (x,), {"x": -x}, metric, where="layers.1", progress=False)
     assert torch.equal(only, got[1:, :2])
+
+
+@pytest.mark.parametrize("estimate", [False, True])
+def test_metrics_may_run_the_model(estimate):
+    model, x = model_and_input()
+    with torch.no_grad():
+        target = model(x)
+
+    def by_constant(output):
+        return (output - target).square().sum()
+
+    def by_model(output):
+        return (output - model(x).detach()).square().sum()
+
+    options = {"estimate": estimate, "progress": False}
+    expected = patching(model, x, -x, by_constant, **options)
+    torch.testing.assert_close(patching(model, x, -x, by_model, **options), expected)
+
+
+def test_metrics_may_be_counts():
+    model, x = model_and_input()
+    got = patching(model, x, -x, lambda output: (output > 0).sum(), progress=False)
+    assert got.dtype == torch.float32
+    assert patching(model, x, -x, lambda output: np.float32(2), progress=False).eq(2).all()
+
+
+def test_another_thread_may_run_the_model():
+    model, x = model_and_input()
+    expected = patching(model, x, -x, metric, progress=False)
+    stop, errors = threading.Event(), []
+
+    def work():
+        while not stop.is_set():
+            try:
+                model(x[:, :3])
+            except ValueError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    got = patching(model, x, -x, metric, progress=False)
+    stop.set()
+    thread.join()
+    assert not errors
+    torch.testing.assert_close(got, expected)
 
 
 def test_rejects_wrong_arguments():

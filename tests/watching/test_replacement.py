@@ -81,3 +81,21 @@ def test_first_of_two_watches_may_end_first():
     second.__exit__(None, None, None)
     assert len(seen[0].calls) == 2
     assert layer.attend is ORIGINAL.sdpa
+
+
+def test_code_that_was_run_by_exec_without_a_name():
+    namespace = {}
+    source = """
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+class Block(nn.Module):
+    def forward(self, x):
+        return scaled_dot_product_attention(x, x, x)
+"""
+    exec(source, namespace)
+    block = namespace["Block"]()
+    assert type(block).__module__ == "builtins"
+    with watch(block) as seen:
+        block(torch.randn(1, 2, 5, 8))
+    assert list(seen) == [""]

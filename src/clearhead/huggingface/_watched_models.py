@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from clearhead.huggingface._observed_masks import has_known_padding, padding_of_mask
 from clearhead.huggingface.lazy_mask import LazyMask
 from clearhead.huggingface.modules import attention_modules, kind_of, owner_of
-from clearhead.watching.model_adapters import Address, KnownModule
+from clearhead.watching.model_adapters import Address, CallPositions, KnownModule
 from clearhead.watching.observed import ObservedCall
 
 
@@ -53,7 +53,9 @@ class HuggingFaceAdapter:
         # the innermost transformers model that contains a module, by the id of the module
         self._owners = {id(module): part for part in parts for module in part.modules()}
         self._cross = {id(module) for name, module in model.named_modules() if kind_of(name, module) == "cross"}
-        self._last: dict[tuple[int, nn.Module], Bool[Tensor, "batch positions"] | None] = {}  # by thread and part
+        # of the forward pass that is running, by thread and part
+        self._last: dict[tuple[int, nn.Module], Bool[Tensor, "batch positions"] | None] = {}
+        self._cached: dict[tuple[int, nn.Module], int] = {}
 
     def __deepcopy__(self, memo: object) -> HuggingFaceAdapter:
         return self  # copying a model copies its forward hooks, which refer to this object
@@ -92,6 +94,18 @@ class HuggingFaceAdapter:
                 padding = padding[:, -q_len:]  # with a KV cache the queries are the last tokens
         return padding if padding is not None and padding.shape == (batch, q_len) else None
 
+    def positions(self, module: nn.Module, q_len: int, kv_len: int) -> CallPositions:
+        owner = self._owners.get(id(module))
+        start = 0 if owner is None else self._cached.get((threading.get_ident(), owner), 0)
+        end = start + q_len
+        if id(module) in self._cross:
+            return CallPositions(start, end, 0, kv_len)
+        if not start and kv_len < end:  # the keys are not the tokens of the queries
+            return CallPositions(0, q_len, 0, kv_len)
+        if not start and q_len == 1 < kv_len:  # a learned query that pools a sequence
+            return CallPositions(0, 1, 0, kv_len)
+        return CallPositions(start, end, max(0, end - kv_len), end)
+
     def _remember(self, part: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
@@ -99,6 +113,9 @@ class HuggingFaceAdapter:
         valid = _valid_tokens(arguments.get("attention_mask"))
         # once per forward pass, because bool() synchronizes the device
         self._last[threading.get_ident(), part] = None if valid is None or bool(valid.all()) else ~valid
+        cache: Any = arguments.get("past_key_values")
+        length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+        self._cached[threading.get_ident(), part] = int(length)
 
 
 def _valid_tokens(attention_mask: Any) -> Bool[Tensor, "batch positions"] | None:

@@ -14,7 +14,7 @@ from clearhead._utils.evaluating import evaluating
 from clearhead.huggingface._watched_models import known_modules
 from clearhead.watching.ablation import ablate
 from clearhead.watching.model_adapters import KnownModule
-from clearhead.watching.selectors import HeadSelector, Selectors
+from clearhead.watching.selectors import Chosen, HeadSelector, Selectors
 
 
 class HeadImportance(NamedTuple):
@@ -65,12 +65,19 @@ def head_importance(
         ranking = []
         steps = track(chosen, "heads", console=Console(stderr=True), disable=not progress, transient=True)
         for head in steps:
-            module = next(module for module in known if module.name == head.name)
+            module = _module_of(head, known)
             with ablate(model, [head.given]):
                 change = _loss(model, batches) - loss_before
             assert head.head is not None
             ranking.append(HeadImportance(module.stack, module.layer + (head.layer or 0), head.head, change))
     return sorted(ranking, key=lambda importance: -importance.change)
+
+
+def _module_of(head: Chosen, known: list[KnownModule]) -> KnownModule:
+    for module in known:
+        if module.name == head.name:
+            return module
+    raise ValueError(f"heads contains {head.given!r}, but {head.name} is not an attention module")
 
 
 def _every_head(known: list[KnownModule]) -> list[HeadSelector]:
@@ -87,7 +94,7 @@ def _loss(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> float:
         if loss is None:
             raise ValueError(
                 f"batches[{index}] gives no loss: {type(model).__name__} was called with {', '.join(batch)};"
-                " expected labels too"
+                " expected labels too, and a model with a head, as from load(…, head=True)"
             )
         total += float(loss)
     return total / len(batches)

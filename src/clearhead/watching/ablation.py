@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead._utils.checks import describe, list_items
 from clearhead._utils.evaluating import evaluating
+from clearhead.watching import running
 from clearhead.watching._model_calls import Inputs, call_model, check_inputs
 from clearhead.watching.editing import ALL_ROWS, Edit, EditedCall, Stage
 from clearhead.watching.intervention import HeadIntervention, check_replacement
@@ -39,8 +40,8 @@ def ablate(
         heads: heads to ablate: `(layer, head)` or `(name of the module, head)`, or `(stack, layer, head)` for
             transformers models with several stacks. Layers count as in `seen[layer]` of `watch`.
         value: "zero", "mean", or a tensor that broadcasts to `[batch, q_len, head_dim]`.
-        batches: inputs from which the means are computed, over all tokens that are not padding. Each is a tensor, a
-            tuple of arguments or a dict of keyword arguments of the model.
+        batches: inputs from which the means are computed, with the model outside of other blocks. Each is a tensor, a
+            tuple of arguments or a dict of keyword arguments. Padding is excluded in models of transformers.
 
     Raises:
         ValueError: if the model has no such head.
@@ -49,7 +50,7 @@ def ablate(
     if isinstance(value, str) and value == "mean":
         ablation.chosen = _means(model, ablation, _checked_batches(batches))
     elif batches is not None:
-        raise ValueError(f"batches is {describe(batches)}, but value is {value!r}; expected batches only with 'mean'")
+        raise ValueError("batches is given, but value is not 'mean'; expected batches only for means")
     with ablation.active():
         yield
 
@@ -101,7 +102,7 @@ class _Means(HeadIntervention[None]):
         outputs: Float[Tensor, "batch q_len head_dim"] = edited.output[:, chosen.head].double()
         valid = self.valid_queries(module, edited.observed())[1]
         if valid is not None:
-            outputs = outputs * valid[..., None]
+            outputs = outputs.masked_fill(~valid[..., None], 0.0)  # outputs of padding may be nan
         self.sums[chosen] = self.sums.get(chosen, 0.0) + outputs.sum(dim=(0, 1))
         count = outputs[..., 0].numel() if valid is None else int(valid.sum())
         self.counts[chosen] = self.counts.get(chosen, 0) + count
@@ -110,7 +111,7 @@ class _Means(HeadIntervention[None]):
 def _means(model: Any, ablation: _Ablation, batches: Sequence[Inputs]) -> list[tuple[Chosen, Tensor | None]]:
     """Return the mean output of each chosen head."""
     means = _Means(model, [chosen for chosen, _ in ablation.chosen])
-    with evaluating(means.model), torch.no_grad(), means.active():
+    with evaluating(means.model), torch.no_grad(), means.active(), running.only(means):
         for batch in batches:
             call_model(model, batch)
     return [(chosen, means.sums[chosen] / max(1, means.counts[chosen])) for chosen, _ in ablation.chosen]
@@ -123,8 +124,5 @@ def _checked_batches(batches: Any) -> Sequence[Inputs]:
 
 
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    return (
-        1 <= tensor.ndim <= 3
-        and tensor.shape[-1] == shape[-1]
-        and all(size in (1, whole) for size, whole in zip(reversed(tensor.shape), reversed(shape), strict=False))
-    )
+    sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return tensor.ndim <= len(shape) and all(size in (1, whole) for size, whole in sizes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from clearhead._utils.evaluating import evaluating
 from clearhead.watching._model_calls import Inputs, call_model, check_inputs
 from clearhead.watching.editing import Edit, EditedCall, Stage
 from clearhead.watching.intervention import ModelIntervention
-from clearhead.watching.positions import Positions, check_positions, key_indices
+from clearhead.watching.positions import ChosenPositions, Positions
 from clearhead.watching.watcher import Where, name_predicate
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.products import product
@@ -68,7 +70,7 @@ def patching(
         raise TypeError(f"metric is {describe(metric)}; expected a function of what the model returns")
     if estimate and torch.is_inference_mode_enabled():
         raise ValueError("estimate is True, which requires gradients; leave torch.inference_mode()")
-    source = _Source(model, what, check_positions("positions", positions), where)
+    source = _Source(model, what, ChosenPositions("positions", positions), where)
     with evaluating(source.model):
         with torch.no_grad(), source.active():
             call_model(model, clean)
@@ -101,8 +103,12 @@ class _Calls(ModelIntervention):
         super().__init__(model)
         self.where = name_predicate(where, self)
         self.count, self.excluded = 0, set[str]()
+        self.thread = threading.get_ident()  # other threads may run the model too
+        self.is_running = True  # False while the metric is computed, which may run the model too
 
     def edits(self, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
+        if not self.is_running or threading.get_ident() != self.thread:
+            return []
         name = self.names[id(module)]
         if not self.where(name):
             self.excluded.add(name)
@@ -118,9 +124,9 @@ class _Calls(ModelIntervention):
 class _Source(_Calls):
     """Clean run, from which heads are restored. Changes nothing."""
 
-    def __init__(self, model: Any, what: What, positions: list[int] | slice, where: Where | None) -> None:
+    def __init__(self, model: Any, what: What, positions: ChosenPositions, where: Where | None) -> None:
         super().__init__(model, where)
-        self.what, self.positions, self.given_where = what, positions, where
+        self.what, self.chosen_positions, self.given_where = what, positions, where
         self.calls: list[_CleanCall] = []
 
     def edits_of_call(self, index: int, name: str, edited: EditedCall) -> Iterable[Edit]:
@@ -153,11 +159,11 @@ class _Source(_Calls):
             call = edited.call_of_head(head)
             assert call.value is not None
             group = self.calls[index].shape[1] // kept.shape[1]
-            chosen = key_indices("positions", self.positions, edited.kv_len)
+            chosen = self.chosen_positions.within(0, edited.kv_len)
             values = call.value[:, 0].clone()
             values[:, chosen] = kept[:, head // group, chosen].to(values.dtype)
             return list(range(q_len)), product(call, values[:, None])[:, 0]
-        rows = key_indices("positions", self.positions, q_len)
+        rows = self.chosen_positions.within(0, q_len)
         if isinstance(kept, Tensor):
             return rows, kept[:, head, rows]
         value = edited.value_of_head(head)[:, None]
@@ -223,7 +229,10 @@ def _exact(model: Any, source: _Source, corrupted: Inputs, metric: Metric, progr
     with torch.no_grad(), restored.active():
         for layer, head in track(heads, "heads", console=Console(stderr=True), disable=not progress, transient=True):
             restored.layer, restored.head, restored.count = layer, head, 0
-            values.append(_as_scalar(metric(call_model(model, corrupted))))
+            restored.is_running = True
+            outputs = call_model(model, corrupted)
+            restored.is_running = False
+            values.append(_as_scalar(metric(outputs)))
     return _by_layer(source, torch.stack(values))
 
 
@@ -231,7 +240,9 @@ def _estimated(model: Any, source: _Source, corrupted: Inputs, metric: Metric) -
     """Return metric + gradient · change of the output, for each head."""
     traced = _Traced(model, source)
     with torch.enable_grad(), traced.active():
-        value = metric(call_model(model, corrupted))
+        outputs = call_model(model, corrupted)
+    with torch.enable_grad():
+        value = metric(outputs)
         before = _as_scalar(value)
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise ValueError("the metric has no gradient; expected a tensor computed from what the model returns")
@@ -257,7 +268,8 @@ def _as_scalar(value: Any) -> Float[Tensor, ""]:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"the metric has shape {tuple(value.shape)}; expected one number")
-        return value.detach().reshape(()).cpu()
-    if not isinstance(value, int | float):
+        value = value.detach().reshape(()).cpu()
+        return value if value.is_floating_point() else value.float()
+    if not isinstance(value, Real):
         raise TypeError(f"the metric is {describe(value)}; expected a number")
     return torch.tensor(float(value))

@@ -13,7 +13,7 @@ from clearhead._utils.checks import check_bool, describe, list_items
 from clearhead.ops.masks import LoweredMask
 from clearhead.watching.editing import Cut, Edit, EditedCall, Stage
 from clearhead.watching.intervention import HeadIntervention
-from clearhead.watching.positions import Positions, check_positions, key_indices, query_rows, remaining_edges
+from clearhead.watching.positions import ChosenPositions, Positions, remaining_edges
 from clearhead.watching.selectors import Chosen
 
 Pairs = Sequence[tuple[Positions | None, Positions | None]]
@@ -41,12 +41,13 @@ def cut(model: Any, edges: Edges | Mapping[Any, Edges], *, renormalize: bool = T
         edges: edges to remove from all heads of all layers: pairs `(queries, keys)`, each an index, a slice, indices or
             None for all; negative indices count from the end. Or a bool tensor `[q_len, kv_len]`, True where edges are
             removed. Or a dict of these by layer, module name, `(stack, layer)` or head, which are chosen as for
-            `ablate`. In a decoding step, queries are positions in the whole sequence.
-        renormalize: compute the softmax over the remaining keys. If False, the other weights stay as they are, and
-            rows no longer sum to 1.
+            `ablate`. With a KV cache of transformers they are positions in the whole sequence, else rows and columns
+            of each call.
+        renormalize: compute the softmax over the remaining keys; a query without any gives output 0. If False, the
+            other weights stay as they are, and rows no longer sum to 1.
 
     Raises:
-        ValueError: if the model has no such head, or a call has no such query or key.
+        ValueError: if the model has no such head, or, at the end of the block, if no call had a query or key.
     """
     with _Cut(model, edges, renormalize).active():
         yield
@@ -60,7 +61,10 @@ class _Cut(HeadIntervention[Any]):
     def __init__(self, model: Any, edges: Any, renormalize: bool) -> None:
         super().__init__(model)
         self._renormalize = check_bool("renormalize", renormalize)
+        self._last: tuple[tuple, LoweredMask] | None = None
         if isinstance(edges, Mapping):
+            if not edges:
+                raise ValueError("edges is empty; expected at least one layer or head")
             selectors = self.selectors("edges")
             self.chosen = [
                 (selectors.layer_or_head(selector), _checked(f"edges[{selector!r}]", given))
@@ -70,22 +74,38 @@ class _Cut(HeadIntervention[Any]):
             self.chosen = [(EVERYWHERE, _checked("edges", edges))]
 
     def edits_of(self, chosen: Chosen, given: Any, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
+        remaining = self._remaining(given, module, edited)
+        if remaining is None:
+            return []
+        removed = Cut(None if chosen.head is None else [chosen.head], remaining, self._renormalize)
+        return [Edit(Stage.MASK, lambda call: call.add_cut(removed))]
+
+    def missing(self, given: Any) -> str | None:
+        if isinstance(given, Tensor):
+            return None
+        every = (positions for pair in given for positions in pair)
+        return next((f"{each.name} contains {each.missing()}" for each in every if each.missing() is not None), None)
+
+    def _remaining(self, given: Any, module: nn.Module, edited: EditedCall) -> LoweredMask | None:
+        """Return the edges that remain in a call; None if all do."""
         q_len, kv_len, device = edited.output.shape[2], edited.kv_len, edited.output.device
         if isinstance(given, Tensor):
             if given.shape != (q_len, kv_len):
                 raise ValueError(f"edges has shape {tuple(given.shape)}; expected [q_len = {q_len}, kv_len = {kv_len}]")
-            remaining = LoweredMask(dense=~given.to(device)[None, None])
-        else:
-            pairs = [
-                (query_rows("queries", queries, q_len, kv_len), key_indices("keys", keys, kv_len))
-                for queries, keys in given
-            ]
-            pairs = [(rows, keys) for rows, keys in pairs if rows and keys]
-            if not pairs:
-                return []
-            remaining = remaining_edges(pairs, q_len, kv_len, device)
-        removed = Cut(None if chosen.head is None else [chosen.head], remaining, self._renormalize)
-        return [Edit(Stage.MASK, lambda call: call.add_cut(removed))]
+            return LoweredMask(dense=~given.to(device)[None, None])
+        at = self.positions(module, q_len, kv_len)
+        pairs = [
+            (queries.within(at.first_query, at.query_end), keys.within(at.first_key, at.key_end))
+            for queries, keys in given
+        ]
+        pairs = [(rows, keys) for rows, keys in pairs if rows and keys]
+        if not pairs:
+            return None
+        # layers and heads with the same edges share one mask, which takes as long to build as attention
+        key = (at, q_len, kv_len, device, *((queries.key, keys.key) for queries, keys in given))
+        if self._last is None or self._last[0] != key:
+            self._last = key, remaining_edges(pairs, q_len, kv_len, device)
+        return self._last[1]
 
 
 class _Everywhere(Chosen):
@@ -114,4 +134,7 @@ def _checked(name: str, edges: Any) -> Any:
             raise ValueError(f"{name} contains {describe(pair)}; expected pairs (queries, keys)")
     if not pairs:
         raise ValueError(f"{name} is empty; expected at least one pair (queries, keys)")
-    return [(check_positions("queries", queries), check_positions("keys", keys)) for queries, keys in pairs]
+    return [
+        (ChosenPositions(f"queries of {name}", queries), ChosenPositions(f"keys of {name}", keys))
+        for queries, keys in pairs
+    ]

@@ -147,7 +147,7 @@ class EditedCall:
                 share = log_sum_exp(visible, lse) - finite_lse(log_sum_exp(softmax, whole))
                 output = output * torch.exp(share)[..., None].to(output.dtype)
             if len(heads) == self.output.shape[1]:
-                self.output, self._owns_output = output.to(self.output.dtype), True
+                self.output = output.to(self.output.dtype)  # not to be changed in place: autograd may have saved it
             else:
                 for index, head in enumerate(heads):
                     self.write(head, ALL_ROWS, output[:, index])
@@ -218,14 +218,14 @@ class EditedCall:
         """
         if not self._cuts:
             return []
-        groups: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[tuple[int, bool], ...], tuple[list[Cut], list[int]]] = {}
         for head in range(self.output.shape[1]):
-            cuts = tuple(index for index, cut in enumerate(self._cuts) if cut.heads is None or head in cut.heads)
+            cuts = [cut for cut in self._cuts if cut.heads is None or head in cut.heads]
             if cuts:
-                groups.setdefault(cuts, []).append(head)
+                group = tuple((id(cut.remaining), cut.renormalize) for cut in cuts)
+                groups.setdefault(group, (cuts, []))[1].append(head)
         result = []
-        for indices, heads in groups.items():
-            cuts = [self._cuts[index] for index in indices]
+        for cuts, heads in groups.values():
             whole = len(heads) == self.call.shape[1]
             part = self.call if whole else self.call.select(range(self.call.shape[0]), heads)
             softmax = _masked(part, [cut for cut in cuts if cut.renormalize])

@@ -42,6 +42,10 @@ def _observed_flex(
             first = output[0] if isinstance(output, tuple) else output  # log-sum-exp may follow
             build = partial(call_of_flex, query, key, value, score_mod, block_mask, scale)
             edited = edit(interventions, first, key.shape[-2], build)
+            if edited.changes_weights and isinstance(output, tuple):
+                raise ValueError(
+                    "flex_attention also returns log-sum-exp, which a cut does not change; expected it not to"
+                )
             running.deliver(targets, edited.observed)
             return (edited.output, *output[1:]) if isinstance(output, tuple) else edited.output
     tensors = query.detach(), key.detach(), value.detach()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clearhead._utils.checks import check_choice, describe
 from clearhead.watching.editing import Edit, EditedCall, Stage
 from clearhead.watching.intervention import HeadIntervention, check_replacement
-from clearhead.watching.positions import Positions, check_positions, query_rows
+from clearhead.watching.positions import ChosenPositions, Positions
 from clearhead.watching.selectors import Chosen
 from clearhead.weights.matrix import AttentionWeights
 
@@ -49,7 +49,8 @@ def patch(
             `[batch, heads, q_len, head_dim]`. A matrix of `watch`, or a tensor `[q_len, kv_len]` with the same leading
             axes, replaces its pattern.
         positions: queries whose output or pattern is replaced: an index, a slice or indices; negative ones count from
-            the end. Default: all. In a decoding step they are positions in the whole sequence.
+            the end. Default: all. A source may have rows for these queries only, in the same order. With a KV cache of
+            transformers they are positions in the whole sequence, else rows of each call.
         what: "output" or "pattern", if a tensor could be either because kv_len is head_dim.
 
     Raises:
@@ -79,14 +80,15 @@ class _Patch(HeadIntervention[Source]):
             if isinstance(source, Tensor):
                 check_replacement(f"patches[{selector!r}]", source, "[..., head_dim] or [q_len, kv_len]")
             self.chosen.append((selectors.head(selector), source))
-        self._positions = check_positions("positions", positions)
+        self._positions = ChosenPositions("positions", positions)
         self._what = None if what is None else check_choice("what", what, ("output", "pattern"))
 
     def edits_of(self, chosen: Chosen, given: Source, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
         head = chosen.head
         assert head is not None
         _, heads, q_len, width = edited.output.shape
-        rows = query_rows("positions", self._positions, q_len, edited.kv_len)
+        at = self.positions(module, q_len, edited.kv_len)
+        rows = self._positions.within(at.first_query, at.query_end)
         if not rows:
             return []
         source = f"patches[{chosen.given!r}]"
@@ -101,6 +103,10 @@ class _Patch(HeadIntervention[Source]):
             return [Edit(Stage.PATTERN, lambda call: _write_pattern(call, head, rows, pattern))]
         output = _of_head(source, given, head, heads, q_len, rows, f"head_dim = {width}", edited)
         return [Edit(Stage.OUTPUT, lambda call: call.write(head, rows, output))]
+
+    def missing(self, given: Source) -> str | None:
+        index = self._positions.missing()
+        return None if index is None else f"positions contains {index}"
 
     def _is_pattern(self, source: str, tensor: Tensor, width: int, kv_len: int) -> bool:
         last = tensor.shape[-1] if tensor.ndim else 0
@@ -139,8 +145,8 @@ def _of_head(
     part = part[(None,) * (3 - part.ndim)] if part.ndim <= 3 else part
     if part.ndim != 3 or part.shape[0] not in (1, batch) or part.shape[1] not in (1, q_len, len(rows)):
         raise ValueError(
-            f"{source} has shape {tuple(tensor.shape)}; expected [{last}], [q_len = {q_len}, {last}], or these with"
-            f" leading axes [batch = {batch}] or [batch = {batch}, heads = {heads}]"
+            f"{source} has shape {tuple(tensor.shape)}; expected [{last}], [q_len = {q_len}, {last}] or [positions ="
+            f" {len(rows)}, {last}], or these with leading axes [batch = {batch}] or [batch = {batch}, heads = {heads}]"
         )
     if part.shape[1] == q_len:
         part = part[:, rows]
@@ -148,13 +154,12 @@ def _of_head(
 
 
 def _write_matrix(edited: EditedCall, head: int, rows: list[int], weights: AttentionWeights) -> None:
-    value = edited.value_of_head(head)[:, None]
-    output = (weights @ value)[:, 0, rows]
-
-    def dense() -> Tensor:
-        return weights[:, 0, rows]
-
-    edited.write_pattern(head, rows, dense, output)
+    value = edited.value_of_head(head)
+    if len(rows) < weights.shape[2]:  # rows of a matrix take less time than a product with all of it
+        _write_pattern(edited, head, rows, weights[:, 0, rows])
+    else:
+        output = (weights @ value[:, None])[:, 0, rows]
+        edited.write_pattern(head, rows, lambda: weights[:, 0, rows], output)
 
 
 def _write_pattern(edited: EditedCall, head: int, rows: list[int], pattern: Tensor) -> None:

@@ -65,6 +65,10 @@ class HeadIntervention(ModelIntervention, Generic[T]):
     def edits_of(self, chosen: Chosen, given: T, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
         """Return the changes of a call that one selector has chosen; none if they do not apply to this call."""
 
+    def missing(self, given: T) -> str | None:
+        """Return which part of a change was in no call; None if all parts were."""
+        return None
+
     def edits(self, module: nn.Module, edited: EditedCall) -> Iterable[Edit]:
         name, heads = self.names[id(module)], edited.output.shape[1]
         with self._lock:
@@ -114,13 +118,20 @@ class HeadIntervention(ModelIntervention, Generic[T]):
         if not self._order:
             kind = type(self.model).__name__
             raise ValueError(f"{self.verb} found no attention of {kind}: {self.reason_for_none()}")
-        for index, (chosen, _) in enumerate(self.chosen):
+        for index, (chosen, given) in enumerate(self.chosen):
+            missing = self.missing(given)
             if index not in self._applied:
-                raise ValueError(f"{self.verb}: {chosen.given!r} was not applied: {self._reason(chosen)}")
+                reason = self._reason_unapplied(chosen) or f"{missing or 'its positions'}, not in any call"
+                raise ValueError(f"{self.verb}: {chosen.given!r} was not applied: {reason}")
+            if missing is not None:
+                raise ValueError(f"{self.verb}: {missing}, not in any call")
 
-    def _reason(self, chosen: Chosen) -> str:
+    def _reason_unapplied(self, chosen: Chosen) -> str | None:
+        """Return why a choice did not apply to any call; None if its positions are the reason."""
         ran = count_noun(len(self._order), "attention module")
         if chosen.name is None:
+            if chosen.layer is None or chosen.layer < len(self._order):
+                return None
             return f"{ran} ran; expected a layer from 0 to {len(self._order) - 1}"
         if chosen.name not in self._order:
             names = [*self._order]
@@ -128,7 +139,7 @@ class HeadIntervention(ModelIntervention, Generic[T]):
         if chosen.layer is not None:
             known = next(module for module in self._known if module.name == chosen.name)
             return f"{known.stack} has no layer {known.layer + chosen.layer}"
-        return "its positions are not in any call"
+        return None
 
 
 def check_replacement(name: str, tensor: Tensor, expected: str) -> Tensor:

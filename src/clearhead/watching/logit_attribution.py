@@ -45,7 +45,7 @@ def direct_logits(
     """Return how much the output of each head adds directly to a logit, at every position.
 
         ids = tokenizer("When Mary and John went to the store, John gave a drink to", return_tensors="pt")
-        mary, john = (tokenizer(name).input_ids[0] for name in (" Mary", " John"))
+        mary, john = (tokenizer(name, add_special_tokens=False).input_ids[0] for name in (" Mary", " John"))
         direct_logits(model, ids, towards=(mary, john))[:, :, -1]      # [layers, heads], at the last position
 
     The output of a head is its part of the output projection, without the bias. It goes through the final norm with the
@@ -183,7 +183,9 @@ def _direction(towards: Any, unembedding: nn.Module) -> tuple[Float[Tensor, " mo
             f" {width} (model_dim) or {vocabulary} (vocabulary) numbers"
         )
     if isinstance(towards, str):
-        raise TypeError(f"towards is {describe(towards)}; expected a token id, such as tokenizer(…).input_ids[0]")
+        raise TypeError(
+            f"towards is {describe(towards)}; expected a token id, such as tokenizer(…, add_special_tokens=False).input_ids[0]"
+        )
     return weight[check_int("towards", towards, least=0, most=vocabulary - 1)].float(), True
 
 

@@ -16,7 +16,7 @@ CROSS_ATTENTION_NAMES = ("cross", "encdec", "encoder_attn", "encoder_decoder")
 
 
 class KnownModule(NamedTuple):
-    """Attention module that the library of a model tells about.
+    """Attention module of a known library.
 
     Attributes:
         name: name of the module, as in `named_modules()`.
@@ -51,6 +51,26 @@ class ModelAdapter(Protocol):
     def padding(self, module: nn.Module, observed: ObservedCall) -> Bool[Tensor, "batch q_len"] | None:
         """Return which queries of a call are padding; None if there is no padding, or if it is unknown."""
         ...
+
+    def positions(self, module: nn.Module, q_len: int, kv_len: int) -> CallPositions:
+        """Return the positions of the queries and keys of a call."""
+        ...
+
+
+class CallPositions(NamedTuple):
+    """Positions of the queries and keys of a call in their sequences.
+
+    Attributes:
+        first_query: position of the first query: the number of earlier tokens in the KV cache.
+        query_end: position after the last query.
+        first_key: position of the first key. A sliding cache has no earlier ones.
+        key_end: position after the last key. The rest of a static cache is empty.
+    """
+
+    first_query: int
+    query_end: int
+    first_key: int
+    key_end: int
 
 
 _factories: list[Callable[[nn.Module], ModelAdapter | None]] = []

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from clearhead.watching import _multihead, _operator, _sdpa, flex  # noqa: F401, they register themselves
 from clearhead.watching._unwrap import is_compiled, unwrap
 from clearhead.watching.adapters import functions_replaced, load_optional
-from clearhead.watching.model_adapters import ModelAdapter, adapter_of
+from clearhead.watching.model_adapters import CallPositions, ModelAdapter, adapter_of
 from clearhead.watching.observed import ObservedCall
 
 
@@ -73,6 +73,12 @@ class ModelObserver:
         if padding is not None:
             valid = ~padding if valid is None else valid & ~padding
         return padding, valid
+
+    def positions(self, module: nn.Module, q_len: int, kv_len: int) -> CallPositions:
+        """Return the positions of the queries and keys of a call: rows and columns, if the library is not known."""
+        if self.adapter is None:
+            return CallPositions(0, q_len, 0, kv_len)
+        return self.adapter.positions(module, q_len, kv_len)
 
     def check_compiled(self) -> None:
         """Raise if attention ran in a compiled graph."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,51 +16,60 @@ Positions = int | slice | Sequence[int] | Tensor
 MAX_RANGES = 32  # of a query; more of them take longer to read than a bool mask
 
 
-def check_positions(name: str, positions: Any) -> list[int] | slice:
-    """Return positions in one form: a slice, or a list of integers that may be negative.
+class ChosenPositions:
+    """Positions of an argument, and those of them that were in a call.
 
-    Raises:
-        TypeError: if they are something else.
-    """
-    if positions is None:
-        return slice(None)
-    if isinstance(positions, slice):
-        return positions
-    indices = list_items(name, positions)
-    if any(type(index) is not int for index in indices) or not indices:
-        raise TypeError(f"{name} is {describe(positions)}; expected an index, a slice, or a list of indices")
-    return indices
-
-
-def query_rows(name: str, positions: list[int] | slice, q_len: int, kv_len: int) -> list[int]:
-    """Return the rows of a call that some positions mean.
-
-    Positions are rows of the call. In a decoding step, whose only query follows a KV cache, they are positions in the
-    whole sequence, so that those of the prompt do not apply.
-
-    Raises:
-        ValueError: if the call has no such row.
-    """
-    if q_len == 1 < kv_len:
-        return [0] if kv_len - 1 in key_indices(name, positions, kv_len, skip=True) else []
-    return key_indices(name, positions, q_len)
-
-
-def key_indices(name: str, positions: list[int] | slice, length: int, *, skip: bool = False) -> list[int]:
-    """Return positions as sorted indices from 0.
-
-    Args:
+    Attributes:
         name: name of the argument, for errors.
-        positions: the positions.
-        length: number of positions that exist.
-        skip: leave out positions that do not exist, instead of raising.
     """
-    if isinstance(positions, slice):
-        return list(range(*positions.indices(length)))
-    missing = [index for index in positions if not -length <= index < length]
-    if missing and not skip:
-        raise ValueError(f"{name} contains {missing[0]}; expected {-length} to {length - 1}")
-    return sorted({index % length for index in positions if index not in missing})
+
+    def __init__(self, name: str, positions: Any) -> None:
+        """Check positions: an index, a slice, indices, or None for all.
+
+        Raises:
+            TypeError: if they are something else.
+        """
+        self.name = name
+        self._given: list[int] | slice = slice(None)
+        self._applied: set[int] = set()
+        if isinstance(positions, slice):
+            self._given = positions
+        elif positions is not None:
+            self._given = _indices(name, positions)
+
+    def within(self, first: int, end: int) -> list[int]:
+        """Return the positions from `first` to `end`, relative to `first`, in the order given.
+
+        Negative positions count from `end`. Others are left out; `missing` returns those that were in no call.
+        """
+        if isinstance(self._given, slice):
+            return [position - first for position in range(*self._given.indices(end)) if position >= first]
+        chosen = {index: index + end if index < 0 else index for index in self._given}
+        inside = {index: position for index, position in chosen.items() if first <= position < end}
+        self._applied.update(inside)
+        return [*dict.fromkeys(position - first for position in inside.values())]
+
+    def missing(self) -> int | None:
+        """Return an index that was not in any call; None if all were."""
+        if isinstance(self._given, slice):
+            return None
+        return next((index for index in self._given if index not in self._applied), None)
+
+    @property
+    def key(self) -> tuple[int | None, ...]:
+        """Hashable form of the positions."""
+        given = self._given
+        return (None, given.start, given.stop, given.step) if isinstance(given, slice) else tuple(given)
+
+
+def _indices(name: str, positions: Any) -> list[int]:
+    items = list_items(name, positions)
+    try:
+        if items and not any(isinstance(item, bool) for item in items):
+            return [operator.index(item) for item in items]
+    except (TypeError, RuntimeError):  # not an integer, or an array with several
+        pass
+    raise TypeError(f"{name} is {describe(positions)}; expected an index, a slice, or a list of indices")
 
 
 def remaining_edges(

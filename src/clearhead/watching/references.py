@@ -157,7 +157,7 @@ class Search:
             classes.update(dict.fromkeys(type(module).__mro__))
         namespaces: dict[int, Namespace] = {}
         for each in classes:
-            if each.__module__.partition(".")[0] in SETTLED:
+            if _is_settled(each):
                 continue
             yield from self.in_class(each)
             functions = (value for value in vars(each).values() if isinstance(value, FunctionType))
@@ -205,6 +205,17 @@ class Search:
             if known is not None:
                 self._owners |= {id(known.original): known, id(known.replaced): known}
         return known
+
+
+def _is_settled(owner: type) -> bool:
+    """Return whether a class is one of a settled package.
+
+    Code that was run by `exec` without a name has the module "builtins".
+    """
+    module = owner.__module__
+    if module.partition(".")[0] not in SETTLED:
+        return False
+    return getattr(sys.modules.get(module), owner.__name__, None) is owner
 
 
 class LoadedModules:

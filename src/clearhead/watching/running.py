@@ -51,6 +51,7 @@ class Intervention(Protocol):
 
 class _State(threading.local):
     suspended = False  # True while a replaced function runs, whose inner calls are parts of the same attention
+    only: Intervention | None = None  # the one that calls of this thread take part in; None for all
     capturing = False  # True while a function runs only to find its queries and keys
 
 
@@ -136,6 +137,8 @@ def _visible_targets(
     if _state.suspended or not isinstance(tensor, Tensor):
         return []
     targets = _targets_of_call(participants, module, frame)
+    if _state.only is not None:
+        targets = [target for target in targets if target[0] is _state.only]
     hidden = _way_without_values(tensor)
     if hidden is None:
         return targets
@@ -183,6 +186,16 @@ def suspended() -> Iterator[None]:
         yield
     finally:
         _state.suspended = before
+
+
+@contextmanager
+def only(intervention: Intervention) -> Iterator[None]:
+    """Ignore all observers and interventions but one in this thread, within a `with` block."""
+    before, _state.only = _state.only, intervention
+    try:
+        yield
+    finally:
+        _state.only = before
 
 
 class Captured(Exception):  # noqa: N818, it carries a result

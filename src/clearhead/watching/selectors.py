@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import nn
 
@@ -53,7 +54,7 @@ class Selectors:
         Args:
             argument: name of the argument that contains them, for errors.
             model: the model.
-            known: its attention modules, as far as the library of the model tells.
+            known: its attention modules; none if its library is not known.
         """
         self._argument, self._known = argument, known
         self._names = dict(model.named_modules())
@@ -65,20 +66,22 @@ class Selectors:
         Raises:
             ValueError: if it has another form, or there is certainly no such head.
         """
-        if not isinstance(selector, tuple) or len(selector) not in (2, 3) or not _is_index(selector[-1]):
+        parts: tuple[Any, ...] = tuple(map(_as_int, selector)) if isinstance(selector, tuple) else ()
+        if len(parts) not in (2, 3) or not _is_index(parts[-1]):
             raise self._malformed(selector, "head")
-        where = selector[0] if len(selector) == 2 else selector[:2]
-        return self._resolve(selector, where, selector[-1], "head")
+        return self._resolve(selector, parts[0] if len(parts) == 2 else parts[:2], parts[-1], "head")
 
     def layer_or_head(self, selector: Any) -> Chosen:
         """Resolve a selector of a whole layer or of one head."""
-        is_stack = isinstance(selector, tuple) and len(selector) == 2 and selector[0] in self._stacks
-        if isinstance(selector, tuple) and not (is_stack and selector[0] not in self._names):
+        if isinstance(selector, tuple) and not (len(selector) == 2 and self._is_stack(selector[0])):
             return self.head(selector)
-        return self._resolve(selector, selector, None, "layer")
+        where = tuple(map(_as_int, selector)) if isinstance(selector, tuple) else _as_int(selector)
+        return self._resolve(selector, where, None, "layer")
 
     def _resolve(self, given: Any, where: Any, head: int | None, kind: str) -> Chosen:
         if isinstance(where, str):
+            if self._is_stack(where):
+                raise self._malformed(given, kind)
             return self._by_name(given, where, head)
         if _is_index(where) and not self._known:
             return Chosen(given, None, where, head)
@@ -87,6 +90,10 @@ class Selectors:
         if not isinstance(where, tuple) or len(where) != 2 or not _is_index(where[1]) or not self._known:
             raise self._malformed(given, kind)
         return self._by_stack(given, where[0], where[1], head)
+
+    def _is_stack(self, name: Any) -> bool:
+        """Return whether a name is that of a stack. A part of a model may have the same name."""
+        return name in self._stacks and all(module.name != name for module in self._known)
 
     def _by_name(self, given: Any, name: str, head: int | None) -> Chosen:
         if name not in self._names:
@@ -129,6 +136,16 @@ class Selectors:
 def repeated_parts(known: list[KnownModule]) -> Mapping[str, nn.Module]:
     """Return the parts that run a shared module once for each layer, by the name of the module."""
     return {module.name: module.repeated_in for module in known if module.repeated_in is not None}
+
+
+def _as_int(value: Any) -> Any:
+    """Return integers of numpy and torch, such as those of `topk`, as int. Return anything else unchanged."""
+    if isinstance(value, bool | str) or not isinstance(value, SupportsIndex):
+        return value
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):  # an array with several elements, or a class
+        return value
 
 
 def _is_index(value: Any) -> bool:
