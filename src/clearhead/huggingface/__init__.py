@@ -1,8 +1,8 @@
 """clearhead as an attention implementation of transformers: `attn_implementation="clearhead"`.
 
 Importing this package registers the attention function and the mask function. With `output_attentions=True` each
-`outputs.attentions[layer]` is an `AttentionWeights`. `head_importance` ranks heads by the loss without each of them, and
-`AttentionLogCallback` logs statistics during training. The functions of `clearhead.watching` are exported here too.
+`outputs.attentions[layer]` is an `AttentionWeights`. `head_importance` ranks heads by the loss without each of them,
+and `AttentionLogCallback` logs statistics during training. The functions of `clearhead.watching` are exported here too.
 """
 
 from clearhead._utils.extras import needs_extra
