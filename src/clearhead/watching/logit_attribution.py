@@ -184,7 +184,8 @@ def _direction(towards: Any, unembedding: nn.Module) -> tuple[Float[Tensor, " mo
         )
     if isinstance(towards, str):
         raise TypeError(
-            f"towards is {describe(towards)}; expected a token id, such as tokenizer(…, add_special_tokens=False).input_ids[0]"
+            f"towards is {describe(towards)}; expected a token id, such as"
+            " tokenizer(…, add_special_tokens=False).input_ids[0]"
         )
     return weight[check_int("towards", towards, least=0, most=vocabulary - 1)].float(), True
 
