@@ -33,13 +33,13 @@ IDENTITY = ("function", "sm", "dtype", "width", "feature")
 COMMON_WIDTHS, COMMON_FEATURES = (64, 128), ("plain", "causal")
 
 
-def grid(architectures: list[int]) -> list[Case]:
+def grid(kernels: list[Kernel], architectures: list[int]) -> list[Case]:
     """Return all cases: most features at width 128, where kernels are fastest and tiles are largest."""
     half = [(torch.bfloat16, dim, feature) for dim, features in FEATURES_OF_WIDTH.items() for feature in features]
     settings = [*half, (torch.float32, 128, "everything")]
     return [
         (kernel, architecture, *setting)
-        for kernel, architecture, setting in itertools.product(KERNELS, architectures, settings)
+        for kernel, architecture, setting in itertools.product(kernels, architectures, settings)
         if kernel != "backward_bias" or setting[2] in ("causal and bias", "everything")
     ]
 
@@ -72,8 +72,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON file and the table")
     parser.add_argument("--processes", type=int, default=2, help="number of processes")
     parser.add_argument("--architectures", type=int, nargs="+", choices=SHARED_MEMORY, default=list(SHARED_MEMORY))
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     arguments = parser.parse_args()
-    cases = grid(arguments.architectures)
+    cases = grid(arguments.kernels, arguments.architectures)
     rows: list[dict[str, object]] = []
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         for done, job in enumerate(as_completed([pool.submit(compile_case, case) for case in cases]), 1):
@@ -88,7 +89,8 @@ def main() -> None:
         f"{len(rows)} compilations: {repeated} repeated with a smaller tile, {failed} kernels without a tile that fits,"
         f" {spilling} common kernels that spill registers"
     )
-    write("triton-compilations", title, rows, arguments.output)
+    part = "" if len(arguments.kernels) == len(KERNELS) else f"-{arguments.kernels[0]}"
+    write(f"triton-compilations{part}", title, rows, arguments.output)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, distributed
 from clearhead._utils.version import __version__
 
 T = TypeVar("T")
+RELEASE_SECONDS = 0.1  # many times as long as a thread waits for the GIL
 
 
 def is_main_process() -> bool:
@@ -114,6 +116,9 @@ def init_process_group(device: torch.device) -> Iterator[ProcessGroup]:
         _check_versions(process_group)
         yield process_group
     finally:
+        # A thread of gloo takes the GIL to release the tensors of the last collective. The group's destructor joins
+        # that thread while it holds the GIL, which would deadlock; sleeping releases the GIL.
+        time.sleep(RELEASE_SECONDS)
         distributed.destroy_process_group()
 
 
