@@ -19,7 +19,7 @@ from clearhead.watching import ablate, cut, patch, watch
 from measuring import interleaved, ratios_to_first, write
 
 N, LAYERS, HEADS = 1024, 30, 9
-ROUNDS = 5
+ROUNDS = 3
 
 
 @torch.no_grad()
