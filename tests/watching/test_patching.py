@@ -164,7 +164,7 @@ def test_rejects_wrong_arguments():
         patching(model, x, x, metric, where="nothing", progress=False)
 
 
-def test_progress_is_shown_on_stderr(capsys):
+def test_progress_is_not_written_to_stdout(capsys):
     model = OwnModel()
     x = torch.randn(1, 3, MODEL_DIM)
     patching(model, x, x, metric)

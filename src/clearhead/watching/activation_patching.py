@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, Literal, NamedTuple
@@ -116,9 +117,9 @@ class _Calls(ModelIntervention):
         self.count += 1
         return self.edits_of_call(self.count - 1, name, edited)
 
+    @abstractmethod
     def edits_of_call(self, index: int, name: str, edited: EditedCall) -> Iterable[Edit]:
         """Return the changes of a call."""
-        raise NotImplementedError
 
 
 class _Source(_Calls):

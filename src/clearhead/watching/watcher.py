@@ -231,7 +231,7 @@ class _Watcher(ModelObserver):
 def name_predicate(where: Where | None, observer: ModelObserver) -> Callable[[str], bool]:
     """Return a function that tells whether a module is chosen, from a pattern or a function of the name.
 
-    A module that is shared has several names. It is chosen if one of them is, and the function takes the first.
+    A module that is shared has several names. It is chosen if one of them is. The function takes its first name.
     """
     if where is None:
         return lambda name: True
