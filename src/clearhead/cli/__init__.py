@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import clearhead
-from clearhead.cli import doctor, explain, heads, train, view
+from clearhead.cli import check, doctor, explain, heads, train, view
 from clearhead.cli.errors import OneLineErrors
 
 __all__ = ["app"]
@@ -46,7 +46,7 @@ def main(
 
 for command in (
     explain.explain,
-    explain.check,
+    check.check,
     heads.stats,
     heads.roles,
     train.train,

@@ -1,4 +1,4 @@
-"""Commands `explain` and `check`."""
+"""Command `explain`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from clearhead._utils.consoles import console_for_output
-from clearhead.cli.options import JsonOption
+from clearhead.cli.options import DigitsOption, ExampleArgument
 from clearhead.cli.output import write
-from clearhead.explain import BUILT_IN
 
 
 class Format(StrEnum):
@@ -21,14 +20,6 @@ class Format(StrEnum):
     latex = "latex"
     json = "json"
     toml = "toml"
-
-
-ExampleArgument = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help=f"A built-in example ({', '.join(BUILT_IN)}) or a TOML file.")
-]
-DigitsOption = Annotated[
-    int | None, typer.Option(help="Digits after the decimal point (default: 3; in JSON: all).", min=0, max=15)
-]
 
 
 def explain(
@@ -60,19 +51,3 @@ def explain(
         print_trace(console_for_output(), trace, worked.title, DEFAULT_DIGITS if digits is None else digits)
     else:
         write(render(trace, output_format.value, title=worked.title, digits=digits), output)
-
-
-def check(example: ExampleArgument, digits: DigitsOption = None, as_json: JsonOption = False) -> None:
-    """Recompute a worked example and compare each of its claims with the result.
-
-    Exit code: 0 if all claims agree, 1 if some differ, 2 if the example cannot be read.
-    """
-    from clearhead.explain import check
-    from clearhead.explain.render import DEFAULT_DIGITS, print_audit
-
-    audit = check(example)
-    if as_json:
-        typer.echo(audit.to_json())
-    else:
-        print_audit(console_for_output(), audit, DEFAULT_DIGITS if digits is None else digits)
-    raise typer.Exit(0 if audit.agrees else 1)

@@ -12,6 +12,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from clearhead.explain import BUILT_IN
+
 
 class Dtype(StrEnum):
     float32 = "float32"
@@ -31,6 +33,12 @@ DownloadOption = Annotated[
 ]
 ImageOption = Annotated[
     Path | None, typer.Option("--image", help="PNG or JPEG file to run a timm model on.", metavar="FILE")
+]
+ExampleArgument = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help=f"A built-in example ({', '.join(BUILT_IN)}) or a TOML file.")
+]
+DigitsOption = Annotated[
+    int | None, typer.Option(help="Digits after the decimal point (default: 3; in JSON: all).", min=0, max=15)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.explain._built_in import BUILT_IN
 
 if TYPE_CHECKING:
-    from clearhead.explain.audit import Audit, CellDifference, CheckResult
+    from clearhead.explain.audit import Audit, Cause, CellDifference, CheckResult
     from clearhead.explain.checking import check
     from clearhead.explain.example import Example
     from clearhead.explain.steps import Operand, Step, Trace
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILT_IN",
     "Audit",
+    "Cause",
     "CellDifference",
     "CheckResult",
     "Example",
@@ -33,6 +34,7 @@ __all__ = [
 
 _MODULES = {
     "Audit": "audit",
+    "Cause": "audit",
     "CellDifference": "audit",
     "CheckResult": "audit",
     "Example": "example",

@@ -34,6 +34,16 @@ class CellDifference:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """A usual mistake that reproduces wrong numbers of a matrix to their printed digits."""
+
+    name: str  # short, such as "not divided by √d_k"
+    sentence: str  # what was done, what should be done, and the first cell where it shows
+    cells: tuple[tuple[int, int], ...]  # wrong cells that the mistake reproduces, (row, column) counted from 0
+    exceptions: tuple[tuple[int, int], ...] = ()  # written cells that it does not reproduce
+
+
+@dataclass(frozen=True)
 class CheckResult:
     """Verdict on one claim, or on one given matrix (then `claim` is None)."""
 
@@ -44,6 +54,7 @@ class CheckResult:
     verdict: Verdict
     message: str
     cells: tuple[CellDifference, ...] = ()
+    causes: tuple[Cause, ...] = ()  # mistakes that explain the new errors; several may fit
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Worked calculations as text, HTML, Markdown, LaTeX and JSON."""
 
+from clearhead.explain.render._audit_text import print_audit
 from clearhead.explain.render.formats import FORMATS, render
-from clearhead.explain.render.text import print_audit, print_trace
+from clearhead.explain.render.text import print_trace
 from clearhead.explain.render.wording import DEFAULT_DIGITS
 
 __all__ = ["DEFAULT_DIGITS", "FORMATS", "print_audit", "print_trace", "render"]

@@ -1,0 +1,55 @@
+"""Audits as text: each claim with its verdict, and tables of the cells that differ."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from clearhead._utils.consoles import PlainConsole
+from clearhead._utils.text import visible_text
+from clearhead.explain.audit import Audit, CheckResult
+from clearhead.explain.render.text import COLUMN_GAP, truncated
+from clearhead.explain.render.wording import DEFAULT_DIGITS, format_number
+
+_VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
+
+
+def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) -> None:
+    """Print each claim with its verdict, and a table of the cells that differ."""
+    console.print(Text(visible_text(audit.title), style="bold"))
+    for result in audit.findings:
+        sign, color = _VERDICT_SIGNS[result.verdict]
+        console.print(
+            Text(f"{sign} ", style=color)
+            + Text(_result_name(result), style="bold")
+            + Text(f": {visible_text(result.message)}")
+        )
+        if result.cells:
+            table = _difference_table(result, digits)
+            widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+            wide = PlainConsole(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
+            wide.print(table)  # long lines instead of truncated numbers
+    agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
+    summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
+    console.print(Text(summary, style="bold"))
+
+
+def _result_name(result: CheckResult) -> str:
+    head = "" if result.head is None else f", head {result.head + 1}"
+    return f"{result.step}{head}" if result.claim is None else f"claim {result.claim}, {result.step}{head}"
+
+
+def _difference_table(result: CheckResult, digits: int) -> Table:
+    table = Table(box=None, padding=(0, 0, 0, COLUMN_GAP), pad_edge=True)
+    carried = any(cell.carried_from for cell in result.cells)
+    for name in ("row", "column", "claimed", "computed", "difference", *(["carried from"] if carried else [])):
+        side = "left" if name == "row" else "right"
+        table.add_column(Text(name, style="dim"), justify=side, no_wrap=True)
+    for cell in result.cells:
+        claimed = cell.printed.replace("Infinity", "∞")
+        values = (format_number(value, digits) for value in (cell.computed, cell.difference))
+        cause = [cell.carried_from or ""] if carried else []
+        table.add_row(truncated(cell.row_label), truncated(cell.column_label), claimed, *values, *cause)
+    return table
