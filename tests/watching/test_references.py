@@ -1,5 +1,6 @@
 """Tests that `watch` replaces a function wherever a model or a Python module refers to it, and restores it exactly."""
 
+import contextlib
 import functools
 import sys
 import types
@@ -206,6 +207,23 @@ def test_a_graph_that_was_compiled_with_a_partial_is_refused_and_stays_valid():
 class Plain(nn.Module):
     def forward(self, x):
         return functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("within_block", [False, True])
+def test_attention_compiles_after_torch_compile_looked_functions_up_within_a_block(within_block):
+    """`torch.distributed.init_process_group` makes torch.compile look up the functions of torch again, by name."""
+    model, x = Plain(), torch.randn(2, 3, 5, 7)
+    torch._dynamo.reset()
+    if not within_block:
+        torch._dynamo.trace_rules.clear_lru_cache()
+    with contextlib.suppress(ValueError), watch(model):  # refuses the compiled graph
+        model(x)
+        if within_block:
+            torch._dynamo.trace_rules.clear_lru_cache()
+        torch.compile(model, backend="eager")(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
 
 
 @pytest.mark.parametrize(

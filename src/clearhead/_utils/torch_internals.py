@@ -51,6 +51,23 @@ def in_backward_pass() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def compilation_rules() -> dict[Any, Any]:
+    """Return how torch.compile traces each function of torch.
+
+    It looks the functions up by name at the first compilation, and again after a process group was initialized.
+    """
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    return get_torch_obj_rule_map()
+
+
+def discard_compilation_rules() -> None:
+    """Make torch.compile look up the functions of torch by name again."""
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map.cache_clear()
+
+
 def current_cuda_stream(device: torch.device) -> int:
     """Return the address of the current stream. The public way builds an object, which takes 10 times as long."""
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from clearhead._utils.torch_internals import compilation_rules, discard_compilation_rules
 from clearhead.watching.references import InstalledReferences, LoadedModules, Namespace, Search
 from clearhead.watching.replacement import MethodReplacement, Replacement
 
@@ -20,6 +21,7 @@ OPTIONAL = {"transformers": "clearhead.huggingface"}
 _adapters: dict[str, list[AnyReplacement]] = {}
 _loaded, _installed = LoadedModules(), InstalledReferences()
 _users = 0  # active blocks
+_rules: object = None  # of torch.compile, looked up while no function is replaced
 _LOCK = threading.Lock()
 
 
@@ -41,8 +43,10 @@ def load_optional() -> None:
 @contextmanager
 def functions_replaced(model: nn.Module) -> Iterator[None]:
     """Replace all registered functions within a `with` block, in Python modules and in a model."""
-    global _users
+    global _users, _rules
     with _LOCK:
+        if not _users:
+            _rules = compilation_rules()
         functions, methods = _replacements()
         search = Search(functions)
         _installed.install_shared(_loaded.references(search))
@@ -75,6 +79,8 @@ def functions_replaced_in(namespace: Namespace) -> Iterator[None]:
 def _restore(model: nn.Module) -> None:
     """Restore everything after the last block, including names that were bound to a wrapper within a block."""
     _installed.remove_shared()
+    if compilation_rules() is not _rules:  # looked up within a block, where names refer to wrappers
+        discard_compilation_rules()
     functions, methods = _replacements()
     for method in methods:
         method.remove()
