@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 import torch
@@ -60,52 +60,49 @@ P = TypeVar("P", Observer, Intervention)
 Target = tuple[Observer, nn.Module]
 EditTarget = tuple[Intervention, nn.Module]
 _state = _State()
-_observers: tuple[Observer, ...] = ()
-_interventions: tuple[Intervention, ...] = ()  # in the order of their `with` blocks
 _entered: ContextVar[tuple[Participant, ...]] = ContextVar("entered observers and interventions", default=())
 _LOCK = threading.Lock()
 _last_entry = ""  # changes with every new block; graphs have a guard on it, because it is an argument of `_note`
 
 
-@contextmanager
-def observing(observer: Observer) -> Iterator[None]:
-    """Make an observer receive calls within a `with` block."""
-    global _observers
-    with _LOCK:
-        _observers = (*_observers, observer)
-    with _as_entered(observer):
+class _Blocks(Generic[P]):
+    """Observers or interventions whose `with` blocks are active."""
+
+    def __init__(self) -> None:
+        self.active: tuple[P, ...] = ()  # in the order of the blocks; replaced, because other threads iterate over it
+
+    @contextmanager
+    def entered(self, participant: P) -> Iterator[None]:
+        global _last_entry
+        with _LOCK:
+            self.active = (*self.active, participant)
+        _last_entry = uuid4().hex
+        _entered.set((*_entered.get(), participant))
         try:
             yield
         finally:
+            # not reset(token): a notebook may enter in one contextvars context and exit in another
+            _entered.set(tuple(other for other in _entered.get() if other is not participant))
             with _LOCK:
-                _observers = tuple(other for other in _observers if other is not observer)
+                self.active = tuple(other for other in self.active if other is not participant)
+
+
+_observers: _Blocks[Observer] = _Blocks()
+_interventions: _Blocks[Intervention] = _Blocks()
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Make an observer receive calls within a `with` block."""
+    with _observers.entered(observer):
+        yield
 
 
 @contextmanager
 def intervening(intervention: Intervention) -> Iterator[None]:
     """Make an intervention change calls within a `with` block."""
-    global _interventions
-    with _LOCK:
-        _interventions = (*_interventions, intervention)
-    with _as_entered(intervention):
-        try:
-            yield
-        finally:
-            with _LOCK:
-                _interventions = tuple(other for other in _interventions if other is not intervention)
-
-
-@contextmanager
-def _as_entered(participant: Participant) -> Iterator[None]:
-    """Note that this thread has entered the block of an observer or an intervention."""
-    global _last_entry
-    _last_entry = uuid4().hex
-    _entered.set((*_entered.get(), participant))
-    try:
+    with _interventions.entered(intervention):
         yield
-    finally:
-        # not reset(token): a notebook may enter in one contextvars context and exit in another
-        _entered.set(tuple(other for other in _entered.get() if other is not participant))
 
 
 def observers_of_call(tensor: object, module: nn.Module | None = None) -> list[Target]:
@@ -118,9 +115,9 @@ def observers_of_call(tensor: object, module: nn.Module | None = None) -> list[T
         tensor: a tensor of the call. Placeholders without values, as in a trace, are not observed.
         module: the module that makes the call. Default: determined from the Python frames.
     """
-    if not _observers or in_backward_pass():  # gradient checkpointing runs the forward pass again
+    if not _observers.active or in_backward_pass():  # gradient checkpointing runs the forward pass again
         return []
-    return _visible_targets(_observers, tensor, module, sys._getframe(1))
+    return _visible_targets(_observers.active, tensor, module, sys._getframe(1))
 
 
 def interventions_of_call(tensor: object, module: nn.Module | None = None) -> list[EditTarget]:
@@ -128,7 +125,7 @@ def interventions_of_call(tensor: object, module: nn.Module | None = None) -> li
 
     They also change the calls that gradient checkpointing runs again, whose outputs must be the same.
     """
-    return _visible_targets(_interventions, tensor, module, sys._getframe(1)) if _interventions else []
+    return _visible_targets(_interventions.active, tensor, module, sys._getframe(1)) if _interventions.active else []
 
 
 def _visible_targets(
@@ -230,7 +227,7 @@ def is_compiling(name: str) -> bool:
 def _note(name: str, entry: str) -> bool:
     """Tell the observers that a function was traced. Runs at the time of tracing."""
     if not _state.suspended:
-        for participant in (*_observers, *_interventions):
+        for participant in (*_observers.active, *_interventions.active):
             participant.compiled_calls.add(name)
     return True
 
@@ -243,7 +240,7 @@ def _targets_of_call(
 
 
 def _targets_of(participants: tuple[P, ...], module: nn.Module) -> list[tuple[P, nn.Module]]:
-    attached = [each for each in (*_observers, *_interventions) if id(module) in each.names]
+    attached = [each for each in (*_observers.active, *_interventions.active) if id(module) in each.names]
     if len(attached) > 1:
         entered = _entered.get()
         attached = [each for each in attached if each in entered] or attached
