@@ -189,7 +189,7 @@ class TestErrors:
         ("arguments", "message"),
         [
             (("nowhere.toml",), "nowhere.toml: there is no such file"),
-            (("song", "--step", "softmax"), "step is 'softmax'; expected one of input, slice"),
+            (("song", "--step", "softmax"), "step is 'softmax'; expected one of embedding, positions, input"),
             (("song", "--step", "slice"), "step 'slice' does not occur in this calculation"),
             (("song", "--head", "2"), "head 2 does not occur; expected 1 to 1, counted from 1"),
             (("song", "--head", "0"), "head 0 does not occur"),

@@ -45,7 +45,8 @@ REFUSED = {
         "weights.output is (1, 3): the concatenated heads (3, 2) × (1, 3) cannot be multiplied; expected (2, 3)",
     X + "heads = 2\nsplit = 'slice'\n[weights]\nquery = [[[1], [2]], [[1], [2]]]":
         "weights.query is (2, 1): a slice of X (3, 1) × (2, 1) cannot be multiplied; expected (1, 1)",
-    X + "heads = 2\n[weights]\nquery = [[1], [2]]": "weights.query: head 1: row 1 is 1; expected a list of cells",
+    X + "heads = 2\n[weights]\nquery = [[1], [2]]": 
+        "weights.query is a single matrix; expected 2 matrices, one for each head",
     X + "heads = 2\n[weights]\nquery = [[[1], [2]]]":
         "weights.query has 1 entries; expected 2 matrices, one for each head",
     X + "heads = 2\n[weights]\nquery = [[[1], [2]], [[1, 2], [3, 4]]]":
@@ -55,7 +56,7 @@ REFUSED = {
     X + "[given]\nmasked = [[1, 2, 3], [3, 4, 5], [6, 7, 8]]": "given.masked: this calculation has no such step",
     X + "claims = 3": "claims is 3; expected tables, [[claims]]",
     X + "claims = [3]": "claim 1 is 3; expected a table, [[claims]]",
-    X + "[[claims]]\nsum = 'rows'": "claim 1: step is None; expected one of input, slice",
+    X + "[[claims]]\nsum = 'rows'": "claim 1: step is None; expected one of embedding, positions, input",
     X + "[[claims]]\nstep = 'wieghts'\nsum = 'rows'": "claim 1: step is 'wieghts'; did you mean 'weights'?",
     X + "[[claims]]\nstep = 'weights'": "claim 1 (weights): expected one of values, shape, sum, count, found none",
     X + "[[claims]]\nstep = 'weights'\nsum = 'rows'\ncount = 1":
@@ -79,5 +80,6 @@ REFUSED = {
         "claim 1 (query): head is missing; expected a whole number from 1 to 2",
     X + "[[claims]]\nstep = 'query'\nvalues = [[1]]\ntolerance = -1":
         "claim 1 (query): tolerance is -1; expected a number, 0 or more",
-    X + "[[claims]]\nstep = 'query'\nvalue = [[1]]": "claim 1 has an unknown key 'value'; did you mean 'values'?",
+    X + "[[claims]]\nstep = 'query'\nvalue = [[1]]":
+        "claim 1 (query) has value, but no cell; expected cell = [row, column], or values for a whole matrix",
 }  # fmt: skip

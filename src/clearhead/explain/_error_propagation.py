@@ -49,9 +49,9 @@ class CheckedMatrix:
 
     def is_source_of(self, later: Claim) -> bool:
         """Return whether a later claim is computed from this matrix, directly or not."""
-        earlier = self.claim
-        same_head = earlier.head is None or later.head is None or earlier.head == later.head
-        return same_head and earlier.step in source_matrices(later.step)
+        heads, later_heads = self.claim.query_heads, later.query_heads
+        same_head = heads is None or later_heads is None or bool(heads & later_heads)
+        return same_head and self.claim.step in source_matrices(later.step)
 
     def causes(self, index: CellIndex) -> list[str]:
         """Return the symbols of the matrices that a carried cell follows from."""
@@ -197,12 +197,12 @@ class _CauseSearch:
         Returns None if there are too many cells to vary.
         """
         total = torch.zeros_like(result)
-        tokens = len(self.example.tokens)
+        scores = self.example.additive_mask().numel()
         for matrix, values in assumed.items():
             rows, columns = torch.nonzero(~matrix.claimed.blank, as_tuple=True)
             if len(rows) > _MAX_VARIED_CELLS:
                 return None
-            largest = max(values.numel(), result.numel(), tokens * tokens)
+            largest = max(values.numel(), result.numel(), scores)
             for batch in torch.arange(len(rows)).split(max(1, _MAX_BATCH_ELEMENTS // largest)):
                 varied = values.repeat(len(batch), 1, 1)
                 cell = (rows[batch], columns[batch])

@@ -1,4 +1,4 @@
-"""Steps of a layer's calculation: inputs, heads and output."""
+"""Steps of a layer's calculation after its input: the heads and the output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.explain.steps import Operand, Step, StepKey
+from clearhead.explain.steps import KEY_HEAD_STEPS, Operand, Step, StepKey
 from clearhead.nn import MultiHeadAttention
 from clearhead.ops.masks import query_positions
 
@@ -20,26 +20,44 @@ class HeadTracer:
     """Tracer of the calculation of one head."""
 
     def __init__(
-        self, layer: MultiHeadAttention, index: int, x: Step, source: Step, given: dict[StepKey, Tensor]
+        self,
+        layer: MultiHeadAttention,
+        index: int,
+        x: Step,
+        source: Step,
+        given: dict[StepKey, Tensor],
+        d_k: int | None = None,
     ) -> None:
-        self.layer, self.index, self.given = layer, index, given
+        self.layer, self.index, self.given, self.d_k = layer, index, given, d_k
         self.head = layer.head(index)
+        self.key_head = index * layer.kv_heads // layer.heads
         self.x, self.source = x, source
-        self.subscript = "" if layer.heads == 1 else str(index + 1).translate(_SUBSCRIPTS)
-        self.latex_subscript = "" if layer.heads == 1 else f"_{{{index + 1}}}"
+        self.subscript, self.latex_subscript = _subscripts(index, layer.heads)
 
-    def steps(self, allowed: Tensor | None) -> list[Step]:
-        """Return the steps from the head's input to its output; `allowed` is its mask `[q_len, kv_len]`."""
+    def steps(self, allowed: Tensor | None, shared: dict[StepKey, Step]) -> list[Step]:
+        """Return the steps from the head's input to its output.
+
+        Args:
+            allowed: the head's mask `[q_len, kv_len]`.
+            shared: keys and values of earlier heads. A head that shares a key head uses them; they are not repeated.
+        """
         steps, head_input = [], self.x
         if self.layer.split == "slice":
             head_input = self._slice()
             steps.append(head_input)
-        query, key, value = (self._projected(name, head_input) for name in ("query", "key", "value"))
+        query = self._projected("query", head_input)
+        steps.append(query)
+        for name in KEY_HEAD_STEPS:
+            if (name, self.key_head) not in shared:
+                shared[name, self.key_head] = self._projected(name, head_input)
+                steps.append(shared[name, self.key_head])
+        key, value = (shared[name, self.key_head] for name in KEY_HEAD_STEPS)
         scores = self._scores(query, key)
-        scaled = self._scaled(scores, query, key)
-        steps += [query, key, value, scores, scaled]
+        steps.append(scores)
+        if self.layer.scale != 1 or self.layer.softcap is not None:
+            steps.append(self._scaled(scores, query, key))
         if allowed is not None:
-            steps.append(self._masked(scaled, allowed))
+            steps.append(self._masked(steps[-1], allowed))
         weights = self._weights(steps[-1])
         return [*steps, weights, self._output(weights, value)]
 
@@ -50,7 +68,7 @@ class HeadTracer:
             "slice",
             f"X{self.subscript} = {part.symbol}",
             f"X{self.latex_subscript} = {part.latex}",
-            f"{_shape_text(self.x.values)} → {_shape_text(part.values)}",
+            f"{shape_text(self.x.values)} → {shape_text(part.values)}",
             part.values,
             operands=(self.x.as_operand("cell", shift=self.head.columns.start),),
             how="slice",
@@ -69,6 +87,7 @@ class HeadTracer:
     def _projected(self, name: str, head_input: Step) -> Step:
         """Apply W_Q, W_K or W_V, then the bias, the norm and the rotary embedding."""
         layer, letter = self.layer, name[0].upper()
+        subscript, latex_subscript = self._subscripts_of(letter)
         weight, bias = getattr(self.head, f"{name}_weight"), getattr(self.head, f"{name}_bias")
         factor = self._projection_input(name, head_input)
         matrix = self._learned("W", letter, weight)
@@ -92,9 +111,9 @@ class HeadTracer:
             operands[1:] = [replace(operand, marks="all") for operand in operands[1:]]
         return self._step(
             name,
-            f"{letter}{self.subscript} = {text}",
-            f"{letter}{self.latex_subscript} = {latex}",
-            f"{_shape_text(factor.values)} × {_shape_text(weight)} = {_shape_text(values)}",
+            f"{letter}{subscript} = {text}",
+            f"{letter}{latex_subscript} = {latex}",
+            f"{shape_text(factor.values)} × {shape_text(weight)} = {shape_text(values)}",
             values,
             multiply_adds=values.shape[0] * weight.numel(),
             weights=learned,
@@ -103,9 +122,16 @@ class HeadTracer:
             how=how,
         )
 
+    def _subscripts_of(self, letter: str) -> tuple[str, str]:
+        """Return the subscripts of Q, K or V, as text and in LaTeX. K and V count key heads."""
+        if letter == "Q":
+            return self.subscript, self.latex_subscript
+        return _subscripts(self.key_head, self.layer.kv_heads)
+
     def _learned(self, kind: str, letter: str, values: Tensor) -> Operand:
         """Return W or b of this head."""
-        symbol, latex = f"{kind}_{letter}{self.subscript}", f"{kind}^{{{letter}}}{self.latex_subscript}"
+        subscript, latex_subscript = self._subscripts_of(letter)
+        symbol, latex = f"{kind}_{letter}{subscript}", f"{kind}^{{{letter}}}{latex_subscript}"
         return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
 
     def _scores(self, query: Step, key: Step) -> Step:
@@ -117,7 +143,7 @@ class HeadTracer:
             "scores",
             f"{query.symbol} {transposed.symbol}",
             f"{query.latex_symbol} {transposed.latex}",
-            f"{_shape_text(query.values)} × {_shape_text(transposed.values)} = {_shape_text(values)}",
+            f"{shape_text(query.values)} × {shape_text(transposed.values)} = {shape_text(values)}",
             values,
             multiply_adds=values.numel() * query.values.shape[1],
             columns="memory",
@@ -128,9 +154,10 @@ class HeadTracer:
     def _scaled(self, scores: Step, query: Step, key: Step) -> Step:
         """Divide by √d_k, or multiply by the layer's scale, and apply its softcap."""
         layer = self.layer
-        if layer.scale is None:
-            values, scaling = scores.values / layer.key_dim**0.5, f"/ √{layer.key_dim}"
-            latex = f"\\frac{{{scores.latex}}}{{\\sqrt{{{layer.key_dim}}}}}"
+        if layer.scale is None or self.d_k is not None:
+            d_k = layer.key_dim if self.d_k is None else self.d_k
+            values, scaling = scores.values / d_k**0.5, f"/ √{d_k}"
+            latex = f"\\frac{{{scores.latex}}}{{\\sqrt{{{d_k}}}}}"
         else:
             values, scaling = scores.values * layer.scale, f"· {layer.scale:g}"
             latex = f"{scores.latex} \\cdot {layer.scale:g}"
@@ -139,12 +166,12 @@ class HeadTracer:
             cap, how = f"{layer.softcap:g}", "other"
             values = layer.softcap * torch.tanh(values / layer.softcap)
             text, latex = f"{cap} tanh({text} / {cap})", f"{cap} \\tanh\\left({latex} / {cap}\\right)"
-        factors = f"{_shape_text(query.values)} × {_shape_text(key.values.T)}"
+        factors = f"{shape_text(query.values)} × {shape_text(key.values.T)}"
         return self._step(
             "scaled",
             f"S{self.subscript} = {text}",
             f"S{self.latex_subscript} = {latex}",
-            f"{factors} {scaling.replace('·', '×')} = {_shape_text(values)}",
+            f"{factors} {scaling.replace('·', '×')} = {shape_text(values)}",
             values,
             columns="memory",
             operands=(scores.as_operand("cell"),),
@@ -154,11 +181,11 @@ class HeadTracer:
 
     def _masked(self, scaled: Step, allowed: Tensor) -> Step:
         added = torch.where(allowed, 0.0, -torch.inf).to(scaled.values)
-        shape = _shape_text(added)
+        shape = shape_text(added)
         return self._step(
             "masked",
-            f"S{self.subscript} + M",
-            f"S{self.latex_subscript} + M",
+            f"{scaled.symbol} + M",
+            f"{scaled.latex_symbol} + M",
             f"{shape} + {shape} = {shape}",
             torch.where(allowed, scaled.values, -torch.inf),
             columns="memory",
@@ -181,7 +208,7 @@ class HeadTracer:
             "weights",
             f"A{self.subscript} = softmax({text})",
             f"A{self.latex_subscript} = \\text{{softmax}}({latex})",
-            f"softmax over each row of {_shape_text(scores.values)} = {_shape_text(values)}",
+            f"softmax over each row of {shape_text(scores.values)} = {shape_text(values)}",
             values,
             weights=0 if sinks is None else 1,
             columns="memory",
@@ -195,7 +222,7 @@ class HeadTracer:
             "head_output",
             f"O{self.subscript} = {weights.symbol} {value.symbol}",
             f"O{self.latex_subscript} = {weights.latex_symbol} {value.latex_symbol}",
-            f"{_shape_text(weights.values)} × {_shape_text(value.values)} = {_shape_text(values)}",
+            f"{shape_text(weights.values)} × {shape_text(value.values)} = {shape_text(values)}",
             values,
             multiply_adds=weights.values.numel() * value.values.shape[1],
             operands=(weights.as_operand("row"), value.as_operand("column")),
@@ -203,15 +230,8 @@ class HeadTracer:
         )
 
     def _step(self, name: str, formula: str, latex: str, shapes: str, values: Tensor, **details: Any) -> Step:
-        return _with_given(Step(name, self.index, formula, latex, shapes, values, **details), self.given)
-
-
-def input_steps(x: Tensor, memory: Tensor | None, given: dict[StepKey, Tensor]) -> Iterator[Step]:
-    """Yield the input X, and the memory Z if keys and values are computed from it."""
-    yield _with_given(Step("input", None, "X", "X", _shape_text(x), x, how="input"), given)
-    if memory is not None:
-        step = Step("input", None, "Z", "Z", _shape_text(memory), memory, rows="memory", how="input")
-        yield _with_given(step, given)
+        head = self.key_head if name in KEY_HEAD_STEPS else self.index
+        return with_given(Step(name, head, formula, latex, shapes, values, **details), self.given)
 
 
 def output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[StepKey, Tensor]) -> Iterator[Step]:
@@ -222,14 +242,14 @@ def output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[Ste
         None,
         f"C = Concat({', '.join(output.symbol for output in outputs)})",
         f"C = \\text{{Concat}}({', '.join(output.latex_symbol for output in outputs)})",
-        f"Concat[{', '.join(_shape_text(output.values) for output in outputs)}] = {_shape_text(values)}",
+        f"Concat[{', '.join(shape_text(output.values) for output in outputs)}] = {shape_text(values)}",
         values,
         operands=tuple(
             output.as_operand("cell", shift=-index * layer.value_dim) for index, output in enumerate(outputs)
         ),
         how="concat",
     )
-    concat = _with_given(concat, given)
+    concat = with_given(concat, given)
     yield concat
     weight, bias = layer.output.weight.detach().T, layer.output.bias
     operands = [
@@ -245,17 +265,17 @@ def output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[Ste
         None,
         text,
         latex,
-        f"{_shape_text(concat.values)} × {_shape_text(weight)} = {_shape_text(values)}",
+        f"{shape_text(concat.values)} × {shape_text(weight)} = {shape_text(values)}",
         values,
         multiply_adds=values.shape[0] * weight.numel(),
         weights=sum(operand.values.numel() for operand in operands[1:]),
         operands=tuple(operands),
         how="product",
     )
-    yield _with_given(output, given)
+    yield with_given(output, given)
 
 
-def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
+def with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
     """Replace the computed matrix of a step by the given one, if any, and remove it from `given`."""
     values = given.pop((step.name, step.head), None)
     if values is None:
@@ -272,7 +292,7 @@ def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
         step,
         formula=f"{step.symbol} = given",
         latex=f"{step.latex_symbol} = \\text{{given}}",
-        shapes=f"given: {_shape_text(values)}",
+        shapes=f"given: {shape_text(values)}",
         values=values,
         multiply_adds=0,
         weights=0,
@@ -295,5 +315,11 @@ def _column_operand(step: Step, columns: slice) -> Operand:
     )
 
 
-def _shape_text(tensor: Tensor) -> str:
+def _subscripts(index: int, count: int) -> tuple[str, str]:
+    """Return the subscript of one of `count` heads, as text and in LaTeX."""
+    return ("", "") if count == 1 else (str(index + 1).translate(_SUBSCRIPTS), f"_{{{index + 1}}}")
+
+
+def shape_text(tensor: Tensor) -> str:
+    """Return the shape of a matrix, such as "(8, 2)"."""
     return f"({tensor.shape[0]}, {tensor.shape[1]})"

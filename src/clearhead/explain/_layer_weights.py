@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -23,15 +24,18 @@ class LayerWidths:
         split: str,
         stated: Mapping[str, Tensor],
         given: Mapping[StepKey, PrintedMatrix],
+        *,
+        kv_heads: int | None = None,
+        memory: tuple[int, int] | None = None,
     ) -> None:
-        self.x, self.heads, self.stated = x, heads, stated
-        self.input = x[1]
+        self.x, self.heads, self.split, self.stated = x, heads, split, stated
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.key_name, self.key_source = ("X", x) if memory is None else ("Z", memory)
+        self.input, self.kv_input = x[1], self.key_source[1]
         if split == "slice":
-            if x[1] % heads:
-                raise ValueError(
-                    f'x has {x[1]} columns; expected a multiple of the {heads} heads, because split is "slice"'
-                )
-            self.input = x[1] // heads
+            self.input = _slice_width("x", self.input, heads, "heads")
+            name = "x" if memory is None else "memory"
+            self.kv_input = _slice_width(name, self.kv_input, self.kv_heads, "key heads")
 
         def stated_width(*names: str) -> int | None:
             for name in names:
@@ -55,6 +59,9 @@ class LayerWidths:
     def weights(self, seed: int) -> dict[str, Tensor]:
         """Return the stated matrices, and draw the others in steps of 0.1, so that they can be printed exactly.
 
+        W_Q is `[heads, input, dim]`, W_K and W_V are `[kv_heads, input, dim]`, and W_O is
+        `[heads · value_dim, output_dim]`.
+
         W_Q and W_K range from -3.0 to 3.0, because smaller weights give nearly uniform attention on small inputs.
         W_V and W_O range from -1.0 to 1.0.
         """
@@ -73,14 +80,40 @@ class LayerWidths:
     def _shape(self, name: str) -> tuple[int, ...]:
         if name == "output":
             return self.heads * self.value_dim, self.output_dim
-        return self.heads, self.input, self.value_dim if name == "value" else self.key_dim
+        if name == "query":
+            return self.heads, self.input, self.key_dim
+        return self.kv_heads, self.kv_input, self.value_dim if name == "value" else self.key_dim
+
+    def check_biases(self, biases: Mapping[str, Tensor]) -> None:
+        """Raise unless each bias has a number for each column of its matrix."""
+        for name, bias in biases.items():
+            expected = self._shape(name)[-1]
+            if bias.shape[-1] != expected:
+                columns = f"weights.{name} has {expected} columns"
+                raise ValueError(f"biases.{name} has {bias.shape[-1]} numbers; expected {expected}, because {columns}")
+
+    def cell_count(self) -> int:
+        """Return the number of cells in all matrices of the calculation, with those of the weights."""
+        (rows, width), (keys, key_width) = self.x, self.key_source
+        weights = sum(math.prod(self._shape(name)) for name in WEIGHT_NAMES)
+        projected = rows * self.heads * self.key_dim + keys * self.kv_heads * (self.key_dim + self.value_dim)
+        attended = self.heads * (4 * rows * keys + 2 * rows * self.value_dim)
+        return rows * width + keys * key_width + weights + projected + attended + rows * self.output_dim
 
     def _mismatch(self, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
-        rows = self.x[0]
         if name == "output":
-            factor = f"the concatenated heads ({rows}, {expected[0]})"
+            factor = f"the concatenated heads ({self.x[0]}, {expected[0]})"
         elif shape[0] != expected[0]:
-            factor = f"{'X' if self.input == self.x[1] else 'a slice of X'} ({rows}, {self.input})"
+            symbol, (rows, width) = ("X", self.x) if name == "query" else (self.key_name, self.key_source)
+            factor = f"{symbol if expected[0] == width else f'a slice of {symbol}'} ({rows}, {expected[0]})"
         else:
             return f"weights.{name} is {shape}, but Q and K must have equally many columns; expected {expected}"
         return f"weights.{name} is {shape}: {factor} × {shape} cannot be multiplied; expected {expected}"
+
+
+def _slice_width(name: str, width: int, count: int, heads: str) -> int:
+    if width % count:
+        raise ValueError(
+            f'{name} has {width} columns; expected a multiple of the {count} {heads}, because split is "slice"'
+        )
+    return width // count

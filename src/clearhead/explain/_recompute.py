@@ -12,22 +12,25 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES
+from clearhead.explain._claims import BIASES, KEY_HEAD_MATRICES, LEARNED_MATRICES, SHARED_MATRICES
 from clearhead.explain.example import Example
 from clearhead.explain.steps import StepKey
+from clearhead.nn import Rotary
 
 _OPERANDS = {
+    "input": ("embedding", "positions"),
     "slice": ("input",),
-    "query": ("slice", "query_weight"),
-    "key": ("slice", "key_weight"),
-    "value": ("slice", "value_weight"),
+    "key_input": ("slice", "input", "memory"),  # some of them, which depends on the example
+    "query": ("slice", "query_weight", "query_bias"),
+    "key": ("key_input", "key_weight", "key_bias"),
+    "value": ("key_input", "value_weight", "value_bias"),
     "scores": ("query", "key"),
     "scaled": ("scores",),
     "masked": ("scaled", "mask"),
     "weights": ("masked",),
     "head_output": ("weights", "value"),
     "concat": ("head_output",),
-    "output": ("concat", "output_weight"),
+    "output": ("concat", "output_weight", "output_bias"),
 }
 
 
@@ -51,7 +54,7 @@ class Recomputation:
     def matrix(self, name: str, head: int) -> Tensor:
         """Return a matrix by name: a step, the mask, or a learned matrix such as query_weight.
 
-        `head` is ignored for matrices shared by all heads.
+        `head` counts key heads for the matrices of keys and values. It is ignored for matrices shared by all heads.
         """
         key = (name, None if name in SHARED_MATRICES else head)
         if key not in self._cache:
@@ -68,25 +71,65 @@ class Recomputation:
         if name in LEARNED_MATRICES:
             weight = example.weights[name.removesuffix("_weight")]
             return weight if name in SHARED_MATRICES else weight[head]
-        if name == "input":
-            return example.x
-        if name == "mask":
-            return example.additive_mask()
+        if name in BIASES:
+            return example.bias(name.removesuffix("_bias"))[0 if name in SHARED_MATRICES else head][None]
+        if name in ("embedding", "positions", "memory", "mask"):
+            return self._stated(name)
+        if name == "key_input":
+            return self._key_input(head)
         if name == "concat":
             outputs = [self.matrix("head_output", index) for index in range(example.heads)]
             return torch.cat(torch.broadcast_tensors(*outputs), dim=-1)  # cat alone does not broadcast
-        operands = [self.matrix(operand, head) for operand in _OPERANDS[name]]
+        operands = [self.matrix(operand, self._operand_head(name, operand, head)) for operand in _OPERANDS[name]]
+        if name == "input":
+            return operands[0] if example.parts.positions is None else operands[0] + operands[1]
         if name == "slice":
-            width = example.x.shape[1] // (example.heads if example.split == "slice" else 1)
-            start = head * width if example.split == "slice" else 0
-            return operands[0][..., start : start + width]
+            return _columns(operands[0], head, example.heads) if example.split == "slice" else operands[0]
         if name == "scores":
             return operands[0] @ operands[1].mT
         if name == "scaled":
-            return operands[0] / math.sqrt(example.weights["query"].shape[-1])
+            return operands[0] / math.sqrt(example.d_k) if example.scale is None else operands[0] * example.scale
         if name == "masked":
             return operands[0] + operands[1]
         if name == "weights":
             has_keys = (operands[0] > -torch.inf).any(dim=-1, keepdim=True)
             return torch.softmax(torch.where(has_keys, operands[0], 0.0), dim=-1) * has_keys
-        return operands[0] @ operands[1]
+        if name == "head_output":
+            return operands[0] @ operands[1]
+        projected = operands[0] @ operands[1]
+        if name in example.biases:
+            projected = projected + operands[2]
+        return projected if example.rope is None or name not in ("query", "key") else _rotate(example.rope, projected)
+
+    def _stated(self, name: str) -> Tensor:
+        """Return a matrix that is stated in the file."""
+        example = self.example
+        if name == "mask":
+            return example.additive_mask()
+        matrix = {"embedding": example.parts.rows, "positions": example.parts.positions, "memory": example.memory}[name]
+        return torch.zeros_like(example.x) if matrix is None else matrix
+
+    def _key_input(self, head: int) -> Tensor:
+        """Return the columns of X or Z that a key head reads."""
+        example = self.example
+        if example.memory is None and example.kv_heads == example.heads:
+            return self.matrix("slice", head)
+        source = self.matrix("input" if example.memory is None else "memory", 0)
+        return _columns(source, head, example.kv_heads) if example.split == "slice" else source
+
+    def _operand_head(self, name: str, operand: str, head: int) -> int:
+        """Return the head of an operand: the key head that a query head reads, or the same head."""
+        if operand in KEY_HEAD_MATRICES and name not in KEY_HEAD_MATRICES:
+            return head * self.example.kv_heads // self.example.heads
+        return head
+
+
+def _columns(matrix: Tensor, index: int, count: int) -> Tensor:
+    width = matrix.shape[-1] // count
+    return matrix[..., index * width : (index + 1) * width]
+
+
+def _rotate(rope: Rotary, matrix: Tensor) -> Tensor:
+    positions = torch.arange(matrix.shape[-2])
+    batch = matrix.reshape(-1, 1, *matrix.shape[-2:])  # Rotary takes [batch, heads, n, key_dim]
+    return rope(batch, positions).reshape(matrix.shape)

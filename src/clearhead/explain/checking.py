@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead._utils.text import count_noun
-from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim
+from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim, head_count
 from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indices, check_matrix
 from clearhead.explain._fitting import best_fit
 from clearhead.explain._printed_matrix import PrintedMatrix
@@ -39,6 +39,17 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
     return _Auditor(example).audit()
 
 
+# reasons why a claimed step does not occur
+_ABSENT_STEPS = {
+    "embedding": "no positions are added, so the rows of the tokens are the input",
+    "positions": "no positions are added to the input",
+    "memory": "the keys and the values are computed from X",
+    "slice": "every head reads all of X",
+    "scaled": "the scores are not scaled",
+    "masked": "there is no mask",
+}
+
+
 class _Auditor:
     """Auditor of one example: compares its claims with the computed matrices."""
 
@@ -54,15 +65,17 @@ class _Auditor:
 
     def _check(self, claim: Claim) -> CheckResult:
         if claim.step in STEP_NAMES and not self.trace.named(claim.step):
-            why = "every head reads all of X" if claim.step == "slice" else "there is no mask"
-            return _claim_result(claim, "differs", f"this calculation has no such step: {why}")
+            return _claim_result(claim, "differs", f"this calculation has no such step: {_ABSENT_STEPS[claim.step]}")
         one_matrix = claim.head is not None or claim.step in SHARED_MATRICES
-        heads = [claim.head or 0] if one_matrix else range(self.example.heads)
+        count = head_count(claim.step, self.example.heads, self.example.kv_heads)
+        heads = [claim.head or 0] if one_matrix else range(count)
         matrices = [self.computed.matrix(claim.step, head) for head in heads]
         if claim.values is not None:
             return self._check_values(claim, claim.values, matrices[0])
         if claim.shape is not None:
             return self._check_shape(claim, claim.shape, matrices[0])
+        if claim.total is not None:
+            return self._check_total(claim, claim.total, matrices[0])
         if claim.sum is not None:
             return self._check_sum(claim, claim.sum, matrices)
         return self._check_count(claim, matrices)
@@ -80,7 +93,7 @@ class _Auditor:
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)
         notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
-        notes += _rearrangement_note(claimed, computed) if cells else ""
+        notes += _rearrangement_note(claimed, computed) if cells and not claim.is_part else ""
         return replace(
             result,
             message=f"{prefix}{result.message}{notes}",
@@ -112,7 +125,7 @@ class _Auditor:
 
     def _labels(self, subject: str, matrix: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the labels of rows and of columns."""
-        axes: tuple[Axis, Axis] = ("token", "token") if subject == "mask" else ("dimension", "dimension")
+        axes: tuple[Axis, Axis] = ("token", "memory") if subject == "mask" else ("dimension", "dimension")
         if subject in STEP_NAMES:
             step = self.trace.named(subject)[0]
             axes = step.rows, step.columns
@@ -123,7 +136,8 @@ class _Auditor:
         """Return the name of a claimed matrix in formulas."""
         if claim.step in STEP_NAMES:
             return self.trace.step(claim.step, claim.head).symbol
-        return "M" if claim.step == "mask" else f"W_{claim.step[0].upper()}"
+        letter = "b" if claim.step.endswith("_bias") else "W"
+        return "M" if claim.step == "mask" else f"{letter}_{claim.step[0].upper()}"
 
     def _check_shape(self, claim: Claim, shape: tuple[int, int], computed: Tensor) -> CheckResult:
         computed_shape = tuple(computed.shape)
@@ -136,7 +150,8 @@ class _Auditor:
     def _other_split(self, claim: Claim, shape: tuple[int, int]) -> str:
         """Return a note if the claimed shape is that of the layer with the other split."""
         heads, width = self.example.heads, self.example.x.shape[1]
-        if claim.step not in LEARNED_MATRICES[:3] or heads == 1 or width % heads:
+        differs = self.example.memory is not None or self.example.kv_heads != heads
+        if claim.step not in LEARNED_MATRICES[:3] or heads == 1 or width % heads or differs:
             return ""
         here = sum(self.example.weights[name].numel() for name in ("query", "key", "value"))
         if self.example.split == "slice":
@@ -164,6 +179,25 @@ class _Auditor:
         note = "; rows do" if which == "columns" and rows_do else ""
         return _claim_result(claim, "differs", f"{which} sum to {' | '.join(sums)}, not to 1{note}", tuple(cells))
 
+    def _check_total(self, claim: Claim, total: PrintedMatrix, matrix: Tensor) -> CheckResult:
+        """Compare the sum of a row, of a column or of the whole matrix with the printed number."""
+        if claim.row is not None:
+            matrix, what = matrix[claim.row], f"row {claim.row + 1} sums to"
+        elif claim.column is not None:
+            matrix, what = matrix[:, claim.column], f"column {claim.column + 1} sums to"
+        else:
+            what = "all cells sum to"
+        computed, tolerance = matrix.sum().reshape(1, 1), total.tolerance
+        tolerance = tolerance if claim.tolerance is None else torch.full_like(tolerance, claim.tolerance)
+        [[printed]], value = total.printed, float(computed)
+        if agree(total.values, computed, tolerance).all():
+            return _claim_result(claim, "agrees", f"{what} {printed}")
+        rows, columns = self._labels(claim.step, self.computed.matrix(claim.step, claim.head or 0))
+        row, column = claim.row or 0, claim.column or 0
+        labels = "sum" if claim.row is None else rows[row], "sum" if claim.column is None else columns[column]
+        cell = CellDifference(row, column, *labels, printed, float(total.values), value)
+        return _claim_result(claim, "differs", f"{what} {value:.4g}, not to {printed}", (cell,))
+
     def _check_count(self, claim: Claim, matrices: list[Tensor]) -> CheckResult:
         """Compare the number of rows; for scores and weights of all heads, the number of matrices."""
         if claim.step in SCORE_STEPS and claim.head is None:
@@ -182,9 +216,10 @@ class _Auditor:
             if name not in ("query", "key", "value") or head is None:
                 continue
             step = projected.step(name, head)
+            rotated = self.example.rope is not None and name != "value"
             if name in self.example.stated:
                 yield self._check_product(step, claimed)
-            else:
+            elif not rotated and name not in self.example.biases:  # the fit is of X·W alone
                 yield _check_any_product(step, claimed)
 
     def _check_product(self, step: Step, claimed: PrintedMatrix) -> CheckResult:
@@ -230,7 +265,7 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         parts += [f"{carried} of them carried"] if carried else []
     if rounded:
         parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from rounded numbers printed earlier")
-    parts += [f"{blank} blank" if written else "all blank"] if blank else []
+    parts += [f"{blank} blank" if written else "all blank"] if blank and not claim.is_part else []
     return _claim_result(claim, verdict, ", ".join(parts), cells)
 
 

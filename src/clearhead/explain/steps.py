@@ -12,9 +12,13 @@ from torch import Tensor
 from clearhead._utils.checks import check_int
 from clearhead.nn.head import check_head_indices
 
-# in order; slice occurs only with split="slice", masked only with a mask
+# in order; embedding and positions occur only if they are added, memory in cross-attention, slice with split="slice",
+# scaled unless the scores are used unscaled, masked with a mask
 STEP_NAMES = (
+    "embedding",
+    "positions",
     "input",
+    "memory",
     "slice",
     "query",
     "key",
@@ -30,9 +34,12 @@ STEP_NAMES = (
 SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
 
 StepKey = tuple[str, int | None]  # a step and its head, counted from 0; None for a step of all heads
-Axis = Literal["token", "memory", "dimension"]  # meaning of a matrix's rows or columns
+KEY_HEAD_STEPS = ("key", "value")  # computed once for all query heads that share a key head
+Axis = Literal["token", "memory", "vocabulary", "dimension"]  # meaning of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
-Operation = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
+Operation = Literal[
+    "input", "lookup", "sum", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +65,7 @@ class Step:
     """One matrix of the calculation, with its formula, operands and cost."""
 
     name: str
-    head: int | None  # counted from 0, but from 1 in formulas and output; None for a step of all heads
+    head: int | None  # counted from 0, but from 1 in output; the key head of key and value; None for all heads
     formula: str
     latex: str
     shapes: str  # such as "(8, 2) × (2, 8) / √2 = (8, 8)"
@@ -98,6 +105,8 @@ class Trace:
     tokens: tuple[str, ...]
     memory_tokens: tuple[str, ...]  # tokens of keys and values; equal to `tokens` in self-attention
     heads: int
+    group: int = 1  # number of query heads that share a key head
+    vocabulary: tuple[str, ...] = ()  # tokens of the embedding table
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -131,8 +140,12 @@ class Trace:
         for head in heads:
             if not 0 <= head < self.heads:
                 raise ValueError(f"head {head + 1} does not occur; expected 1 to {self.heads}, counted from 1")
+        key_heads = {head // self.group for head in heads}
         chosen = [
-            step for step in self.steps if step.name in (names or STEP_NAMES) and (not heads or step.head in heads)
+            step
+            for step in self.steps
+            if step.name in (names or STEP_NAMES)
+            and (not heads or step.head in (key_heads if step.name in KEY_HEAD_STEPS else heads))
         ]
         if not chosen:
             raise ValueError(f"step {' or '.join(names)} is shared by all heads; leave the head out")
@@ -142,7 +155,7 @@ class Trace:
         """Return the labels of rows or columns."""
         if axis == "dimension":
             return tuple(str(index) for index in range(1, count + 1))
-        return self.tokens if axis == "token" else self.memory_tokens
+        return {"token": self.tokens, "memory": self.memory_tokens, "vocabulary": self.vocabulary}[axis]
 
     @property
     def output(self) -> Float[Tensor, "q_len output_dim"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 
 from clearhead.explain._built_in import BUILT_IN
-from clearhead.explain._claims import SHARED_MATRICES, check_keys, read_claim, suggestion
+from clearhead.explain._claims import BIASES, SHARED_MATRICES, Claim, check_keys, head_count, read_claim
 from clearhead.explain._layer_weights import WEIGHT_NAMES, LayerWidths
-from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, read_matrix, read_rows, short_repr
+from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, read_matrix, short_repr
+from clearhead.explain._toml_fields import per_head, read_int, read_scale, read_string, read_table
+from clearhead.explain._toml_inputs import read_inputs, read_mask, read_memory, read_rotary
 from clearhead.explain.example import Example
-from clearhead.explain.steps import STEP_NAMES, StepKey
-from clearhead.ops.masks import Causal, Dense, Mask
+from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
-_FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
+MAX_CELLS = 250_000  # in all matrices together
+_FILE_KEYS = (
+    "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
+    "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases",
+)  # fmt: skip
+_GIVEN_STEPS = STEP_NAMES[STEP_NAMES.index("slice") :]
 
 
 def load(name: str | os.PathLike[str]) -> Example:
@@ -74,65 +80,114 @@ def parse(source: str, title: str = "A worked example") -> Example:
         torch.Size([2, 2])
     """
     raw = tomllib.loads(source, parse_float=Decimal)
+    if "dropout" in raw:
+        raise ValueError("the file has the key 'dropout'; leave it out: dropout is random, so no text can print it")
     check_keys("the file", raw, _FILE_KEYS)
-    if "x" not in raw:
-        raise ValueError("x is missing; expected the input, a list of rows, one for each token")
-    x = read_matrix("x", raw["x"])
-    heads = _read_int("heads", raw.get("heads", 1), least=1)
+    tokens, parts = read_inputs(raw)
+    memory, memory_tokens = read_memory(raw)
+    heads = read_int("heads", raw.get("heads", 1), least=1)
+    kv_heads = read_int("kv_heads", raw.get("kv_heads", heads), least=1)
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads is {kv_heads}; expected a divisor of the {heads} heads, so that groups are equal")
     split = raw.get("split", "project")
     if split not in ("project", "slice"):
         raise ValueError(f'split is {short_repr(split)}; expected "project" or "slice"')
-    stated = _read_weights(raw.get("weights", {}), heads)
-    given = _read_given(raw.get("given", {}), heads)
-    weights = LayerWidths(x.shape, heads, split, stated, given).weights(_read_int("seed", raw.get("seed", 0), least=0))
-    claims = raw.get("claims", [])
-    if not isinstance(claims, list):
-        raise ValueError(f"claims is {short_repr(claims)}; expected tables, [[claims]]")
+    stated = _read_weights(raw.get("weights", {}), heads, kv_heads)
+    biases = _read_biases(raw.get("biases", {}), heads, kv_heads)
+    given = _read_given(raw.get("given", {}), heads, kv_heads)
+    memory_shape = None if memory is None else (memory.shape[0], memory.shape[1])
+    widths = LayerWidths(
+        (len(tokens), parts.x.shape[1]), heads, split, stated, given, kv_heads=kv_heads, memory=memory_shape
+    )
+    _check_size(widths)
+    widths.check_biases(biases)
+    scale, d_k = read_scale(raw.get("scale"), raw.get("d_k"))
+    mask_shape = (len(tokens), len(tokens if memory is None else memory))
     example = Example(
-        title=_read_string("title", raw.get("title", title)),
-        tokens=_read_tokens(raw.get("tokens"), x.shape[0]),
-        x=x.values,
+        title=read_string("title", raw.get("title", title)),
+        tokens=tokens,
+        x=parts.x,
         heads=heads,
         split=split,
-        mask=_read_mask(raw.get("mask", "none"), x.shape[0]),
-        weights=weights,
+        mask=read_mask(raw.get("mask", "none"), mask_shape, has_memory=memory is not None),
+        weights=widths.weights(read_int("seed", raw.get("seed", 0), least=0)),
         stated=tuple(stated),
         given=given,
-        claims=tuple(read_claim(position, claim, heads) for position, claim in enumerate(claims, 1)),
+        claims=(),
         source=source,
+        scale=scale,
+        stated_d_k=d_k,
+        memory=memory,
+        memory_tokens=memory_tokens or tokens,
+        biases=biases,
+        rope=read_rotary(raw.get("positions"), key_dim=widths.key_dim, has_memory=memory is not None),
+        input_parts=parts,
     )
     _check_given(example)
-    for step in example.trace():
+    trace = example.trace()
+    for step in trace:
         if step.values.isnan().any() or (step.values.isinf() & (step.name != "masked")).any():
             raise ValueError(f"step {step.name!r} overflows; expected smaller numbers")
-    return example
+    return replace(example, claims=_read_claims(raw.get("claims", []), example, trace))
 
 
-def _read_weights(raw: object, heads: int) -> dict[str, Tensor]:
-    table = _read_table("weights", raw)
+def _check_size(widths: LayerWidths) -> None:
+    cells = widths.cell_count()
+    if cells > MAX_CELLS:
+        size = f"{widths.x[0]:,} × {widths.x[1]:,}"
+        raise ValueError(
+            f"x is {size}, which gives {cells:,} cells in all matrices; expected at most {MAX_CELLS:,}, as in a text"
+        )
+
+
+def _read_weights(raw: object, heads: int, kv_heads: int) -> dict[str, Tensor]:
+    table = read_table("weights", raw)
     check_keys("weights", table, WEIGHT_NAMES)
     weights = {}
     for name, raw_matrices in table.items():
+        label = f"weights.{name}"
         if name == "output":
-            weights[name] = read_matrix("weights.output", raw_matrices).values
+            weights[name] = read_matrix(label, raw_matrices).values
             continue
-        matrices = [read_matrix(label, matrix) for label, matrix in _per_head(f"weights.{name}", raw_matrices, heads)]
-        for head, matrix in enumerate(matrices, 1):
+        entries = per_head(label, raw_matrices, *_heads_of(name, heads, kv_heads))
+        matrices = [read_matrix(entry_label, matrix) for entry_label, matrix in entries]
+        for (entry_label, _), matrix in zip(entries, matrices, strict=True):
             if matrix.shape != matrices[0].shape:
-                raise ValueError(f"weights.{name}: head {head} is {matrix.shape}, but head 1 is {matrices[0].shape}")
+                first = entries[0][0].removeprefix(f"{label}: ")
+                raise ValueError(f"{entry_label} is {matrix.shape}, but {first} is {matrices[0].shape}")
         weights[name] = torch.stack([matrix.values for matrix in matrices])
     return weights
 
 
-def _read_given(raw: object, heads: int) -> dict[StepKey, PrintedMatrix]:
-    table = _read_table("given", raw)
-    check_keys("given", table, STEP_NAMES[1:])
+def _heads_of(name: str, heads: int, kv_heads: int) -> tuple[int, int, str]:
+    """Return the arguments of `per_head` for a matrix: the number of its heads, its depth, and their name."""
+    shared = kv_heads != heads and name in ("key", "value")
+    return head_count(name, heads, kv_heads), 2, "key head" if shared else "head"
+
+
+def _read_biases(raw: object, heads: int, kv_heads: int) -> dict[str, Tensor]:
+    table = read_table("biases", raw)
+    check_keys("biases", table, WEIGHT_NAMES)
+    biases = {}
+    for name, raw_rows in table.items():
+        count, _, noun = _heads_of(name, heads, kv_heads)
+        entries = per_head(f"biases.{name}", raw_rows, 1 if name == "output" else count, 1, noun)
+        for label, row in entries:
+            if not isinstance(row, list) or not row or any(isinstance(cell, list) for cell in row):
+                raise ValueError(f"{label} is {short_repr(row)}; expected a list of numbers, one for each column")
+        biases[name] = read_matrix(f"biases.{name}", [row for _, row in entries]).values
+    return biases
+
+
+def _read_given(raw: object, heads: int, kv_heads: int) -> dict[StepKey, PrintedMatrix]:
+    table = read_table("given", raw)
+    check_keys("given", table, _GIVEN_STEPS)
     given: dict[StepKey, PrintedMatrix] = {}
     for name, matrices in table.items():
         if name in SHARED_MATRICES:
             given[name, None] = read_matrix(f"given.{name}", matrices, blanks=True)
             continue
-        for head, (label, matrix) in enumerate(_per_head(f"given.{name}", matrices, heads)):
+        for head, (label, matrix) in enumerate(per_head(f"given.{name}", matrices, *_heads_of(name, heads, kv_heads))):
             if matrix != BLANK:
                 given[name, head] = read_matrix(label, matrix, blanks=True, infinite=name == "masked")
     return given
@@ -148,65 +203,23 @@ def _check_given(example: Example) -> None:
             raise ValueError(f"{label} is {matrix.shape}; expected {shapes[name, head]}, rows by columns")
 
 
-def _per_head(name: str, raw: object, heads: int) -> list[tuple[str, object]]:
-    """Return a label and a matrix for each head. The matrix of a single head may be given without a list."""
-    if heads == 1 and not _nested(raw, 3):
-        return [(name, raw)]
-    if not isinstance(raw, list) or len(raw) != heads:
-        content = f"has {len(raw)} entries" if isinstance(raw, list) else f"is {short_repr(raw)}"
-        raise ValueError(f"{name} {content}; expected {heads} matrices, one for each head")
-    return [(f"{name}: head {head}", matrix) for head, matrix in enumerate(raw, 1)]
+def _read_claims(raw: object, example: Example, trace: Trace) -> tuple[Claim, ...]:
+    if not isinstance(raw, list):
+        raise ValueError(f"claims is {short_repr(raw)}; expected tables, [[claims]]")
 
+    def shape_of(name: str) -> tuple[int, int] | None:
+        if name in STEP_NAMES:
+            steps = trace.named(name)
+            return steps[0].shape if steps else None
+        if name == "mask":
+            matrix = example.additive_mask()
+        elif name in BIASES:
+            matrix = example.bias(name.removesuffix("_bias"))[:1]
+        else:
+            matrix = example.weights[name.removesuffix("_weight")]
+        rows, columns = matrix.shape[-2:]
+        return rows, columns
 
-def _nested(raw: object, depth: int) -> bool:
-    return depth == 0 or (isinstance(raw, list) and bool(raw) and _nested(raw[0], depth - 1))
-
-
-def _read_mask(raw: object, count: int) -> Mask | None:
-    """Read a mask: "causal", "none", or a matrix of true (attend) and false, or of 0 (attend) and -inf."""
-    if raw == "none":
-        return None
-    if raw == "causal":
-        return Causal()
-    if isinstance(raw, str):
-        raise ValueError(f"mask is {short_repr(raw)}; {suggestion(raw, ('causal', 'none'))}")
-    kinds = set()
-
-    def read_cell(name: str, cell: object) -> bool:
-        kinds.add(type(cell) is bool)
-        if len(kinds) == 1 and (type(cell) is bool or cell in (0, Decimal("-inf"))):
-            return cell is True or (cell == 0 and cell is not False)
-        raise ValueError(f"{name} is {short_repr(cell)}; expected all true and false, or all 0 and -inf")
-
-    table = torch.tensor(read_rows("mask", raw, read_cell))
-    if tuple(table.shape) != (count, count):
-        raise ValueError(f"mask is {tuple(table.shape)}; expected {(count, count)}, a row and a column for each token")
-    return Dense(table)
-
-
-def _read_tokens(raw: object, count: int) -> tuple[str, ...]:
-    if raw is None:
-        return tuple(f"token {position}" for position in range(1, count + 1))
-    if not isinstance(raw, list) or not raw:
-        raise ValueError(f"tokens is {short_repr(raw)}; expected a list of {count} texts, one for each row of x")
-    if len(raw) != count:
-        raise ValueError(f"tokens has {len(raw)} entries, but x has {count} rows")
-    return tuple(_read_string(f"tokens: entry {position}", token) for position, token in enumerate(raw, 1))
-
-
-def _read_string(name: str, raw: object) -> str:
-    if not isinstance(raw, str):
-        raise ValueError(f"{name} is {short_repr(raw)}; expected text in quotes")
-    return raw
-
-
-def _read_int(name: str, raw: object, least: int) -> int:
-    if type(raw) is not int or not least <= raw < 2**63:
-        raise ValueError(f"{name} is {short_repr(raw)}; expected a whole number, {least} or more")
-    return raw
-
-
-def _read_table(name: str, raw: object) -> Mapping[str, object]:
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"{name} is {short_repr(raw)}; expected a table, [{name}]")
-    return raw
+    return tuple(
+        read_claim(position, claim, example.heads, example.kv_heads, shape_of) for position, claim in enumerate(raw, 1)
+    )

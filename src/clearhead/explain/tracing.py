@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.explain._layer_steps import HeadTracer, input_steps, output_steps
-from clearhead.explain.steps import StepKey, Trace
+from clearhead.explain._input_steps import InputParts, input_steps
+from clearhead.explain._layer_steps import HeadTracer, output_steps
+from clearhead.explain.steps import Step, StepKey, Trace
 from clearhead.nn import MultiHeadAttention
 from clearhead.ops.masks import Dense, Mask
 
@@ -36,7 +37,8 @@ def trace(
         tokens: labels of the rows of `x` (default: numbers).
         memory_tokens: labels of the rows of `memory` (default: numbers).
         given: matrices to use in place of computed ones, such as `{("key", 0): sample}`. A key is a step and a head,
-            counted from 0, or None for a step of all heads. A NaN keeps the computed number.
+            counted from 0 (for key and value, the key head), or None for a step of all heads. A NaN keeps the computed
+            number.
 
     Returns:
         The steps in order. Without `given`, the last one equals the layer's output up to rounding. Dropout is not
@@ -47,7 +49,22 @@ def trace(
         >>> steps.step("scaled", head=0).shapes
         '(8, 2) × (2, 8) / √2 = (8, 8)'
     """
-    x = _check_input("x", x, layer.d_model)
+    parts = InputParts(_check_input("x", x, layer.d_model))
+    return trace_parts(layer, parts, memory, mask, tokens, memory_tokens, given)
+
+
+def trace_parts(
+    layer: MultiHeadAttention,
+    parts: InputParts,
+    memory: Float[Tensor, "... kv_len kv_input_dim"] | None,
+    mask: Mask | Tensor | None,
+    tokens: Sequence[str] | None,
+    memory_tokens: Sequence[str] | None,
+    given: GivenMatrices | None,
+    d_k: int | None = None,
+) -> Trace:
+    """Trace a layer whose input is made of several parts. `d_k` is the width that the layer's scale is stated for."""
+    x = parts.x
     memory = None if memory is None else _check_input("memory", memory, layer.kv_input_dim)
     source = x if memory is None else memory
     names = _row_names("tokens", tokens, x.shape[0])
@@ -58,17 +75,19 @@ def trace(
     with torch.no_grad():
         layer(x[None], None if memory is None else memory[None], mask=mask)  # validates the arguments
         allowed = _allowed_keys(mask, x.shape[0], source.shape[0])
-        inputs = list(input_steps(x, memory, given))
-        steps, outputs = list(inputs), []
+        steps, outputs = list(input_steps(parts, memory, given)), []
+        query_input = next(step for step in steps if step.name == "input")
+        key_input = steps[-1]
+        shared: dict[StepKey, Step] = {}
         for head in range(layer.heads):
-            tracer = HeadTracer(layer, head, inputs[0], inputs[-1], given)
-            steps += tracer.steps(None if allowed is None else allowed[min(head, allowed.shape[0] - 1)])
+            tracer = HeadTracer(layer, head, query_input, key_input, given, d_k)
+            steps += tracer.steps(None if allowed is None else allowed[min(head, allowed.shape[0] - 1)], shared)
             outputs.append(steps[-1])
         steps += output_steps(layer, outputs, given)
     if given:
         name, head = next(iter(given))
         raise ValueError(f"given has {(name, head)}, but this calculation has no such step and head")
-    return Trace(tuple(steps), names, memory_names, layer.heads)
+    return Trace(tuple(steps), names, memory_names, layer.heads, layer.heads // layer.kv_heads, parts.vocabulary)
 
 
 def _check_input(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length width"]:

@@ -33,6 +33,8 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
             wide.print(table)  # long lines instead of truncated numbers
     agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
     summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
+    if not audit.findings:
+        summary = "0 checked: there is nothing to check, because the file has no claims"
     console.print(Text(summary, style="bold"))
 
 

@@ -31,6 +31,8 @@ _OPERATORS = {
     "slice": ("", "→"),
     "scaled": ("", "→"),
     "masked": ("+", "="),
+    "sum": ("+", "="),
+    "lookup": ("", "→"),
     "softmax": (";", "→"),
     "concat": ("|", "="),
 }

@@ -8,14 +8,17 @@ from torch import Tensor
 
 from clearhead._utils.color_scales import signed_shades
 from clearhead._utils.text import count_noun, visible_text
-from clearhead.explain.steps import Step, Trace
+from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace
 
 DEFAULT_DIGITS = 3  # after the decimal point
 SCIENTIFIC_FROM = 1e7  # numbers from here on are written with an exponent
 MAX_LABEL_LETTERS = 16  # in a column header
 
 STEP_TITLES = {
+    "embedding": "Embedding",
+    "positions": "Positions",
     "input": "Input",
+    "memory": "Memory",
     "slice": "Slice",
     "query": "Queries",
     "key": "Keys",
@@ -29,7 +32,10 @@ STEP_TITLES = {
     "output": "Output",
 }
 STEP_SENTENCES = {
+    "embedding": "One row for each token, before its position is added.",
+    "positions": "One row for each position, counted from 0. Without it, the order of the tokens would not matter.",
     "input": "One row for each token.",
+    "memory": "One row for each token of the other text. The keys and the values are computed from it.",
     "slice": "This head reads only its own columns of the input.",
     "query": "A query describes what a token looks for in other tokens.",
     "key": "A key describes what a token has, and is compared with the queries.",
@@ -52,6 +58,8 @@ def step_sentence(step: Step) -> str:
         return "Some of these numbers are given, the others are computed."
     if step.name == "weights" and len(step.operands) > 1:
         return "Softmax turns each row into numbers from 0 to 1. They sum to 1 together with the weight of the sink."
+    if step.how == "lookup":
+        return "Each token is looked up in the embedding table, which has one row for each token of the vocabulary."
     return STEP_SENTENCES[step.name]
 
 
@@ -59,6 +67,9 @@ def step_heading(step: Step, trace: Trace) -> str:
     """Return a step's title, with its head if there are several."""
     if trace.heads == 1 or step.head is None:
         return STEP_TITLES[step.name]
+    if trace.group > 1 and step.name in KEY_HEAD_STEPS:
+        first, last = step.head * trace.group + 1, (step.head + 1) * trace.group
+        return f"{STEP_TITLES[step.name]}, shared by heads {first} to {last}"
     return f"{STEP_TITLES[step.name]}, head {step.head + 1}"
 
 
