@@ -25,6 +25,7 @@ class LayerWidths:
         given: Mapping[StepKey, PrintedMatrix],
     ) -> None:
         self.x, self.heads, self.stated = x, heads, stated
+        self.as_drawn: list[str] = []  # names of the weights that equal those drawn from the seed
         self.input = x[1]
         if split == "slice":
             if x[1] % heads:
@@ -66,6 +67,8 @@ class LayerWidths:
             # draw stated matrices too, so that stating one does not change the random numbers of the others
             drawn = torch.randint(-limit, limit + 1, shape, generator=generator).double() / 10
             weights[name] = self.stated.get(name, drawn)
+            if torch.equal(weights[name], drawn):
+                self.as_drawn.append(name)
             if tuple(weights[name].shape) != shape:
                 raise ValueError(self._mismatch(name, tuple(weights[name].shape[-2:]), shape[-2:]))
         return weights

@@ -35,6 +35,9 @@ class Example:
     given: Mapping[StepKey, PrintedMatrix]
     claims: tuple[Claim, ...]
     source: str  # text of the TOML file
+    seed: int = 0  # of the weights that the file does not state
+    as_drawn: tuple[str, ...] = ()  # names of the weights that equal those drawn from the seed, stated or not
+    name: str = ""  # of a built-in example, or the path of its file
 
     def additive_mask(self) -> Float[Tensor, "tokens tokens"]:
         """Return M: 0 where a query may attend, −∞ where not."""
@@ -71,7 +74,9 @@ class Example:
 
     def trace(self) -> Trace:
         """Trace every step, with given matrices in place of computed ones."""
-        return self._trace(self.given_values)
+        from clearhead.explain._origins import with_origins  # imports this module
+
+        return with_origins(self._trace(self.given_values), self)
 
     def trace_without_given(self) -> Trace:
         """Trace every step by its formula, without given matrices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
@@ -35,7 +36,7 @@ def load(name: str | os.PathLike[str]) -> Example:
     else:
         source = _read_file(Path(name))
     try:
-        return parse(source.decode("utf-8-sig"), Path(name).stem)
+        return replace(parse(source.decode("utf-8-sig"), Path(name).stem), name=str(name))
     except UnicodeDecodeError:
         raise ValueError(f"{name}: not a text file (it is not UTF-8)") from None
     except ArithmeticError:
@@ -84,7 +85,9 @@ def parse(source: str, title: str = "A worked example") -> Example:
         raise ValueError(f'split is {short_repr(split)}; expected "project" or "slice"')
     stated = _read_weights(raw.get("weights", {}), heads)
     given = _read_given(raw.get("given", {}), heads)
-    weights = LayerWidths(x.shape, heads, split, stated, given).weights(_read_int("seed", raw.get("seed", 0), least=0))
+    seed = _read_int("seed", raw.get("seed", 0), least=0)
+    widths = LayerWidths(x.shape, heads, split, stated, given)
+    weights = widths.weights(seed)
     claims = raw.get("claims", [])
     if not isinstance(claims, list):
         raise ValueError(f"claims is {short_repr(claims)}; expected tables, [[claims]]")
@@ -100,6 +103,8 @@ def parse(source: str, title: str = "A worked example") -> Example:
         given=given,
         claims=tuple(read_claim(position, claim, heads) for position, claim in enumerate(claims, 1)),
         source=source,
+        seed=seed,
+        as_drawn=tuple(widths.as_drawn),
     )
     _check_given(example)
     for step in example.trace():
