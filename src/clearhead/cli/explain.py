@@ -12,6 +12,15 @@ from clearhead._utils.consoles import console_for_output
 from clearhead.cli.options import DigitsOption, ExampleArgument
 from clearhead.cli.output import write
 
+CellOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cell",
+        help="Show the arithmetic of this cell: step:row,column or step.head:row,column, counted from 1. Repeatable.",
+        metavar="STEP:ROW,COLUMN",
+    ),
+]
+
 
 class Format(StrEnum):
     text = "text"
@@ -33,6 +42,7 @@ def explain(
     head: Annotated[
         list[int] | None, typer.Option(help="Show only the steps of this head, counted from 1. Repeatable.")
     ] = None,
+    cell: CellOption = None,
 ) -> None:
     """Write out an attention calculation step by step, with all its numbers."""
     from clearhead.explain import load
@@ -40,13 +50,17 @@ def explain(
 
     worked = load(example)
     if output_format is Format.toml:
-        if step or head or digits is not None:
+        if step or head or cell or digits is not None:
             raise ValueError(
-                "--step, --head and --digits cannot be combined with --format toml, which writes the whole example"
+                "--step, --head, --cell and --digits cannot be combined with --format toml, which writes the whole"
+                " example"
             )
         write(worked.to_toml(), output)
         return
-    trace = worked.trace().select(step or (), [index - 1 for index in head or ()])
+    heads = [index - 1 for index in head or ()]
+    if cell and step:
+        raise ValueError("--step and --cell are both given; expected one of them, because a cell names its step")
+    trace = worked.trace().select_cells(cell, heads) if cell else worked.trace().select(step or (), heads)
     if output_format is Format.text and output is None:
         print_trace(console_for_output(), trace, worked.title, DEFAULT_DIGITS if digits is None else digits)
     else:

@@ -131,7 +131,7 @@ class HeadTracer:
     def _learned(self, kind: str, letter: str, values: Tensor) -> Operand:
         """Return W or b of this head."""
         subscript, latex_subscript = self._subscripts_of(letter)
-        symbol, latex = f"{kind}_{letter}{subscript}", f"{kind}^{{{letter}}}{latex_subscript}"
+        symbol, latex = f"{kind}_{letter}{subscript}", f"{kind}_{{{letter}{latex_subscript}}}"
         return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
 
     def _scores(self, query: Step, key: Step) -> Step:
@@ -177,6 +177,7 @@ class HeadTracer:
             operands=(scores.as_operand("cell"),),
             how=how,
             scaling=scaling,
+            factor=layer.key_dim**-0.5 if layer.scale is None else layer.scale,
         )
 
     def _masked(self, scaled: Step, allowed: Tensor) -> Step:
@@ -197,6 +198,7 @@ class HeadTracer:
         """Apply softmax to each row, with the sink as an additional score. A row without visible keys is 0."""
         sinks, values = self.layer.sinks, scores.values
         logits = values if sinks is None else torch.cat([values, sinks[self.index].expand(len(values), 1)], dim=1)
+        hidden = values == -torch.inf
         has_keys = (logits > -torch.inf).any(dim=1, keepdim=True)
         values = (torch.softmax(torch.where(has_keys, logits, 0.0), dim=1) * has_keys)[:, : values.shape[1]]
         text, latex, operands = scores.symbol, scores.latex_symbol, [scores.as_operand("row")]
@@ -214,6 +216,7 @@ class HeadTracer:
             columns="memory",
             operands=tuple(operands),
             how="softmax",
+            hidden=hidden if hidden.any() else None,
         )
 
     def _output(self, weights: Step, value: Step) -> Step:
@@ -254,12 +257,12 @@ def output_steps(layer: MultiHeadAttention, outputs: list[Step], given: dict[Ste
     weight, bias = layer.output.weight.detach().T, layer.output.bias
     operands = [
         concat.as_operand("row"),
-        Operand("W_O", "W^{O}", weight, "dimension", "dimension", "column", new=True),
+        Operand("W_O", "W_{O}", weight, "dimension", "dimension", "column", new=True),
     ]
-    values, text, latex = concat.values @ weight, "Y = C W_O", "Y = C W^{O}"
+    values, text, latex = concat.values @ weight, "Y = C W_O", "Y = C W_{O}"
     if bias is not None:
-        operands.append(Operand("b_O", "b^{O}", bias.detach()[None], "dimension", "dimension", "column", new=True))
-        values, text, latex = values + bias, f"{text} + b_O", f"{latex} + b^{{O}}"
+        operands.append(Operand("b_O", "b_{O}", bias.detach()[None], "dimension", "dimension", "column", new=True))
+        values, text, latex = values + bias, f"{text} + b_O", f"{latex} + b_{{O}}"
     output = Step(
         "output",
         None,
@@ -287,7 +290,7 @@ def with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
     blank = values.isnan()
     values = torch.where(blank, step.values, values.to(step.values))
     if blank.any():
-        return replace(step, values=values, shapes=f"partly given: {step.shapes}", how="partly")
+        return replace(step, values=values, shapes=f"partly given: {step.shapes}", how="partly", hidden=None)
     return replace(
         step,
         formula=f"{step.symbol} = given",
@@ -298,6 +301,7 @@ def with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
         weights=0,
         operands=(),
         how="given",
+        hidden=None,
     )
 
 

@@ -29,6 +29,7 @@ class LayerWidths:
         memory: tuple[int, int] | None = None,
     ) -> None:
         self.x, self.heads, self.split, self.stated = x, heads, split, stated
+        self.as_drawn: list[str] = []  # names of the weights that equal those drawn from the seed
         self.kv_heads = heads if kv_heads is None else kv_heads
         self.key_name, self.key_source = ("X", x) if memory is None else ("Z", memory)
         self.input, self.kv_input = x[1], self.key_source[1]
@@ -73,6 +74,8 @@ class LayerWidths:
             # draw stated matrices too, so that stating one does not change the random numbers of the others
             drawn = torch.randint(-limit, limit + 1, shape, generator=generator).double() / 10
             weights[name] = self.stated.get(name, drawn)
+            if torch.equal(weights[name], drawn):
+                self.as_drawn.append(name)
             if tuple(weights[name].shape) != shape:
                 raise ValueError(self._mismatch(name, tuple(weights[name].shape[-2:]), shape[-2:]))
         return weights

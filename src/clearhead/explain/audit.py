@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clearhead._utils.text import json_text
+from clearhead.explain.steps import COUNTING
 
 Verdict = Literal["agrees", "differs", "carried"]
 
@@ -70,19 +71,37 @@ class Audit:
         return all(result.verdict == "agrees" for result in self.findings)
 
     def to_json(self) -> str:
-        """Return the results as JSON, without labels. Heads, rows and columns count from 0; infinities are null."""
-        findings = [
-            dataclasses.asdict(result) | {"cells": [_cell_to_dict(cell) for cell in result.cells]}
-            for result in self.findings
-        ]
-        return json_text({"title": self.title, "agrees": self.agrees, "findings": findings})
+        """Return the results as JSON, without labels. Heads, rows and columns count from 1; infinities are null."""
+        document = {
+            "title": self.title,
+            "counting": COUNTING,
+            "agrees": self.agrees,
+            "findings": [_result_to_dict(result) for result in self.findings],
+        }
+        return json_text(document)
 
     def count(self, verdict: Verdict) -> int:
         """Return the number of results with this verdict."""
         return sum(result.verdict == verdict for result in self.findings)
 
 
+def _result_to_dict(result: CheckResult) -> dict[str, Any]:
+    return dataclasses.asdict(result) | {
+        "head": None if result.head is None else result.head + 1,
+        "cells": [_cell_to_dict(cell) for cell in result.cells],
+        "causes": [_cause_to_dict(cause) for cause in result.causes],
+    }
+
+
+def _cause_to_dict(cause: Cause) -> dict[str, Any]:
+    from_one = {
+        name: [[row + 1, column + 1] for row, column in cells]
+        for name, cells in (("cells", cause.cells), ("exceptions", cause.exceptions))
+    }
+    return dataclasses.asdict(cause) | from_one
+
+
 def _cell_to_dict(cell: CellDifference) -> dict[str, Any]:
     values = {"claimed": cell.claimed, "computed": cell.computed, "difference": cell.difference}
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    return {"row": cell.row, "column": cell.column, **finite, "carried_from": cell.carried_from}
+    return {"row": cell.row + 1, "column": cell.column + 1, **finite, "carried_from": cell.carried_from}

@@ -43,6 +43,9 @@ class Example:
     biases: Mapping[str, Tensor] = field(default_factory=dict)  # stated ones; output: [1, dim], others: [heads, dim]
     rope: Rotary | None = None
     input_parts: InputParts | None = None  # embedding and positions that x is made of
+    seed: int = 0  # of the weights that the file does not state
+    as_drawn: tuple[str, ...] = ()  # names of the weights that equal those drawn from the seed, stated or not
+    name: str = ""  # of a built-in example, or the path of its file
 
     @property
     def kv_heads(self) -> int:
@@ -108,7 +111,9 @@ class Example:
 
     def trace(self) -> Trace:
         """Trace every step, with given matrices in place of computed ones."""
-        return self._trace(self.given_values)
+        from clearhead.explain._origins import with_origins  # imports this module
+
+        return with_origins(self._trace(self.given_values), self)
 
     def trace_without_given(self) -> Trace:
         """Trace every step by its formula, without given matrices."""

@@ -41,7 +41,7 @@ def load(name: str | os.PathLike[str]) -> Example:
     else:
         source = _read_file(Path(name))
     try:
-        return parse(source.decode("utf-8-sig"), Path(name).stem)
+        return replace(parse(source.decode("utf-8-sig"), Path(name).stem), name=str(name))
     except UnicodeDecodeError:
         raise ValueError(f"{name}: not a text file (it is not UTF-8)") from None
     except ArithmeticError:
@@ -101,6 +101,8 @@ def parse(source: str, title: str = "A worked example") -> Example:
     )
     _check_size(widths)
     widths.check_biases(biases)
+    seed = read_int("seed", raw.get("seed", 0), least=0)
+    weights = widths.weights(seed)
     scale, d_k = read_scale(raw.get("scale"), raw.get("d_k"))
     mask_shape = (len(tokens), len(tokens if memory is None else memory))
     example = Example(
@@ -110,7 +112,7 @@ def parse(source: str, title: str = "A worked example") -> Example:
         heads=heads,
         split=split,
         mask=read_mask(raw.get("mask", "none"), mask_shape, has_memory=memory is not None),
-        weights=widths.weights(read_int("seed", raw.get("seed", 0), least=0)),
+        weights=weights,
         stated=tuple(stated),
         given=given,
         claims=(),
@@ -122,6 +124,8 @@ def parse(source: str, title: str = "A worked example") -> Example:
         biases=biases,
         rope=read_rotary(raw.get("positions"), key_dim=widths.key_dim, has_memory=memory is not None),
         input_parts=parts,
+        seed=seed,
+        as_drawn=tuple(widths.as_drawn),
     )
     _check_given(example)
     trace = example.trace()

@@ -1,8 +1,9 @@
 """Worked calculations as text, HTML, Markdown, LaTeX and JSON."""
 
+from clearhead.explain.render._arithmetic import cell_arithmetic
 from clearhead.explain.render._audit_text import print_audit
 from clearhead.explain.render.formats import FORMATS, render
 from clearhead.explain.render.text import print_trace
 from clearhead.explain.render.wording import DEFAULT_DIGITS
 
-__all__ = ["DEFAULT_DIGITS", "FORMATS", "print_audit", "print_trace", "render"]
+__all__ = ["DEFAULT_DIGITS", "FORMATS", "cell_arithmetic", "print_audit", "print_trace", "render"]

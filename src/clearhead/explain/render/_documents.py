@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from clearhead._utils.text import visible_text
-from clearhead.explain.render.wording import (
-    DEFAULT_DIGITS,
-    format_matrix,
-    short_label,
-    step_cost,
-    step_heading,
-    step_sentence,
-)
-from clearhead.explain.steps import Operand, Step, Trace
+from clearhead.explain.render._arithmetic import arithmetic_lines
+from clearhead.explain.render._formula import cost_sentences, whole_formula
+from clearhead.explain.render._layout import GAP, HIDDEN, Layout, View, new_matrices
+from clearhead.explain.render.wording import DEFAULT_DIGITS, short_label, step_cost, step_heading, step_sentence
+from clearhead.explain.steps import Step, Trace
 
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$&<>-])")
 _LATEX_ESCAPES = {
@@ -29,6 +25,7 @@ _LATEX_ESCAPES = {
     "·": r"$\cdot$",
     "…": r"\dots{}",
     "→": r"$\to$",
+    "ᵀ": r"$^{\top}$",
     '"': r"\textquotedbl{}",
 } | {letter: f"\\{letter}" for letter in "&%$#_{}"}
 _PREAMBLE = r"""\documentclass{article}
@@ -53,37 +50,40 @@ _PREAMBLE = r"""\documentclass{article}
 
 def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return Markdown with tables and `$$` formulas, which GitHub and notebooks support."""
-    parts = [f"# {_escape_markdown(title)}"]
-    for count, step in enumerate(trace, 1):
+    layout = Layout(trace, new_matrices)
+    parts = [f"# {_escape_markdown(title)}", *(f"$$\n{latex}\n$$" for _, latex in whole_formula(trace)), trace.counting]
+    for position, step in trace.numbered():
         parts += [
-            f"## {count}. {step_heading(step, trace)}",
+            f"## {position}. {step_heading(step, trace)}",
             f"$$\n{step.latex}\n$$",
-            f"{step_sentence(step)} {_shapes_and_cost(step)}.",
+            f"{step_sentence(step, trace)} {_shapes_and_cost(step)}.".strip(),
+            *(f"${line}$" for line in arithmetic_lines(step, trace, digits, latex=True)),
         ]
-        parts += [_markdown_table(trace, matrix, digits) for matrix in _displayed_matrices(step)]
-    return "\n\n".join(parts) + "\n"
+        for matrix in new_matrices(step):
+            view = layout.view(matrix, digits)
+            parts += [f"${view.latex}$ {view.caption}", _markdown_table(view)]
+    return "\n\n".join([*parts, *cost_sentences(trace)]) + "\n"
 
 
 def as_latex(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return a complete LaTeX document. Non-Latin tokens require LuaLaTeX or XeLaTeX, and a font for them."""
+    layout = Layout(trace, new_matrices)
     parts = [_PREAMBLE + f"\\title{{{_escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
-    for count, step in enumerate(trace, 1):
+    parts += [*(f"\\[ {latex} \\]" for _, latex in whole_formula(trace)), _escape_latex(trace.counting)]
+    for position, step in trace.numbered():
         shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _escape_latex(_shapes_and_cost(step)))
         parts += [
-            f"\\filbreak\n\\section*{{{count}. {_escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
+            f"\\filbreak\n\\section*{{{position}. {_escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
             f"\\[ {step.latex} \\]\n\\nopagebreak",
-            f"{_escape_latex(step_sentence(step))} {shapes}.\\nopagebreak",
+            f"{_escape_latex(step_sentence(step, trace))} {shapes}.\\nopagebreak",
+            *(f"${line}$\\nopagebreak" for line in arithmetic_lines(step, trace, digits, latex=True)),
         ]
-        parts += [_latex_table(trace, matrix, digits) for matrix in _displayed_matrices(step)]
-    return "\n\n".join([*parts, "\\end{document}\n"])
-
-
-def _displayed_matrices(step: Step) -> Iterator[tuple[str, Step | Operand]]:
-    """Yield a step's learned matrices and its result, each with its LaTeX symbol."""
-    for operand in step.operands:
-        if operand.new:
-            yield operand.latex, operand
-    yield step.latex_symbol, step
+        for matrix in new_matrices(step):
+            view = layout.view(matrix, digits)
+            caption = f"${view.latex}$ {_escape_latex(view.caption)}"
+            parts.append(f"\\begin{{center}}{caption}\\\\\n{_latex_table(view)}\\end{{center}}")
+    costs = [_escape_latex(sentence) for sentence in cost_sentences(trace)]
+    return "\n\n".join([*parts, *costs, "\\end{document}\n"])
 
 
 def _shapes_and_cost(step: Step) -> str:
@@ -91,34 +91,32 @@ def _shapes_and_cost(step: Step) -> str:
     return f"{step.shapes}; {costs}" if costs else step.shapes
 
 
-def _table_rows(
-    trace: Trace, matrix: Step | Operand, digits: int, escape: Callable[[str], str]
-) -> tuple[list[str], list[list[str]]]:
+def _table_rows(view: View, escape: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
     """Return the column labels, and the rows, each of which starts with its label."""
-    count, width = matrix.values.shape
-    labels = [escape(label) for label in trace.labels(matrix.rows, count)]
-    columns = [escape(label) for label in trace.labels(matrix.columns, width)]
-    return columns, [[label, *row] for label, row in zip(labels, format_matrix(matrix.values, digits), strict=True)]
+    labels, columns = ([escape(label) for label in names] for names in (view.row_labels, view.column_labels))
+    rows = [[label, *row] for label, row in zip(labels, view.cells, strict=True)]
+    if view.sums:
+        columns = [*columns, "sum"]
+        rows = [[*row, total] for row, total in zip(rows, view.sums, strict=True)]
+    return columns, rows
 
 
-def _markdown_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
-    symbol, matrix = named_matrix
-    columns, rows = _table_rows(trace, matrix, digits, _escape_markdown)
-    lines = [[f"${symbol}$", *columns], [":--", *["--:"] * len(columns)], *rows]
+def _markdown_table(view: View) -> str:
+    columns, rows = _table_rows(view, _escape_markdown)
+    lines = [[f"${view.latex}$", *columns], [":--", *["--:"] * len(columns)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _latex_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
-    symbol, matrix = named_matrix
-    columns, rows = _table_rows(trace, matrix, digits, lambda token: _escape_latex(short_label(token)))
-    head = " & ".join([f"${symbol}$", *columns])
+def _latex_table(view: View) -> str:
+    columns, rows = _table_rows(view, lambda token: _escape_latex(short_label(token)))
+    head = " & ".join([f"${view.latex}$", *columns])
     body = " \\\\\n".join(" & ".join([label, *(f"${_latex_number(cell)}$" for cell in row)]) for label, *row in rows)
-    table = f"\\begin{{tabular}}{{l|{'r' * len(columns)}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}"
-    return f"\\begin{{center}}\\fitted{{%\n{table}}}\\end{{center}}"
+    right = f"{'r' * len(view.column_labels)}{'|r' if view.sums else ''}"
+    return f"\\fitted{{%\n\\begin{{tabular}}{{l|{right}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}}}"
 
 
 def _latex_number(cell: str) -> str:
-    return cell.replace("∞", "\\infty")
+    return cell.replace("∞", "\\infty").replace(HIDDEN, "\\cdot").replace(GAP, "\\dots")
 
 
 def _escape_latex(text: str) -> str:

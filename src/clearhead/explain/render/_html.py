@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import visible_text
-from clearhead.explain.render.wording import (
-    DEFAULT_DIGITS,
-    cell_shades,
-    format_matrix,
-    step_cost,
-    step_heading,
-    step_sentence,
-)
-from clearhead.explain.steps import Operand, Step, Trace
+from clearhead.explain.render._arithmetic import arithmetic_lines
+from clearhead.explain.render._formula import cost_sentences, whole_formula
+from clearhead.explain.render._layout import Entries, Layout, View
+from clearhead.explain.render.wording import DEFAULT_DIGITS, step_cost, step_heading, step_sentence
+from clearhead.explain.steps import Step, Trace
 
 with needs_extra("explain", "the HTML format"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -43,6 +39,7 @@ _TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoe
 class _TableCell:
     text: str
     style: str
+    kind: str  # "hidden" by the mask, "gap" for what is left out, "sum" of a row, or ""
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,14 @@ class _Table:
     symbol: str
     formula: Markup
     shape: str
+    origin: str
     sign: str  # operator before the table
     marks: str
     shift: int
-    columns: tuple[str, ...]
+    columns: list[str]
     rows: list[tuple[str, list[_TableCell]]]
+    row_entries: str  # indices of the rows, if some are left out
+    column_entries: str
 
 
 @dataclass(frozen=True)
@@ -69,33 +69,40 @@ class _Section:
     cost: str
     how: str
     scaling: str
+    arithmetic: list[str]
     tables: list[_Table]
 
 
 def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return one self-contained HTML page with keyboard navigation, two themes and a print style."""
     page = _TEMPLATES.get_template("page.html")
+    layout = Layout(trace, lambda step: (*step.operands, step))
     return page.render(
         title=visible_text(title),
         tokens=[visible_text(token) for token in trace.tokens],
         heads=trace.heads,
-        sections=[_section(position, step, trace, digits) for position, step in enumerate(trace, 1)],
+        head_name=trace.head_name,
+        counting=trace.counting,
+        formulas=[(text, Markup(convert(latex, display="block"))) for text, latex in whole_formula(trace)],
+        costs=cost_sentences(trace),
+        sections=[_section(position, step, trace, layout, digits) for position, step in trace.numbered()],
     )
 
 
-def _section(position: int, step: Step, trace: Trace, digits: int) -> _Section:
+def _section(position: int, step: Step, trace: Trace, layout: Layout, digits: int) -> _Section:
     return _Section(
         id=_anchor(step, trace),
         position=position,
         heading=step_heading(step, trace),
         formula=Markup(convert(step.latex, display="block")),
         text=step.formula,
-        sentence=step_sentence(step),
+        sentence=step_sentence(step, trace),
         shapes=step.shapes,
         cost=step_cost(step),
         how=step.how,
         scaling=step.scaling,
-        tables=list(_tables(step, trace, digits)),
+        arithmetic=[visible_text(line) for line in arithmetic_lines(step, trace, digits)],
+        tables=list(_tables(step, layout, digits)),
     )
 
 
@@ -103,32 +110,40 @@ def _anchor(step: Step, trace: Trace) -> str:
     """Return the id of a step's section, used in URLs: weights-2 for head 2, input-2 for the memory."""
     if step.head is not None:
         return f"{step.name}-{step.head + 1}"
-    return step.name if step is trace.named(step.name)[0] else f"{step.name}-2"
+    same = [other for other in trace.steps if other.name == step.name]
+    return step.name if step is same[0] else f"{step.name}-{same.index(step) + 1}"
 
 
-def _tables(step: Step, trace: Trace, digits: int) -> Iterator[_Table]:
+def _tables(step: Step, layout: Layout, digits: int) -> Iterator[_Table]:
     between, before_result = _OPERATORS.get(step.how, ("", ""))
     for index, operand in enumerate(step.operands):
         sign = "" if index == 0 else "+" if index == 2 and step.name != "concat" else between
-        yield _table(operand, operand.latex, trace, digits, sign, operand.marks, operand.shift)
-    yield _table(step, step.latex_symbol, trace, digits, before_result if step.operands else "", "result")
+        yield _table(layout.view(operand, digits), sign, operand.marks, operand.shift)
+    yield _table(layout.view(step, digits), before_result if step.operands else "", "result")
 
 
-def _table(
-    matrix: Step | Operand, latex: str, trace: Trace, digits: int, sign: str, marks: str, shift: int = 0
-) -> _Table:
-    count, width = matrix.values.shape
-    cells = [
-        [_table_cell(text, shade) for text, shade in zip(*row, strict=True)]
-        for row in zip(format_matrix(matrix.values, digits), cell_shades(matrix.values), strict=True)
-    ]
-    labels = [visible_text(label) for label in trace.labels(matrix.rows, count)]
-    columns = tuple(visible_text(label) for label in trace.labels(matrix.columns, width))
-    rows = list(zip(labels, cells, strict=True))
-    return _Table(matrix.symbol, Markup(convert(latex)), f"({count}, {width})", sign, marks, shift, columns, rows)
+def _table(view: View, sign: str, marks: str, shift: int = 0) -> _Table:
+    rows = []
+    for row, label in enumerate(view.row_labels):
+        cells = [_table_cell(view, row, column) for column in range(len(view.column_labels))]
+        if view.sums:
+            cells.append(_TableCell(view.sums[row], "", "sum"))
+        rows.append((visible_text(label), cells))
+    columns = [visible_text(label) for label in view.column_labels] + (["sum"] if view.sums else [])
+    entries = (_entries_text(entries) for entries in (view.rows, view.columns))
+    formula = Markup(convert(view.latex))
+    return _Table(view.symbol, formula, view.shape, view.origin, sign, marks, shift, columns, rows, *entries)
 
 
-def _table_cell(text: str, shade: float) -> _TableCell:
+def _entries_text(entries: Entries) -> str:
+    """Return the index of each row or column, -1 for a gap; an empty string if none is left out."""
+    return ",".join(str(max(entry, -1)) for entry in entries.shown) if entries.left_out else ""
+
+
+def _table_cell(view: View, row: int, column: int) -> _TableCell:
     """Return a cell with its shade as a CSS variable, which the style sheet mixes with a color of the theme."""
+    text, shade = view.cells[row][column], view.shades[row][column]
     style = "" if math.isnan(shade) else f"--{'warm' if shade >= 0 else 'cool'}:{abs(shade):.0%}"
-    return _TableCell(text.replace("-", "−"), style)
+    gap = view.rows.shown[row] < 0 or view.columns.shown[column] < 0
+    kind = "gap" if gap else "hidden" if view.is_hidden(row, column) else ""
+    return _TableCell(text.replace("-", "−"), style, kind)

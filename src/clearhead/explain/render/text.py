@@ -16,16 +16,17 @@ from rich.text import Text
 
 from clearhead._utils.consoles import PlainConsole, column_groups
 from clearhead._utils.text import visible_text
+from clearhead.explain.render._arithmetic import arithmetic_lines
+from clearhead.explain.render._formula import cost_sentences, whole_formula
+from clearhead.explain.render._layout import Layout, View, new_matrices
 from clearhead.explain.render.wording import (
     DEFAULT_DIGITS,
     MAX_LABEL_LETTERS,
-    cell_shades,
-    format_matrix,
     step_cost,
     step_heading,
     step_sentence,
 )
-from clearhead.explain.steps import Axis, Operand, Step, Trace
+from clearhead.explain.steps import Trace
 
 _NEUTRAL_COLOR, _POSITIVE_COLOR, _NEGATIVE_COLOR = (
     ColorTriplet(28, 30, 34),
@@ -43,51 +44,63 @@ def as_text(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
 
 
 def print_trace(console: Console, trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> None:
-    """Print every step with its formula, shapes and matrices, including the learned matrices that it uses."""
+    """Print the whole formula, then every step with its formula, shapes, arithmetic and matrices, then the cost."""
+    layout = Layout(trace, new_matrices)
     console.print(Text(visible_text(title), style="bold"))
-    for count, step in enumerate(trace, 1):
+    for formula, _ in whole_formula(trace):
+        console.print(Text(f"  {formula}", style="cyan"))
+    console.print(Text(trace.counting, style="dim"))
+    for position, step in trace.numbered():
         console.print()
         console.print(
-            Text(f"{count}. {step_heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan")
+            Text(f"{position}. {step_heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan")
         )
-        console.print(Text(step_sentence(step), style="italic"))
+        console.print(Text(step_sentence(step, trace), style="italic"))
         console.print(Text("; ".join(part for part in (step.shapes, step_cost(step)) if part), style="dim"))
-        for matrix in (*(operand for operand in step.operands if operand.new), step):
-            for table in _tables(console, trace, matrix, digits):
-                console.print()
+        for line in arithmetic_lines(step, trace, digits):
+            console.print(Text(visible_text(line)))
+        for matrix in new_matrices(step):
+            view = layout.view(matrix, digits)
+            console.print()
+            console.print(Text(f"{view.symbol} {view.caption}", style="dim"))
+            for index, table in enumerate(_tables(console, view)):
+                if index:
+                    console.print()
                 console.print(table)
+    sentences = cost_sentences(trace)
+    if sentences:
+        console.print()
+    for sentence in sentences:
+        console.print(Text(sentence))
 
 
-def _tables(console: Console, trace: Trace, matrix: Step | Operand, digits: int) -> Iterator[Table]:
+def _tables(console: Console, view: View) -> Iterator[Table]:
     """Yield one matrix as a table, or as several tables if the terminal is too narrow."""
-    rows, columns = (_label_texts(trace, axis, count) for axis, count in _axes(matrix))
-    cells = format_matrix(matrix.values, digits)
-    levels = cell_shades(matrix.values)
+    rows, columns = ([truncated(label) for label in labels] for labels in (view.row_labels, view.column_labels))
+    cells = [
+        [Text(cell, style=_shade_style(shade)) for cell, shade in zip(*row, strict=True)]
+        for row in zip(view.cells, view.shades, strict=True)
+    ]
+    if view.sums:
+        columns = [*columns, Text("sum", style="dim")]
+        cells = [[*row, Text(total, style="dim")] for row, total in zip(cells, view.sums, strict=True)]
     widths = [
-        max(columns[column].cell_len, *(len(row[column]) for row in cells)) + COLUMN_GAP
+        max(columns[column].cell_len, *(row[column].cell_len for row in cells)) + COLUMN_GAP
         for column in range(len(columns))
     ]
-    label_width = max(cell_len(matrix.symbol), *(row.cell_len for row in rows)) + COLUMN_GAP
+    label_width = max(cell_len(view.symbol), *(row.cell_len for row in rows)) + COLUMN_GAP
     for chosen in column_groups(widths, console.width - label_width):
         table = Table(box=None, padding=(0, 0, 0, COLUMN_GAP), pad_edge=False)
-        table.add_column(Text(matrix.symbol, style="cyan"), no_wrap=True)
+        table.add_column(Text(view.symbol, style="cyan"), no_wrap=True)
         for column in chosen:
             table.add_column(columns[column], justify="right", no_wrap=True)
-        for label, row, level in zip(rows, cells, levels, strict=True):
-            table.add_row(label, *(Text(row[column], style=_shade_style(level[column])) for column in chosen))
+        for label, row in zip(rows, cells, strict=True):
+            table.add_row(label, *(row[column] for column in chosen))
         yield table
 
 
-def _axes(matrix: Step | Operand) -> tuple[tuple[Axis, int], tuple[Axis, int]]:
-    return (matrix.rows, matrix.values.shape[0]), (matrix.columns, matrix.values.shape[1])
-
-
-def _label_texts(trace: Trace, axis: Axis, count: int) -> list[Text]:
-    return [truncated(label) for label in trace.labels(axis, count)]
-
-
 def _shade_style(level: float) -> Style:
-    if math.isnan(level):  # an infinite, masked score
+    if math.isnan(level):  # a masked cell or a gap
         return Style(dim=True)
     triplet = blend_rgb(_NEUTRAL_COLOR, _POSITIVE_COLOR if level >= 0 else _NEGATIVE_COLOR, cross_fade=abs(level))
     return Style(color="white", bgcolor=Color.from_triplet(triplet))

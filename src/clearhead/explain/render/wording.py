@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from clearhead._utils.color_scales import signed_shades
 from clearhead._utils.text import count_noun, visible_text
-from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace
+from clearhead.explain.steps import KEY_HEAD_STEPS, Operand, Step, Trace
 
 DEFAULT_DIGITS = 3  # after the decimal point
 SCIENTIFIC_FROM = 1e7  # numbers from here on are written with an exponent
+MINUS = "−"
 MAX_LABEL_LETTERS = 16  # in a column header
 
 STEP_TITLES = {
@@ -19,6 +21,7 @@ STEP_TITLES = {
     "positions": "Positions",
     "input": "Input",
     "memory": "Memory",
+    "mask": "Mask",
     "slice": "Slice",
     "query": "Queries",
     "key": "Keys",
@@ -36,7 +39,9 @@ STEP_SENTENCES = {
     "positions": "One row for each position, counted from 0. Without it, the order of the tokens would not matter.",
     "input": "One row for each token.",
     "memory": "One row for each token of the other text. The keys and the values are computed from it.",
-    "slice": "This head reads only its own columns of the input.",
+    "mask": "A row for each query and a column for each key: 0 where the query may attend, −∞ where not.",
+    "slice": "This head reads only its own columns of the input. Real models do not slice: each head projects the whole"
+    " input.",
     "query": "A query describes what a token looks for in other tokens.",
     "key": "A key describes what a token has, and is compared with the queries.",
     "value": "A value is what a token passes on to the tokens that attend to it.",
@@ -50,8 +55,12 @@ STEP_SENTENCES = {
 }
 
 
-def step_sentence(step: Step) -> str:
-    """Return one or two sentences that explain a step."""
+def step_sentence(step: Step, trace: Trace) -> str:
+    """Return one or more sentences that explain a step."""
+    return " ".join(part for part in (_sentence(step, trace), _remark(step, trace), step.note) if part)
+
+
+def _sentence(step: Step, trace: Trace) -> str:
     if step.how == "given":
         return "This matrix is given, not computed."
     if step.how == "partly":
@@ -60,17 +69,52 @@ def step_sentence(step: Step) -> str:
         return "Softmax turns each row into numbers from 0 to 1. They sum to 1 together with the weight of the sink."
     if step.how == "lookup":
         return "Each token is looked up in the embedding table, which has one row for each token of the vocabulary."
-    return STEP_SENTENCES[step.name]
+    if step.name == "concat" and trace.heads == 1:
+        return "With one head there is nothing to join: C = O."
+    return STEP_SENTENCES.get(step.name, "")
+
+
+def _remark(step: Step, trace: Trace) -> str:
+    """Return a sentence about a special case, or an empty string."""
+    if step.name == "weights" and step.how == "softmax":
+        empty = int((step.operands[0].values == -math.inf).all(dim=1).sum())
+        if empty:
+            return f"{count_noun(empty, 'row')} may attend to no key: all weights are 0, and do not sum to 1."
+    if step.name == "output" and any(operand.symbol == "W_O" and is_identity(operand) for operand in step.operands):
+        return "W_O is the identity here, which leaves C unchanged."
+    return ""
+
+
+def is_identity(operand: Operand) -> bool:
+    """Return whether a matrix is the identity."""
+    rows, columns = operand.values.shape
+    return rows == columns and operand.values.equal(torch.eye(rows).to(operand.values))
 
 
 def step_heading(step: Step, trace: Trace) -> str:
     """Return a step's title, with its head if there are several."""
+    title = STEP_TITLES.get(step.name, step.name.replace("_", " ").capitalize())
     if trace.heads == 1 or step.head is None:
-        return STEP_TITLES[step.name]
+        return title
     if trace.group > 1 and step.name in KEY_HEAD_STEPS:
         first, last = step.head * trace.group + 1, (step.head + 1) * trace.group
-        return f"{STEP_TITLES[step.name]}, shared by heads {first} to {last}"
-    return f"{STEP_TITLES[step.name]}, head {step.head + 1}"
+        return f"{title}, shared by heads {first} to {last}"
+    return f"{title}, head {step.head + 1}"
+
+
+def origin_text(matrix: Step | Operand) -> str:
+    """Return the source of a matrix's numbers."""
+    if matrix.origin:
+        return matrix.origin
+    if isinstance(matrix, Operand):
+        if not matrix.new:
+            return "computed"
+        return "mask" if matrix.symbol == "M" else "from the layer's parameters" if _is_learned(matrix) else "input"
+    return {"input": "input", "given": "given", "partly": "partly given"}.get(matrix.how, "computed")
+
+
+def _is_learned(operand: Operand) -> bool:
+    return operand.symbol.startswith(("W_", "b_")) or operand.symbol == "sink"
 
 
 def step_cost(step: Step) -> str:
@@ -85,18 +129,44 @@ def short_label(token: str) -> str:
     return label if len(label) <= MAX_LABEL_LETTERS else f"{label[: MAX_LABEL_LETTERS - 1]}…"
 
 
+class NumberFormat:
+    """Format of the numbers of one matrix: as few digits after the point as possible, at most `digits`."""
+
+    def __init__(self, values: Tensor, digits: int = DEFAULT_DIGITS) -> None:
+        values = values.detach().double()
+        finite = values[values.isfinite()]
+        largest = float(finite.abs().max()) if finite.numel() else 0.0
+        self.style, self.digits = "f", digits
+        if largest >= SCIENTIFIC_FROM or 0 < largest < 0.5 * 10**-digits:
+            self.style = "e"
+            return
+        for needed in range(digits):
+            if ((finite.round(decimals=needed) - finite).abs() <= 1e-12 * max(1.0, largest)).all():
+                self.digits = needed
+                return
+
+    def plain(self, value: float) -> str:
+        """Return a number with a hyphen as its minus sign, as in tables of text."""
+        return format_number(value, self.digits, self.style)
+
+    def signed(self, value: float) -> str:
+        """Return a number with a typographic minus sign."""
+        return self.plain(value).replace("-", MINUS, 1) if value < 0 else self.plain(value)
+
+    def bracketed(self, value: float) -> str:
+        """Return a number as a factor or summand: a negative one is in brackets."""
+        text = self.signed(value)
+        return f"({text})" if text.startswith(MINUS) else text
+
+    def is_exact(self, value: float) -> bool:
+        """Return whether a number is shown without rounding."""
+        return math.isinf(value) or abs(float(self.plain(value)) - value) <= 1e-12 * max(1.0, abs(value))
+
+
 def format_matrix(values: Tensor, digits: int = DEFAULT_DIGITS) -> list[list[str]]:
     """Format the numbers of a matrix with as few digits after the point as possible, at most `digits`."""
-    rows = values.tolist()
-    finite = [cell for row in rows for cell in row if math.isfinite(cell)]
-    largest = max((abs(cell) for cell in finite), default=0.0)
-    if largest >= SCIENTIFIC_FROM or 0 < largest < 0.5 * 10**-digits:
-        return [[format_number(cell, digits, "e") for cell in row] for row in rows]
-    for needed in range(digits):
-        if all(abs(round(cell, needed) - cell) <= 1e-12 * max(1.0, largest) for cell in finite):
-            digits = needed
-            break
-    return [[format_number(cell, digits) for cell in row] for row in rows]
+    form = NumberFormat(values, digits)
+    return [[form.plain(cell) for cell in row] for row in values.tolist()]
 
 
 def cell_shades(values: Tensor) -> list[list[float]]:

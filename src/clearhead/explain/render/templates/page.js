@@ -4,12 +4,12 @@ const select = document.getElementById("steps");
 const single = document.getElementById("single");
 const bar = document.querySelector("nav");
 let current = 0;
-let shownAt = 0;
+let jumpedAt = 0;
 
 // -- stepping ----------------------------------------------------------------------------------------------------
 
 function show(index, scroll = true) {
-  shownAt = performance.now();
+  jumpedAt = performance.now();
   current = Math.max(0, Math.min(sections.length - 1, index));
   sections.forEach((section, position) => section.classList.toggle("current", position === current));
   select.value = sections[current].id;
@@ -47,7 +47,7 @@ window.addEventListener("hashchange", fromAddress);
 
 // scrolling selects the step at the top of the window, except right after a jump to a step
 function follow() {
-  if (document.body.classList.contains("single") || performance.now() - shownAt < 500) return;
+  if (document.body.classList.contains("single") || performance.now() - jumpedAt < 500) return;
   const top = bar.getBoundingClientRect().bottom + 40;
   const below = sections.findIndex((section) => section.getBoundingClientRect().bottom > top);
   if (below >= 0 && below !== current) show(below, false);
@@ -95,10 +95,17 @@ document.addEventListener("keydown", (event) => {
 // -- calculation of a cell -----------------------------------------------------------------------------------------
 
 const tablesOf = (section) => [...section.querySelectorAll("table")];
-const cellAt = (table, row, column) => table.tBodies[0].rows[row]?.cells[column + 1];
-const rowOf = (table, row) => [...(table.tBodies[0].rows[row]?.cells ?? [])].slice(1);
-const columnOf = (table, column) => [...table.tBodies[0].rows].map((row) => row.cells[column + 1]).filter(Boolean);
-const cellsOf = (table) => [...table.tBodies[0].rows].flatMap((row) => [...row.cells].slice(1));
+// a shortened table lists the index of each row or column that it shows, and -1 for a gap
+const entriesOf = (table, axis) => (table.dataset[axis] ? table.dataset[axis].split(",").map(Number) : null);
+const shownAt = (table, axis, index) => entriesOf(table, axis)?.indexOf(index) ?? index;
+const indexOf = (table, axis, position) => entriesOf(table, axis)?.[position] ?? position;
+const cellsIn = (row) => [...(row?.cells ?? [])].slice(1).filter((cell) => !cell.classList.contains("sum"));
+const rowAt = (table, index) => table.tBodies[0].rows[shownAt(table, "rows", index)];
+const cellAt = (table, row, column) => cellsIn(rowAt(table, row))[shownAt(table, "columns", column)];
+const rowOf = (table, row) => cellsIn(rowAt(table, row));
+const columnOf = (table, column) =>
+  [...table.tBodies[0].rows].map((row) => cellsIn(row)[shownAt(table, "columns", column)]).filter(Boolean);
+const cellsOf = (table) => [...table.tBodies[0].rows].flatMap(cellsIn);
 
 function sourceCells(table, row, column) {
   const { marks, shift } = table.dataset;
@@ -118,8 +125,8 @@ function explain(cell) {
   const table = cell.closest("table");
   const section = cell.closest("section");
   clear();
-  const row = cell.parentElement.rowIndex - 1;
-  const column = cell.cellIndex - 1;
+  const row = indexOf(table, "rows", cell.parentElement.rowIndex - 1);
+  const column = indexOf(table, "columns", cell.cellIndex - 1);
   const operands = tablesOf(section).filter((other) => other.dataset.marks !== "result");
   const sources = operands.map((other) => sourceCells(other, row, column));
   for (const marked of [cell, ...sources.flat()]) {
@@ -138,30 +145,43 @@ function shortened(terms, sign, pinned = 0) {
   const middle = pinned >= 8 && pinned < terms.length - 1 ? ["…", terms[pinned]] : [];
   return [...start, ...middle, "…", terms.at(-1)].join(sign);
 }
+const MASKED = "·";
 const bracketed = (text) => (text.startsWith("−") ? `(${text})` : text);
+const sumOf = (table, axis) => {
+  const [, rows, columns] = table.closest("figure").querySelector(".shape").textContent.match(/\((\d+), (\d+)\)/);
+  return Number(axis === "rows" ? rows : columns);
+};
 
 const nameOf = (table) => table.closest("figure").querySelector("[role=math]").getAttribute("aria-label");
 
 function arithmetic(section, operands, sources, cell) {
   const texts = sources.map((cells) => cells.map((other) => other.textContent));
   const [first = [], second = [], third = []] = texts;
-  const sums = {
+  const left = {
     product: () => {
-      const terms = first.map((text, index) => `${bracketed(text)} · ${bracketed(second[index])}`);
-      return shortened(third.length ? [...terms, bracketed(third[0])] : terms, " + ");
+      // a masked weight adds 0
+      const terms = first
+        .map((text, index) => (text === "…" ? text : `${bracketed(text)} · ${bracketed(second[index])}`))
+        .filter((_, index) => first[index] !== MASKED);
+      if (!terms.length && !third.length) return "0, because the query attends to no key";
+      const text = shortened(third.length ? [...terms, bracketed(third[0])] : terms, " + ");
+      const gap = first.includes("…") ? ` (the sum of all ${sumOf(operands[0], "columns")} products)` : "";
+      return [text, gap];
     },
-    scaled: () => `${first[0]} ${section.dataset.scaling}`,
-    masked: () => `${first[0]} + ${bracketed(second[0])}`,
+    scaled: () => [`${first[0]} ${section.dataset.scaling}`],
+    masked: () => [[first[0], ...texts.slice(1).map(([text]) => bracketed(text))].join(" + ")],
     softmax: () => {
       // a masked key adds 0
       const open = first.map((text, index) => ({ text, index })).filter(({ text }) => text !== "−∞");
-      const powers = [...open.map(({ text }) => text), ...second].map((text) => `e^${bracketed(text)}`);
+      const powers = [...open.map(({ text }) => text), ...second].map((text) => (text === "…" ? text : `e^${bracketed(text)}`));
       const chosen = open.findIndex(({ index }) => index === cell.cellIndex - 1);
-      return powers.length ? `${chosen < 0 ? "0" : powers[chosen]} / (${shortened(powers, " + ", chosen)})` : "the query attends to no key";
+      if (chosen < 0) return open.length ? "0, because the mask hides this key" : "0, because the query attends to no key";
+      const gap = first.includes("…") ? ` (the sum over all ${sumOf(operands[0], "columns")} keys)` : "";
+      return [`${powers[chosen]} / (${shortened(powers, " + ", chosen)})`, gap];
     },
-  };
-  const left = sums[section.dataset.how];
-  if (left) return `${left()} ≈ ${cell.textContent}`;
+  }[section.dataset.how]?.();
+  if (typeof left === "string") return left;
+  if (left) return `${left[0]} ${cell.textContent.endsWith("∞") ? "=" : "≈"} ${cell.textContent}${left[1] ?? ""}`;
   const names = operands.filter((_, index) => sources[index].length).map(nameOf);
   return `computed from the marked numbers of ${names.join(" and ")}`;
 }
@@ -169,9 +189,8 @@ function arithmetic(section, operands, sources, cell) {
 function moveFrom(cell, key) {
   const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key];
   if (!step) return false;
-  const row = cell.parentElement.rowIndex - 1 + step[0];
-  const column = cell.cellIndex - 1 + step[1];
-  const next = row < 0 || column < 0 ? undefined : cellAt(cell.closest("table"), row, column);
+  const row = cell.closest("tbody").rows[cell.parentElement.rowIndex - 1 + step[0]];
+  const next = cellsIn(row)[cell.cellIndex - 1 + step[1]];
   if (next) {
     cell.tabIndex = -1;
     next.tabIndex = 0;
@@ -180,13 +199,13 @@ function moveFrom(cell, key) {
   return true;
 }
 
-const isResult = (target) => target instanceof Element && target.closest('table[data-marks="result"] tbody td');
+const isResult = (target) => target instanceof Element && target.closest('table[data-marks="result"] tbody td:not(.gap, .sum)');
 for (const kind of ["pointerover", "click", "focusin"]) {
   document.querySelector("main").addEventListener(kind, (event) => {
     const cell = isResult(event.target);
     if (cell) explain(cell);
   });
 }
-for (const table of document.querySelectorAll('table[data-marks="result"]')) cellAt(table, 0, 0).tabIndex = 0;
+for (const table of document.querySelectorAll('table[data-marks="result"]')) cellsIn(table.tBodies[0].rows[0])[0].tabIndex = 0;
 measure();
 fromAddress();

@@ -1,0 +1,98 @@
+"""Worked examples as JSON, from which the calculation can be rebuilt."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from clearhead._utils.text import json_text
+from clearhead.explain.render._arithmetic import arithmetic_lines
+from clearhead.explain.render._layout import new_matrices
+from clearhead.explain.render.wording import DEFAULT_DIGITS, origin_text
+from clearhead.explain.steps import Operand, Step, Trace
+
+MAX_NUMBERS = 2_000_000  # of one document, about 40 MB
+_WEIGHTS = {"Q": "query", "K": "key", "V": "value", "O": "output"}
+
+
+def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
+    """Return JSON with every step, and with all that the calculation is computed from. −∞ is the string "-inf"."""
+    count = sum(matrix.values.numel() for step in trace for matrix in new_matrices(step))
+    if count > MAX_NUMBERS:
+        raise ValueError(
+            f"the calculation has {count:,} numbers; expected at most {MAX_NUMBERS:,} in JSON: choose steps or heads"
+            " (--step, --head)"
+        )
+    document = {
+        "title": title,
+        "counting": trace.counting,
+        "tokens": trace.tokens,
+        "memory_tokens": trace.memory_tokens,
+        **_ingredients(trace, digits),
+        "steps": [_step(position, step, trace, digits) for position, step in trace.numbered()],
+    }
+    return json_text(document) + "\n"
+
+
+def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
+    """Return everything that the output is computed from: input, weights, biases, mask, scale and sinks."""
+    weights: dict[str, Any] = {}
+    biases: dict[str, Any] = {}
+    parts: dict[str, Any] = {"x": None, "memory": None, "mask": None, "scale": None, "sinks": None}
+    for step in trace.all_steps:
+        if step.how == "input" and step.name == "input":
+            parts["memory" if step.rows == "memory" else "x"] = _cells(step.values, digits)
+        if step.factor is not None:
+            parts["scale"] = step.factor
+        for operand in step.operands:
+            kind, _, letter = operand.symbol.partition("_")
+            if operand.symbol == "M":
+                _append(parts, "mask", _named(operand, digits), step.head)
+            elif operand.symbol == "sink":
+                parts["sinks"] = [*(parts["sinks"] or ()), float(operand.values[0, 0])]
+            elif operand.new and kind in ("W", "b") and letter[:1] in _WEIGHTS:
+                _append(weights if kind == "W" else biases, _WEIGHTS[letter[0]], _named(operand, digits), step.head)
+    split = "slice" if any(step.name == "slice" for step in trace.all_steps) else "project"
+    return {"heads": trace.heads, "split": split, **parts, "weights": weights, "biases": biases}
+
+
+def _append(table: dict[str, Any], name: str, entry: dict[str, Any], head: int | None) -> None:
+    """Add a matrix of one head to a list, or a matrix of all heads."""
+    if head is None:
+        table[name] = entry
+    else:
+        table[name] = [*(table.get(name) or ()), {"head": head + 1, **entry}]
+
+
+def _named(operand: Operand, digits: int | None) -> dict[str, Any]:
+    return {"symbol": operand.symbol, "origin": origin_text(operand), "values": _cells(operand.values, digits)}
+
+
+def _step(position: int, step: Step, trace: Trace, digits: int | None) -> dict[str, Any]:
+    arithmetic = arithmetic_lines(step, trace, DEFAULT_DIGITS if digits is None else digits)
+    return {
+        "step": position,
+        "name": step.name,
+        "head": None if step.head is None else trace.head_name or step.head + 1,
+        "formula": step.formula,
+        "origin": origin_text(step),
+        "note": step.note,
+        "operands": [operand.symbol for operand in step.operands],
+        "arithmetic": arithmetic,
+        "shapes": step.shapes,
+        "shape": list(step.shape),
+        "multiply_adds": step.multiply_adds,
+        "values": _cells(step.values, digits),
+    }
+
+
+def _cells(values: Tensor, digits: int | None) -> list[list[float | str]]:
+    return [[_number(cell, digits) for cell in row] for row in values.tolist()]
+
+
+def _number(cell: float, digits: int | None) -> float | str:
+    if math.isinf(cell):
+        return "inf" if cell > 0 else "-inf"
+    return cell if digits is None else round(cell, digits)
