@@ -16,7 +16,7 @@ from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES
 from clearhead.explain.example import Example
 from clearhead.explain.steps import StepKey
 
-_OPERANDS = {
+OPERANDS = {
     "slice": ("input",),
     "query": ("slice", "query_weight"),
     "key": ("slice", "key_weight"),
@@ -34,8 +34,14 @@ _OPERANDS = {
 @cache
 def source_matrices(name: str) -> frozenset[str]:
     """Return the names of all matrices that a matrix is computed from, directly or indirectly."""
-    operands = _OPERANDS.get(name, ())
+    operands = OPERANDS.get(name, ())
     return frozenset(operands).union(*(source_matrices(operand) for operand in operands))
+
+
+def calculation_order(name: str, head: int | None) -> tuple[int, int]:
+    """Return a sort key for matrices in the order of the calculation: each after those that it is computed from."""
+    step = next((step for step, operands in OPERANDS.items() if name in (step, *operands)), name)
+    return [*OPERANDS].index(step) * 2 + (name == step), head or 0
 
 
 class Recomputation:
@@ -75,7 +81,7 @@ class Recomputation:
         if name == "concat":
             outputs = [self.matrix("head_output", index) for index in range(example.heads)]
             return torch.cat(torch.broadcast_tensors(*outputs), dim=-1)  # cat alone does not broadcast
-        operands = [self.matrix(operand, head) for operand in _OPERANDS[name]]
+        operands = [self.matrix(operand, head) for operand in OPERANDS[name]]
         if name == "slice":
             width = example.x.shape[1] // (example.heads if example.split == "slice" else 1)
             start = head * width if example.split == "slice" else 0
@@ -87,6 +93,11 @@ class Recomputation:
         if name == "masked":
             return operands[0] + operands[1]
         if name == "weights":
-            has_keys = (operands[0] > -torch.inf).any(dim=-1, keepdim=True)
-            return torch.softmax(torch.where(has_keys, operands[0], 0.0), dim=-1) * has_keys
+            return row_softmax(operands[0])
         return operands[0] @ operands[1]
+
+
+def row_softmax(scores: Tensor) -> Tensor:
+    """Return the softmax of each row. A row of −∞ becomes 0."""
+    has_keys = (scores > -torch.inf).any(dim=-1, keepdim=True)
+    return torch.softmax(torch.where(has_keys, scores, 0.0), dim=-1) * has_keys
