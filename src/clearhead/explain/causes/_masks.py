@@ -15,11 +15,11 @@ _RULE = "add the mask, 0 or −∞, to the scores before the softmax"
 
 
 def mask_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
-    """Yield mistakes in the mask, or the use of a mask although there is none."""
+    """Yield mistakes in the mask, or the use of a mask although the calculation has no mask."""
     allowed = wrong.exact.matrix("mask", wrong.head or 0) == 0
     if allowed.all():
         yield Mistake(
-            "a mask where there is none",
+            "mask applied without reason",
             "The scores of later tokens were masked, but this calculation has no mask",
             "let every token attend to all tokens",
             _masked(lambda mask: _additive(torch.ones_like(mask).tril() == 1)),

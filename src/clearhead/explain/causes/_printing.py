@@ -45,7 +45,7 @@ def printing_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         yield from _exchanges(wrong, mistake)
     for other in wrong.other_heads if step not in SHARED_MATRICES else ():
         yield Mistake(
-            f"{symbol} of head {other + 1}",
+            f"matrix of head {other + 1}",
             f"The matrix of head {other + 1} is printed",
             f"print that of head {(wrong.head or 0) + 1}",
             {step: lambda m, h, other=other: m.matrix(step, other)},
