@@ -25,12 +25,13 @@ class Text:
     errors: frozenset[CellKey]  # must be reported as new errors
     carried: frozenset[CellKey]  # must be reported as carried
     doubtful: frozenset[CellKey]  # changed so little by a carried error that either verdict is accepted
+    author: Author
 
 
 def random_text(seed: int, most_errors: int = 4) -> Text:
     """Draw a text with 0 to `most_errors` errors in any of its matrices."""
     draw = random.Random(seed)
-    author = _author(draw, _layer(draw))
+    author = _author(draw, random_layer(draw))
     _plant(draw, author, draw.randint(0, most_errors))
     shown, margins = author.shown(), author.margins()
     given = {where: np.where(author.blank[where], np.nan, shown[where]) for where in author.given}
@@ -46,7 +47,8 @@ def random_text(seed: int, most_errors: int = 4) -> Text:
         far = (shown[where] != printed[where]) & (distance(shown[where], right[where]) > margins[where])
         carried |= _cell_keys(where, written & far)
         doubtful |= _cell_keys(where, written & ~far & (with_errors[where] != without[where]))
-    return Text(_source(draw, author, shown), errors, frozenset(carried - errors), frozenset(doubtful - errors))
+    source = _source(draw, author, shown)
+    return Text(source, errors, frozenset(carried - errors), frozenset(doubtful - errors), author)
 
 
 def outcome(text: Text) -> Counter[str]:
@@ -84,7 +86,7 @@ def _cell_keys(where: StepKey, cells: np.ndarray) -> set[CellKey]:
     return {(*where, row, column) for row, column in np.argwhere(cells).tolist()}
 
 
-def _layer(draw: random.Random) -> Layer:
+def random_layer(draw: random.Random) -> Layer:
     heads, tokens = draw.randint(1, 3), draw.randint(2, 5)
     split = draw.choice(("project", "slice"))
     width = draw.randint(1, 2) * heads if split == "slice" else draw.randint(2, 5)
@@ -163,23 +165,30 @@ def _wrong_number(draw: random.Random, author: Author, where: StepKey, row: int,
     return None
 
 
+def layer_toml(layer: Layer) -> str:
+    """Return the input, the mask and the weights as TOML."""
+    exact = {where: printed_rows(matrix, 2) for where, matrix in layer.stated.items()}
+    mask = '"causal"' if layer.causal else printed_rows(layer.mask, 0) if layer.masked else '"none"'
+    lines = [f"heads = {layer.heads}", f'split = "{layer.split}"', f"mask = {mask}", f"x = {exact['input', None]}"]
+    lines += ["[weights]", f"output = {exact['output_weight', None]}"]
+    lines += [f"{name} = {_per_head(layer, f'{name}_weight', exact)}" for name in ("query", "key", "value")]
+    return "\n".join(lines) + "\n"
+
+
+def _per_head(layer: Layer, name: str, write: dict[StepKey, str]) -> str:
+    return f"[{', '.join(write.get((name, head), BLANK) for head in range(layer.heads))}]"
+
+
 def _source(draw: random.Random, author: Author, shown: Matrices) -> str:
     """Return the TOML file for `check`, with some correct claims about shapes and sums."""
     layer, right = author.layer, author.layer.right()
 
     def printed(where: StepKey) -> str:
-        return _rows(shown[where], author.digits[where], author.blank[where])
+        return printed_rows(shown[where], author.digits[where], author.blank[where])
 
-    def per_head(name: str, write: dict[StepKey, str]) -> str:
-        return f"[{', '.join(write.get((name, head), BLANK) for head in range(layer.heads))}]"
-
-    exact = {where: _rows(matrix, 2) for where, matrix in layer.stated.items()}
-    mask = '"causal"' if layer.causal else _rows(layer.mask, 0) if layer.masked else '"none"'
-    lines = [f"heads = {layer.heads}", f'split = "{layer.split}"', f"mask = {mask}", f"x = {exact['input', None]}"]
-    lines += ["[weights]", f"output = {exact['output_weight', None]}"]
-    lines += [f"{name} = {per_head(f'{name}_weight', exact)}" for name in ("query", "key", "value")]
+    lines = [layer_toml(layer)]
     given = {where: printed(where) for where in author.given}
-    lines += ["[given]", *(f"{name} = {per_head(name, given)}" for name in sorted({name for name, _ in given}))]
+    lines += ["[given]", *(f"{name} = {_per_head(layer, name, given)}" for name in sorted({name for name, _ in given}))]
     claims = [(where, f"values = {printed(where)}") for where in author.digits if where not in given]
     claims += [(where, f"shape = {list(right[where].shape)}") for where in right if draw.random() < 0.1]
     full = [where for where in right if where[0] == "weights" and right[where].sum(axis=1).min() > 0.5]
@@ -190,7 +199,8 @@ def _source(draw: random.Random, author: Author, shown: Matrices) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(matrix: np.ndarray, digits: int, blank: np.ndarray | None = None) -> str:
+def printed_rows(matrix: np.ndarray, digits: int, blank: np.ndarray | None = None) -> str:
+    """Return a matrix as a list of rows in TOML."""
     cells = [["-inf" if np.isinf(cell) else f"{cell:.{digits}f}" for cell in row] for row in matrix]
     for row, column in [] if blank is None else np.argwhere(blank).tolist():
         cells[row][column] = BLANK

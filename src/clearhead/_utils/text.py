@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -41,6 +41,11 @@ def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
 def count_noun(count: int, noun: str) -> str:
     """Return a count and its noun: "1 cell", "2 cells"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return a list in words: "Q", "Q and K", "Q, K and V"."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def format_bytes(count: float) -> str:

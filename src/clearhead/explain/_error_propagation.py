@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead._utils.text import join_words
 from clearhead.explain._claims import Claim
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
@@ -53,9 +54,13 @@ class CheckedMatrix:
         same_head = heads is None or later_heads is None or bool(heads & later_heads)
         return same_head and self.claim.step in source_matrices(later.step)
 
-    def causes(self, index: CellIndex) -> list[str]:
-        """Return the symbols of the matrices that a carried cell follows from."""
-        return list(dict.fromkeys(root.symbol for root, cells in self.carried.items() if cells[index]))
+    def sources(self, index: CellIndex | None = None) -> str:
+        """Return the matrices that a carried cell, or any cell, follows from: "Q", "Q, K and (S₁ + M)"."""
+        roots = [root for root, cells in self.carried.items() if index is None or cells[index]]
+        symbols = list(dict.fromkeys(root.symbol for root in roots))
+        if len(symbols) > 1:  # a formula in parentheses is not read as a part of the list
+            symbols = [f"({symbol})" if " " in symbol else symbol for symbol in symbols]
+        return join_words(symbols)
 
     def corrected_for(
         self, root: CheckedMatrix, matrix: Float[Tensor, "rows columns"]

@@ -17,7 +17,7 @@ from clearhead.explain.example import Example
 from clearhead.explain.steps import StepKey
 from clearhead.nn import Rotary
 
-_OPERANDS = {
+OPERANDS = {
     "input": ("embedding", "positions"),
     "slice": ("input",),
     "key_input": ("slice", "input", "memory"),  # some of them, which depends on the example
@@ -37,8 +37,14 @@ _OPERANDS = {
 @cache
 def source_matrices(name: str) -> frozenset[str]:
     """Return the names of all matrices that a matrix is computed from, directly or indirectly."""
-    operands = _OPERANDS.get(name, ())
+    operands = OPERANDS.get(name, ())
     return frozenset(operands).union(*(source_matrices(operand) for operand in operands))
+
+
+def calculation_order(name: str, head: int | None) -> tuple[int, int]:
+    """Return a sort key for matrices in the order of the calculation: each after those that it is computed from."""
+    step = next((step for step, operands in OPERANDS.items() if name in (step, *operands)), name)
+    return [*OPERANDS].index(step) * 2 + (name == step), head or 0
 
 
 class Recomputation:
@@ -80,7 +86,7 @@ class Recomputation:
         if name == "concat":
             outputs = [self.matrix("head_output", index) for index in range(example.heads)]
             return torch.cat(torch.broadcast_tensors(*outputs), dim=-1)  # cat alone does not broadcast
-        operands = [self.matrix(operand, self._operand_head(name, operand, head)) for operand in _OPERANDS[name]]
+        operands = [self.matrix(operand, self._operand_head(name, operand, head)) for operand in OPERANDS[name]]
         if name == "input":
             return operands[0] if example.parts.positions is None else operands[0] + operands[1]
         if name == "slice":
@@ -92,8 +98,7 @@ class Recomputation:
         if name == "masked":
             return operands[0] + operands[1]
         if name == "weights":
-            has_keys = (operands[0] > -torch.inf).any(dim=-1, keepdim=True)
-            return torch.softmax(torch.where(has_keys, operands[0], 0.0), dim=-1) * has_keys
+            return row_softmax(operands[0])
         if name == "head_output":
             return operands[0] @ operands[1]
         projected = operands[0] @ operands[1]
@@ -133,3 +138,9 @@ def _rotate(rope: Rotary, matrix: Tensor) -> Tensor:
     positions = torch.arange(matrix.shape[-2])
     batch = matrix.reshape(-1, 1, *matrix.shape[-2:])  # Rotary takes [batch, heads, n, key_dim]
     return rope(batch, positions).reshape(matrix.shape)
+
+
+def row_softmax(scores: Tensor) -> Tensor:
+    """Return the softmax of each row. A row of −∞ becomes 0."""
+    has_keys = (scores > -torch.inf).any(dim=-1, keepdim=True)
+    return torch.softmax(torch.where(has_keys, scores, 0.0), dim=-1) * has_keys

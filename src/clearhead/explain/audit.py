@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clearhead._utils.text import json_text
+from clearhead.explain._recompute import calculation_order
 from clearhead.explain.steps import COUNTING
 
 Verdict = Literal["agrees", "differs", "carried"]
@@ -56,6 +57,7 @@ class CheckResult:
     message: str
     cells: tuple[CellDifference, ...] = ()
     causes: tuple[Cause, ...] = ()  # mistakes that explain the new errors; several may fit
+    follows_from: tuple[int, ...] = ()  # earlier claims with the errors that carried cells follow from
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,16 @@ class Audit:
     def agrees(self) -> bool:
         """True if all results agree."""
         return all(result.verdict == "agrees" for result in self.findings)
+
+    @property
+    def first_error(self) -> CheckResult | None:
+        """The first result in the order of the calculation that differs and is not only carried, or None."""
+        errors = [result for result in self.findings if result.verdict == "differs"]
+        return min(errors, key=lambda result: calculation_order(result.step, result.head), default=None)
+
+    def following(self, error: CheckResult) -> tuple[CheckResult, ...]:
+        """Return the later results with numbers that follow from an error."""
+        return tuple(result for result in self.findings if error.claim in result.follows_from)
 
     def to_json(self) -> str:
         """Return the results as JSON, without labels. Heads, rows and columns count from 1; infinities are null."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
@@ -15,10 +15,11 @@ from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim, 
 from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indices, check_matrix
 from clearhead.explain._fitting import best_fit
 from clearhead.explain._printed_matrix import PrintedMatrix
-from clearhead.explain._recompute import Recomputation, source_matrices
+from clearhead.explain._recompute import Recomputation, calculation_order
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, Verdict
+from clearhead.explain.causes import CauseFinder, matrix_axes
 from clearhead.explain.example import Example
-from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Axis, Step
+from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Step
 from clearhead.explain.toml_format import load
 
 
@@ -58,9 +59,10 @@ class _Auditor:
         self.trace = example.trace()
         self.computed = Recomputation(example, example.given_values)
         self.checked_matrices: list[CheckedMatrix] = []
+        self.finder = CauseFinder(example, self.trace)
 
     def audit(self) -> Audit:
-        results = {claim.position: self._check(claim) for claim in sorted(self.example.claims, key=_calculation_order)}
+        results = {claim.position: self._check(claim) for claim in sorted(self.example.claims, key=_order)}
         return Audit(self.example.title, (*self._check_given(), *(results[position] for position in sorted(results))))
 
     def _check(self, claim: Claim) -> CheckResult:
@@ -81,23 +83,28 @@ class _Auditor:
         return self._check_count(claim, matrices)
 
     def _check_values(self, claim: Claim, claimed: PrintedMatrix, computed: Tensor) -> CheckResult:
-        shape, prefix = tuple(computed.shape), ""
+        shape, prefix, causes, symbol = tuple(computed.shape), "", (), self._symbol(claim)
         if claimed.shape != shape:
+            mismatch = f"claimed {claimed.shape}, computed {shape}"
+            key = (claim.step, claim.head)
+            causes = self.finder.of_values(key, symbol, claimed, ~claimed.blank, self.checked_matrices)
             transposed = claimed.transpose()
             if transposed.shape != shape or not _mostly_agrees(transposed, computed):
-                return _claim_result(claim, "differs", f"claimed {claimed.shape}, computed {shape}")
-            claimed, prefix = transposed, f"claimed {claimed.shape}, computed {shape}; read as its transpose, "
+                return replace(_claim_result(claim, "differs", mismatch), causes=causes)
+            claimed, prefix = transposed, f"{mismatch}; read as its transpose, "
         tolerance = claimed.tolerance if claim.tolerance is None else torch.full_like(claimed.values, claim.tolerance)
-        checked = check_matrix(self.example, claim, self._symbol(claim), claimed, tolerance, self.checked_matrices)
+        checked = check_matrix(self.example, claim, symbol, claimed, tolerance, self.checked_matrices)
+        causes = causes or self.finder.of_matrix(checked, self.checked_matrices)
         self.checked_matrices.append(checked)
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)
         notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
-        notes += _rearrangement_note(claimed, computed) if cells and not claim.is_part else ""
         return replace(
             result,
             message=f"{prefix}{result.message}{notes}",
             verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
+            causes=causes,
+            follows_from=tuple(sorted(root.claim.position for root in checked.carried)),
         )
 
     def _cells(
@@ -118,17 +125,14 @@ class _Auditor:
                 claimed.printed[row][column],
                 float(claimed.values[row, column]),
                 float(computed[row, column]),
-                " and ".join(checked.causes((row, column))) or None if checked else None,
+                checked.sources((row, column)) or None if checked else None,
             )
             for row, column in cell_indices(wrong)
         )
 
     def _labels(self, subject: str, matrix: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the labels of rows and of columns."""
-        axes: tuple[Axis, Axis] = ("token", "memory") if subject == "mask" else ("dimension", "dimension")
-        if subject in STEP_NAMES:
-            step = self.trace.named(subject)[0]
-            axes = step.rows, step.columns
+        axes = matrix_axes(self.trace, subject)
         rows, columns = (self.trace.labels(axis, size) for axis, size in zip(axes, matrix.shape, strict=True))
         return rows, columns
 
@@ -229,7 +233,8 @@ class _Auditor:
         if not cells:
             return _given_result(step, "agrees", f"is {product}")
         message = f"is not {product}: {len(cells)} of {int((~claimed.blank).sum())} cells differ"
-        return replace(_given_result(step, "differs", message), cells=cells)
+        causes = self.finder.of_values((step.name, step.head), step.symbol, claimed, wrong)
+        return replace(_given_result(step, "differs", message), cells=cells, causes=causes)
 
 
 def _given_result(step: Step, verdict: Verdict, message: str) -> CheckResult:
@@ -258,8 +263,8 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         agreement = f"{count_noun(written, 'cell')} {'agrees' if written == 1 else 'agree'}"
         verdict, parts = "agrees", [agreement if written else f"{claimed.shape}"]
     elif carried == len(cells):
-        causes = " and ".join(dict.fromkeys(root.symbol for root in checked.carried))
-        verdict, parts = "carried", [f"{carried} of {written} cells differ, carried from {causes} as printed"]
+        verdict = "carried"
+        parts = [f"{carried} of {written} cells differ, carried from {checked.sources()} as printed"]
     else:
         verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
         parts += [f"{carried} of them carried"] if carried else []
@@ -267,25 +272,6 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from rounded numbers printed earlier")
     parts += [f"{blank} blank" if written else "all blank"] if blank and not claim.is_part else []
     return _claim_result(claim, verdict, ", ".join(parts), cells)
-
-
-_REARRANGEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda matrix: matrix.T,
-    "with its rows in reverse order": lambda matrix: matrix.flip(0),
-    "with its columns in reverse order": lambda matrix: matrix.flip(1),
-}
-
-
-def _rearrangement_note(claimed: PrintedMatrix, computed: Tensor) -> str:
-    """Return a note if the text prints the computed matrix transposed or in reverse order."""
-    for description, rearrange in _REARRANGEMENTS.items():
-        other = rearrange(computed)
-        if (
-            other.shape == claimed.values.shape
-            and (claimed.blank | agree(claimed.values, other, claimed.tolerance)).all()
-        ):
-            return f"; it is the computed matrix {description}"
-    return ""
 
 
 def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:
@@ -305,6 +291,6 @@ def _mask_notes(claimed: PrintedMatrix, cells: tuple[CellDifference, ...]) -> st
     return ""
 
 
-def _calculation_order(claim: Claim) -> tuple[int, int]:
+def _order(claim: Claim) -> tuple[int, int]:
     """Return a sort key that puts each matrix after those that it is computed from."""
-    return len(source_matrices(claim.step)), claim.head or 0
+    return calculation_order(claim.step, claim.head)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead._utils.consoles import PlainConsole
-from clearhead._utils.text import visible_text
+from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain.audit import Audit, CheckResult
 from clearhead.explain.render.text import COLUMN_GAP, truncated
 from clearhead.explain.render.wording import DEFAULT_DIGITS, format_number
@@ -19,6 +19,8 @@ _VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carrie
 def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) -> None:
     """Print each claim with its verdict, and a table of the cells that differ."""
     console.print(Text(visible_text(audit.title), style="bold"))
+    if audit.first_error is not None:
+        console.print(Text(f"First error: {_error_summary(audit, audit.first_error)}", style="bold"))
     for result in audit.findings:
         sign, color = _VERDICT_SIGNS[result.verdict]
         console.print(
@@ -26,6 +28,8 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
             + Text(_result_name(result), style="bold")
             + Text(f": {visible_text(result.message)}")
         )
+        for cause in result.causes:
+            console.print(Text(f"  {visible_text(cause.sentence)}", style="yellow"))
         if result.cells:
             table = _difference_table(result, digits)
             widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
@@ -36,6 +40,14 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
     if not audit.findings:
         summary = "0 checked: there is nothing to check, because the file has no claims"
     console.print(Text(summary, style="bold"))
+
+
+def _error_summary(audit: Audit, error: CheckResult) -> str:
+    """Return the first error, its first cause, and the number of results that follow from it."""
+    follow = len(audit.following(error))
+    cause = f" ({error.causes[0].name})" if error.causes else ""
+    followers = f"; {count_noun(follow, 'later claim')} {'follows' if follow == 1 else 'follow'} from it"
+    return f"{_result_name(error)}: {visible_text(error.message)}{cause}{followers if follow else ''}"
 
 
 def _result_name(result: CheckResult) -> str:

@@ -1,0 +1,102 @@
+"""Mistakes in the scores Q Kᵀ and in their scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import sqrt
+
+from torch import Tensor
+
+from clearhead.explain._recompute import Recomputation, row_softmax
+from clearhead.explain.causes._mistake import Mistake, Replacement
+from clearhead.explain.causes._wrong_matrix import WrongMatrix
+
+
+def score_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
+    """Yield mistakes in the product of queries and keys."""
+
+    def product(name: str, what: str, compute: Replacement) -> Mistake:
+        return Mistake(name, f"The scores are {what}", "multiply each query with each key, Q Kᵀ", {"scores": compute})
+
+    yield product("scores Q Qᵀ", "Q Qᵀ, the queries with themselves", lambda m, h: _product(m, "query", h, "query", h))
+    yield product("scores K Kᵀ", "K Kᵀ, the keys with themselves", lambda m, h: _product(m, "key", h, "key", h))
+    yield product("scores Q Vᵀ", "Q Vᵀ, the queries with the values", lambda m, h: _product(m, "query", h, "value", h))
+    yield product("scores Q K", "Q K, without the transpose", lambda m, h: m.matrix("query", h) @ m.matrix("key", h))
+    yield product("scores Qᵀ K", "Qᵀ K", lambda m, h: m.matrix("query", h).mT @ m.matrix("key", h))
+    for other in wrong.other_heads if wrong.head is not None else ():
+        yield product(
+            f"keys of head {other + 1}",
+            f"computed with the keys of head {other + 1}",
+            lambda m, h, other=other: _product(m, "query", h, "key", other),
+        )
+        yield product(
+            f"queries of head {other + 1}",
+            f"computed with the queries of head {other + 1}",
+            lambda m, h, other=other: _product(m, "query", other, "key", h),
+        )
+
+
+def _product(matrices: Recomputation, left: str, left_head: int, right: str, right_head: int) -> Tensor:
+    return matrices.matrix(left, left_head) @ matrices.matrix(right, right_head).mT
+
+
+def scale_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
+    """Yield mistakes in the division by √d_k."""
+    key_dim, rows = wrong.key_dim, len(wrong.example.tokens)
+    d_model = wrong.example.x.shape[1]
+    rule = f"divide them by √d_k = √{key_dim} before the softmax"
+    yield Mistake(
+        "not divided by √d_k",
+        f"The scores were not divided by √d_k = √{key_dim}",
+        "divide them before the softmax",
+        _scaled(lambda scores: scores),
+    )
+    divisors = {
+        "d_k": (f"d_k = {key_dim}", float(key_dim)),
+        "√d_model": (f"√d_model = √{d_model}", sqrt(d_model)),
+        "√n": (f"√n = √{rows}, n the number of tokens", sqrt(rows)),
+    }
+    for name, (text, divisor) in divisors.items():
+        done = f"The scores were divided by {text}"
+        yield Mistake(f"divided by {name}", done, rule, _scaled(lambda scores, by=divisor: scores / by))
+    yield Mistake(
+        "multiplied by √d_k",
+        f"The scores were multiplied by √d_k = √{key_dim}",
+        rule,
+        _scaled(lambda scores: scores * sqrt(key_dim)),
+    )
+    yield Mistake(
+        "scaled twice",
+        f"The scores were divided by √d_k = √{key_dim} twice",
+        "divide them once",
+        {
+            "scaled": lambda m, h: m.matrix("scaled", h) / sqrt(key_dim),
+            "masked": lambda m, h: m.matrix("masked", h) / sqrt(key_dim),
+            "weights": lambda m, h: row_softmax(m.matrix("masked", h) / sqrt(key_dim)),
+        },
+    )
+    yield Mistake(
+        "scores already divided by √d_k",
+        f"Q Kᵀ is printed divided by √d_k = √{key_dim}",
+        "print the products themselves here",
+        {"scores": lambda m, h: m.matrix("scaled", h)},
+        local=True,
+    )
+    for digits in (1, 2):
+        root = round(sqrt(key_dim), digits)
+        yield Mistake(
+            "√d_k rounded too early",
+            f"The scores were divided by {root:.{digits}f} instead of √{key_dim}",
+            "round the result, not the divisor",
+            _scaled(lambda scores, by=root: scores / by),
+            complete=True,
+        )
+
+
+def _scaled(change: Callable[[Tensor], Tensor]) -> Mapping[str, Replacement]:
+    """Return replacements that start at the scores, even if the text prints correctly scaled scores."""
+    return {
+        "scaled": lambda m, h: change(m.matrix("scores", h)),
+        "masked": lambda m, h: change(m.matrix("scores", h)) + m.matrix("mask", h),
+        "weights": lambda m, h: row_softmax(change(m.matrix("scores", h)) + m.matrix("mask", h)),
+    }

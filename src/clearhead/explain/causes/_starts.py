@@ -1,0 +1,55 @@
+"""Values from which an author may have computed a matrix: exact, as printed, corrected, or with an earlier mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.explain._error_propagation import CheckedMatrix
+from clearhead.explain._recompute import Recomputation
+from clearhead.explain.example import Example
+from clearhead.explain.steps import StepKey
+
+
+def author_starts(
+    example: Example,
+    given: Mapping[StepKey, Tensor],
+    earlier: Sequence[CheckedMatrix],
+    explained: Mapping[CheckedMatrix, Tensor],
+) -> list[Recomputation]:
+    """Return the calculations that the author may have continued, the exact one first.
+
+    Args:
+        example: the worked example.
+        given: matrices that the example gives.
+        earlier: matrices that the text prints earlier.
+        explained: unrounded values of those whose errors are explained by a mistake.
+    """
+    roots = [matrix for matrix in earlier if matrix.new_errors.any()]
+    claimed = {matrix: matrix.claimed.values for matrix in earlier}
+    assumptions: list[dict[CheckedMatrix, Tensor]] = [
+        {},
+        claimed,
+        {matrix: matrix.intended for matrix in earlier},
+        {matrix: matrix.corrected for matrix in earlier},
+        {root: root.claimed.values for root in roots},
+        {root: explained.get(root, root.claimed.values) for root in roots},
+        {**claimed, **{root: explained[root] for root in roots if root in explained}},
+    ]
+    starts, seen = [], set()
+    for assumed in assumptions:
+        fingerprint = frozenset((matrix, id(values)) for matrix, values in assumed.items())
+        if fingerprint not in seen:
+            seen.add(fingerprint)
+            starts.append(Recomputation(example, _with_assumed(given, assumed)))
+    return starts
+
+
+def _with_assumed(given: Mapping[StepKey, Tensor], assumed: Mapping[CheckedMatrix, Tensor]) -> dict[StepKey, Tensor]:
+    values = dict(given)
+    for matrix, cells in assumed.items():
+        key = (matrix.claim.step, matrix.claim.head)
+        values[key] = torch.where(cells.isnan(), values[key], cells) if key in values else cells
+    return values

@@ -1,0 +1,169 @@
+"""Texts with usual mistakes and random errors, and an independent check of the causes that are named for them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from clearhead import check
+from clearhead.explain import Audit, CheckResult, parse
+from support.judged_causes import judged_causes
+from support.random_worked_texts import Text, layer_toml, printed_rows, random_layer
+from support.simulated_authors import Layer, Matrices, StepKey, distance
+from support.usual_mistakes import Compute, formula_mistakes, mistaken
+
+PRINTING = ("transposed", "rows in reverse order", "columns in reverse order", "rows exchanged", "columns exchanged")
+FAILURES = ("tracebacks", "missed", "not carried", "false alarms", "cause not named", "false causes")
+_CLEAR = 10  # an injected mistake changes a printed number by at least this many units of its last digit
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A mistake in one matrix of a text."""
+
+    name: str
+    where: StepKey
+
+
+@dataclass(frozen=True)
+class MistakenText:
+    """A text with usual mistakes, its printed numbers and the places of the mistakes."""
+
+    source: str
+    layer: Layer
+    digits: dict[StepKey, int]
+    shown: Matrices
+    working: Matrices  # the author's numbers, with the mistakes and without rounding
+    injections: list[Injection]
+
+
+def mistaken_text(seed: int, most_mistakes: int = 3) -> MistakenText:
+    """Draw a text with usual mistakes in several matrices and heads. Later matrices are carried on."""
+    draw = random.Random(seed)
+    layer = random_layer(draw)
+    rounds, share = draw.random() < 0.5, draw.choice((1.0, 1.0, 0.7))
+    digits = {where: draw.choice((2, 3)) for where in layer.order() if draw.random() < share} or {("output", None): 3}
+    if ("mask", None) in digits:
+        digits["mask", None] = 0
+    formulas: dict[StepKey, Compute] = {}
+    printing: dict[StepKey, Compute] = {}
+    injections: list[Injection] = []
+    for _ in range(draw.randint(1, most_mistakes)):
+        before = _write(layer, digits, formulas, printing, rounds=rounds)
+        choices = [entry for entry in _choices(layer, digits) if entry[1] not in (*formulas, *printing)]
+        names = sorted({name for name, _, _ in choices})  # every name is equally likely
+        for name in draw.sample(names, min(12, len(names))):
+            _, where, compute = draw.choice([entry for entry in choices if entry[0] == name])
+            target = printing if name in PRINTING or name.startswith(("matrix of", "scores already")) else formulas
+            target[where] = compute
+            after = _write(layer, digits, formulas, printing, rounds=rounds)
+            if _is_clear(before, after, where, digits):
+                injections.append(Injection(name, where))
+                digits = {key: count for key, count in digits.items() if key in after}
+                break
+            del target[where]
+    shown = _write(layer, digits, formulas, printing, rounds=rounds)
+    claims = [(where, shown[where]) for where in digits]
+    draw.shuffle(claims)
+    source = layer_toml(layer)
+    for (name, head), matrix in claims:
+        values = printed_rows(matrix, digits[name, head])
+        source += f'[[claims]]\nstep = "{name}"\nvalues = {values}\n' + ("" if head is None else f"head = {head + 1}\n")
+    working = _write(layer, dict.fromkeys(layer.order(), 15), formulas, {}, rounds=False)
+    return MistakenText(source, layer, digits, shown, working, injections)
+
+
+def _choices(layer: Layer, digits: dict[StepKey, int]) -> list[tuple[str, StepKey, Compute]]:
+    """Return mistakes in printed matrices. Exchanges of both W_Q and W_K are tested elsewhere."""
+    return [
+        (name, where, by_step[where[0]])
+        for name, by_step in formula_mistakes(layer)
+        for where in digits
+        if where[0] in by_step and name != "W_Q and W_K exchanged" and name != f"matrix of head {(where[1] or 0) + 1}"
+    ]
+
+
+def _write(
+    layer: Layer,
+    digits: dict[StepKey, int],
+    formulas: dict[StepKey, Compute],
+    printing: dict[StepKey, Compute],
+    *,
+    rounds: bool,
+) -> Matrices:
+    """Return the printed matrices, up to the first one that cannot be computed."""
+    wrong = mistaken(layer, formulas)
+    working: Matrices = {}
+    shown: Matrices = {}
+    shapes = {where: matrix.shape for where, matrix in layer.right().items()}
+    for where in layer.order():
+        try:
+            value = wrong.compute(where, working)
+        except (ValueError, KeyError):  # shapes that cannot be multiplied, or an earlier matrix of a wrong shape
+            continue
+        if where in digits:
+            printed = printing[where](layer, working, where[1] or 0) if where in printing else value
+            shown[where] = np.round(printed, digits[where])
+            value = np.round(value, digits[where]) if rounds else value
+        if value.shape == shapes[where]:
+            working[where] = value
+    return shown
+
+
+def _is_clear(before: Matrices, after: Matrices, where: StepKey, digits: dict[StepKey, int]) -> bool:
+    """Return whether a mistake can be written down and changes printed numbers clearly."""
+    if where not in after or not before.keys() >= after.keys():
+        return False
+    if not all(np.nan_to_num(matrix, neginf=0).max(initial=0) < 1e4 for matrix in after.values()):
+        return False
+    if any((np.isnan(matrix) | (matrix == np.inf)).any() for matrix in after.values()):
+        return False
+    if any(np.isinf(matrix).any() and key[0] not in ("mask", "masked") for key, matrix in after.items()):
+        return False
+    left, right = before[where], after[where]
+    return left.shape != right.shape or bool((distance(left, right) > _CLEAR * 10.0 ** -digits[where]).any())
+
+
+def mistaken_outcome(text: MistakenText) -> tuple[Counter[str], list[tuple[str, bool]]]:
+    """Return counts for one text, and for each injected mistake whether it is named.
+
+    The counts in `FAILURES` should be 0, except that a mistake can be hidden by another one in the same head.
+    """
+    counts = Counter({"texts": 1, "mistakes": len(text.injections)})
+    try:
+        audit = check(parse(text.source))
+    except Exception:  # every exception counts as a traceback
+        return counts + Counter({"tracebacks": 1}), []
+    results = _values_results(audit)
+    named = []
+    for injection in text.injections:
+        result = results[injection.where]
+        counts["reported"] += result.verdict == "differs"
+        counts["missed"] += result.verdict != "differs"
+        names = {cause.name for cause in result.causes}
+        named.append((injection.name, injection.name in names))
+        counts["causes named"] += injection.name in names
+    wheres = {injection.where for injection in text.injections}
+    counts["false alarms"] = sum(
+        result.verdict == "differs" for where, result in results.items() if where not in wheres
+    )
+    counts.update(judged_causes(audit, text.layer, text.shown, text.digits, text.working))
+    return counts, named
+
+
+def random_error_outcome(text: Text) -> Counter[str]:
+    """Return counts of the causes named for a text with random errors."""
+    author = text.author
+    shown = author.shown()
+    for where, blank in author.blank.items():
+        shown[where] = np.where(blank, np.nan, shown[where])
+    working = author.working(author.carried, rounds=False)[0]
+    given = frozenset(author.given)
+    return judged_causes(check(parse(text.source)), author.layer, shown, author.digits, working, given)
+
+
+def _values_results(audit: Audit) -> dict[StepKey, CheckResult]:
+    return {(result.step, result.head): result for result in audit.findings if result.kind == "values"}
