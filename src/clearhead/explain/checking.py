@@ -16,7 +16,7 @@ from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indi
 from clearhead.explain._fitting import best_fit
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
-from clearhead.explain.audit import Audit, CellDifference, CheckResult, Verdict
+from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison, Verdict
 from clearhead.explain.example import Example
 from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Axis, Step
 from clearhead.explain.toml_format import load
@@ -50,7 +50,8 @@ class _Auditor:
 
     def audit(self) -> Audit:
         results = {claim.position: self._check(claim) for claim in sorted(self.example.claims, key=_calculation_order)}
-        return Audit(self.example.title, (*self._check_given(), *(results[position] for position in sorted(results))))
+        findings = (*self._check_given(), *(results[position] for position in sorted(results)))
+        return Audit(self.example.title, findings, self.example)
 
     def _check(self, claim: Claim) -> CheckResult:
         if claim.step in STEP_NAMES and not self.trace.named(claim.step):
@@ -85,6 +86,15 @@ class _Auditor:
             result,
             message=f"{prefix}{result.message}{notes}",
             verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
+            comparison=MatrixComparison(
+                checked.symbol,
+                *self._labels(claim.step, computed),
+                claimed,
+                tolerance,
+                computed,
+                checked.rounded,
+                transposed=bool(prefix),
+            ),
         )
 
     def _cells(
@@ -165,12 +175,7 @@ class _Auditor:
         return _claim_result(claim, "differs", f"{which} sum to {' | '.join(sums)}, not to 1{note}", tuple(cells))
 
     def _check_count(self, claim: Claim, matrices: list[Tensor]) -> CheckResult:
-        """Compare the number of rows; for scores and weights of all heads, the number of matrices."""
-        if claim.step in SCORE_STEPS and claim.head is None:
-            count, what = len(matrices), "one matrix for each head, with a row for each token"
-        else:
-            count = matrices[0].shape[0]
-            what = "one row for each input column" if claim.step in LEARNED_MATRICES else "one row for each token"
+        count, what = computed_count(claim, matrices)
         if count == claim.count:
             return _claim_result(claim, "agrees", f"{count}: {what}")
         return _claim_result(claim, "differs", f"claimed {claim.count}, computed {count}: {what}")
@@ -191,10 +196,22 @@ class _Auditor:
         product = step.formula.split(" = ")[1]
         wrong = ~claimed.blank & ~agree(claimed.values, step.values, claimed.tolerance)
         cells = self._cells(step.name, claimed, step.values, wrong)
-        if not cells:
-            return _given_result(step, "agrees", f"is {product}")
-        message = f"is not {product}: {len(cells)} of {int((~claimed.blank).sum())} cells differ"
-        return replace(_given_result(step, "differs", message), cells=cells)
+        result = _given_result(step, "agrees", f"is {product}")
+        if cells:
+            message = f"is not {product}: {len(cells)} of {int((~claimed.blank).sum())} cells differ"
+            result = replace(_given_result(step, "differs", message), cells=cells)
+        labels = self._labels(step.name, step.values)
+        rounded = torch.zeros_like(wrong)
+        comparison = MatrixComparison(step.symbol, *labels, claimed, claimed.tolerance, step.values, rounded)
+        return replace(result, comparison=comparison)
+
+
+def computed_count(claim: Claim, matrices: list[Tensor]) -> tuple[int, str]:
+    """Return the number of rows; for scores and weights of all heads, the number of matrices. Also say what it is."""
+    if claim.step in SCORE_STEPS and claim.head is None:
+        return len(matrices), "one matrix for each head, with a row for each token"
+    what = "one row for each input column" if claim.step in LEARNED_MATRICES else "one row for each token"
+    return matrices[0].shape[0], what
 
 
 def _given_result(step: Step, verdict: Verdict, message: str) -> CheckResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -10,20 +12,27 @@ from rich.text import Text
 from clearhead._utils.consoles import PlainConsole
 from clearhead._utils.text import visible_text
 from clearhead.explain.audit import Audit, CheckResult
+from clearhead.explain.render._audit_wording import VERDICT_SIGNS, result_name
 from clearhead.explain.render.text import COLUMN_GAP, truncated
 from clearhead.explain.render.wording import DEFAULT_DIGITS, format_number
 
-_VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
+_VERDICT_COLORS = {"agrees": "green", "differs": "red", "carried": "yellow"}
+
+
+def audit_as_text(audit: Audit, digits: int = DEFAULT_DIGITS) -> str:
+    """Return an audit as plain text."""
+    console = PlainConsole(file=io.StringIO(), width=1_000_000, color_system=None)
+    print_audit(console, audit, digits)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) -> None:
     """Print each claim with its verdict, and a table of the cells that differ."""
     console.print(Text(visible_text(audit.title), style="bold"))
     for result in audit.findings:
-        sign, color = _VERDICT_SIGNS[result.verdict]
         console.print(
-            Text(f"{sign} ", style=color)
-            + Text(_result_name(result), style="bold")
+            Text(f"{VERDICT_SIGNS[result.verdict]} ", style=_VERDICT_COLORS[result.verdict])
+            + Text(result_name(result), style="bold")
             + Text(f": {visible_text(result.message)}")
         )
         if result.cells:
@@ -31,14 +40,7 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
             widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
             wide = PlainConsole(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
             wide.print(table)  # long lines instead of truncated numbers
-    agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
-    summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
-    console.print(Text(summary, style="bold"))
-
-
-def _result_name(result: CheckResult) -> str:
-    head = "" if result.head is None else f", head {result.head + 1}"
-    return f"{result.step}{head}" if result.claim is None else f"claim {result.claim}, {result.step}{head}"
+    console.print(Text(audit.summary(), style="bold"))
 
 
 def _difference_table(result: CheckResult, digits: int) -> Table:
