@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain._claims import SHARED_MATRICES, Claim
+from clearhead.explain._error_propagation import cell_indices
 from clearhead.explain._printed_matrix import BLANK, PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
 from clearhead.explain.audit import Audit, CheckResult, MatrixComparison
@@ -96,14 +97,16 @@ class _Correction:
         table = self.document["claims"][claim.position - 1]
         comparison = result.comparison
         if comparison is not None:
-            cells = [(cell.row, cell.column) for cell in result.cells]
-            if follows:  # these cells follow from rounded numbers, which the correction of an earlier claim may change
-                cells += [(row, column) for row, column in comparison.rounded.nonzero().tolist()]
+            wrong = [(cell.row, cell.column) for cell in result.cells]
+            # cells that follow from rounded numbers, which the correction of an earlier claim may have changed
+            rounded = cell_indices(comparison.rounded) if follows else []
             if comparison.transposed:
                 _replace(table, "values", _matrix_text(comparison.claimed.printed))
-            _replace_cells(table["values"], comparison, cells, claim.tolerance)
-            corrected = f"{count_noun(len(cells), 'cell')} corrected" if cells else ""
-            return ", ".join(part for part in (comparison.transposed and "transposed", corrected) if part)
+            _replace_cells(table["values"], comparison, [*wrong, *rounded], claim.tolerance)
+            changes = ["transposed"] if comparison.transposed else []
+            changes += [f"{count_noun(len(wrong), 'cell')} corrected"] if wrong else []
+            changes += [f"{count_noun(len(rounded), 'cell')} rounded again"] if rounded else []
+            return ", ".join(changes)
         if result.verdict == "agrees":
             return ""
         if matrices and claim.values is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.explain._claims import LEARNED_MATRICES
+from clearhead.explain._claims import CLAIMABLE_MATRICES, LEARNED_MATRICES
 from clearhead.explain._recompute import source_matrices
 from clearhead.explain.audit import Audit, Cause, CheckResult, MatrixComparison
 from clearhead.explain.render.wording import DEFAULT_DIGITS, STEP_TITLES, format_number
@@ -28,8 +28,18 @@ def result_heading(result: CheckResult) -> str:
 
 def in_calculation_order(audit: Audit, verdict: str) -> list[CheckResult]:
     """Return the results with a verdict, each after those whose matrices it is computed from."""
-    chosen = [result for result in audit.findings if result.verdict == verdict]
-    return sorted(chosen, key=lambda result: (len(source_matrices(result.step)), result.head or 0, result.claim or 0))
+
+    def order(result: CheckResult) -> tuple[int, ...]:
+        step = result.step
+        return len(source_matrices(step)), CLAIMABLE_MATRICES.index(step), result.head or 0, result.claim or 0
+
+    return sorted((result for result in audit.findings if result.verdict == verdict), key=order)
+
+
+def message_sentence(result: CheckResult) -> str:
+    """Return the message of a result as a sentence."""
+    message = f"shape {result.message}" if result.message.startswith("(") else result.message
+    return f"{message[:1].upper()}{message[1:]}."
 
 
 def printed_number(printed: str) -> str:

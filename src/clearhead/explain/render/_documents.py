@@ -53,7 +53,7 @@ _PREAMBLE = r"""\documentclass{article}
 
 def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return Markdown with tables and `$$` formulas, which GitHub and notebooks support."""
-    parts = [f"# {_escape_markdown(title)}"]
+    parts = [f"# {escape_markdown(title)}"]
     for count, step in enumerate(trace, 1):
         parts += [
             f"## {count}. {step_heading(step, trace)}",
@@ -103,7 +103,7 @@ def _table_rows(
 
 def _markdown_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
     symbol, matrix = named_matrix
-    columns, rows = _table_rows(trace, matrix, digits, _escape_markdown)
+    columns, rows = _table_rows(trace, matrix, digits, escape_markdown)
     lines = [[f"${symbol}$", *columns], [":--", *["--:"] * len(columns)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -125,7 +125,8 @@ def _escape_latex(text: str) -> str:
     return "".join(_LATEX_ESCAPES.get(letter, letter) for letter in visible_text(text))
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return text on one line, with the special characters of Markdown and HTML escaped."""
     return (
         _MARKDOWN_SPECIAL.sub(r"\\\1", visible_text(text))
         .replace("\\<", "&lt;")

@@ -34,7 +34,7 @@ _OPERATORS = {
     "softmax": (";", "→"),
     "concat": ("|", "="),
 }
-_TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
+TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Section:
 
 def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return one self-contained HTML page with keyboard navigation, two themes and a print style."""
-    page = _TEMPLATES.get_template("page.html")
+    page = TEMPLATES.get_template("page.html")
     return page.render(
         title=visible_text(title),
         tokens=[visible_text(token) for token in trace.tokens],
