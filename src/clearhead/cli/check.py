@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from clearhead._utils.consoles import console_for_output
-from clearhead.cli.options import DigitsOption, ExampleArgument, JsonOption
+from clearhead.cli.options import DigitsOption, ExampleArgument
+from clearhead.cli.output import write
 
 
-def check(example: ExampleArgument, digits: DigitsOption = None, as_json: JsonOption = False) -> None:
+class Format(StrEnum):
+    text = "text"
+    html = "html"
+    markdown = "markdown"
+    json = "json"
+    toml = "toml"
+
+
+def check(
+    example: ExampleArgument,
+    output_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Output format (default: text); html is an annotated page, markdown a list of errata, toml the"
+            " corrected example.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
+    digits: DigitsOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
     """Recompute a worked example and compare each of its claims with the result.
 
     Exit code: 0 if all claims agree, 1 if some differ, 2 if the example cannot be read.
     """
     from clearhead.explain import check
-    from clearhead.explain.render import DEFAULT_DIGITS, print_audit
+    from clearhead.explain.render import DEFAULT_DIGITS, print_audit, render_audit
 
+    style = output_format or (Format.json if as_json else Format.text)
+    if as_json and style is not Format.json:
+        raise ValueError(f"--json cannot be combined with --format {style.value}")
+    if style is Format.toml and digits is not None:
+        raise ValueError("--digits cannot be combined with --format toml, which keeps the digits of the text")
     audit = check(example)
-    if as_json:
-        typer.echo(audit.to_json())
-    else:
+    if style is Format.text and output is None:
         print_audit(console_for_output(), audit, DEFAULT_DIGITS if digits is None else digits)
+    else:
+        write(render_audit(audit, style.value, digits=digits), output)
     raise typer.Exit(0 if audit.agrees else 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.explain._built_in import BUILT_IN
 
 if TYPE_CHECKING:
-    from clearhead.explain.audit import Audit, Cause, CellDifference, CheckResult
+    from clearhead.explain.audit import Audit, Cause, CellDifference, CheckResult, MatrixComparison
     from clearhead.explain.checking import check
     from clearhead.explain.example import Example
     from clearhead.explain.steps import Operand, Step, Trace
@@ -23,6 +23,7 @@ __all__ = [
     "CellDifference",
     "CheckResult",
     "Example",
+    "MatrixComparison",
     "Operand",
     "Step",
     "Trace",
@@ -38,6 +39,7 @@ _MODULES = {
     "CellDifference": "audit",
     "CheckResult": "audit",
     "Example": "example",
+    "MatrixComparison": "audit",
     "Operand": "steps",
     "Step": "steps",
     "Trace": "steps",

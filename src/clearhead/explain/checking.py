@@ -16,7 +16,7 @@ from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indi
 from clearhead.explain._fitting import best_fit
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, calculation_order
-from clearhead.explain.audit import Audit, CellDifference, CheckResult, Verdict
+from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison, Verdict
 from clearhead.explain.causes import CauseFinder, matrix_axes
 from clearhead.explain.example import Example
 from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Step
@@ -63,7 +63,8 @@ class _Auditor:
 
     def audit(self) -> Audit:
         results = {claim.position: self._check(claim) for claim in sorted(self.example.claims, key=_order)}
-        return Audit(self.example.title, (*self._check_given(), *(results[position] for position in sorted(results))))
+        findings = (*self._check_given(), *(results[position] for position in sorted(results)))
+        return Audit(self.example.title, findings, self.example)
 
     def _check(self, claim: Claim) -> CheckResult:
         if claim.step in STEP_NAMES and not self.trace.named(claim.step):
@@ -105,6 +106,15 @@ class _Auditor:
             verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
             causes=causes,
             follows_from=tuple(sorted(root.claim.position for root in checked.carried)),
+            comparison=MatrixComparison(
+                checked.symbol,
+                *self._labels(claim.step, computed),
+                claimed,
+                tolerance,
+                computed,
+                checked.rounded,
+                transposed=bool(prefix),
+            ),
         )
 
     def _cells(
@@ -203,12 +213,7 @@ class _Auditor:
         return _claim_result(claim, "differs", f"{what} {value:.4g}, not to {printed}", (cell,))
 
     def _check_count(self, claim: Claim, matrices: list[Tensor]) -> CheckResult:
-        """Compare the number of rows; for scores and weights of all heads, the number of matrices."""
-        if claim.step in SCORE_STEPS and claim.head is None:
-            count, what = len(matrices), "one matrix for each head, with a row for each token"
-        else:
-            count = matrices[0].shape[0]
-            what = "one row for each input column" if claim.step in LEARNED_MATRICES else "one row for each token"
+        count, what = computed_count(claim, matrices)
         if count == claim.count:
             return _claim_result(claim, "agrees", f"{count}: {what}")
         return _claim_result(claim, "differs", f"claimed {claim.count}, computed {count}: {what}")
@@ -230,11 +235,23 @@ class _Auditor:
         product = step.formula.split(" = ")[1]
         wrong = ~claimed.blank & ~agree(claimed.values, step.values, claimed.tolerance)
         cells = self._cells(step.name, claimed, step.values, wrong)
-        if not cells:
-            return _given_result(step, "agrees", f"is {product}")
-        message = f"is not {product}: {len(cells)} of {int((~claimed.blank).sum())} cells differ"
-        causes = self.finder.of_values((step.name, step.head), step.symbol, claimed, wrong)
-        return replace(_given_result(step, "differs", message), cells=cells, causes=causes)
+        result = _given_result(step, "agrees", f"is {product}")
+        if cells:
+            message = f"is not {product}: {len(cells)} of {int((~claimed.blank).sum())} cells differ"
+            causes = self.finder.of_values((step.name, step.head), step.symbol, claimed, wrong)
+            result = replace(_given_result(step, "differs", message), cells=cells, causes=causes)
+        labels = self._labels(step.name, step.values)
+        rounded = torch.zeros_like(wrong)
+        comparison = MatrixComparison(step.symbol, *labels, claimed, claimed.tolerance, step.values, rounded)
+        return replace(result, comparison=comparison)
+
+
+def computed_count(claim: Claim, matrices: list[Tensor]) -> tuple[int, str]:
+    """Return the number of rows; for scores and weights of all heads, the number of matrices. Also say what it is."""
+    if claim.step in SCORE_STEPS and claim.head is None:
+        return len(matrices), "one matrix for each head, with a row for each token"
+    what = "one row for each input column" if claim.step in LEARNED_MATRICES else "one row for each token"
+    return matrices[0].shape[0], what
 
 
 def _given_result(step: Step, verdict: Verdict, message: str) -> CheckResult:

@@ -1,9 +1,19 @@
-"""Worked calculations as text, HTML, Markdown, LaTeX and JSON."""
+"""Worked calculations as text, HTML, Markdown, LaTeX and JSON, and their audits."""
 
 from clearhead.explain.render._arithmetic import cell_arithmetic
 from clearhead.explain.render._audit_text import print_audit
+from clearhead.explain.render.audits import AUDIT_FORMATS, render_audit
 from clearhead.explain.render.formats import FORMATS, render
 from clearhead.explain.render.text import print_trace
 from clearhead.explain.render.wording import DEFAULT_DIGITS
 
-__all__ = ["DEFAULT_DIGITS", "FORMATS", "cell_arithmetic", "print_audit", "print_trace", "render"]
+__all__ = [
+    "AUDIT_FORMATS",
+    "DEFAULT_DIGITS",
+    "FORMATS",
+    "cell_arithmetic",
+    "print_audit",
+    "print_trace",
+    "render",
+    "render_audit",
+]

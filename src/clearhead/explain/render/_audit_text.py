@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -10,10 +12,18 @@ from rich.text import Text
 from clearhead._utils.consoles import PlainConsole
 from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain.audit import Audit, CheckResult
+from clearhead.explain.render._audit_wording import VERDICT_SIGNS, result_name
 from clearhead.explain.render.text import COLUMN_GAP, truncated
 from clearhead.explain.render.wording import DEFAULT_DIGITS, format_number
 
-_VERDICT_SIGNS = {"agrees": ("✓", "green"), "differs": ("✗", "red"), "carried": ("→", "yellow")}
+_VERDICT_COLORS = {"agrees": "green", "differs": "red", "carried": "yellow"}
+
+
+def audit_as_text(audit: Audit, digits: int = DEFAULT_DIGITS) -> str:
+    """Return an audit as plain text."""
+    console = PlainConsole(file=io.StringIO(), width=1_000_000, color_system=None)
+    print_audit(console, audit, digits)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) -> None:
@@ -22,10 +32,9 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
     if audit.first_error is not None:
         console.print(Text(f"First error: {_error_summary(audit, audit.first_error)}", style="bold"))
     for result in audit.findings:
-        sign, color = _VERDICT_SIGNS[result.verdict]
         console.print(
-            Text(f"{sign} ", style=color)
-            + Text(_result_name(result), style="bold")
+            Text(f"{VERDICT_SIGNS[result.verdict]} ", style=_VERDICT_COLORS[result.verdict])
+            + Text(result_name(result), style="bold")
             + Text(f": {visible_text(result.message)}")
         )
         for cause in result.causes:
@@ -35,11 +44,7 @@ def print_audit(console: Console, audit: Audit, digits: int = DEFAULT_DIGITS) ->
             widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
             wide = PlainConsole(file=console.file, width=max(widest, console.width), force_terminal=console.is_terminal)
             wide.print(table)  # long lines instead of truncated numbers
-    agree, differ, carried = (audit.count(verdict) for verdict in ("agrees", "differs", "carried"))
-    summary = f"{len(audit.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
-    if not audit.findings:
-        summary = "0 checked: there is nothing to check, because the file has no claims"
-    console.print(Text(summary, style="bold"))
+    console.print(Text(audit.summary(), style="bold"))
 
 
 def _error_summary(audit: Audit, error: CheckResult) -> str:
@@ -47,12 +52,7 @@ def _error_summary(audit: Audit, error: CheckResult) -> str:
     follow = len(audit.following(error))
     cause = f" ({error.causes[0].name})" if error.causes else ""
     followers = f"; {count_noun(follow, 'later claim')} {'follows' if follow == 1 else 'follow'} from it"
-    return f"{_result_name(error)}: {visible_text(error.message)}{cause}{followers if follow else ''}"
-
-
-def _result_name(result: CheckResult) -> str:
-    head = "" if result.head is None else f", head {result.head + 1}"
-    return f"{result.step}{head}" if result.claim is None else f"claim {result.claim}, {result.step}{head}"
+    return f"{result_name(error)}: {visible_text(error.message)}{cause}{followers if follow else ''}"
 
 
 def _difference_table(result: CheckResult, digits: int) -> Table:

@@ -51,7 +51,7 @@ _PREAMBLE = r"""\documentclass{article}
 def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return Markdown with tables and `$$` formulas, which GitHub and notebooks support."""
     layout = Layout(trace, new_matrices)
-    parts = [f"# {_escape_markdown(title)}", *(f"$$\n{latex}\n$$" for _, latex in whole_formula(trace)), trace.counting]
+    parts = [f"# {escape_markdown(title)}", *(f"$$\n{latex}\n$$" for _, latex in whole_formula(trace)), trace.counting]
     for position, step in trace.numbered():
         parts += [
             f"## {position}. {step_heading(step, trace)}",
@@ -102,7 +102,7 @@ def _table_rows(view: View, escape: Callable[[str], str]) -> tuple[list[str], li
 
 
 def _markdown_table(view: View) -> str:
-    columns, rows = _table_rows(view, _escape_markdown)
+    columns, rows = _table_rows(view, escape_markdown)
     lines = [[f"${view.latex}$", *columns], [":--", *["--:"] * len(columns)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -123,7 +123,8 @@ def _escape_latex(text: str) -> str:
     return "".join(_LATEX_ESCAPES.get(letter, letter) for letter in visible_text(text))
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return text on one line, with the special characters of Markdown and HTML escaped."""
     return (
         _MARKDOWN_SPECIAL.sub(r"\\\1", visible_text(text))
         .replace("\\<", "&lt;")

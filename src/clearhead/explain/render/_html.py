@@ -32,7 +32,7 @@ _OPERATORS = {
     "softmax": (";", "→"),
     "concat": ("|", "="),
 }
-_TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
+TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Section:
 
 def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return one self-contained HTML page with keyboard navigation, two themes and a print style."""
-    page = _TEMPLATES.get_template("page.html")
+    page = TEMPLATES.get_template("page.html")
     layout = Layout(trace, lambda step: (*step.operands, step))
     return page.render(
         title=visible_text(title),

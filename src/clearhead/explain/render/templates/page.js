@@ -3,6 +3,7 @@ const sections = [...document.querySelectorAll("section")];
 const select = document.getElementById("steps");
 const single = document.getElementById("single");
 const bar = document.querySelector("nav");
+const inNotebook = location.protocol === "about:"; // in an iframe with srcdoc, whose address cannot change
 let current = 0;
 let jumpedAt = 0;
 
@@ -14,7 +15,7 @@ function show(index, scroll = true) {
   sections.forEach((section, position) => section.classList.toggle("current", position === current));
   select.value = sections[current].id;
   if (scroll) {
-    history.replaceState(null, "", "#" + sections[current].id);
+    if (!inNotebook) history.replaceState(null, "", "#" + sections[current].id);
     sections[current].scrollIntoView();
     sections[current].focus({ preventScroll: true });
   }
@@ -44,6 +45,14 @@ document.getElementById("theme").addEventListener("click", toggleTheme);
 single.addEventListener("click", toggleSingle);
 select.addEventListener("change", () => show(select.selectedIndex));
 window.addEventListener("hashchange", fromAddress);
+if (inNotebook) {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]'); // would load the notebook itself
+    if (!link) return;
+    event.preventDefault();
+    show(sections.findIndex((section) => "#" + section.id === link.getAttribute("href")));
+  });
+}
 
 // scrolling selects the step at the top of the window, except right after a jump to a step
 function follow() {
@@ -155,6 +164,7 @@ const sumOf = (table, axis) => {
 const nameOf = (table) => table.closest("figure").querySelector("[role=math]").getAttribute("aria-label");
 
 function arithmetic(section, operands, sources, cell) {
+  if (cell.dataset.note) return cell.dataset.note;
   const texts = sources.map((cells) => cells.map((other) => other.textContent));
   const [first = [], second = [], third = []] = texts;
   const left = {
@@ -199,7 +209,8 @@ function moveFrom(cell, key) {
   return true;
 }
 
-const isResult = (target) => target instanceof Element && target.closest('table[data-marks="result"] tbody td:not(.gap, .sum)');
+const isResult = (target) =>
+  target instanceof Element && target.closest('table[data-marks="result"] tbody td:not(.gap, .sum), td[data-note]');
 for (const kind of ["pointerover", "click", "focusin"]) {
   document.querySelector("main").addEventListener(kind, (event) => {
     const cell = isResult(event.target);
