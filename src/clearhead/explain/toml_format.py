@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+import warnings
 from collections.abc import Mapping
 from decimal import Decimal
 from importlib import resources
@@ -21,19 +22,24 @@ from clearhead.explain.steps import STEP_NAMES, StepKey
 from clearhead.ops.masks import Causal, Dense, Mask
 
 MAX_FILE_BYTES = 2**24
-_FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
+TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
+SUPPORTED_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 
 def load(name: str | os.PathLike[str]) -> Example:
-    """Load a built-in example by name, or an example from a TOML file.
+    """Load a built-in example by name, or an example from a file in TOML, Markdown or LaTeX.
+
+    A warning names each matrix of a text in Markdown or LaTeX that could not be matched with certainty.
 
     Raises:
         ValueError: the file cannot be read, or is not a valid example.
     """
+    if name not in BUILT_IN and Path(name).suffix.lower() in TEXT_SUFFIXES:
+        return _load_text(name)
     if name in BUILT_IN:
         source = resources.files("clearhead.explain").joinpath("examples", f"{name}.toml").read_bytes()
     else:
-        source = _read_file(Path(name))
+        source = read_bounded(Path(name))
     try:
         return parse(source.decode("utf-8-sig"), Path(name).stem)
     except UnicodeDecodeError:
@@ -48,7 +54,17 @@ def load(name: str | os.PathLike[str]) -> Example:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _read_file(path: Path) -> bytes:
+def _load_text(path: str | os.PathLike[str]) -> Example:
+    from clearhead.explain.reading import load_draft  # which imports this module
+
+    draft = load_draft(path)
+    for line in draft.question_lines():
+        warnings.warn(line, stacklevel=3)
+    return draft.example()
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return the content of a file of at most `MAX_FILE_BYTES`; raise a ValueError that names it otherwise."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -74,7 +90,7 @@ def parse(source: str, title: str = "A worked example") -> Example:
         torch.Size([2, 2])
     """
     raw = tomllib.loads(source, parse_float=Decimal)
-    check_keys("the file", raw, _FILE_KEYS)
+    check_keys("the file", raw, SUPPORTED_KEYS)
     if "x" not in raw:
         raise ValueError("x is missing; expected the input, a list of rows, one for each token")
     x = read_matrix("x", raw["x"])
