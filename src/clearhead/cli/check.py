@@ -6,9 +6,15 @@ import typer
 
 from clearhead._utils.consoles import console_for_output
 from clearhead.cli.options import DigitsOption, ExampleArgument, JsonOption
+from clearhead.cli.texts import DraftOption, read_example
 
 
-def check(example: ExampleArgument, digits: DigitsOption = None, as_json: JsonOption = False) -> None:
+def check(
+    example: ExampleArgument,
+    digits: DigitsOption = None,
+    as_json: JsonOption = False,
+    draft: DraftOption = None,
+) -> None:
     """Recompute a worked example and compare each of its claims with the result.
 
     Exit code: 0 if all claims agree, 1 if some differ, 2 if the example cannot be read.
@@ -16,7 +22,7 @@ def check(example: ExampleArgument, digits: DigitsOption = None, as_json: JsonOp
     from clearhead.explain import check
     from clearhead.explain.render import DEFAULT_DIGITS, print_audit
 
-    audit = check(example)
+    audit = check(read_example(example, draft))
     if as_json:
         typer.echo(audit.to_json())
     else:

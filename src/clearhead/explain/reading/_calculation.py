@@ -63,9 +63,9 @@ class Calculation:
         count = self.x.grid.shape[0]
         others = [matrix.grid.rows for matrices in self.printed.values() for matrix in matrices]
         for labels in (self.x.grid.rows, *others):
-            if len(labels) == count and all(label and not is_row_symbol(label) for label in labels):
-                if any(not label.isdecimal() for label in labels):
-                    return labels
+            is_token = [bool(label) and not is_row_symbol(label) for label in labels]
+            if len(labels) == count and all(is_token) and not all(label.isdecimal() for label in labels):
+                return labels
         sentences = [quote.split() for quote in self.statements.quotes if len(quote.split()) == count]
         return tuple(sentences[0]) if len(sentences) == 1 else None
 

@@ -116,8 +116,8 @@ def _is_header(header: list[str], body: list[list[str]], *, required: bool) -> b
     written = [cell for cell in cells if cell != BLANK]
     if all(cell == BLANK and text.strip() for cell, text in zip(cells[1:], header[1:], strict=True)):
         return False  # blanks written as "_" or "…" are cells; Markdown leaves the cells of an unused header empty
-    if any(cell is None for cell in written[1:]) or (written and written[0] is None and len(written) > 1 and len(cells) > 2
-                                                     and _counts(cells[1:])):  # fmt: skip
+    has_labels = any(cell is None for cell in written[1:])
+    if has_labels or (len(cells) > 2 and cells[0] is None and _counts(cells[1:])):
         return True
     if written and all(cell is None for cell in written):
         return len(cells) > 1 or len(body) > 0

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
 from clearhead.explain.reading._markup import plain_text
@@ -59,6 +60,7 @@ def _is_title(block: Block) -> bool:
 
 def read_latex(text: str, line: int) -> list[Block]:
     """Return the headings, paragraphs and matrices of a text that starts on `line`."""
+    text = re.sub("[\ue000-\uf8ff]", " ", text)  # these characters stand for matrices below
     newlines = [match.start() for match in re.finditer("\n", text)]
     captions = [
         (match.start(), match.end(), plain_text(caption[1]))
@@ -81,7 +83,7 @@ def read_latex(text: str, line: int) -> list[Block]:
         blocks += _text_blocks(text_without_captions[position:start], position, line_at)
         caption = next((text for first, last, text in captions if first <= spans[0].start < last), "")
         position = _formula_end(text_without_captions, spans[-1].end)
-        gaps = [text_without_captions[left.end : right.start] for left, right in zip(spans, spans[1:], strict=False)]
+        gaps = [text_without_captions[left.end : right.start] for left, right in pairwise(spans)]
         formula = prefix + "".join(
             chr(_FIRST_MARK + index) + gap
             for index, gap in enumerate([*gaps, text_without_captions[spans[-1].end : position]])
@@ -164,20 +166,19 @@ def _formula_tables(
     for position, side in enumerate(sides):
         marks = _marks(side)
         rest = re.sub(r"[\[\](){}|.&\s]|\\[a-z]*", "", plain_text(re.sub("[\ue000-\uf8ff]", "", side)))
-        if len(marks) == 1 and rest in ("", "^T", ":", "^TT") or (len(marks) == 1 and marks[0] in braces):
-            names = (braces[marks[0]],) if marks[0] in braces else symbols
-        else:
-            factors = _FACTOR.findall(plain_text(sides[position - 1])) if position else []
-            if marks and all(mark in braces for mark in marks):
-                factors = [braces[mark] for mark in marks]
-            if len(factors) != len(marks) or len(marks) < 2:
+        names: list[tuple[str, ...]]
+        if marks and all(mark in braces for mark in marks):
+            names = [(braces[mark],) for mark in marks]
+        elif len(marks) == 1 and rest in ("", "^T", ":"):
+            names = [symbols]
+        else:  # a product: the side before it may name the factors
+            names = [(factor,) for factor in _FACTOR.findall(plain_text(sides[position - 1]))] if position else []
+            if len(names) != len(marks) or len(marks) < 2:
                 continue
-            names = None
-        for index, mark in enumerate(marks):
-            which = ord(mark) - _FIRST_MARK
-            if matrices[which]:
-                named = (factors[index],) if names is None else names
-                yield Table(lines[which], matrices[which], named, caption, transposed="^T" in rest)
+        for mark, named in zip(marks, names, strict=True):
+            index = ord(mark) - _FIRST_MARK
+            if index < len(matrices) and matrices[index]:
+                yield Table(lines[index], matrices[index], named, caption, transposed="^T" in rest)
 
 
 def _marks(side: str) -> list[str]:

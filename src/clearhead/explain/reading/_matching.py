@@ -95,8 +95,7 @@ class Matcher:
     def _input_shape(self) -> tuple[int | None, int | None]:
         for context in self.contexts:
             if context.steps == ("input",):
-                shape = context.grid.shape
-                return shape[::-1] if context.transposed else shape
+                return _upright_shape(context)
         return None, None
 
     def _count_heads(self, printed: set[int]) -> int:
@@ -164,7 +163,7 @@ class Matcher:
 
     def _fits(self, step: str, context: MatrixContext) -> bool:
         """Return whether the shape of a matrix is possible for a step."""
-        rows, columns = context.grid.shape[::-1] if context.transposed else context.grid.shape
+        rows, columns = _upright_shape(context)
         if self.tokens is None or self.width is None:
             return True
         if step in _SCORE_SHAPED:
@@ -247,6 +246,11 @@ class Matcher:
 
     def _append(self, grid: Grid, context: MatrixContext, step: str, head: int | None, description: str) -> None:
         self.matched.append(MatchedMatrix(grid, step, head, context.grid.line, description))
+
+
+def _upright_shape(context: MatrixContext) -> tuple[int, int]:
+    rows, columns = context.grid.shape
+    return (columns, rows) if context.transposed else (rows, columns)
 
 
 def _what(context: MatrixContext) -> str:

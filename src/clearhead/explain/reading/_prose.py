@@ -16,15 +16,17 @@ _HEADS = re.compile(
     + r") (?:attention |parallel )?heads?\b|\bh = (\d{1,3})\b|\bheads? = (\d{1,3})\b"
 )
 _CAUSAL = re.compile(
-    r"\bcausal(?:ly)?\b|\blook-?ahead mask|\bmasked (?:self-?|multi-?head )?attention|\bfuture (?:tokens?|words?|positions?)"
+    r"\bcausal(?:ly)?\b|\blook-?ahead mask|\bmasked (?:self-?|multi-?head )?attention"
+    r"|\bfuture (?:tokens?|words?|positions?)"
     r"|\b(?:no|never|not|cannot|only)\b[^.]{0,60}\b(?:later|earlier|previous|preceding) (?:tokens?|words?|positions?)"
 )
 _NOT_MASKED = re.compile(
-    r"\b(?:no|without(?: an?y?)?|non-?|not|never|unlike|would|instead of)\s*(?:\w+ ){0,2}(?:mask|causal)|\bunmasked\b|\bnon-?causal|\bno mask"
+    r"\b(?:no|without(?: an?y?)?|non-?|not|never|unlike|would|instead of)\s*(?:\w+ ){0,2}(?:mask|causal)|\bunmasked\b"
 )
+_LEFT_OUT = r"(?:no|without|skip(?:s|ped|ping)?|ignor(?:e|es|ed|ing)|omit(?:s|ted|ting)?|leav(?:e|es|ing) out)"
 _UNSCALED = re.compile(
-    r"\b(?:no|without(?: any| the)?|skip(?:s|ped|ping)?(?: the)?|ignor(?:e|es|ed|ing)(?: the)?|omit(?:s|ted|ting)?(?: the)?|"
-    r"leav(?:e|es|ing) out the) (?:scale|scaling)\b|\b(?:not|never) (?:scaled|divided)\b|\bscaling is (?:left out|omitted|skipped)"
+    rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling)\b|\b(?:not|never) (?:scaled|divided)\b"
+    r"|\bscaling is (?:left out|omitted|skipped)"
 )
 _DIVISOR = re.compile(r"(?:√|\\sqrt)\s*\{?(\d{1,4})\b|\bd_\{?k\}? = (\d{1,4})\b")
 _QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,300})["”“»]')

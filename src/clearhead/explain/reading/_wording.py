@@ -12,7 +12,7 @@ _PROJECTIONS = r"(?:weights?|weight matri(?:x|ces)|projections?|projection matri
 # patterns with their steps, the likeliest step first; an earlier pattern wins at the same position
 _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     # no matrix: names of the whole calculation, and "key" as an adjective
-    (r"scaled dot[- ]product attention|dot[- ]product attention|key (?:insights?|points?|ideas?|takeaways?|steps?)", ()),
+    (r"(?:scaled )?dot[- ]product attention|key (?:insights?|points?|ideas?|takeaways?|steps?)", ()),
     (rf"quer(?:y|ies) {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?quer(?:y|ies)", ("query_weight",)),
     (rf"keys? {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?keys?", ("key_weight",)),
     (rf"values? {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?values?", ("value_weight",)),
@@ -31,7 +31,7 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"concatenat\w*|concat\b|(?:all )?heads side by side|joined heads", ("concat",)),
     (r"(?:final|layer|block|multi-?head|overall|model) (?:attention )?(?:outputs?|result)|final (?:linear )?projection",
      ("output",)),
-    (r"outputs? of (?:the )?(?:\w+ )?(?:attention )?head|head outputs?|context vectors?|context matrix", ("head_output",)),
+    (r"outputs? of (?:the )?(?:\w+ )?(?:attention )?head|head outputs?|context (?:vectors?|matrix)", ("head_output",)),
     (r"weighted (?:sums?|values?|averages?|means?)", ("head_output",)),
     (r"attention outputs?|outputs?|results?", ("head_output", "output")),
     (r"mask(?:ing)?(?: matrix)?", ("mask",)),

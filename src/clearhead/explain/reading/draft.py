@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead._utils.checks import check_path, describe
-from clearhead._utils.text import count_noun, visible_text
+from clearhead._utils.text import visible_text
 from clearhead.explain.example import Example
 from clearhead.explain.reading._blocks import Heading
 from clearhead.explain.reading._calculation import Calculation
@@ -16,10 +16,12 @@ from clearhead.explain.reading._contexts import MatrixContext, Unreadable, read_
 from clearhead.explain.reading._latex import read_latex_document
 from clearhead.explain.reading._markdown import read_markdown_document
 from clearhead.explain.reading._markup import plain_text
-from clearhead.explain.reading._matching import Matcher, Question, step_name
+from clearhead.explain.reading._matching import LEAVE_OUT, Matcher, Question, step_name
 from clearhead.explain.reading._prose import Statements, read_statements
 from clearhead.explain.reading._writing import draft_text
 from clearhead.explain.toml_format import SUPPORTED_KEYS, parse, read_bounded
+
+__all__ = ["LEAVE_OUT", "Draft", "Question", "load_draft", "parse_draft"]
 
 LATEX_SUFFIX = ".tex"
 MAX_LETTERS = 2**21  # of a text; a worked example is far shorter
@@ -123,7 +125,7 @@ def _check_answers(answers: object, count: int) -> Mapping[int, str]:
     for position, answer in answers.items():
         if not isinstance(position, int) or not 1 <= position <= count or not isinstance(answer, str):
             raise ValueError(
-                f"answers has {position!r}: {answer!r}; expected a position from 1 to {count} and a step such as 'query 1'"
+                f"answers has {position!r}: {answer!r}; expected a position from 1 to {count} and a step, as 'query 1'"
             )
     return answers
 
@@ -132,12 +134,10 @@ def _without_input(matcher: Matcher) -> str:
     if not matcher.contexts:
         return "no matrices; expected Markdown tables, LaTeX matrices or lines of numbers, one of them the input X"
     names = [f"{step_name(matrix.step, matrix.head)} (line {matrix.line})" for matrix in matcher.matched[:4]]
-    names += ["…"] if len(matcher.matched) > 4 else []
-    return (
-        f"{count_noun(len(matcher.contexts), 'matrix').replace('matrixs', 'matrices')}"
-        f"{': ' + ', '.join(names) if names else ''}, but no input X; expected a matrix named X, or under a heading such"
-        ' as "Input"'
-    )
+    listed = ": " + ", ".join([*names, "…"] if len(matcher.matched) > 4 else names) if names else ""
+    count = len(matcher.contexts)
+    matrices = "1 matrix" if count == 1 else f"{count} matrices"
+    return f'{matrices}{listed}, but no input X; expected a matrix named X, or one under a heading such as "Input"'
 
 
 def _scaling(calculation: Calculation, statements: Statements) -> tuple[list[str], list[str]]:
