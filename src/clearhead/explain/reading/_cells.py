@@ -31,7 +31,9 @@ def read_cell(text: str) -> str | None:
     """
     if len(text) > MAX_CELL_LETTERS:
         return None
-    cell = plain_text(text).translate(_MINUS).strip().strip("{}").strip()
+    cell = plain_text(text).translate(_MINUS).strip()
+    if cell[:1] == "{" and cell[-1:] == "}":
+        cell = cell[1:-1].strip()
     if "=" in cell or "≈" in cell:
         cell = re.split("[=≈]", cell)[-1].strip()
     if cell in _BLANKS:

@@ -59,6 +59,8 @@ def read_contexts(blocks: list[Block]) -> Iterator[MatrixContext | Unreadable]:
                 has_table = False
         else:
             caption = block.caption
+            if captions_above and before and not has_table and _CAPTION.match(before[-1].text):
+                caption = before[-1].text
             if isinstance(following, Paragraph) and _is_caption_below(following, captions_above):
                 caption = caption or following.text
             try:
@@ -89,19 +91,22 @@ def _is_caption_below(paragraph: Paragraph, captions_above: bool) -> bool:
 
 
 def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[Heading]) -> MatrixContext:
-    symbol = merge([read_formula(text) for text in grid.symbols])
     texts = _texts(caption, before, headings)
-    meanings = [symbol, read_row_labels(grid.rows, grid.columns), *(describe(text) for text in texts)]
-    meaning = merge(meanings) or Meaning(())
-    heads = [symbol.head if symbol else None, *(head_index(plain_text(text)) for text in texts)]
-    head = next((head for head in heads if head is not None), None)
-    nearest = [plain_text(text) for text in (*grid.symbols, *texts) if plain_text(text)]
+    evidence = [(text, read_formula(text) or describe(text)) for text in grid.symbols]
+    evidence.append((", ".join(grid.rows[:3]), read_row_labels(grid.rows, grid.columns)))
+    evidence += [(text, describe(text)) for text in texts]
+    meaning = merge([part for _, part in evidence]) or Meaning(())
+    heads = [part.head for _, part in evidence[: len(grid.symbols)] if part is not None]
+    heads += [head_index(plain_text(text)) for text in texts]
+    head = next((head for head in heads if head is not None), meaning.head)
+    naming = [text for text, part in evidence if part is not None and set(part.steps) & set(meaning.steps)]
+    description = plain_text(next(iter([*naming, *texts]), "")).strip("&= ")
     return MatrixContext(
         grid,
         meaning.steps,
-        head if head is not None else meaning.head,
+        head,
         meaning.transposed != grid.transposed,
-        nearest[0] if nearest else "",
+        description,
         any(_SCALING.search(text) for text in [*grid.symbols, *texts[:4]]),
     )
 
@@ -109,11 +114,13 @@ def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[H
 def _texts(caption: str, before: list[Paragraph], headings: list[Heading]) -> list[str]:
     """Return the texts that may name a matrix, the most reliable first.
 
-    Equations and short paragraphs are written for the matrix, and a heading for its section. A longer paragraph often
-    names other matrices too.
+    Equations and labels are written for the matrix, and a heading for its section. A sentence often names other
+    matrices too.
     """
     near = [paragraph.text.strip() for paragraph in reversed(before[-3:])]
-    short = [text for text in near if len(text) <= MAX_LABEL_LETTERS and (text.endswith(":") or read_equation(text))]
+    equations = [text for text in near if read_equation(text)]
+    labels = [text for text in near if text.endswith(":") or not text.endswith(".")]
+    short = [text for text in [*labels[:1], *equations] if len(text) <= MAX_LABEL_LETTERS]
     sections = [heading.text for heading in reversed(headings)]
     sentences = [part for text in near[:2] for part in (_SENTENCE_END.split(text)[-1], text)]
     texts = [caption, *short, *sections[:1], *sentences, *sections[1:]]

@@ -165,7 +165,7 @@ def _formula_tables(
     symbols = tuple(side for side in sides if plain_text(side).strip("&[]{} ") and not _marks(side))
     for position, side in enumerate(sides):
         marks = _marks(side)
-        rest = re.sub(r"[\[\](){}|.&\s]|\\[a-z]*", "", plain_text(re.sub("[\ue000-\uf8ff]", "", side)))
+        rest = re.sub(r"[\[\](){}|.,;&\s]|\\[a-z]*", "", plain_text(re.sub("[\ue000-\uf8ff]", "", side)))
         names: list[tuple[str, ...]]
         if marks and all(mark in braces for mark in marks):
             names = [(braces[mark],) for mark in marks]

@@ -124,6 +124,8 @@ class Matcher:
         if head is not None and head > self.heads:
             head = None
         steps = self._plausible_steps(context, head)
+        if not steps and context.grid.shape[1] == 1 and context.grid.columns:
+            return  # a table of other data, such as names and ages
         if not steps:
             self._ask_unknown(position, context)
             return
