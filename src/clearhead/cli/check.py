@@ -11,6 +11,7 @@ import typer
 from clearhead._utils.consoles import console_for_output
 from clearhead.cli.options import DigitsOption, ExampleArgument
 from clearhead.cli.output import write
+from clearhead.cli.texts import DraftOption, read_example
 
 
 class Format(StrEnum):
@@ -35,6 +36,7 @@ def check(
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
     digits: DigitsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    draft: DraftOption = None,
 ) -> None:
     """Recompute a worked example and compare each of its claims with the result.
 
@@ -48,7 +50,7 @@ def check(
         raise ValueError(f"--json cannot be combined with --format {style.value}")
     if style is Format.toml and digits is not None:
         raise ValueError("--digits cannot be combined with --format toml, which keeps the digits of the text")
-    audit = check(example)
+    audit = check(read_example(example, draft))
     if style is Format.text and output is None:
         print_audit(console_for_output(), audit, DEFAULT_DIGITS if digits is None else digits)
     else:

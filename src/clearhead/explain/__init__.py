@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.explain.audit import Audit, Cause, CellDifference, CheckResult, MatrixComparison
     from clearhead.explain.checking import check
     from clearhead.explain.example import Example
+    from clearhead.explain.reading.draft import Draft, Question, load_draft, parse_draft
     from clearhead.explain.steps import Operand, Step, Trace
     from clearhead.explain.toml_format import load, parse
     from clearhead.explain.tracing import trace
@@ -22,14 +23,18 @@ __all__ = [
     "Cause",
     "CellDifference",
     "CheckResult",
+    "Draft",
     "Example",
     "MatrixComparison",
     "Operand",
+    "Question",
     "Step",
     "Trace",
     "check",
     "load",
+    "load_draft",
     "parse",
+    "parse_draft",
     "trace",
 ]
 
@@ -38,14 +43,18 @@ _MODULES = {
     "Cause": "audit",
     "CellDifference": "audit",
     "CheckResult": "audit",
+    "Draft": "reading.draft",
     "Example": "example",
     "MatrixComparison": "audit",
     "Operand": "steps",
+    "Question": "reading.draft",
     "Step": "steps",
     "Trace": "steps",
     "check": "checking",
     "load": "toml_format",
+    "load_draft": "reading.draft",
     "parse": "toml_format",
+    "parse_draft": "reading.draft",
     "trace": "tracing",
 }
 

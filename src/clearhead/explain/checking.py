@@ -30,7 +30,7 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
     earlier matrix of the text is carried: the error is in the earlier matrix.
 
     Args:
-        example: an `Example`, the path of a TOML file, or the name of a built-in example.
+        example: an `Example`, the path of a TOML, Markdown or LaTeX file, or the name of a built-in example.
 
     Examples:
         >>> [finding.message for finding in check("song").findings if finding.step == "query"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+import warnings
 from dataclasses import replace
 from decimal import Decimal
 from importlib import resources
@@ -22,8 +23,9 @@ from clearhead.explain.example import Example
 from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
+TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
 MAX_CELLS = 250_000  # in all matrices together
-_FILE_KEYS = (
+SUPPORTED_KEYS = (
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
     "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases",
 )  # fmt: skip
@@ -31,15 +33,19 @@ _GIVEN_STEPS = STEP_NAMES[STEP_NAMES.index("slice") :]
 
 
 def load(name: str | os.PathLike[str]) -> Example:
-    """Load a built-in example by name, or an example from a TOML file.
+    """Load a built-in example by name, or an example from a file in TOML, Markdown or LaTeX.
+
+    A warning names each matrix of a text in Markdown or LaTeX that could not be matched with certainty.
 
     Raises:
         ValueError: the file cannot be read, or is not a valid example.
     """
+    if name not in BUILT_IN and Path(name).suffix.lower() in TEXT_SUFFIXES:
+        return _load_text(name)
     if name in BUILT_IN:
         source = resources.files("clearhead.explain").joinpath("examples", f"{name}.toml").read_bytes()
     else:
-        source = _read_file(Path(name))
+        source = read_bounded(Path(name))
     try:
         return replace(parse(source.decode("utf-8-sig"), Path(name).stem), name=str(name))
     except UnicodeDecodeError:
@@ -54,7 +60,17 @@ def load(name: str | os.PathLike[str]) -> Example:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _read_file(path: Path) -> bytes:
+def _load_text(path: str | os.PathLike[str]) -> Example:
+    from clearhead.explain.reading import load_draft  # which imports this module
+
+    draft = load_draft(path)
+    for line in draft.question_lines():
+        warnings.warn(line, stacklevel=3)
+    return draft.example()
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return the content of a file of at most `MAX_FILE_BYTES`; raise a ValueError that names it otherwise."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -82,7 +98,7 @@ def parse(source: str, title: str = "A worked example") -> Example:
     raw = tomllib.loads(source, parse_float=Decimal)
     if "dropout" in raw:
         raise ValueError("the file has the key 'dropout'; leave it out: dropout is random, so no text can print it")
-    check_keys("the file", raw, _FILE_KEYS)
+    check_keys("the file", raw, SUPPORTED_KEYS)
     tokens, parts = read_inputs(raw)
     memory, memory_tokens = read_memory(raw)
     heads = read_int("heads", raw.get("heads", 1), least=1)

@@ -1,0 +1,69 @@
+"""Statements of the running text about the calculation: number of heads, mask, scaling and tokens."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from clearhead.explain.reading._blocks import Block, Table
+from clearhead.explain.reading._markup import plain_text
+
+_WORD_COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "twelve": 12, "sixteen": 16}
+_HEADS = re.compile(
+    r"\b(\d{1,3}|"
+    + "|".join(_WORD_COUNTS)
+    + r") (?:attention |parallel )?heads?\b|\bh = (\d{1,3})\b|\bheads? = (\d{1,3})\b"
+)
+_CAUSAL = re.compile(
+    r"\bcausal(?:ly)?\b|\blook-?ahead mask|\bmasked (?:self-?|multi-?head )?attention"
+    r"|\bfuture (?:tokens?|words?|positions?)"
+    r"|\b(?:no|never|not|cannot|only)\b[^.]{0,60}\b(?:later|earlier|previous|preceding) (?:tokens?|words?|positions?)"
+)
+_NOT_MASKED = re.compile(
+    r"\b(?:no|without(?: an?y?)?|non-?|not|never|unlike|would|instead of)\s*(?:\w+ ){0,2}(?:mask|causal)|\bunmasked\b"
+)
+_LEFT_OUT = r"(?:no|without|skip(?:s|ped|ping)?|ignor(?:e|es|ed|ing)|omit(?:s|ted|ting)?|leav(?:e|es|ing) out)"
+_UNSCALED = re.compile(
+    rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling)\b|\b(?:not|never) (?:scaled|divided)\b"
+    r"|\bscaling is (?:left out|omitted|skipped)"
+)
+_DIVISOR = re.compile(r"(?:√|\\sqrt)\s*\{?(\d{1,4})\b|\bd_\{?k\}? = (\d{1,4})\b")
+_QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,300})["”“»]')
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Statements that the running text of a document makes."""
+
+    heads: tuple[int, ...]  # numbers of heads, in the order of the text
+    causal: bool
+    mask_denied: bool
+    unscaled: bool
+    key_dims: tuple[int, ...]  # numbers under a square root, and values of d_k
+    quotes: tuple[str, ...]
+
+
+def read_statements(blocks: list[Block]) -> Statements:
+    """Return the statements of all headings and paragraphs."""
+    texts = [plain_text(block.text) for block in blocks if not isinstance(block, Table)]
+    texts += [
+        plain_text(text) for block in blocks if isinstance(block, Table) for text in (*block.symbols, block.caption)
+    ]
+    words = "\n".join(texts)
+    lowered = re.sub(r"\s*=\s*", " = ", words.lower())
+    heads = [_count(match) for match in _HEADS.finditer(lowered)]
+    divisors = Counter(int(match[1] or match[2]) for match in _DIVISOR.finditer(lowered))
+    return Statements(
+        tuple(dict.fromkeys(count for count in heads if count)),
+        bool(_CAUSAL.search(lowered)),
+        bool(_NOT_MASKED.search(lowered)),
+        bool(_UNSCALED.search(lowered)),
+        tuple(divisor for divisor, _ in divisors.most_common()),
+        tuple(match[1] for match in _QUOTED.finditer(words)),
+    )
+
+
+def _count(match: re.Match[str]) -> int:
+    text = match[1] or match[2] or match[3]
+    return _WORD_COUNTS.get(text) or int(text)
