@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
@@ -21,7 +22,7 @@ from clearhead.explain.steps import STEP_NAMES, StepKey
 from clearhead.ops.masks import Causal, Dense, Mask
 
 MAX_FILE_BYTES = 2**24
-_FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
+_FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims", "exercise")
 
 
 def load(name: str | os.PathLike[str]) -> Example:
@@ -33,9 +34,16 @@ def load(name: str | os.PathLike[str]) -> Example:
     if name in BUILT_IN:
         source = resources.files("clearhead.explain").joinpath("examples", f"{name}.toml").read_bytes()
     else:
-        source = _read_file(Path(name))
-    try:
+        source = read_file(Path(name))
+    with named_errors(name):
         return parse(source.decode("utf-8-sig"), Path(name).stem)
+
+
+@contextmanager
+def named_errors(name: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn every error of a file's content into a ValueError that names the file."""
+    try:
+        yield
     except UnicodeDecodeError:
         raise ValueError(f"{name}: not a text file (it is not UTF-8)") from None
     except ArithmeticError:
@@ -48,7 +56,8 @@ def load(name: str | os.PathLike[str]) -> Example:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _read_file(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file, at most `MAX_FILE_BYTES`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
