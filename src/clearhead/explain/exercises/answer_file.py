@@ -35,7 +35,7 @@ class AnswerFile:
 
     exercise: Exercise
     student: str
-    answers: Mapping[StepKey, object]  # as parsed, not yet checked
+    answers: Mapping[StepKey, object]  # values of every claim, as parsed
     givens: Mapping[str, Any]  # parsed keys of the file without title, claims and the [exercise] table
 
 
@@ -133,7 +133,7 @@ def parse_answers(source: str) -> AnswerFile:
     if not isinstance(student, str):
         raise ValueError(f"exercise.student is {short_repr(student)}; expected a name in quotes")
     givens = {key: value for key, value in raw.items() if key not in _NAMES_OF_TABLES}
-    return AnswerFile(with_points(sheet, points), student.strip(), _read_claims(raw.get("claims", []), sheet), givens)
+    return AnswerFile(with_points(sheet, points), student.strip(), _read_claims(raw.get("claims", [])), givens)
 
 
 def _table(name: str, raw: object) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def _to_points(value: object) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
-def _read_claims(raw: object, exercise: Exercise) -> dict[StepKey, object]:
-    """Return the values of claims about blank steps. Other claims are ignored."""
+def _read_claims(raw: object) -> dict[StepKey, object]:
+    """Return the values of each claim, by step and head."""
     if not isinstance(raw, list):
         raise ValueError(f"claims is {short_repr(raw)}; expected tables, [[claims]]")
     answers: dict[StepKey, object] = {}
@@ -156,8 +156,6 @@ def _read_claims(raw: object, exercise: Exercise) -> dict[StepKey, object]:
             raise ValueError(f"claim {position} is {short_repr(claim)}; expected a table, [[claims]]")
         head = claim.get("head")
         key = (str(claim.get("step")), head - 1 if type(head) is int else None)
-        if key not in exercise.blanks:
-            continue
         if key in answers:
             raise ValueError(f"claim {position} ({key[0]}): answers this step again; expected one answer")
         answers[key] = claim.get("values")
