@@ -85,7 +85,7 @@ def _text(cell: object) -> str:
     """Return a cell as text, with a point and an ASCII minus sign; "" if it is blank."""
     if isinstance(cell, bool) or not isinstance(cell, str | int | Decimal):
         return str(cell) if not isinstance(cell, Mapping | list) else "?"
-    text = "".join(str(cell).split()).replace("−", "-").replace(",", ".")
+    text = "".join(str(cell).split()).replace("−", "-").replace("–", "-").replace(",", ".")
     return "" if text in _WRITTEN_BLANKS else text
 
 

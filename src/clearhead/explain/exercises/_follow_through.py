@@ -43,7 +43,7 @@ class FollowThrough:
         self.exercise = exercise
         self.exact = {key: step.values for key, step in exercise.steps.items()}
         self.operands = {key: operand_keys(exercise, step) for key, step in exercise.steps.items()}
-        self.written = {key: _printed_values(exercise, key) for key in exercise.shown} | dict(answers)
+        self.written = {key: printed_values(exercise, key) for key in exercise.shown} | dict(answers)
         self.right: dict[StepKey, Cells] = {}
         self.carried: dict[StepKey, Cells] = {}
         # a student continues from the shown steps, or ignores them and continues from the answers alone
@@ -127,6 +127,7 @@ def operand_keys(exercise: Exercise, step: Step) -> tuple[StepKey, ...]:
     return tuple(keys[symbol] for symbol in symbols if symbol in keys)
 
 
-def _printed_values(exercise: Exercise, key: StepKey) -> Matrix:
+def printed_values(exercise: Exercise, key: StepKey) -> Matrix:
+    """Return the rounded numbers of a shown step."""
     rows = [[float(cell.replace("∞", "inf")) for cell in row] for row in exercise.printed(key)]
     return torch.tensor(rows, dtype=torch.float64)

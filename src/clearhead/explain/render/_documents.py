@@ -31,7 +31,7 @@ _LATEX_ESCAPES = {
     "→": r"$\to$",
     '"': r"\textquotedbl{}",
 } | {letter: f"\\{letter}" for letter in "&%$#_{}"}
-_PREAMBLE = r"""\documentclass{article}
+PREAMBLE = r"""\documentclass{article}
 \usepackage{iftex}
 \ifPDFTeX
   \usepackage[T1]{fontenc}
@@ -53,7 +53,7 @@ _PREAMBLE = r"""\documentclass{article}
 
 def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return Markdown with tables and `$$` formulas, which GitHub and notebooks support."""
-    parts = [f"# {_escape_markdown(title)}"]
+    parts = [f"# {escape_markdown(title)}"]
     for count, step in enumerate(trace, 1):
         parts += [
             f"## {count}. {step_heading(step, trace)}",
@@ -66,13 +66,13 @@ def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
 
 def as_latex(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return a complete LaTeX document. Non-Latin tokens require LuaLaTeX or XeLaTeX, and a font for them."""
-    parts = [_PREAMBLE + f"\\title{{{_escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
+    parts = [PREAMBLE + f"\\title{{{escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
     for count, step in enumerate(trace, 1):
-        shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _escape_latex(_shapes_and_cost(step)))
+        shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", escape_latex(_shapes_and_cost(step)))
         parts += [
-            f"\\filbreak\n\\section*{{{count}. {_escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
+            f"\\filbreak\n\\section*{{{count}. {escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
             f"\\[ {step.latex} \\]\n\\nopagebreak",
-            f"{_escape_latex(step_sentence(step))} {shapes}.\\nopagebreak",
+            f"{escape_latex(step_sentence(step))} {shapes}.\\nopagebreak",
         ]
         parts += [_latex_table(trace, matrix, digits) for matrix in _displayed_matrices(step)]
     return "\n\n".join([*parts, "\\end{document}\n"])
@@ -103,29 +103,32 @@ def _table_rows(
 
 def _markdown_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
     symbol, matrix = named_matrix
-    columns, rows = _table_rows(trace, matrix, digits, _escape_markdown)
+    columns, rows = _table_rows(trace, matrix, digits, escape_markdown)
     lines = [[f"${symbol}$", *columns], [":--", *["--:"] * len(columns)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _latex_table(trace: Trace, named_matrix: tuple[str, Step | Operand], digits: int) -> str:
     symbol, matrix = named_matrix
-    columns, rows = _table_rows(trace, matrix, digits, lambda token: _escape_latex(short_label(token)))
+    columns, rows = _table_rows(trace, matrix, digits, lambda token: escape_latex(short_label(token)))
     head = " & ".join([f"${symbol}$", *columns])
-    body = " \\\\\n".join(" & ".join([label, *(f"${_latex_number(cell)}$" for cell in row)]) for label, *row in rows)
+    body = " \\\\\n".join(" & ".join([label, *(f"${latex_number(cell)}$" for cell in row)]) for label, *row in rows)
     table = f"\\begin{{tabular}}{{l|{'r' * len(columns)}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}"
     return f"\\begin{{center}}\\fitted{{%\n{table}}}\\end{{center}}"
 
 
-def _latex_number(cell: str) -> str:
+def latex_number(cell: str) -> str:
+    """Return a formatted number for LaTeX's math mode."""
     return cell.replace("∞", "\\infty")
 
 
-def _escape_latex(text: str) -> str:
+def escape_latex(text: str) -> str:
+    """Return a text on one line with LaTeX's special characters escaped."""
     return "".join(_LATEX_ESCAPES.get(letter, letter) for letter in visible_text(text))
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return a text on one line with Markdown's and HTML's special characters escaped."""
     return (
         _MARKDOWN_SPECIAL.sub(r"\\\1", visible_text(text))
         .replace("\\<", "&lt;")
