@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import clearhead
-from clearhead.cli import check, doctor, explain, heads, train, view
+from clearhead.cli import check, doctor, exercise, explain, heads, train, view
 from clearhead.cli.errors import OneLineErrors
 
 __all__ = ["app"]
@@ -47,6 +47,8 @@ def main(
 for command in (
     explain.explain,
     check.check,
+    exercise.exercise,
+    exercise.mark,
     heads.stats,
     heads.roles,
     train.train,

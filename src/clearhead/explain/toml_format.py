@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import tomllib
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from importlib import resources
@@ -27,7 +29,7 @@ TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices 
 MAX_CELLS = 250_000  # in all matrices together
 SUPPORTED_KEYS = (
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
-    "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases",
+    "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases", "exercise",
 )  # fmt: skip
 _GIVEN_STEPS = STEP_NAMES[STEP_NAMES.index("slice") :]
 
@@ -46,8 +48,15 @@ def load(name: str | os.PathLike[str]) -> Example:
         source = resources.files("clearhead.explain").joinpath("examples", f"{name}.toml").read_bytes()
     else:
         source = read_bounded(Path(name))
-    try:
+    with named_errors(name):
         return replace(parse(source.decode("utf-8-sig"), Path(name).stem), name=str(name))
+
+
+@contextmanager
+def named_errors(name: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn every error of a file's content into a ValueError that names the file."""
+    try:
+        yield
     except UnicodeDecodeError:
         raise ValueError(f"{name}: not a text file (it is not UTF-8)") from None
     except ArithmeticError:

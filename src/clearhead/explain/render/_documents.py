@@ -28,7 +28,7 @@ _LATEX_ESCAPES = {
     "ᵀ": r"$^{\top}$",
     '"': r"\textquotedbl{}",
 } | {letter: f"\\{letter}" for letter in "&%$#_{}"}
-_PREAMBLE = r"""\documentclass{article}
+PREAMBLE = r"""\documentclass{article}
 \usepackage{iftex}
 \ifPDFTeX
   \usepackage[T1]{fontenc}
@@ -68,21 +68,21 @@ def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
 def as_latex(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return a complete LaTeX document. Non-Latin tokens require LuaLaTeX or XeLaTeX, and a font for them."""
     layout = Layout(trace, new_matrices)
-    parts = [_PREAMBLE + f"\\title{{{_escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
-    parts += [*(f"\\[ {latex} \\]" for _, latex in whole_formula(trace)), _escape_latex(trace.counting)]
+    parts = [PREAMBLE + f"\\title{{{escape_latex(title)}}}\n\\date{{}}\n\\begin{{document}}\n\\maketitle"]
+    parts += [*(f"\\[ {latex} \\]" for _, latex in whole_formula(trace)), escape_latex(trace.counting)]
     for position, step in trace.numbered():
-        shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", _escape_latex(_shapes_and_cost(step)))
+        shapes = re.sub(r"√([\d.]+)", r"$\\sqrt{\1}$", escape_latex(_shapes_and_cost(step)))
         parts += [
-            f"\\filbreak\n\\section*{{{position}. {_escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
+            f"\\filbreak\n\\section*{{{position}. {escape_latex(step_heading(step, trace))}}}\n\\nopagebreak",
             f"\\[ {step.latex} \\]\n\\nopagebreak",
-            f"{_escape_latex(step_sentence(step, trace))} {shapes}.\\nopagebreak",
+            f"{escape_latex(step_sentence(step, trace))} {shapes}.\\nopagebreak",
             *(f"${line}$\\nopagebreak" for line in arithmetic_lines(step, trace, digits, latex=True)),
         ]
         for matrix in new_matrices(step):
             view = layout.view(matrix, digits)
-            caption = f"${view.latex}$ {_escape_latex(view.caption)}"
+            caption = f"${view.latex}$ {escape_latex(view.caption)}"
             parts.append(f"\\begin{{center}}{caption}\\\\\n{_latex_table(view)}\\end{{center}}")
-    costs = [_escape_latex(sentence) for sentence in cost_sentences(trace)]
+    costs = [escape_latex(sentence) for sentence in cost_sentences(trace)]
     return "\n\n".join([*parts, *costs, "\\end{document}\n"])
 
 
@@ -108,18 +108,20 @@ def _markdown_table(view: View) -> str:
 
 
 def _latex_table(view: View) -> str:
-    columns, rows = _table_rows(view, lambda token: _escape_latex(short_label(token)))
+    columns, rows = _table_rows(view, lambda token: escape_latex(short_label(token)))
     head = " & ".join([f"${view.latex}$", *columns])
-    body = " \\\\\n".join(" & ".join([label, *(f"${_latex_number(cell)}$" for cell in row)]) for label, *row in rows)
+    body = " \\\\\n".join(" & ".join([label, *(f"${latex_number(cell)}$" for cell in row)]) for label, *row in rows)
     right = f"{'r' * len(view.column_labels)}{'|r' if view.sums else ''}"
     return f"\\fitted{{%\n\\begin{{tabular}}{{l|{right}}}\n{head} \\\\ \\hline\n{body}\n\\end{{tabular}}}}"
 
 
-def _latex_number(cell: str) -> str:
+def latex_number(cell: str) -> str:
+    """Return a formatted number for LaTeX's math mode."""
     return cell.replace("∞", "\\infty").replace(HIDDEN, "\\cdot").replace(GAP, "\\dots")
 
 
-def _escape_latex(text: str) -> str:
+def escape_latex(text: str) -> str:
+    """Return a text on one line with LaTeX's special characters escaped."""
     return "".join(_LATEX_ESCAPES.get(letter, letter) for letter in visible_text(text))
 
 

@@ -1,0 +1,91 @@
+"""New numbers for an example: the same calculation with another input and other weights."""
+
+from __future__ import annotations
+
+import math
+import random
+import tomllib
+from decimal import Decimal
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.explain._layer_weights import WEIGHT_NAMES
+from clearhead.explain.example import Example
+from clearhead.explain.exercises._toml import tenths, toml_text, toml_value
+from clearhead.explain.toml_format import parse
+
+# Drawn again, or about the text that the example was taken from. An embedding is replaced by the rows of x.
+_REPLACED_KEYS = ("title", "x", "embedding", "seed", "weights", "given", "claims", "exercise")
+_ATTEMPTS = 20
+_SCORE_LIMIT = 12.0  # largest entry of W_Q and W_K in tenths at the first attempt
+_VALUE_LIMIT = 10  # largest entry of W_V and W_O in tenths
+_INPUT_LIMIT = 9  # largest entry of x in tenths
+_LARGEST_SCALED_SCORE = 5.0
+_LARGEST_WEIGHT = 0.95
+_SMALLEST_SPREAD = 0.15  # mean difference of the largest and the smallest weight of a row
+
+
+def redraw(example: Example, seed: int) -> Example:
+    """Return the example with new numbers, all with one digit after the point and none of them 0.
+
+    The weights of each head are neither nearly uniform nor nearly one-hot, if some draw allows it. Given matrices and
+    claims are dropped.
+    """
+    generator = random.Random(seed)
+    best, least, limit = example, math.inf, _SCORE_LIMIT
+    for _ in range(_ATTEMPTS):
+        candidate = _draw_example(example, generator, max(1, round(limit)))
+        excess, shortfall = _range_errors(candidate)
+        if excess + shortfall < least:
+            best, least = candidate, excess + shortfall
+        if not excess and not shortfall:
+            break
+        limit *= 0.8 if excess else 1.4  # larger scores give weights that are less uniform
+    return best
+
+
+def givens_source(raw: dict[str, Any], title: str, x: object, weights: dict[str, object]) -> str:
+    """Return the TOML text of an example without claims. Other keys, such as heads and mask, are taken from `raw`."""
+    kept = {key: value for key, value in raw.items() if key not in _REPLACED_KEYS}
+    lines = [f"title = {toml_text(title)}"]
+    lines += [f"{key} = {toml_value(value)}" for key, value in ({"x": x} | kept).items()]
+    lines += ["", "[weights]", *(f"{name} = {toml_value(value)}" for name, value in weights.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _draw_example(example: Example, generator: random.Random, limit: int) -> Example:
+    """Draw an example whose W_Q and W_K have entries up to `limit` tenths."""
+    raw = tomllib.loads(example.source, parse_float=Decimal)
+    signed = bool((example.x < 0).any())
+    x = _draw(generator, example.x.shape, _INPUT_LIMIT, signed=signed)
+    memory = raw.get("memory")
+    if isinstance(memory, list):
+        shape = torch.Size((len(memory), len(memory[0])))
+        raw["memory"] = tenths(_draw(generator, shape, _INPUT_LIMIT, signed=signed))
+    weights = {}
+    for name in WEIGHT_NAMES:
+        drawn = _draw(generator, example.weights[name].shape, limit if name in ("query", "key") else _VALUE_LIMIT)
+        weights[name] = tenths(drawn[0] if drawn.ndim == 3 and len(drawn) == 1 else drawn)
+    return parse(givens_source(raw, example.title, tenths(x), weights))
+
+
+def _draw(generator: random.Random, shape: torch.Size, limit: int, *, signed: bool = True) -> Tensor:
+    """Draw tenths from −limit to limit without 0, or from 1 to limit."""
+    choices = [value for value in range(-limit if signed else 1, limit + 1) if value]
+    drawn = generator.choices(choices, k=shape.numel())
+    return torch.tensor(drawn, dtype=torch.float64).reshape(shape) / 10
+
+
+def _range_errors(example: Example) -> tuple[float, float]:
+    """Return how far the scores and weights are too large, and how far the weights are too uniform."""
+    excess = shortfall = 0.0
+    trace = example.trace()
+    for scaled, weights in zip(trace.named("scaled"), trace.named("weights"), strict=True):
+        excess += max(0.0, float(scaled.values.abs().max()) - _LARGEST_SCALED_SCORE)
+        rows = weights.values[(weights.values > 0).sum(dim=1) > 1]  # a row with one key has the weight 1
+        if len(rows):
+            excess += max(0.0, float(rows.max()) - _LARGEST_WEIGHT)
+            shortfall += max(0.0, _SMALLEST_SPREAD - float((rows.amax(dim=1) - rows.amin(dim=1)).mean()))
+    return excess, shortfall

@@ -1,0 +1,133 @@
+"""Verdicts on a student's numbers, with credit for numbers that follow from the student's earlier ones.
+
+A number is right if it equals the exact one, or follows from right numbers as printed. It is carried if it follows from
+earlier numbers of which some are wrong. Every other number is wrong. The self-check of the page has the same rules.
+
+A student continues either with the printed numbers of the step before, or with unrounded ones. Those lie within half a
+unit of the printed digits, so a carried number may differ by what these digits can change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.explain._error_propagation import agree
+from clearhead.explain._recompute import Recomputation
+from clearhead.explain.exercises.exercise import Exercise
+from clearhead.explain.steps import Step, StepKey
+
+Matrix = Float[Tensor, "rows columns"]
+Cells = Bool[Tensor, "rows columns"]
+_SMALLEST_CHANGE = 1e-9  # a cell that changes less does not depend on an error
+
+
+@dataclass(eq=False)
+class _Version:
+    """Numbers with which a student may have continued. Cells that are not written follow from the earlier ones."""
+
+    written: Mapping[StepKey, Matrix]
+    values: dict[StepKey, Matrix] = field(default_factory=dict)
+    uncertainty: dict[StepKey, Matrix] = field(default_factory=dict)  # possible change by digits that are not printed
+    without_errors: dict[StepKey, Matrix] = field(default_factory=dict)
+
+
+class FollowThrough:
+    """Comparison of a student's matrices with the exact ones and with each other, in the order of the calculation."""
+
+    def __init__(self, exercise: Exercise, answers: Mapping[StepKey, Matrix]) -> None:
+        self.exercise = exercise
+        self.exact = {key: step.values for key, step in exercise.steps.items()}
+        self.operands = {key: operand_keys(exercise, step) for key, step in exercise.steps.items()}
+        self.written = {key: printed_values(exercise, key) for key in exercise.shown} | dict(answers)
+        self.right: dict[StepKey, Cells] = {}
+        self.carried: dict[StepKey, Cells] = {}
+        # a student continues from the shown steps, or ignores them and continues from the answers alone
+        self.versions = (_Version(self.written), _Version(answers))
+        for key in exercise.steps:
+            if key in answers:
+                self._judge(key, answers[key])
+            for version in self.versions:
+                self._continue(version, key)
+
+    def _judge(self, key: StepKey, answers: Matrix) -> None:
+        tolerance = torch.full_like(answers, self.exercise.tolerance)
+        right = agree(answers, self.exact[key], tolerance)
+        carried = torch.zeros_like(right)
+        certain = {operand: torch.zeros_like(self.exact[operand]) for operand in self.operands[key]}
+        for version in self.versions:
+            for chosen in self._choices(key):
+                correct = self._recompute(key, self._pick(key, chosen, version.without_errors, self.exact))
+                right |= agree(answers, correct, tolerance)
+                operands = self._pick(key, chosen, version.values, self.exact)
+                result = self._recompute(key, operands)
+                dependent = ~agree(result, correct, torch.full_like(result, _SMALLEST_CHANGE))
+                if dependent.any():
+                    spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, certain), result)
+                    carried |= dependent & agree(answers, result, tolerance + spread)
+        self.right[key], self.carried[key] = right, carried & ~right
+
+    def _continue(self, version: _Version, key: StepKey) -> None:
+        """Add a step to a version: its written numbers, and computed ones where none are written."""
+        chosen = (True,) * len(self.operands[key])
+        operands = self._pick(key, chosen, version.values, self.exact)
+        computed = self._recompute(key, operands)
+        written = version.written.get(key, torch.full_like(computed, torch.nan))
+        blank = written.isnan()
+        spread = half_unit = torch.full_like(computed, 0.5 * 10.0**-self.exercise.digits)
+        if blank.any():
+            spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, {}), computed)
+        version.values[key] = torch.where(blank, computed, written)
+        version.uncertainty[key] = torch.where(blank, spread, half_unit)
+        version.without_errors[key] = torch.where(self.right.get(key, True) & ~blank, written, self.exact[key])
+
+    def _choices(self, key: StepKey) -> Iterator[tuple[bool, ...]]:
+        """Yield for each operand whether the student continued with it, or with the exact one."""
+        count = len(self.operands[key])
+        yield (True,) * count
+        if count == 2 and key[0] != "concat":
+            yield from ((True, False), (False, True))
+
+    def _pick(
+        self, key: StepKey, chosen: tuple[bool, ...], first: Mapping[StepKey, Matrix], second: Mapping[StepKey, Matrix]
+    ) -> dict[StepKey, Matrix]:
+        """Return the operands of a step, from `first` where chosen and from `second` elsewhere."""
+        return {
+            operand: (first if is_first else second)[operand]
+            for operand, is_first in zip(self.operands[key], chosen, strict=True)
+        }
+
+    def _spread(
+        self, key: StepKey, operands: Mapping[StepKey, Matrix], uncertainty: Mapping[StepKey, Matrix], result: Matrix
+    ) -> Matrix:
+        """Return how much each cell can change if each operand changes by its uncertainty."""
+        total = torch.zeros_like(result)
+        for operand, values in operands.items():
+            rows, columns = torch.nonzero(uncertainty[operand], as_tuple=True)
+            if len(rows):
+                varied = values.repeat(len(rows), 1, 1)
+                varied[torch.arange(len(rows)), rows, columns] += uncertainty[operand][rows, columns]
+                change = (self._recompute(key, {**operands, operand: varied}) - result).abs()
+                total += change.nan_to_num(nan=0.0, posinf=torch.inf).sum(dim=0)  # −∞ minus −∞ is NaN
+        return total
+
+    def _recompute(self, key: StepKey, operands: Mapping[StepKey, Tensor]) -> Tensor:
+        return Recomputation(self.exercise.example, operands).matrix(key[0], key[1] or 0)
+
+
+def operand_keys(exercise: Exercise, step: Step) -> tuple[StepKey, ...]:
+    """Return the earlier steps that a step is computed from, without the input."""
+    keys = {earlier.symbol: key for key, earlier in exercise.steps.items()}
+    symbols = [operand.symbol for operand in step.operands if not operand.new]
+    symbols = [symbol if symbol in keys else symbol.removesuffix("ᵀ") for symbol in symbols]  # the operand Kᵀ is K
+    return tuple(keys[symbol] for symbol in symbols if symbol in keys)
+
+
+def printed_values(exercise: Exercise, key: StepKey) -> Matrix:
+    """Return the rounded numbers of a shown step."""
+    rows = [[float(cell.replace("∞", "inf")) for cell in row] for row in exercise.printed(key)]
+    return torch.tensor(rows, dtype=torch.float64)
