@@ -138,11 +138,17 @@ class TestCheck:
 
     def test_example_in_the_docs_prints_the_documented_output(self, tmp_path):
         docs = (ROOT / "docs" / "learn" / "worked-examples.md").read_text()
-        [text], [printed] = (re.findall(rf"```{kind}\n(.*?)```", docs, re.DOTALL) for kind in ("toml", "text"))
+        [text], [printed] = (re.findall(rf"```{kind}\n(.*?)```", docs, re.DOTALL) for kind in ("markdown", "text"))
+        path = tmp_path / "post.md"
+        path.write_text(text)
+        assert run_cli("check", str(path), code=1).stdout == printed
+
+    def test_example_file_in_the_docs_has_the_errors_that_it_should_have(self, tmp_path):
+        docs = (ROOT / "docs" / "reference" / "example-files.md").read_text()
+        [text] = re.findall(r"```toml\n(.*?)```", docs, re.DOTALL)
         path = tmp_path / "post.toml"
         path.write_text(text)
-        assert len(text.splitlines()) <= 30
-        assert run_cli("check", str(path), code=1).stdout == printed
+        assert "3 checked: 0 agree, 3 differ, 0 carried" in run_cli("check", str(path), code=1).stdout
 
     def test_json_contains_verdicts_and_cells(self):
         document = json.loads(run_cli("check", "song-causal", "--json", code=1).stdout)

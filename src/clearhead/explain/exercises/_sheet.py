@@ -69,7 +69,7 @@ def sections(exercise: Exercise) -> Iterator[SheetSection]:
             step_heading(step, exercise.trace),
             step.formula,
             step.latex,
-            step_sentence(step),
+            step_sentence(step, exercise.trace),
             _points_text(exercise.possible_points(key)) if blank else "",
             tuple(matrices),
             withheld,
