@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -102,8 +102,9 @@ def _formulas(named: Named) -> Iterator[np.ndarray]:
     for name, by_step in formula_mistakes(layer):
         if name != named.cause.name:
             continue
-        for affected in ([*heads], *([head] for head in heads)):
-            wrong = mistaken(layer, {(s, h): compute for s, compute in by_step.items() for h in (None, *affected)})
+        steps = [by_step] if name == "W_Q and W_K exchanged" else [{step: by_step[step]} for step in by_step]
+        for chosen, affected in product(steps, ([*heads], *([head] for head in heads))):
+            wrong = mistaken(layer, {(s, h): compute for s, compute in chosen.items() for h in (None, *affected)})
             for start in named.starts:
                 try:
                     yield wrong.until(named.where, start)

@@ -60,12 +60,16 @@ def mistaken_text(seed: int, most_mistakes: int = 3) -> MistakenText:
             target = printing if name in PRINTING or name.startswith(("matrix of", "scores already")) else formulas
             target[where] = compute
             after = _write(layer, digits, formulas, printing, rounds=rounds)
-            if _is_clear(before, after, where, digits):
+            if all(entry.where in after for entry in injections) and _is_clear(before, after, where, digits):
                 injections.append(Injection(name, where))
                 digits = {key: count for key, count in digits.items() if key in after}
                 break
             del target[where]
     shown = _write(layer, digits, formulas, printing, rounds=rounds)
+    for entry in [*injections]:  # a later injection in an earlier matrix can have the same effect
+        rest = [{key: compute for key, compute in some.items() if key != entry.where} for some in (formulas, printing)]
+        if not _is_clear(_write(layer, digits, *rest, rounds=rounds), shown, entry.where, digits):
+            return mistaken_text(seed + 1_000_000, most_mistakes)
     claims = [(where, shown[where]) for where in digits]
     draw.shuffle(claims)
     source = layer_toml(layer)

@@ -274,7 +274,7 @@ def _printing_mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Compute]]]
         yield "transposed", {step: lambda layer, w, h, c=correct: c(layer, w, h).T}
         yield "rows in reverse order", {step: lambda layer, w, h, c=correct: c(layer, w, h)[::-1]}
         yield "columns in reverse order", {step: lambda layer, w, h, c=correct: c(layer, w, h)[:, ::-1]}
-        for other in range(0 if shared else layer.heads):
+        for other in range(0 if shared or step == "slice" else layer.heads):
             yield f"matrix of head {other + 1}", {step: lambda layer, w, h, c=correct, o=other: c(layer, w, o)}
         if step in STATED[1:4]:
             for name in STATED[1:4]:

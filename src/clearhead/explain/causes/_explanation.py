@@ -24,7 +24,7 @@ class Explanation:
     remedy: str
     cells: Bool[Tensor, "rows columns"]  # new errors that it reproduces
     exceptions: Bool[Tensor, "rows columns"]  # written cells that it does not reproduce
-    values: Float[Tensor, "rows columns"] | None = None  # the matrix under the mistake, if it applies to all rows
+    values: Float[Tensor, "rows columns"] | None = None  # the unrounded matrix with which the author continues
     in_some_rows: bool = False  # the mistake was made only in the rows with new errors
 
     @property

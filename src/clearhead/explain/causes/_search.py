@@ -124,7 +124,8 @@ def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result:
     cells, misses = matches & wrong.new_errors, written & ~matches
     if not cells.any():
         return None
-    explanation = Explanation(mistake.name, mistake.done, mistake.remedy, cells, misses, result)
+    values = None if mistake.local else result  # an author continues with a mistake, but not with a misprint
+    explanation = Explanation(mistake.name, mistake.done, mistake.remedy, cells, misses, values)
     if explanation.is_complete:
         return explanation
     if mistake.complete or int(cells.sum()) < _MIN_CELLS:
