@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class MistakenText:
     layer: Layer
     digits: dict[StepKey, int]
     shown: Matrices
-    working: Matrices  # the author's numbers, with the mistakes and without rounding
+    working: list[Matrices]  # the author's numbers with the mistakes, without and with rounding
     injections: list[Injection]
 
 
@@ -57,7 +58,11 @@ def mistaken_text(seed: int, most_mistakes: int = 3) -> MistakenText:
         names = sorted({name for name, _, _ in choices})  # every name is equally likely
         for name in draw.sample(names, min(12, len(names))):
             _, where, compute = draw.choice([entry for entry in choices if entry[0] == name])
-            target = printing if name in PRINTING or name.startswith(("matrix of", "scores already")) else formulas
+            target = (
+                printing
+                if name in PRINTING or name.startswith(("matrix of", "scores already")) or name.endswith("printed")
+                else formulas
+            )
             target[where] = compute
             after = _write(layer, digits, formulas, printing, rounds=rounds)
             if all(entry.where in after for entry in injections) and _is_clear(before, after, where, digits):
@@ -66,18 +71,37 @@ def mistaken_text(seed: int, most_mistakes: int = 3) -> MistakenText:
                 break
             del target[where]
     shown = _write(layer, digits, formulas, printing, rounds=rounds)
-    for entry in [*injections]:  # a later injection in an earlier matrix can have the same effect
-        rest = [{key: compute for key, compute in some.items() if key != entry.where} for some in (formulas, printing)]
-        if not _is_clear(_write(layer, digits, *rest, rounds=rounds), shown, entry.where, digits):
-            return mistaken_text(seed + 1_000_000, most_mistakes)
+    if not all(_is_decidable(layer, digits, formulas, printing, entry.where, shown) for entry in injections):
+        return mistaken_text(seed + 1_000_000, most_mistakes)
     claims = [(where, shown[where]) for where in digits]
     draw.shuffle(claims)
     source = layer_toml(layer)
     for (name, head), matrix in claims:
         values = printed_rows(matrix, digits[name, head])
         source += f'[[claims]]\nstep = "{name}"\nvalues = {values}\n' + ("" if head is None else f"head = {head + 1}\n")
-    working = _write(layer, dict.fromkeys(layer.order(), 15), formulas, {}, rounds=False)
+    exact = _write(layer, dict.fromkeys(layer.order(), 15), formulas, {}, rounds=False)
+    working = [exact, _write(layer, digits, formulas, {}, rounds=True)]
     return MistakenText(source, layer, digits, shown, working, injections)
+
+
+def _is_decidable(
+    layer: Layer,
+    digits: dict[StepKey, int],
+    formulas: dict[StepKey, Compute],
+    printing: dict[StepKey, Compute],
+    where: StepKey,
+    shown: Matrices,
+) -> bool:
+    """Return whether some number of a mistaken matrix follows from no set of the other mistakes."""
+    others = [key for key in (*formulas, *printing) if key != where]
+    clear = np.ones(shown[where].shape, dtype=bool)
+    for size in range(len(others) + 1):
+        for chosen in combinations(others, size):
+            used = {key: (formulas | printing)[key] for key in chosen}  # a misprint may be used later
+            correct = _write(layer, digits, used, {}, rounds=False).get(where)
+            if correct is not None and correct.shape == clear.shape:
+                clear &= distance(correct, shown[where]) > _CLEAR * 10.0 ** -digits[where]
+    return bool(clear.any())
 
 
 def _choices(layer: Layer, digits: dict[StepKey, int]) -> list[tuple[str, StepKey, Compute]]:
@@ -164,7 +188,7 @@ def random_error_outcome(text: Text) -> Counter[str]:
     shown = author.shown()
     for where, blank in author.blank.items():
         shown[where] = np.where(blank, np.nan, shown[where])
-    working = author.working(author.carried, rounds=False)[0]
+    working = [author.working(author.carried, rounds=rounds)[0] for rounds in (False, True)]
     given = frozenset(author.given)
     return judged_causes(check(parse(text.source)), author.layer, shown, author.digits, working, given)
 

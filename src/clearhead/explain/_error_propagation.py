@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -71,6 +71,10 @@ class CheckedMatrix:
             return self.corrected
         cells = self.new_errors if root is self else self.carried.get(root)
         return matrix if cells is None else torch.where(cells, self.corrected, matrix)
+
+    def misprinted(self, intended: Float[Tensor, "rows columns"]) -> CheckedMatrix:
+        """Return this matrix as the misprint of another one, with which the author continues."""
+        return replace(self, intended=torch.where(self.claimed.blank, intended, _rounded(intended, self.claimed)))
 
     def without_errors(self, matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
         """Return a version of this matrix with all wrong cells corrected."""

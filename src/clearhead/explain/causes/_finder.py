@@ -33,8 +33,13 @@ class CauseFinder:
         key = (checked.claim.step, checked.claim.head)
         wrong = self._wrong_matrix(key, checked.symbol, checked.claimed, checked.tolerance, checked.new_errors, earlier)
         explanations = explain_errors(wrong)
-        mistaken = next((entry.values for entry in explanations if entry.is_complete), None)
-        return tuple(entry.cause(wrong) for entry in explanations), replace(checked, mistaken=mistaken)
+        causes = tuple(entry.cause(wrong) for entry in explanations)
+        best = next((entry for entry in explanations if entry.is_complete and entry.continued is not None), None)
+        if best is not None and best.continued is not None:
+            checked = (
+                checked.misprinted(best.continued) if best.is_misprint else replace(checked, mistaken=best.continued)
+            )
+        return causes, checked
 
     def of_values(
         self,

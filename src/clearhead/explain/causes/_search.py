@@ -124,8 +124,17 @@ def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result:
     cells, misses = matches & wrong.new_errors, written & ~matches
     if not cells.any():
         return None
-    values = None if mistake.local else result  # an author continues with a mistake, but not with a misprint
-    explanation = Explanation(mistake.name, mistake.done, mistake.remedy, cells, misses, values)
+    expected = None if wrong.shape_is_wrong else start.matrix(wrong.step, wrong.head or 0)
+    explanation = Explanation(
+        mistake.name,
+        mistake.done,
+        mistake.remedy,
+        cells,
+        misses,
+        expected,
+        continued=expected if mistake.local else result,
+        is_misprint=mistake.local,
+    )
     if explanation.is_complete:
         return explanation
     if mistake.complete or int(cells.sum()) < _MIN_CELLS:
@@ -137,12 +146,10 @@ def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result:
             explanation,
             done=f"{mistake.done}, {only}",
             exceptions=torch.zeros_like(misses),
-            values=None,
+            continued=None,
             in_some_rows=True,
         )
-    changed = written
-    if not wrong.shape_is_wrong:
-        changed = written & ~agree(start.matrix(wrong.step, wrong.head or 0), result, wrong.tolerance)
+    changed = written if expected is None else written & ~agree(expected, result, wrong.tolerance)
     enough = (
         int(matches.sum()) >= _MIN_SHARE * int(written.sum())
         and int(cells.sum()) >= _MIN_SHARE * int(changed.sum())

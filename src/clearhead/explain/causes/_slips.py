@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,20 +22,21 @@ _ROUNDED_STEPS = frozenset(STEP_NAMES) - {"input", "slice"}  # a slice copies th
 
 def cell_slips(wrong: WrongMatrix) -> Iterator[Explanation]:
     """Yield slips in single cells: a wrong sign, or two neighboring digits exchanged."""
-    for name, done, remedy, has_slip in (
-        ("sign", "The sign is wrong in {}", "change it", _has_wrong_sign),
-        ("digits exchanged", "Two neighboring digits are exchanged in {}", "exchange them again", _has_swapped_digits),
-    ):
-        cells = _most_cells(wrong, has_slip)
+    results = _likely_results(wrong)
+    # exchanged digits must be those of one number: one rounded in several ways would fit by coincidence
+    for (name, done, remedy, has_slip), candidates in zip(_CELL_SLIPS, (results, results[:1]), strict=True):
+        correct = max(candidates, key=lambda result, has=has_slip: int((wrong.new_errors & has(wrong, result)).sum()))
+        cells = wrong.new_errors & has_slip(wrong, correct)
         if cells.any():
             where = count_noun(int(cells.sum()), "cell")
-            yield Explanation(name, done.format(where), remedy, cells, wrong.new_errors & ~cells)
+            yield Explanation(name, done.format(where), remedy, cells, wrong.new_errors & ~cells, correct)
 
 
-def _most_cells(wrong: WrongMatrix, has_slip: Callable[[WrongMatrix, Tensor], Tensor]) -> Bool[Tensor, "rows columns"]:
-    """Return the new errors with a slip, for the start that explains the most."""
-    results = (wrong.new_errors & has_slip(wrong, _result(wrong, start)) for start in wrong.starts)
-    return max(results, key=lambda cells: int(cells.sum()))
+def _likely_results(wrong: WrongMatrix) -> list[Float[Tensor, "rows columns"]]:
+    """Return the matrix for the starts that reproduce the most cells, the exact start first."""
+    results = [_result(wrong, start) for start in wrong.starts]
+    matches = [int(agree(wrong.claimed.values, result, wrong.tolerance).sum()) for result in results]
+    return [result for result, count in zip(results, matches, strict=True) if count == max(matches)]
 
 
 def _result(wrong: WrongMatrix, start: Recomputation) -> Float[Tensor, "rows columns"]:
@@ -65,6 +66,12 @@ def _is_digit_swap(printed: str, expected: str) -> bool:
         return False
     first, second = different
     return left[first] == right[second] and left[second] == right[first] and left[first].isdigit()
+
+
+_CELL_SLIPS = (
+    ("sign", "The sign is wrong in {}", "change it", _has_wrong_sign),
+    ("digits exchanged", "Two neighboring digits are exchanged in {}", "exchange them again", _has_swapped_digits),
+)
 
 
 def matrix_slips(wrong: WrongMatrix) -> Iterator[Explanation]:
