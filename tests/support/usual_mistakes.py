@@ -232,7 +232,10 @@ def _product_mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Compute]]]:
         }
         yield from ((name, {"head_output": compute}) for name, compute in pairs.items())
         if layer.split == "slice":
-            yield f"columns of head {other + 1}", {"slice": lambda layer, w, h, o=other: w["slice", o]}
+            yield (
+                f"columns of head {other + 1}",
+                {"slice": lambda layer, w, h, o=other: Layer.compute(layer, ("slice", o), w)},
+            )
     if layer.split == "slice":
         yield "slices interleaved", {"slice": lambda layer, w, h: w["input", None][:, h :: layer.heads]}
     for order in _exchanges(len(layer.mask)):

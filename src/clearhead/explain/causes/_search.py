@@ -24,7 +24,7 @@ from clearhead.explain.causes._softmax import softmax_mistakes
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 
 _MIN_SHARE = 0.75  # of the written cells, and of the cells that a mistake changes, that a cause with exceptions fits
-_MIN_CELLS = 2  # wrong cells that such a cause reproduces; one could be a coincidence
+_MIN_CELLS = 2  # wrong cells that a cause reproduces if it has exceptions or cells are blank; one can be a coincidence
 _GROUPS = (
     slice_mistakes,
     projection_mistakes,
@@ -135,9 +135,10 @@ def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result:
         continued=expected if mistake.local else result,
         is_misprint=mistake.local,
     )
+    few = int(cells.sum()) < _MIN_CELLS
     if explanation.is_complete:
-        return explanation
-    if mistake.complete or int(cells.sum()) < _MIN_CELLS:
+        return None if few and wrong.claimed.blank.any() else explanation
+    if mistake.complete or few:
         return None
     rows = wrong.new_errors.any(dim=1, keepdim=True)
     if not mistake.local and not wrong.shape_is_wrong and not (misses & rows).any():
