@@ -120,7 +120,7 @@ def _fit_heads(wrong: WrongMatrix, mistake: Mistake, heads: frozenset[int]) -> E
 def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result: Tensor) -> Explanation | None:
     """Compare the matrix under a mistake with the claimed one."""
     written = wrong.written
-    matches = written & agree(wrong.claimed.values, result, wrong.tolerance)
+    matches = wrong.matches(result)
     cells, misses = matches & wrong.new_errors, written & ~matches
     if not cells.any():
         return None
@@ -150,7 +150,7 @@ def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result:
             continued=None,
             in_some_rows=True,
         )
-    changed = written if expected is None else written & ~agree(expected, result, wrong.tolerance)
+    changed = written if expected is None else written & ~agree(result, expected, wrong.tolerance)
     enough = (
         int(matches.sum()) >= _MIN_SHARE * int(written.sum())
         and int(cells.sum()) >= _MIN_SHARE * int(changed.sum())

@@ -35,7 +35,7 @@ def cell_slips(wrong: WrongMatrix) -> Iterator[Explanation]:
 def _likely_results(wrong: WrongMatrix) -> list[Float[Tensor, "rows columns"]]:
     """Return the matrix for the starts that reproduce the most cells, the exact start first."""
     results = [_result(wrong, start) for start in wrong.starts]
-    matches = [int(agree(wrong.claimed.values, result, wrong.tolerance).sum()) for result in results]
+    matches = [int(wrong.matches(result).sum()) for result in results]
     return [result for result, count in zip(results, matches, strict=True) if count == max(matches)]
 
 
@@ -45,7 +45,7 @@ def _result(wrong: WrongMatrix, start: Recomputation) -> Float[Tensor, "rows col
 
 def _has_wrong_sign(wrong: WrongMatrix, correct: Tensor) -> Bool[Tensor, "rows columns"]:
     values = wrong.claimed.values
-    return agree(-values, correct, wrong.tolerance) & (values.abs() > wrong.tolerance) & values.isfinite()
+    return wrong.matches(-correct) & (values.abs() > wrong.tolerance) & values.isfinite()
 
 
 def _has_swapped_digits(wrong: WrongMatrix, correct: Tensor) -> Bool[Tensor, "rows columns"]:
@@ -93,7 +93,7 @@ def _complete(wrong: WrongMatrix, name: str, done: str, remedy: str) -> Explanat
 
 
 def _reproduces(wrong: WrongMatrix, result: Tensor) -> bool:
-    return bool((wrong.claimed.blank | agree(wrong.claimed.values, result, wrong.tolerance)).all())
+    return bool((wrong.claimed.blank | wrong.matches(result)).all())
 
 
 def _is_truncated(wrong: WrongMatrix, correct: Tensor) -> bool:
