@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def judged_causes(
     layer: Layer,
     shown: Matrices,
     digits: Mapping[StepKey, int],
-    working: Matrices,
+    working: Sequence[Matrices],
     given: Collection[StepKey] = (),
 ) -> Counter[str]:
     """Return counts of the causes named, and of false ones: those that do not reproduce the cells they explain."""
@@ -76,24 +76,26 @@ def judged_causes(
 
 
 def _starts(
-    layer: Layer, shown: Matrices, where: StepKey, working: Matrices, given: Collection[StepKey]
+    layer: Layer, shown: Matrices, where: StepKey, working: Sequence[Matrices], given: Collection[StepKey]
 ) -> list[Matrices]:
     """Return the values from which the author may have started: exact, as printed, corrected, or unrounded."""
     right, order = layer.right(), layer.order()
     before = order[: order.index(where)]
     earlier = {key: shown[key] for key in before if key in shown and shown[key].shape == right[key].shape}
     fixed = {key: shown[key] for key in given if key != where}
-    wrong = {key for key, matrix in earlier.items() if (distance(matrix, right[key]) > 0.02).any()}
-    partly = {key: np.where(distance(earlier[key], right[key]) > 0.02, right[key], earlier[key]) for key in earlier}
-    unrounded = {key: working[key] for key in wrong if key in working and working[key].shape == right[key].shape}
+    far = {key: distance(earlier[key], right[key]) > 0.02 for key in earlier}
+    wrong = {key for key, cells in far.items() if cells.any()}
     variants = [
         {},
         earlier,
-        partly,
+        {key: matrix for key, matrix in earlier.items() if key[0] != where[0]},
+        {key: np.where(far[key], right[key], earlier[key]) for key in earlier},
         {key: earlier[key] for key in wrong},
-        {**{key: earlier[key] for key in wrong}, **unrounded},
-        {**earlier, **unrounded},
     ]
+    for numbers in working:
+        used = {key: numbers[key] for key in earlier if key in numbers and numbers[key].shape == right[key].shape}
+        variants += [used, {key: used[key] for key in wrong & used.keys()}]
+        variants += [{**earlier, **variants[-1]}, {**variants[4], **variants[-1]}]
     return [{**fixed, **variant} for variant in variants]
 
 
@@ -102,8 +104,9 @@ def _formulas(named: Named) -> Iterator[np.ndarray]:
     for name, by_step in formula_mistakes(layer):
         if name != named.cause.name:
             continue
-        for affected in ([*heads], *([head] for head in heads)):
-            wrong = mistaken(layer, {(s, h): compute for s, compute in by_step.items() for h in (None, *affected)})
+        steps = [by_step] if name == "W_Q and W_K exchanged" else [{step: by_step[step]} for step in by_step]
+        for chosen, affected in product(steps, ([*heads], *([head] for head in heads))):
+            wrong = mistaken(layer, {(s, h): compute for s, compute in chosen.items() for h in (None, *affected)})
             for start in named.starts:
                 try:
                     yield wrong.until(named.where, start)

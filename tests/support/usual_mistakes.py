@@ -232,7 +232,10 @@ def _product_mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Compute]]]:
         }
         yield from ((name, {"head_output": compute}) for name, compute in pairs.items())
         if layer.split == "slice":
-            yield f"columns of head {other + 1}", {"slice": lambda layer, w, h, o=other: w["slice", o]}
+            yield (
+                f"columns of head {other + 1}",
+                {"slice": lambda layer, w, h, o=other: Layer.compute(layer, ("slice", o), w)},
+            )
     if layer.split == "slice":
         yield "slices interleaved", {"slice": lambda layer, w, h: w["input", None][:, h :: layer.heads]}
     for order in _exchanges(len(layer.mask)):
@@ -274,7 +277,7 @@ def _printing_mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Compute]]]
         yield "transposed", {step: lambda layer, w, h, c=correct: c(layer, w, h).T}
         yield "rows in reverse order", {step: lambda layer, w, h, c=correct: c(layer, w, h)[::-1]}
         yield "columns in reverse order", {step: lambda layer, w, h, c=correct: c(layer, w, h)[:, ::-1]}
-        for other in range(0 if shared else layer.heads):
+        for other in range(0 if shared or step == "slice" else layer.heads):
             yield f"matrix of head {other + 1}", {step: lambda layer, w, h, c=correct, o=other: c(layer, w, o)}
         if step in STATED[1:4]:
             for name in STATED[1:4]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
@@ -39,6 +39,7 @@ class CheckedMatrix:
     corrected: Float[Tensor, "rows columns"]  # the matrix as printed by an author who makes no error
     intended: Float[Tensor, "rows columns"]  # the matrix as printed, without its new errors
     exact: bool  # printed without rounding and without error
+    mistaken: Float[Tensor, "rows columns"] | None = None  # unrounded, under the mistake that explains the new errors
 
     @cached_property
     def new_errors(self) -> Bool[Tensor, "rows columns"]:
@@ -66,8 +67,18 @@ class CheckedMatrix:
         self, root: CheckedMatrix, matrix: Float[Tensor, "rows columns"]
     ) -> Float[Tensor, "rows columns"]:
         """Return a version of this matrix with the new errors of `root`, and the cells carried from them, corrected."""
+        if root is self and matrix is self.mistaken:
+            return self.corrected
         cells = self.new_errors if root is self else self.carried.get(root)
         return matrix if cells is None else torch.where(cells, self.corrected, matrix)
+
+    def misprinted(self, intended: Float[Tensor, "rows columns"]) -> CheckedMatrix:
+        """Return this matrix as the misprint of another one, with which the author continues."""
+        return replace(self, intended=torch.where(self.claimed.blank, intended, _rounded(intended, self.claimed)))
+
+    def without_errors(self, matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
+        """Return a version of this matrix with all wrong cells corrected."""
+        return self.corrected if matrix is self.mistaken else torch.where(self.wrong, self.corrected, matrix)
 
 
 AssumedValues = dict[CheckedMatrix, Tensor]  # values with which the author may have continued
@@ -164,6 +175,9 @@ class _CauseSearch:
             for other in self.earlier:
                 if other is not root and not other.exact:
                     yield {root: root.claimed.values, other: other.claimed.values}
+        mistaken = {root: root.mistaken for root in self.roots if root.mistaken is not None}
+        for roots in _subsets([*mistaken]):
+            yield {root: mistaken[root] for root in roots}
 
     def _keep_closest(self, result: Tensor, most_matches: int) -> int:
         """Keep the result that agrees with the most cells, an estimate of the author's numbers without new errors."""
@@ -177,9 +191,7 @@ class _CauseSearch:
         matches = matches & self.unexplained
         if not matches.any():
             return
-        without_errors = {
-            matrix: torch.where(matrix.wrong, matrix.corrected, values) for matrix, values in assumed.items()
-        }
+        without_errors = {matrix: matrix.without_errors(values) for matrix, values in assumed.items()}
         matches &= _differ(result, self._recompute(without_errors))
         if not matches.any():
             return

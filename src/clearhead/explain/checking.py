@@ -95,7 +95,8 @@ class _Auditor:
             claimed, prefix = transposed, f"{mismatch}; read as its transpose, "
         tolerance = claimed.tolerance if claim.tolerance is None else torch.full_like(claimed.values, claim.tolerance)
         checked = check_matrix(self.example, claim, symbol, claimed, tolerance, self.checked_matrices)
-        causes = causes or self.finder.of_matrix(checked, self.checked_matrices)
+        if not causes:
+            causes, checked = self.finder.of_matrix(checked, self.checked_matrices)
         self.checked_matrices.append(checked)
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead._utils.text import count_noun
-from clearhead.explain._error_propagation import cell_indices
+from clearhead.explain._error_propagation import CellIndex, cell_indices
 from clearhead.explain.audit import Cause
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 
@@ -24,7 +24,9 @@ class Explanation:
     remedy: str
     cells: Bool[Tensor, "rows columns"]  # new errors that it reproduces
     exceptions: Bool[Tensor, "rows columns"]  # written cells that it does not reproduce
-    values: Float[Tensor, "rows columns"] | None = None  # the matrix under the mistake, if it applies to all rows
+    expected: Float[Tensor, "rows columns"] | None = None  # the matrix without the mistake, from the author's numbers
+    continued: Float[Tensor, "rows columns"] | None = None  # the unrounded matrix with which the author continues
+    is_misprint: bool = False  # the author continues with the expected matrix
     in_some_rows: bool = False  # the mistake was made only in the rows with new errors
 
     @property
@@ -39,13 +41,20 @@ class Explanation:
             sentences.append(f"The matrix is {wrong.claimed.shape} instead of {tuple(wrong.computed.shape)}.")
         else:
             first = cells[0]
-            expected = wrong.rounded_like(first, float(wrong.computed[first]))
-            sentences.append(
-                f"First seen in {wrong.describe_cell(first)}: {wrong.printed_cell(first)} instead of {expected}."
-            )
+            seen = f"First seen in {wrong.describe_cell(first)}: {wrong.printed_cell(first)}"
+            sentences.append(f"{seen} instead of {self._expected_text(wrong, first)}.")
         if exceptions:
             listed = [wrong.describe_cell(cell) for cell in exceptions[:_MAX_LISTED]]
             more = len(exceptions) - len(listed)
             listed += [f"{more} more"] if more else []
             sentences.append(f"{count_noun(len(exceptions), 'cell')} not explained: {'; '.join(listed)}.")
         return Cause(self.name, " ".join(sentences), tuple(cells), tuple(exceptions))
+
+    def _expected_text(self, wrong: WrongMatrix, cell: CellIndex) -> str:
+        """Return the computed number, or the one that follows from earlier numbers of the text if it differs."""
+        computed = wrong.rounded_like(cell, float(wrong.computed[cell]))
+        if self.expected is None:
+            return computed
+        expected = wrong.rounded_like(cell, float(self.expected[cell]))
+        note = "" if expected == computed else ", which follows from the text's earlier numbers"
+        return f"{expected}{note}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -22,19 +23,23 @@ class CauseFinder:
 
     def __init__(self, example: Example, trace: Trace) -> None:
         self.example, self.trace = example, trace
-        self._explained: dict[CheckedMatrix, Tensor] = {}  # unrounded values under the mistake that explains a matrix
 
-    def of_matrix(self, checked: CheckedMatrix, earlier: Sequence[CheckedMatrix]) -> tuple[Cause, ...]:
-        """Return the causes of a matrix's new errors; an empty tuple if it has none or they have no usual cause."""
+    def of_matrix(
+        self, checked: CheckedMatrix, earlier: Sequence[CheckedMatrix]
+    ) -> tuple[tuple[Cause, ...], CheckedMatrix]:
+        """Return the causes of a matrix's new errors, and the matrix with its values under the first cause."""
         if not checked.new_errors.any():
-            return ()
+            return (), checked
         key = (checked.claim.step, checked.claim.head)
         wrong = self._wrong_matrix(key, checked.symbol, checked.claimed, checked.tolerance, checked.new_errors, earlier)
         explanations = explain_errors(wrong)
-        complete = [entry.values for entry in explanations if entry.is_complete and entry.values is not None]
-        if complete:
-            self._explained[checked] = complete[0]
-        return tuple(explanation.cause(wrong) for explanation in explanations)
+        causes = tuple(entry.cause(wrong) for entry in explanations)
+        best = next((entry for entry in explanations if entry.is_complete and entry.continued is not None), None)
+        if best is not None and best.continued is not None:
+            checked = (
+                checked.misprinted(best.continued) if best.is_misprint else replace(checked, mistaken=best.continued)
+            )
+        return causes, checked
 
     def of_values(
         self,
@@ -71,7 +76,7 @@ class CauseFinder:
             claimed,
             tolerance,
             new_errors,
-            author_starts(self.example, given, earlier, self._explained),
+            author_starts(self.example, given, earlier, step),
             frozenset((m.claim.step, m.claim.head) for m in earlier if not m.claimed.blank.any()),
             axes,
             (self.trace.labels(rows, claimed.shape[0]), self.trace.labels(columns, claimed.shape[1])),

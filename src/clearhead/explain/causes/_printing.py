@@ -43,7 +43,7 @@ def printing_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     )
     if not wrong.shape_is_wrong:
         yield from _exchanges(wrong, mistake)
-    for other in wrong.other_heads if step not in SHARED_MATRICES else ():
+    for other in wrong.other_heads if step not in (*SHARED_MATRICES, "slice") else ():
         yield Mistake(
             f"matrix of head {other + 1}",
             f"The matrix of head {other + 1} is printed",

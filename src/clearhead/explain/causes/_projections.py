@@ -94,7 +94,7 @@ def slice_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         "each head reads neighboring columns",
         {"slice": lambda m, h: m.matrix("input", h)[..., h::count]},
     )
-    for other in wrong.other_heads if wrong.head is not None and wrong.step != "slice" else ():
+    for other in wrong.other_heads if wrong.head is not None else ():
         yield Mistake(
             f"columns of head {other + 1}",
             f"The columns of X of head {other + 1} were used",

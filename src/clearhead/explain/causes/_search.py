@@ -24,7 +24,7 @@ from clearhead.explain.causes._softmax import softmax_mistakes
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 
 _MIN_SHARE = 0.75  # of the written cells, and of the cells that a mistake changes, that a cause with exceptions fits
-_MIN_CELLS = 2  # wrong cells that such a cause reproduces; one could be a coincidence
+_MIN_CELLS = 2  # wrong cells that a cause reproduces if it has exceptions or cells are blank; one can be a coincidence
 _GROUPS = (
     slice_mistakes,
     projection_mistakes,
@@ -120,14 +120,25 @@ def _fit_heads(wrong: WrongMatrix, mistake: Mistake, heads: frozenset[int]) -> E
 def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result: Tensor) -> Explanation | None:
     """Compare the matrix under a mistake with the claimed one."""
     written = wrong.written
-    matches = written & agree(wrong.claimed.values, result, wrong.tolerance)
+    matches = wrong.matches(result)
     cells, misses = matches & wrong.new_errors, written & ~matches
     if not cells.any():
         return None
-    explanation = Explanation(mistake.name, mistake.done, mistake.remedy, cells, misses, result)
+    expected = None if wrong.shape_is_wrong else start.matrix(wrong.step, wrong.head or 0)
+    explanation = Explanation(
+        mistake.name,
+        mistake.done,
+        mistake.remedy,
+        cells,
+        misses,
+        expected,
+        continued=expected if mistake.local else result,
+        is_misprint=mistake.local,
+    )
+    few = int(cells.sum()) < _MIN_CELLS
     if explanation.is_complete:
-        return explanation
-    if mistake.complete or int(cells.sum()) < _MIN_CELLS:
+        return None if few and wrong.claimed.blank.any() else explanation
+    if mistake.complete or few:
         return None
     rows = wrong.new_errors.any(dim=1, keepdim=True)
     if not mistake.local and not wrong.shape_is_wrong and not (misses & rows).any():
@@ -136,12 +147,10 @@ def _compare(wrong: WrongMatrix, mistake: Mistake, start: Recomputation, result:
             explanation,
             done=f"{mistake.done}, {only}",
             exceptions=torch.zeros_like(misses),
-            values=None,
+            continued=None,
             in_some_rows=True,
         )
-    changed = written
-    if not wrong.shape_is_wrong:
-        changed = written & ~agree(start.matrix(wrong.step, wrong.head or 0), result, wrong.tolerance)
+    changed = written if expected is None else written & ~agree(result, expected, wrong.tolerance)
     enough = (
         int(matches.sum()) >= _MIN_SHARE * int(written.sum())
         and int(cells.sum()) >= _MIN_SHARE * int(changed.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,20 +22,21 @@ _ROUNDED_STEPS = frozenset(STEP_NAMES) - {"input", "slice"}  # a slice copies th
 
 def cell_slips(wrong: WrongMatrix) -> Iterator[Explanation]:
     """Yield slips in single cells: a wrong sign, or two neighboring digits exchanged."""
-    for name, done, remedy, has_slip in (
-        ("sign", "The sign is wrong in {}", "change it", _has_wrong_sign),
-        ("digits exchanged", "Two neighboring digits are exchanged in {}", "exchange them again", _has_swapped_digits),
-    ):
-        cells = _most_cells(wrong, has_slip)
+    results = _likely_results(wrong)
+    # exchanged digits must be those of one number: one rounded in several ways would fit by coincidence
+    for (name, done, remedy, has_slip), candidates in zip(_CELL_SLIPS, (results, results[:1]), strict=True):
+        correct = max(candidates, key=lambda result, has=has_slip: int((wrong.new_errors & has(wrong, result)).sum()))
+        cells = wrong.new_errors & has_slip(wrong, correct)
         if cells.any():
             where = count_noun(int(cells.sum()), "cell")
-            yield Explanation(name, done.format(where), remedy, cells, wrong.new_errors & ~cells)
+            yield Explanation(name, done.format(where), remedy, cells, wrong.new_errors & ~cells, correct)
 
 
-def _most_cells(wrong: WrongMatrix, has_slip: Callable[[WrongMatrix, Tensor], Tensor]) -> Bool[Tensor, "rows columns"]:
-    """Return the new errors with a slip, for the start that explains the most."""
-    results = (wrong.new_errors & has_slip(wrong, _result(wrong, start)) for start in wrong.starts)
-    return max(results, key=lambda cells: int(cells.sum()))
+def _likely_results(wrong: WrongMatrix) -> list[Float[Tensor, "rows columns"]]:
+    """Return the matrix for the starts that reproduce the most cells, the exact start first."""
+    results = [_result(wrong, start) for start in wrong.starts]
+    matches = [int(wrong.matches(result).sum()) for result in results]
+    return [result for result, count in zip(results, matches, strict=True) if count == max(matches)]
 
 
 def _result(wrong: WrongMatrix, start: Recomputation) -> Float[Tensor, "rows columns"]:
@@ -44,7 +45,7 @@ def _result(wrong: WrongMatrix, start: Recomputation) -> Float[Tensor, "rows col
 
 def _has_wrong_sign(wrong: WrongMatrix, correct: Tensor) -> Bool[Tensor, "rows columns"]:
     values = wrong.claimed.values
-    return agree(-values, correct, wrong.tolerance) & (values.abs() > wrong.tolerance) & values.isfinite()
+    return wrong.matches(-correct) & (values.abs() > wrong.tolerance) & values.isfinite()
 
 
 def _has_swapped_digits(wrong: WrongMatrix, correct: Tensor) -> Bool[Tensor, "rows columns"]:
@@ -67,6 +68,12 @@ def _is_digit_swap(printed: str, expected: str) -> bool:
     return left[first] == right[second] and left[second] == right[first] and left[first].isdigit()
 
 
+_CELL_SLIPS = (
+    ("sign", "The sign is wrong in {}", "change it", _has_wrong_sign),
+    ("digits exchanged", "Two neighboring digits are exchanged in {}", "exchange them again", _has_swapped_digits),
+)
+
+
 def matrix_slips(wrong: WrongMatrix) -> Iterator[Explanation]:
     """Yield slips that reproduce every written cell of a matrix: cut off, or rounded too early."""
     if any(_is_truncated(wrong, _result(wrong, start)) for start in wrong.starts):
@@ -86,7 +93,7 @@ def _complete(wrong: WrongMatrix, name: str, done: str, remedy: str) -> Explanat
 
 
 def _reproduces(wrong: WrongMatrix, result: Tensor) -> bool:
-    return bool((wrong.claimed.blank | agree(wrong.claimed.values, result, wrong.tolerance)).all())
+    return bool((wrong.claimed.blank | wrong.matches(result)).all())
 
 
 def _is_truncated(wrong: WrongMatrix, correct: Tensor) -> bool:

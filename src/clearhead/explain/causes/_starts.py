@@ -17,7 +17,7 @@ def author_starts(
     example: Example,
     given: Mapping[StepKey, Tensor],
     earlier: Sequence[CheckedMatrix],
-    explained: Mapping[CheckedMatrix, Tensor],
+    step: str,
 ) -> list[Recomputation]:
     """Return the calculations that the author may have continued, the exact one first.
 
@@ -25,18 +25,22 @@ def author_starts(
         example: the worked example.
         given: matrices that the example gives.
         earlier: matrices that the text prints earlier.
-        explained: unrounded values of those whose errors are explained by a mistake.
+        step: the step of the matrix in question.
     """
     roots = [matrix for matrix in earlier if matrix.new_errors.any()]
     claimed = {matrix: matrix.claimed.values for matrix in earlier}
+    mistaken = {root: root.mistaken for root in roots if root.mistaken is not None}
+    wrong = {root: root.claimed.values for root in roots}
     assumptions: list[dict[CheckedMatrix, Tensor]] = [
         {},
         claimed,
+        {matrix: values for matrix, values in claimed.items() if matrix.claim.step != step},  # without other heads
         {matrix: matrix.intended for matrix in earlier},
         {matrix: matrix.corrected for matrix in earlier},
-        {root: root.claimed.values for root in roots},
-        {root: explained.get(root, root.claimed.values) for root in roots},
-        {**claimed, **{root: explained[root] for root in roots if root in explained}},
+        wrong,
+        mistaken,
+        {**wrong, **mistaken},
+        {**claimed, **mistaken},
     ]
     starts, seen = [], set()
     for assumed in assumptions:

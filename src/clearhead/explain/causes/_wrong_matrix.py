@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead._utils.text import short_token
 from clearhead.explain._claims import SHARED_MATRICES
-from clearhead.explain._error_propagation import CellIndex
+from clearhead.explain._error_propagation import CellIndex, agree
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import OPERANDS, Recomputation
 from clearhead.explain.example import Example
@@ -83,6 +83,12 @@ class WrongMatrix:
             return (name, None) in self.printed
         heads = self.heads if self.head is None else [self.head]
         return all((name, head) in self.printed for head in heads)
+
+    def matches(self, result: Float[Tensor, "rows columns"]) -> Bool[Tensor, "rows columns"]:
+        """Return the written cells that equal a result to their printed digits."""
+        # both ways, because a very large number on one side would count every difference as float64 rounding
+        claimed = self.claimed.values
+        return agree(claimed, result, self.tolerance) & agree(result, claimed, self.tolerance)
 
     def label(self, axis: int, index: int) -> str:
         """Return the label of a row (axis 0) or column (axis 1): a token in quotes, or a number."""
