@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
 from clearhead.explain.reading._grids import Grid, read_grids
 from clearhead.explain.reading._markup import plain_text
-from clearhead.explain.reading._symbols import Meaning, merge, read_equation, read_formula, read_row_labels
-from clearhead.explain.reading._wording import describe, head_index
+from clearhead.explain.reading._symbols import Meaning, merge, read_equation, read_row_labels
+from clearhead.explain.reading._wording import describe, head_index, read_name
 
 _CAPTION = re.compile(r"\s*(?:[*_]{1,3})?\s*(?:Table|Tab\.|Matrix|Figure|Fig\.|Eq\.|:)\s*\(?\d{0,3}", re.IGNORECASE)
+_TABLE = re.compile(r"\W*(?:Table|Tab\.)\s*\d", re.IGNORECASE)
 _EMPHASIZED = re.compile(r"\s*(?:\*(?!\*).*\*|_.*_)\s*", re.DOTALL)
 _ABOVE, _BELOW = re.compile(r"\babove\b", re.IGNORECASE), re.compile(r"\b(?:below|following)\b|:\s*$", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.:;!?])\s+(?=[A-Z$*\\(])")
@@ -31,6 +32,7 @@ class MatrixContext:
     transposed: bool
     description: str  # nearest symbol, caption, sentence or heading, for messages
     mentions_scaling: bool
+    is_named: bool  # by a symbol, labels, a caption or an equation, and not only by a heading or a sentence
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,16 @@ def read_contexts(blocks: list[Block]) -> Iterator[MatrixContext | Unreadable]:
 
 
 def _captions_are_above(blocks: list[Block]) -> bool:
-    """Return whether the first caption of the form "Table 1" stands before the first table."""
-    for block in blocks:
-        if isinstance(block, Table):
-            return False
-        if isinstance(block, Paragraph) and re.match(r"\W*(?:Table|Tab\.)\s*\d", block.text, re.IGNORECASE):
-            return True
-    return False
+    """Return whether captions such as "Table 1" stand before their tables, by those with a table on one side only."""
+    votes = 0
+    for position, block in enumerate(blocks):
+        if isinstance(block, Paragraph) and _TABLE.match(block.text):
+            before, after = (
+                0 <= index < len(blocks) and isinstance(neighbor := blocks[index], Table) and neighbor.has_header
+                for index in (position - 1, position + 1)
+            )
+            votes += after - before
+    return votes > 0
 
 
 def _is_caption_below(paragraph: Paragraph, captions_above: bool) -> bool:
@@ -91,8 +96,8 @@ def _is_caption_below(paragraph: Paragraph, captions_above: bool) -> bool:
 
 
 def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[Heading]) -> MatrixContext:
-    texts = _texts(caption, before, headings)
-    evidence = [(text, read_formula(text) or describe(text)) for text in grid.symbols]
+    direct, texts = _texts(caption, before, headings)
+    evidence = [(text, read_name(text)) for text in grid.symbols]
     evidence.append((", ".join(grid.rows[:3]), read_row_labels(grid.rows, grid.columns)))
     evidence += [(text, describe(text)) for text in texts]
     meaning = merge([part for _, part in evidence]) or Meaning(())
@@ -108,20 +113,21 @@ def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[H
         meaning.transposed != grid.transposed,
         description,
         any(_SCALING.search(text) for text in [*grid.symbols, *texts[:4]]),
+        any(part is not None for _, part in evidence[: len(grid.symbols) + 1 + direct]),
     )
 
 
-def _texts(caption: str, before: list[Paragraph], headings: list[Heading]) -> list[str]:
-    """Return the texts that may name a matrix, the most reliable first.
+def _texts(caption: str, before: list[Paragraph], headings: list[Heading]) -> tuple[int, list[str]]:
+    """Return the texts that may name a matrix, the most reliable first, and how many of them are about it alone.
 
     Equations and labels are written for the matrix, and a heading for its section. A sentence often names other
     matrices too.
     """
     near = [paragraph.text.strip() for paragraph in reversed(before[-3:])]
     equations = [text for text in near if read_equation(text)]
-    labels = [text for text in near if text.endswith(":") or not text.endswith(".")]
+    labels = [_SENTENCE_END.split(text)[-1] for text in near if text.endswith(":") or not text.endswith(".")]
     short = [text for text in [*labels[:1], *equations] if len(text) <= MAX_LABEL_LETTERS]
     sections = [heading.text for heading in reversed(headings)]
     sentences = [part for text in near[:2] for part in (_SENTENCE_END.split(text)[-1], text)]
-    texts = [caption, *short, *sections[:1], *sentences, *sections[1:]]
-    return [text for text in dict.fromkeys(texts) if text]
+    direct = [text for text in dict.fromkeys([caption, *short]) if text]
+    return len(direct), list(dict.fromkeys([*direct, *sections[:1], *sentences, *sections[1:]]))

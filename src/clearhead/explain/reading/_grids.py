@@ -10,6 +10,7 @@ from clearhead.explain._printed_matrix import BLANK
 from clearhead.explain.reading._blocks import Table
 from clearhead.explain.reading._cells import read_cell, read_vector
 from clearhead.explain.reading._markup import plain_text
+from clearhead.explain.reading._wording import read_name
 
 MAX_CELLS = 2**16  # of one matrix; a larger one is not a worked example
 _SUM = re.compile(r"(?:row |column )?(?:sums?|totals?|σ|∑)(?: of (?:the )?(?:row|column)s?)?", re.IGNORECASE)
@@ -117,18 +118,20 @@ def _is_header(header: list[str], body: list[list[str]], *, required: bool) -> b
     if all(cell == BLANK and text.strip() for cell, text in zip(cells[1:], header[1:], strict=True)):
         return False  # blanks written as "_" or "…" are cells; Markdown leaves the cells of an unused header empty
     has_labels = any(cell is None for cell in written[1:])
-    if has_labels or (len(cells) > 2 and cells[0] is None and _counts(cells[1:])):
+    counted = len(cells) > 2 and cells[0] is None and _counts([plain_text(cell) for cell in header[1:]])
+    if has_labels or (counted and (required or read_name(header[0]) is not None)):
         return True
     if written and all(cell is None for cell in written):
         return len(cells) > 1 or len(body) > 0
-    if _counts(cells) or (cells[0] == BLANK and _counts(cells[1:])):
-        return required or any("." in cell for row in body for cell in row)
-    return False
+    texts = [plain_text(cell) for cell in header]
+    if texts[0] == "" and _counts(texts[1:]):
+        return True
+    # without a column of labels, whole numbers below 1, 2, 3 make that row a row of the matrix
+    return required and _counts(texts) and any("." in cell for row in body for cell in row)
 
 
-def _counts(cells: list[str | None]) -> bool:
-    """Return whether cells are 1, 2, 3, … or 0, 1, 2, …, as whole numbers."""
-    texts = [str(cell) for cell in cells]
+def _counts(texts: list[str]) -> bool:
+    """Return whether texts are 1, 2, 3, … or 0, 1, 2, …."""
     return bool(texts) and texts in (
         [str(index) for index in range(len(texts))],
         [str(index) for index in range(1, len(texts) + 1)],
@@ -143,7 +146,9 @@ def _has_labels(columns: list[str], first: list[str], has_header: bool) -> bool:
         return True
     if not columns:
         return False
-    corner_names_labels = read_cell(columns[0]) is None and (bool(_CORNER.fullmatch(columns[0])) or _counts(cells))
+    corner_names_labels = read_cell(columns[0]) is None and (
+        bool(_CORNER.fullmatch(columns[0])) or _counts([plain_text(cell) for cell in first])
+    )
     corner_is_blank = has_header and columns[0] == "" and all(columns[1:])
     return corner_names_labels or corner_is_blank
 

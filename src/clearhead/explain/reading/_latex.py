@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
 from clearhead.explain.reading._markup import plain_text
+from clearhead.explain.reading._symbols import read_formula
 
 _TABULAR = {"tabular", "tabular*", "tabularx", "longtable", "array"}  # take a column specification
 _MATRIX = {f"{kind}{name}" for kind in ("", "p", "b", "B", "v", "V") for name in ("matrix", "matrix*", "smallmatrix")}
@@ -167,7 +168,7 @@ def _formula_tables(
         marks = _marks(side)
         rest = re.sub(r"[\[\](){}|.,;&\s]|\\[a-z]*", "", plain_text(re.sub("[\ue000-\uf8ff]", "", side)))
         names: list[tuple[str, ...]]
-        if marks and all(mark in braces for mark in marks):
+        if marks and all(mark in braces and read_formula(braces[mark]) for mark in marks):
             names = [(braces[mark],) for mark in marks]
         elif len(marks) == 1 and rest in ("", "^T", ":"):
             names = [symbols]

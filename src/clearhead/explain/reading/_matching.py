@@ -124,7 +124,7 @@ class Matcher:
         if head is not None and head > self.heads:
             head = None
         steps = self._plausible_steps(context, head)
-        if not steps and context.grid.shape[1] == 1 and context.grid.columns:
+        if not context.is_named and context.grid.shape[1] == 1 and context.grid.columns:
             return  # a table of other data, such as names and ages
         if not steps:
             self._ask_unknown(position, context)
@@ -137,13 +137,25 @@ class Matcher:
         if head is None and step not in SHARED_MATRICES:
             self._match_without_head(position, context, step)
             return
+        if not context.is_named and self._is_taken(step, head, context):
+            self._ask_unknown(position, context)
+            return
         if len(steps) > 1:
             self._ask(position, context, [(step, None if step in SHARED_MATRICES else head) for step in steps])
         self._add(context, step, head)
 
+    def _is_taken(self, step: str, head: int | None, context: MatrixContext) -> bool:
+        """Return whether another matrix with other numbers has this step and head."""
+        return any(
+            (matrix.step, matrix.head) == (step, head) and matrix.grid.cells != context.grid.cells
+            for matrix in self.matched
+        )
+
     def _plausible_steps(self, context: MatrixContext, head: int | None) -> list[str]:
         """Return the candidates in the order of likelihood; a single one is certain."""
         steps = list(context.steps)
+        if self.statements.unscaled:  # then there is no step of scaled scores
+            steps = list(dict.fromkeys("scores" if step == "scaled" else step for step in steps))
         if len(steps) < 2:
             return steps
         steps = [step for step in steps if self._fits(step, context)] or steps

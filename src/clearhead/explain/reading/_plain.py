@@ -23,6 +23,7 @@ class _Lines:
         self.blocks: list[Block] = []
         self.rows: list[tuple[str, list[str]]] = []
         self.symbol = ""
+        self.pending = ""  # name on a line above the first row
         self.header: list[str] = []
         self.line = 0
         self.bracketed = False
@@ -50,12 +51,15 @@ class _Lines:
         if not cells and not sign:
             label, cells = _labelled_cells(text)
         if not cells:
+            is_opening = bool(label) and sign in ("=", ":=") and not rest.strip(_EDGES + "(")
+            self.pending = label if is_opening else self.pending if not text.strip(_EDGES + "(") else ""
             return False
         names_matrix = sign in ("=", ":=") or (sign == ":" and opens)
         if self.rows and (opens or names_matrix or len(self.rows[0][1]) != len(cells)):
             self._end()
         if not self.rows:
-            self.line, self.symbol, self.bracketed = line, label if names_matrix else "", "[" in rest
+            self.line, self.symbol, self.bracketed = line, label if names_matrix else self.pending, "[" in rest
+            self.pending = ""
             self.header = header if len(header) in (len(cells), len(cells) + 1) and label else []
             if self.header and self.blocks and isinstance(self.blocks[-1], Paragraph):
                 self.blocks.pop()

@@ -28,6 +28,8 @@ _UNSCALED = re.compile(
     rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling)\b|\b(?:not|never) (?:scaled|divided)\b"
     r"|\bscaling is (?:left out|omitted|skipped)"
 )
+_REMARK = re.compile(r"\b(?:would|could|might|if|why|because|grow|large|saturat|vanish|explod|gradient)")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 _DIVISOR = re.compile(r"(?:√|\\sqrt)\s*\{?(\d{1,4})\b|\bd_\{?k\}? = (\d{1,4})\b")
 _QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,300})["”“»]')
 
@@ -58,7 +60,7 @@ def read_statements(blocks: list[Block]) -> Statements:
         tuple(dict.fromkeys(count for count in heads if count)),
         bool(_CAUSAL.search(lowered)),
         bool(_NOT_MASKED.search(lowered)),
-        bool(_UNSCALED.search(lowered)),
+        any(_UNSCALED.search(sentence) and not _REMARK.search(sentence) for sentence in _SENTENCE.split(lowered)),
         tuple(divisor for divisor, _ in divisors.most_common()),
         tuple(match[1] for match in _QUOTED.finditer(words)),
     )

@@ -8,6 +8,7 @@ from clearhead.explain.reading._markup import plain_text
 from clearhead.explain.reading._symbols import Meaning, merge, read_equation, read_formula
 
 MAX_DESCRIPTION_LETTERS = 2000
+MAX_NAME_LETTERS = 400
 _PROJECTIONS = r"(?:weights?|weight matri(?:x|ces)|projections?|projection matri(?:x|ces)|parameters?)"
 # patterns with their steps, the likeliest step first; an earlier pattern wins at the same position
 _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -50,7 +51,24 @@ _ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 
 # symbols in running text: letters that are words too, such as A, only as formulas or in bold
 _MARKED = re.compile(r"\$([^$]{1,120})\$|\\\((.{1,120}?)\\\)|\*\*([^*]{1,60})\*\*|`([^`]{1,60})`")
 _BARE = re.compile(r"(?<![\w\\{^])(W(?:[_^]\{?|)[QKVO]\S{0,8}|[QKVX](?:[_^]\S{1,8}|\d{0,2}(?![\w'])))")
+_WEIGHT_NAME = re.compile(r"[wW]_?([qkvoQKVO])(?:uery|ey|alue|ut|utput|s)?_?(\d{1,3})?")
+_IDENTIFIER = re.compile(r"([A-Za-z_]{1,60}?)_?(\d{1,3})?")
 _SYMBOL_ONLY = re.compile(r"[A-ZW][\w{}^()'⊤ᵀ₀-₉,]*")
+
+
+def read_name(text: str) -> Meaning | None:
+    """Return the meaning of the name of a matrix: a formula, or a name in code such as `w_query` or `attn_scores`."""
+    plain = plain_text(text[:MAX_NAME_LETTERS])
+    if match := _WEIGHT_NAME.fullmatch(plain):
+        steps = {"q": "query_weight", "k": "key_weight", "v": "value_weight", "o": "output_weight"}
+        return Meaning((steps[match[1].lower()],), int(match[2]) if match[2] else None)
+    if match := _IDENTIFIER.fullmatch(plain):
+        meaning = _read_words(match[1].replace("_", " ").strip().lower())
+        if meaning is not None:
+            return Meaning(meaning.steps, int(match[2]) if match[2] else None)
+        if len(match[1].strip("_")) == 1:
+            return read_formula(plain[:1].upper() + plain[1:])
+    return read_formula(text) or describe(text)
 
 
 def describe(text: str) -> Meaning | None:
