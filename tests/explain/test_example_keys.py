@@ -1,6 +1,7 @@
 """Tests of the keys of an example file that describe a layer: scale, memory, kv_heads, positions, embedding, biases."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from clearhead import check
 from clearhead.explain import parse, render
 from clearhead.explain._recompute import Recomputation
+from support.parameters import slow_except
 
 X = "x = [[0.1, 0.7, 0.2, 0.3], [0.5, -0.3, 1.0, 0.4], [0.4, 0.9, -0.6, 0.2]]\n"
 TABLE = """
@@ -73,43 +75,60 @@ def test_every_format_is_written(text, style):
     assert render.render(parse(text).trace(), style, title="a title").count("a title")
 
 
-def numbered(values, digits=3):
-    """Return the values of a claim, and the same with an error in the first cell."""
-    rows = [[f"{cell:.{digits}f}" for cell in row] for row in values.tolist()]
-    wrong = [[f"{values[0, 0] + 1:.{digits}f}", *rows[0][1:]], *rows[1:]]
-    return tuple(f"[{', '.join('[' + ', '.join(row) + ']' for row in matrix)}]" for matrix in (rows, wrong))
+def printed(values, digits=5):
+    """Return the values of a claim."""
+    rows = [["-inf" if cell == -math.inf else f"{cell:.{digits}f}" for cell in row] for row in values.tolist()]
+    return f"[{', '.join('[' + ', '.join(row) + ']' for row in rows)}]"
 
 
-def claims_after_an_error(text, step, head=None):
-    """Return the verdicts on all matrices of an author who continues with a wrong number in one of them."""
-    example = parse(text)
-    traced = example.trace()
-    wrong = traced.step(step, head).values.clone()
-    wrong[0, 0] += 1
-    key = (step, traced.step(step, head).head)
-    continued = Recomputation(example, {key: wrong})
+def audit_of_all_steps(example, calculation):
+    """Return the result for each matrix, by step and head, of an author who prints the matrices of a calculation."""
     lines = []
-    for other in traced:
-        rows, _ = numbered(continued.matrix(other.name, other.head or 0), 5)
-        lines += ["[[claims]]", f"step = '{other.name}'", f"values = {rows}"]
-        lines += [] if other.head is None else [f"head = {other.head + 1}"]
+    for step in example.trace():
+        lines += ["[[claims]]", f"step = '{step.name}'"]
+        lines += [f"values = {printed(calculation.matrix(step.name, step.head or 0))}"]
+        lines += [] if step.head is None else [f"head = {step.head + 1}"]
     audit = check(parse(example.to_toml() + "\n" + "\n".join(lines)))
     return {(result.step, result.head): result for result in audit.findings}
+
+
+def audit_after_an_error(text, name, head=None, cell=(0, 0)):
+    """Return the results for an author who continues with a wrong number in one matrix."""
+    example = parse(text)
+    step = example.trace().step(name, head)
+    wrong = step.values.clone()
+    wrong[cell] += 1
+    return audit_of_all_steps(example, Recomputation(example, {(name, step.head): wrong}))
 
 
 class TestChecks:
     @every_file
     def test_correct_claims_agree(self, text):
         example = parse(text)
-        lines = []
-        for step in example.trace():
-            if step.name == "masked":
-                continue
-            lines += ["[[claims]]", f"step = '{step.name}'", f"values = {numbered(step.values)[0]}"]
-            lines += [] if step.head is None else [f"head = {step.head + 1}"]
-        audit = check(parse(example.to_toml() + "\n" + "\n".join(lines)))
-        assert audit.agrees
-        assert len(audit.findings) == lines.count("[[claims]]")
+        results = audit_of_all_steps(example, Recomputation(example, {}))
+        assert [result.verdict for result in results.values()] == ["agrees"] * len(example.trace())
+
+    @pytest.mark.parametrize(
+        ("text", "seed"),
+        slow_except(
+            {f"{name}, {seed}": (FILES[name], seed) for name in FILES for seed in range(4)},
+            *(f"{name}, 0" for name in FILES),
+        ),
+    )
+    def test_error_is_reported_once_and_carried_from_there(self, text, seed):
+        draw = random.Random(seed)
+        step = draw.choice(parse(text).trace().steps)
+        cell = draw.choice(torch.nonzero(step.values.isfinite()).tolist())
+        results = audit_after_an_error(text, step.name, step.head, tuple(cell))
+        new = [
+            (*matrix, one.row, one.column)
+            for matrix, result in results.items()
+            for one in result.cells
+            if one.carried_from is None
+        ]
+        assert new == [(step.name, step.head, *cell)]
+        symbols = {one.carried_from for result in results.values() for one in result.cells} - {None}
+        assert symbols <= {step.symbol}
 
     @pytest.mark.parametrize(
         ("name", "step", "head", "affected", "correct"),
@@ -123,7 +142,7 @@ class TestChecks:
         ],
     )
     def test_errors_are_carried_through_every_key(self, name, step, head, affected, correct):
-        results = claims_after_an_error(FILES[name], step, head)
+        results = audit_after_an_error(FILES[name], step, head)
         for (other, index), result in results.items():
             if other == step and index in (None, head):
                 assert result.verdict == "differs"
@@ -134,7 +153,7 @@ class TestChecks:
                 assert result.verdict == "agrees", other
 
     def test_shared_key_is_carried_to_the_heads_that_read_it(self):
-        results = claims_after_an_error(FILES["kv_heads"], "key", 1)
+        results = audit_after_an_error(FILES["kv_heads"], "key", 1)
         assert {key: result.verdict for key, result in results.items() if key[0] in ("key", "value", "scores")} == {
             ("key", 0): "agrees",
             ("key", 1): "differs",
@@ -150,7 +169,7 @@ class TestChecks:
     def test_forgotten_bias_differs(self):
         text = FILES["biases, one head"]
         without = parse(text.replace("query = [1, 2, 3, 4]\n", "")).trace().step("query").values
-        claim = f"[[claims]]\nstep = 'query'\nvalues = {numbered(without)[0]}"
+        claim = f"[[claims]]\nstep = 'query'\nvalues = {printed(without)}"
         [result] = check(parse(f"{text}\n{claim}")).findings
         assert result.message.startswith("12 of 12 cells differ")
 
