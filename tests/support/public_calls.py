@@ -190,7 +190,11 @@ def layer_calls() -> list[Call]:
             lambda: {"factor": 2.0, "original_length": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         ),
         Call("YaRN", YaRN, lambda: {"factor": 2.0, "original_length": 64, "beta_slow": 1.0, "beta_fast": 4.0}),
-        Call("sinusoidal", sinusoidal, lambda: {"positions": torch.arange(3), "dim": 4, "base": 1e4}),
+        Call(
+            "sinusoidal",
+            sinusoidal,
+            lambda: {"positions": torch.arange(3), "dim": 4, "base": 1e4, "dtype": torch.float64},
+        ),
         Call("alibi_slopes", alibi_slopes, lambda: {"heads": 3}),
     ]
 

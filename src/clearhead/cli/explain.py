@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from clearhead._utils.consoles import console_for_output
-from clearhead.cli.options import DigitsOption, ExampleArgument
+from clearhead.cli.options import EXAMPLE_HELP, DigitsOption
 from clearhead.cli.output import write
 
 CellOption = Annotated[
@@ -32,7 +32,7 @@ class Format(StrEnum):
 
 
 def explain(
-    example: ExampleArgument,
+    example: Annotated[str | None, typer.Argument(metavar="NAME|FILE", help=EXAMPLE_HELP)] = None,
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format; toml writes the example itself, as a file to edit.")
     ] = Format.text,
@@ -42,12 +42,23 @@ def explain(
     head: Annotated[
         list[int] | None, typer.Option(help="Show only the steps of this head, counted from 1. Repeatable.")
     ] = None,
+<<<<<<< HEAD
     cell: CellOption = None,
+=======
+    list_examples: Annotated[bool, typer.Option("--list", help="List the built-in examples.")] = False,
+>>>>>>> texts
 ) -> None:
     """Write out an attention calculation step by step, with all its numbers."""
     from clearhead.explain import load
     from clearhead.explain.render import DEFAULT_DIGITS, print_trace, render
 
+    if list_examples:
+        from clearhead.cli.tables import print_examples
+
+        print_examples(console_for_output())
+        return
+    if example is None:
+        raise ValueError("NAME|FILE is missing; expected a built-in example (--list shows them) or a TOML file")
     worked = load(example)
     if output_format is Format.toml:
         if step or head or cell or digits is not None:

@@ -1,4 +1,4 @@
-"""Tables of heads for the terminal."""
+"""Tables of heads and of examples for the terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,27 @@ from clearhead._utils.color_scales import text_shades
 from clearhead._utils.consoles import column_groups
 from clearhead._utils.text import visible_text
 from clearhead.analysis.roles import Roles
+from clearhead.explain import BUILT_IN, load
 from clearhead.recording.recording import Address, Recording
 from clearhead.translation.heads import AblationEffect, Emergence
 
 MIN_ERROR_INCREASE = 0.005  # increases of a token kind's error rate below this are not printed
 EFFECT_COLUMNS = ("loss change, text", "loss change, repeats")  # without the head, in nats per token
 SCORE_ORDER = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
+
+
+def print_examples(console: Console) -> None:
+    """Print the name, description, size and number of claims of each built-in example."""
+    table = Table("name", "example", title="Built-in examples")
+    for column in ("tokens", "heads", "claims"):
+        table.add_column(column, justify="right")
+    for name, description in BUILT_IN.items():
+        example = load(name)
+        tokens = f"{len(example.tokens)}"
+        if example.memory is not None:
+            tokens = f"{tokens} → {len(example.memory_tokens)}"
+        table.add_row(name, description, tokens, str(example.heads), str(len(example.claims)))
+    console.print(table)
 
 
 def print_statistics(console: Console, columns: dict[str, list], title: str) -> None:

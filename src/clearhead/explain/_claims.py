@@ -65,9 +65,10 @@ class Claim:
         return next(kind for kind in CLAIM_KINDS if getattr(self, kind) is not None)
 
     @property
-    def is_part(self) -> bool:
-        """True for a claim about one row, one column or one cell."""
-        return self.row is not None or self.column is not None
+    def part(self) -> str:
+        """Name of the row, column or cell that the claim is about, or an empty string for the whole matrix."""
+        indices = {"row": self.row, "column": self.column}
+        return ", ".join(f"{name} {index + 1}" for name, index in indices.items() if index is not None)
 
 
 def head_count(step: str, heads: int, kv_heads: int) -> int:
@@ -106,7 +107,7 @@ def read_claim(
     matrix = _with_digits(raw, read_matrix(label, rows, blanks=True, infinite=True))
     if step in ("mask", "masked"):
         matrix = _with_infinities(matrix, exact=step == "mask")
-    if claim.is_part:
+    if claim.part:
         matrix = placed(name, matrix, row, column, None if shape_of is None else shape_of(step))
     return replace(claim, values=matrix)
 

@@ -55,11 +55,11 @@ class InputParts:
         step = Step(name, None, symbol, symbol, shape_text(self.rows), self.rows, how="input")
         if self.table is None:
             return step
-        table = Operand("W_E", "W^{E}", self.table, "vocabulary", "dimension", "column", new=True)
+        table = Operand("W_E", "W_{E}", self.table, "vocabulary", "dimension", "column", new=True)
         return replace(
             step,
             formula=f"{symbol} = W_E[tokens]",
-            latex=f"{symbol} = W^{{E}}[\\text{{tokens}}]",
+            latex=f"{symbol} = W_{{E}}[\\text{{tokens}}]",
             shapes=f"{len(self.rows)} rows of {shape_text(self.table)} = {shape_text(self.rows)}",
             weights=self.table.numel(),
             operands=(table,),

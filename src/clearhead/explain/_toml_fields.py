@@ -42,11 +42,12 @@ def per_head(name: str, raw: object, heads: int, depth: int = 2, noun: str = "he
     if heads == 1 and not _nested(raw, depth + 1):
         return [(name, raw)]
     kinds, kind = ("matrices", "matrix") if depth == 2 else ("lists", "list")
+    expected = f"{heads} {kind if heads == 1 else kinds}, one for each {noun}"
     if _nested(raw, depth) and isinstance(raw, list) and not any(_nested(entry, depth) for entry in raw):
-        raise ValueError(f"{name} is a single {kind}; expected {heads} {kinds}, one for each {noun}")
+        raise ValueError(f"{name} is a single {kind}; expected {expected}")
     if not isinstance(raw, list) or len(raw) != heads:
         content = f"has {len(raw)} entries" if isinstance(raw, list) else f"is {short_repr(raw)}"
-        raise ValueError(f"{name} {content}; expected {heads} {kinds}, one for each {noun}")
+        raise ValueError(f"{name} {content}; expected {expected}")
     return [(f"{name}: {noun} {head}", entry) for head, entry in enumerate(raw, 1)]
 
 

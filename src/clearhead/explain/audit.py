@@ -15,6 +15,7 @@ from clearhead._utils.extras import missing_packages
 from clearhead._utils.text import json_text, short_token
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import calculation_order
+from clearhead.explain._recompute import calculation_order
 from clearhead.explain.steps import COUNTING
 
 if TYPE_CHECKING:

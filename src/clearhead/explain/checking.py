@@ -101,6 +101,10 @@ class _Auditor:
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)
         notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
+<<<<<<< HEAD
+=======
+        notes += _rearrangement_note(claimed, computed) if cells and not claim.part else ""
+>>>>>>> texts
         return replace(
             result,
             message=f"{prefix}{result.message}{notes}",
@@ -197,11 +201,10 @@ class _Auditor:
     def _check_total(self, claim: Claim, total: PrintedMatrix, matrix: Tensor) -> CheckResult:
         """Compare the sum of a row, of a column or of the whole matrix with the printed number."""
         if claim.row is not None:
-            matrix, what = matrix[claim.row], f"row {claim.row + 1} sums to"
+            matrix = matrix[claim.row]
         elif claim.column is not None:
-            matrix, what = matrix[:, claim.column], f"column {claim.column + 1} sums to"
-        else:
-            what = "all cells sum to"
+            matrix = matrix[:, claim.column]
+        what = f"{claim.part} sums to" if claim.part else "all cells sum to"
         computed, tolerance = matrix.sum().reshape(1, 1), total.tolerance
         tolerance = tolerance if claim.tolerance is None else torch.full_like(tolerance, claim.tolerance)
         [[printed]], value = total.printed, float(computed)
@@ -288,8 +291,9 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         parts += [f"{carried} of them carried"] if carried else []
     if rounded:
         parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from rounded numbers printed earlier")
-    parts += [f"{blank} blank" if written else "all blank"] if blank and not claim.is_part else []
-    return _claim_result(claim, verdict, ", ".join(parts), cells)
+    parts += [f"{blank} blank" if written else "all blank"] if blank and not claim.part else []
+    part = f"{claim.part}: " if claim.part else ""
+    return _claim_result(claim, verdict, part + ", ".join(parts), cells)
 
 
 def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:

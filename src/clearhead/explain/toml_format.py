@@ -25,9 +25,14 @@ from clearhead.explain.example import Example
 from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
+<<<<<<< HEAD
 TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
 MAX_CELLS = 250_000  # in all matrices together
 SUPPORTED_KEYS = (
+=======
+MAX_CELLS = 100_000  # in all matrices together; more takes minutes to write out, and nobody reads it
+_FILE_KEYS = (
+>>>>>>> texts
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
     "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases", "exercise",
 )  # fmt: skip
@@ -113,7 +118,7 @@ def parse(source: str, title: str = "A worked example") -> Example:
     heads = read_int("heads", raw.get("heads", 1), least=1)
     kv_heads = read_int("kv_heads", raw.get("kv_heads", heads), least=1)
     if heads % kv_heads:
-        raise ValueError(f"kv_heads is {kv_heads}; expected a divisor of the {heads} heads, so that groups are equal")
+        raise ValueError(f"kv_heads is {kv_heads}; expected a divisor of heads, which is {heads}")
     split = raw.get("split", "project")
     if split not in ("project", "slice"):
         raise ValueError(f'split is {short_repr(split)}; expected "project" or "slice"')

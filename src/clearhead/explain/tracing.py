@@ -87,7 +87,8 @@ def trace_parts(
     if given:
         name, head = next(iter(given))
         raise ValueError(f"given has {(name, head)}, but this calculation has no such step and head")
-    return Trace(tuple(steps), names, memory_names, layer.heads, layer.heads // layer.kv_heads, parts.vocabulary)
+    group = layer.heads // layer.kv_heads
+    return Trace(tuple(steps), names, memory_names, layer.heads, group=group, vocabulary=parts.vocabulary)
 
 
 def _check_input(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length width"]:

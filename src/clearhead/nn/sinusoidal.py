@@ -46,4 +46,4 @@ def sinusoidal(
     columns = torch.arange(check_int("dim", dim), device=positions.device)
     frequencies = base ** (-(columns - columns % 2).double() / dim)
     # cos(x) = sin(x + π/2)
-    return torch.sin(positions[..., None] * frequencies + columns % 2 * (math.pi / 2)).to(dtype)
+    return torch.sin(positions[..., None] * frequencies + (columns % 2).double() * (math.pi / 2)).to(dtype)
