@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead._utils.checks import check_int
 from clearhead._utils.extras import missing_packages
 from clearhead._utils.text import json_text, short_token
 from clearhead.explain._printed_matrix import PrintedMatrix
@@ -18,6 +19,7 @@ from clearhead.explain._printed_matrix import PrintedMatrix
 if TYPE_CHECKING:
     from clearhead.explain.example import Example
 
+MAX_DIGITS = 15  # after the decimal point, in computed numbers
 Verdict = Literal["agrees", "differs", "carried"]
 
 
@@ -110,6 +112,8 @@ class Audit:
         Args:
             digits: digits after the decimal point of computed numbers (default: all).
         """
+        if digits is not None:
+            digits = check_int("digits", digits, least=0, most=MAX_DIGITS)
         findings = []
         for result in self.findings:
             entry = dataclasses.asdict(replace(result, cells=(), comparison=None))
@@ -133,7 +137,7 @@ class Audit:
         return sum(result.verdict == verdict for result in self.findings)
 
     def __repr__(self) -> str:
-        return f"Audit of {short_token(self.title)!r}: {self.summary()}"
+        return f"Audit of {short_token(self.title)!r}: {self.summary().replace(':', ',')}"
 
     def _repr_html_(self) -> str:
         from clearhead.explain.render.audits import render_audit
