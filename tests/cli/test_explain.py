@@ -188,7 +188,10 @@ class TestCheck:
     def test_file_without_claims_has_nothing_to_check(self, tmp_path):
         path = tmp_path / "none.toml"
         path.write_text(X)
-        assert "0 checked: the text has no claims, so there is nothing to check\n" in run_cli("check", str(path)).stdout
+        assert (
+            "0 checked: there is nothing to check, because the file has no claims\n"
+            in run_cli("check", str(path)).stdout
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

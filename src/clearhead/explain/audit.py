@@ -102,7 +102,7 @@ class Audit:
     def summary(self) -> str:
         """Return the number of results with each verdict in words."""
         if not self.findings:
-            return "0 checked: the text has no claims, so there is nothing to check"
+            return "0 checked: there is nothing to check, because the file has no claims"
         agree, differ, carried = (self.count(verdict) for verdict in ("agrees", "differs", "carried"))
         return f"{len(self.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
 
@@ -137,7 +137,7 @@ class Audit:
         return sum(result.verdict == verdict for result in self.findings)
 
     def __repr__(self) -> str:
-        return f"Audit of {short_token(self.title)!r}: {self.summary().replace(':', ',')}"
+        return f"Audit of {short_token(self.title)!r}: {self.summary().replace(':', ',', 1)}"
 
     def _repr_html_(self) -> str:
         from clearhead.explain.render.audits import render_audit
