@@ -53,6 +53,7 @@ def command(*arguments):
 print(json.dumps({
     "shape": list(layer(torch.randn(1, 5, 8)).shape),
     "steps": len(trace(layer, torch.randn(5, 8))),
+    "audit": clearhead.check("song")._repr_html_(),
     "html": [weights._repr_html_(), AttentionSummary([("decoder", 0)])._repr_html_()],
     "python": {
         "view": message(lambda: clearhead.view),
@@ -67,6 +68,9 @@ print(json.dumps({
         ("explain", "song"),
         ("explain", "song", "--format", "json"),
         ("check", "song"),
+        ("check", "song", "--format", "markdown"),
+        ("check", "song", "--format", "html"),
+        ("check", "song", "--format", "toml"),
         ("stats", "kept.safetensors"),
         ("roles", "kept.safetensors"),
         ("view", "kept.safetensors"),
@@ -84,6 +88,8 @@ MISSING = {
     "view kept.safetensors --output report.html": "clearhead view needs bokeh: pip install 'clearhead[view]'",
     "explain song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
     "explain song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
+    "check song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
+    "check song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
     "translate The dog barked.": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "train --output run --steps 1": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "stats --model someone/something a text": "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'",
@@ -128,10 +134,15 @@ def test_base_commands_need_no_extra(without_extras, line):
     assert output
 
 
-def test_check_needs_no_extra(without_extras):
-    status, output, _ = without_extras["commands"]["check song"]
+@pytest.mark.parametrize("line", ["check song", "check song --format markdown"])
+def test_check_needs_no_extra(without_extras, line):
+    status, output, _ = without_extras["commands"][line]
     assert status == 1  # errors were found in the text
     assert output
+
+
+def test_notebooks_show_audits_as_text_without_extras(without_extras):
+    assert without_extras["audit"].startswith("<pre>List new ideas for a song\n")
 
 
 @pytest.mark.parametrize(("line", "message"), MISSING.items(), ids=MISSING)

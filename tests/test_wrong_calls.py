@@ -10,6 +10,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import ALiBi, Causal, Documents, MultiHeadAttention, Padding, Window, attention
+from support.public_audit_calls import audit_calls
 from support.public_calls import (
     attention_calls,
     cache_calls,
@@ -38,6 +39,7 @@ GROUPS = {
     "models": model_calls,
     "heads": heads_calls,
     "interventions": intervention_calls,
+    "audits": audit_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

@@ -174,6 +174,59 @@ class TestCheck:
             "row": 0, "column": 1, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
         }  # fmt: skip
 
+    @pytest.mark.parametrize("style", ["text", "html", "markdown", "json", "toml"])
+    def test_every_format_is_written_to_a_file_with_the_same_exit_code(self, style, tmp_path):
+        path, right = tmp_path / "audit", tmp_path / "right.toml"
+        right.write_text(X + "[[claims]]\nstep = 'weights'\nsum = 'rows'")
+        path.write_text("old")
+        shown = run_cli("check", "song", "--format", style, code=1)
+        result = run_cli("check", "song", "--format", style, "--output", str(path), code=1)
+        assert (result.stdout, result.stderr) == ("", f"wrote {path}\n")
+        assert path.read_text() == shown.stdout
+        assert load("song").title in shown.stdout
+        run_cli("check", str(right), "--format", style, code=0)
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["audit", "right.toml"]
+
+    def test_json_option_equals_the_json_format(self):
+        plain = run_cli("check", "song", "--json", code=1).stdout
+        assert plain == run_cli("check", "song", "--format", "json", code=1).stdout
+        assert plain == run_cli("check", "song", "--json", "--format", "json", code=1).stdout
+
+    def test_corrected_text_agrees(self, tmp_path):
+        path = tmp_path / "right.toml"
+        run_cli("check", "two-heads", "--format", "toml", "--output", str(path), code=1)
+        assert "18 checked: 18 agree, 0 differ, 0 carried" in run_cli("check", str(path)).stdout
+
+    def test_digits_option_rounds_computed_numbers(self):
+        assert (
+            "| new | 3 | 4.49 | 7.3 |"
+            in run_cli("check", "song", "--format", "markdown", "--digits", "1", code=1).stdout
+        )
+        document = json.loads(run_cli("check", "song", "--json", "--digits", "1", code=1).stdout)
+        assert document["findings"][5]["cells"][0]["computed"] == 7.3
+
+    def test_file_without_claims_has_nothing_to_check(self, tmp_path):
+        path = tmp_path / "none.toml"
+        path.write_text(X)
+        assert (
+            "0 checked: there is nothing to check, because the file has no claims\n"
+            in run_cli("check", str(path)).stdout
+        )
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("--json", "--format", "html"), "--json cannot be combined with --format html"),
+            (("--format", "toml", "--digits", "2"), "--digits cannot be combined with --format toml"),
+            (("--output", "/nowhere/at/all"), "/nowhere/at/all: there is no folder /nowhere/at"),
+        ],
+    )
+    def test_rejects_invalid_arguments(self, arguments, message):
+        result = run_cli("check", "song", *arguments, code=2)
+        assert result.stdout == ""
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+
     def test_narrow_terminal_does_not_truncate_numbers(self):
         console = Console(file=StringIO(), width=30)
         print_audit(console, check("song"))

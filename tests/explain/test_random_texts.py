@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clearhead import check
 from clearhead.explain import parse
-from clearhead.explain.render import print_audit
+from clearhead.explain.render import AUDIT_FORMATS, print_audit, render_audit
 from support.parameters import slow_except
 from support.random_worked_texts import FAILURES, outcome, random_text
 
@@ -53,5 +53,7 @@ def test_extreme_numbers_in_claims_are_reported_and_never_raise(seed):
     claims = [re.sub(r"-?\d+\.\d+", lambda n: draw.choice((*EXTREME, *[n[0]] * 60)), claim) for claim in claims]
     audit = check(parse("[[claims]]".join([head, *claims])))
     assert len([finding for finding in audit.findings if finding.claim]) == len(claims)
-    json.loads(audit.to_json())
     print_audit(Console(file=StringIO(), width=80), audit)
+    written = {style: render_audit(audit, style) for style in AUDIT_FORMATS}
+    json.loads(written["json"])
+    assert all(result.verdict == "agrees" for result in check(parse(written["toml"])).findings if result.claim)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead._utils.checks import check_int
 from clearhead._utils.extras import missing_packages
 from clearhead._utils.text import json_text, short_token
 from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain._recompute import calculation_order
 from clearhead.explain._recompute import calculation_order
 from clearhead.explain._recompute import calculation_order
 from clearhead.explain.steps import COUNTING
@@ -21,6 +23,7 @@ from clearhead.explain.steps import COUNTING
 if TYPE_CHECKING:
     from clearhead.explain.example import Example
 
+MAX_DIGITS = 15  # after the decimal point, in computed numbers
 Verdict = Literal["agrees", "differs", "carried"]
 
 
@@ -114,7 +117,7 @@ class Audit:
     def summary(self) -> str:
         """Return the number of results with each verdict in words."""
         if not self.findings:
-            return "0 checked: the text has no claims, so there is nothing to check"
+            return "0 checked: there is nothing to check, because the file has no claims"
         agree, differ, carried = (self.count(verdict) for verdict in ("agrees", "differs", "carried"))
         return f"{len(self.findings)} checked: {agree} agree, {differ} differ, {carried} carried"
 
@@ -124,6 +127,7 @@ class Audit:
         Args:
             digits: digits after the decimal point of computed numbers (default: all).
         """
+<<<<<<< HEAD
         document = {
             "title": self.title,
             "counting": COUNTING,
@@ -131,6 +135,16 @@ class Audit:
             "findings": [_result_to_dict(result, digits) for result in self.findings],
         }
         return json_text(document)
+=======
+        if digits is not None:
+            digits = check_int("digits", digits, least=0, most=MAX_DIGITS)
+        findings = []
+        for result in self.findings:
+            entry = dataclasses.asdict(replace(result, cells=(), comparison=None))
+            del entry["comparison"]
+            findings.append(entry | {"cells": [_cell_to_dict(cell, digits) for cell in result.cells]})
+        return json_text({"title": self.title, "agrees": self.agrees, "findings": findings})
+>>>>>>> pages
 
     def to_toml(self) -> str:
         """Return the TOML file of the example with its wrong numbers corrected, to the digits that the text prints.
@@ -148,7 +162,7 @@ class Audit:
         return sum(result.verdict == verdict for result in self.findings)
 
     def __repr__(self) -> str:
-        return f"Audit of {short_token(self.title)!r}: {self.summary()}"
+        return f"Audit of {short_token(self.title)!r}: {self.summary().replace(':', ',', 1)}"
 
     def _repr_html_(self) -> str:
         from clearhead.explain.render.audits import render_audit

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from clearhead.explain._claims import CLAIMABLE_MATRICES, LEARNED_MATRICES
 from clearhead.explain._recompute import source_matrices
-from clearhead.explain.audit import Audit, Cause, CheckResult, MatrixComparison
+from clearhead.explain.audit import MAX_DIGITS, Audit, Cause, CheckResult, MatrixComparison
 from clearhead.explain.render.wording import DEFAULT_DIGITS, STEP_TITLES, format_number
 
 VERDICT_SIGNS = {"agrees": "✓", "differs": "✗", "carried": "→"}
 _MATRIX_TITLES = {"mask": "Mask"} | {
     name: f"{name.removesuffix('_weight').capitalize()} matrix W_{name[0].upper()}" for name in LEARNED_MATRICES
 }
+_MATRIX_ORDER = {name: index for index, name in enumerate(CLAIMABLE_MATRICES)}
 _MAX_LISTED_CELLS = 8
 
 
@@ -31,7 +32,7 @@ def in_calculation_order(audit: Audit, verdict: str) -> list[CheckResult]:
 
     def order(result: CheckResult) -> tuple[int, ...]:
         step = result.step
-        return len(source_matrices(step)), CLAIMABLE_MATRICES.index(step), result.head or 0, result.claim or 0
+        return len(source_matrices(step)), _MATRIX_ORDER.get(step, 0), result.head or 0, result.claim or 0
 
     return sorted((result for result in audit.findings if result.verdict == verdict), key=order)
 
@@ -59,7 +60,7 @@ def digits_for(result: CheckResult, digits: int | None) -> int:
     printed = [cell.printed for cell in result.cells]
     if result.comparison is not None:
         printed = [cell for row in result.comparison.claimed.printed for cell in row]
-    return max(DEFAULT_DIGITS, min(15, 1 + max((_decimals(cell) for cell in printed), default=0)))
+    return max(DEFAULT_DIGITS, min(MAX_DIGITS, 1 + max((_decimals(cell) for cell in printed), default=0)))
 
 
 def _decimals(printed: str) -> int:
@@ -78,6 +79,6 @@ def exceptions_sentence(cause: Cause, result: CheckResult) -> str:
 
 
 def _cell_name(row: int, column: int, comparison: MatrixComparison | None) -> str:
-    if comparison is None:
+    if comparison is None or comparison.transposed:  # the labels are those of the computed matrix
         return f"row {row + 1}, column {column + 1}"
     return f"row {comparison.row_labels[row]}, column {comparison.column_labels[column]}"

@@ -126,7 +126,7 @@ def escape_latex(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return text on one line, with the special characters of Markdown and HTML escaped."""
+    """Return a text on one line with Markdown's and HTML's special characters escaped."""
     return (
         _MARKDOWN_SPECIAL.sub(r"\\\1", visible_text(text))
         .replace("\\<", "&lt;")

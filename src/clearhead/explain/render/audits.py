@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clearhead.explain.audit import Audit
+from clearhead._utils.checks import check_int, describe
+from clearhead.explain.audit import MAX_DIGITS, Audit
 from clearhead.explain.render._audit_markdown import audit_as_markdown
 from clearhead.explain.render._audit_text import audit_as_text
 from clearhead.explain.render.wording import DEFAULT_DIGITS
@@ -20,8 +21,12 @@ def render_audit(audit: Audit, style: str = "text", *, digits: int | None = None
         digits: digits after the decimal point of computed numbers (default: 3 in text, all in JSON, and otherwise 3
             or one more than the text prints). The TOML format keeps the digits of the text.
     """
-    if style not in AUDIT_FORMATS:
-        raise ValueError(f"style is {style!r}; expected one of {', '.join(AUDIT_FORMATS)}")
+    if not isinstance(audit, Audit):
+        raise TypeError(f"audit is {describe(audit)}; expected an Audit, the result of check()")
+    if digits is not None:
+        digits = check_int("digits", digits, least=0, most=MAX_DIGITS)
+    if not isinstance(style, str) or style not in AUDIT_FORMATS:
+        raise ValueError(f"style is {describe(style)}; expected one of {', '.join(AUDIT_FORMATS)}")
     if style == "json":
         return audit.to_json(digits) + "\n"
     if style == "toml":
