@@ -18,6 +18,7 @@ from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import calculation_order
 from clearhead.explain._recompute import calculation_order
 from clearhead.explain._recompute import calculation_order
+from clearhead.explain._recompute import calculation_order
 from clearhead.explain.steps import COUNTING
 
 if TYPE_CHECKING:

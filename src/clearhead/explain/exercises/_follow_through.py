@@ -81,6 +81,8 @@ class FollowThrough:
         spread = half_unit = torch.full_like(computed, 0.5 * 10.0**-self.exercise.digits)
         if blank.any():
             spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, {}), computed)
+            # the student may have rounded a number that is not written and follows from an error
+            spread = spread + half_unit * ~agree(computed, self.exact[key], torch.full_like(computed, _SMALLEST_CHANGE))
         version.values[key] = torch.where(blank, computed, written)
         version.uncertainty[key] = torch.where(blank, spread, half_unit)
         version.without_errors[key] = torch.where(self.right.get(key, True) & ~blank, written, self.exact[key])

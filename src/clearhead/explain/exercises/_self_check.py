@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from clearhead.explain._recompute import Recomputation
 from clearhead.explain.exercises._follow_through import printed_values
 from clearhead.explain.exercises.exercise import Exercise
 from clearhead.explain.steps import Operand, Step, StepKey
@@ -36,7 +38,7 @@ def _step(exercise: Exercise, key: StepKey, step: Step, indices: dict[str, int])
         "blank": blank,
         "points": exercise.possible_points(key) if blank else 0,
         "printed": _json_rows(printed_values(exercise, key)) if key in exercise.shown else None,
-        "factor": _scale(step) if step.how == "scaled" else 1,
+        "factor": _scale(exercise, step) if step.how == "scaled" else 1,
         "first_column": step.operands[0].shift,  # of a slice
     }
 
@@ -49,11 +51,10 @@ def _operand(operand: Operand, indices: dict[str, int]) -> dict[str, Any]:
     return {"values": _json_rows(operand.values)}
 
 
-def _scale(step: Step) -> float:
-    """Return the factor of the scaled scores. It depends on the width of the keys, not on the numbers."""
-    scores = step.operands[0].values
-    row, column = divmod(int(scores.abs().argmax()), scores.shape[1])
-    return float(step.values[row, column] / scores[row, column])
+def _scale(exercise: Exercise, step: Step) -> float:
+    """Return the factor that turns scores into scaled scores."""
+    ones = torch.ones_like(step.values)
+    return float(Recomputation(exercise.example, {("scores", step.head): ones}).matrix("scaled", step.head or 0)[0, 0])
 
 
 def _json_rows(values: Tensor) -> list[list[float | None]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from clearhead._utils.checks import check_int
 from clearhead.explain._claims import SHARED_MATRICES, suggestion
@@ -114,7 +115,7 @@ def exercise(
         >>> sheet.blanks
         (('weights', 0), ('weights', 1), ('output', None))
     """
-    name = example.title if isinstance(example, Example) else os.fspath(example)
+    name = example.title if isinstance(example, Example) else Path(example).stem
     example = example if isinstance(example, Example) else load(example)
     check_int("seed", seed, least=0)
     if check_int("digits", digits, least=1) > MAX_DIGITS:

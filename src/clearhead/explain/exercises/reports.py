@@ -13,7 +13,7 @@ from clearhead.explain.render.wording import format_number, short_label
 
 MARKS_FORMATS = ("text", "json", "markdown", "html", "csv")
 _MAX_LISTED_CELLS = 5
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def render_marks(marks: Marks | ClassMarks, style: str = "text") -> str:
@@ -65,7 +65,7 @@ def listed_cells(step: StepMarks, digits: int) -> list[str]:
 
 
 def _percent(marks: Marks) -> str:
-    return f"{100 * marks.points / marks.possible:.0f}"
+    return f"{100 * marks.points / marks.possible:.1f}".removesuffix(".0")
 
 
 def _counts(step: StepMarks) -> str:
@@ -77,18 +77,14 @@ def _csv(group: ClassMarks) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     for row in class_table(group):
-        writer.writerow([f"'{cell}" if cell.startswith(_FORMULA_STARTS) else visible_or_empty(cell) for cell in row])
+        cells = [visible_text(cell) if cell else "" for cell in row]
+        writer.writerow([f"'{cell}" if cell.startswith(_FORMULA_STARTS) else cell for cell in cells])
     return output.getvalue()
-
-
-def visible_or_empty(cell: str) -> str:
-    """Return a cell on one line, with invisible characters escaped."""
-    return visible_text(cell) if cell else ""
 
 
 def _text(group: ClassMarks, *, is_class: bool) -> str:
     if is_class:
-        rows = [[visible_or_empty(cell) for cell in row] for row in class_table(group)]
+        rows = [[visible_text(cell) if cell else "" for cell in row] for row in class_table(group)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join(lines) + "\n"

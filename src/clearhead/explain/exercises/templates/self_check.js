@@ -107,9 +107,13 @@ function continueWith(version, index, written, right, exact) {
   const cells = written ?? constant(steps[index].shape, NaN);
   const blank = mapCells(cells, Number.isNaN);
   const halfUnit = 0.5 * 10 ** -exercise.digits;
-  const bound = blank.flat().some(Boolean)
-    ? spread(index, operands, pick(index, chosen, version.uncertainty, {}), computed)
-    : constant(steps[index].shape, halfUnit);
+  let bound = constant(steps[index].shape, halfUnit);
+  if (blank.flat().some(Boolean)) {
+    // the student may have rounded a number that is not written and follows from an error
+    const unchanged = agree(computed, exact[index], constant(steps[index].shape, SMALLEST_CHANGE));
+    bound = spread(index, operands, pick(index, chosen, version.uncertainty, {}), computed);
+    bound = mapCells(bound, (cell, r, c) => cell + (unchanged[r][c] ? 0 : halfUnit));
+  }
   version.values[index] = mapCells(cells, (cell, r, c) => (blank[r][c] ? computed[r][c] : cell));
   version.uncertainty[index] = mapCells(blank, (isUnwritten, r, c) => (isUnwritten ? bound[r][c] : halfUnit));
   version.withoutErrors[index] = mapCells(cells, (cell, r, c) =>
