@@ -42,11 +42,8 @@ def explain(
     head: Annotated[
         list[int] | None, typer.Option(help="Show only the steps of this head, counted from 1. Repeatable.")
     ] = None,
-<<<<<<< HEAD
     cell: CellOption = None,
-=======
     list_examples: Annotated[bool, typer.Option("--list", help="List the built-in examples.")] = False,
->>>>>>> texts
 ) -> None:
     """Write out an attention calculation step by step, with all its numbers."""
     from clearhead.explain import load

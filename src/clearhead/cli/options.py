@@ -34,17 +34,8 @@ DownloadOption = Annotated[
 ImageOption = Annotated[
     Path | None, typer.Option("--image", help="PNG or JPEG file to run a timm model on.", metavar="FILE")
 ]
-<<<<<<< HEAD
-ExampleArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE", help=f"A built-in example ({', '.join(BUILT_IN)}), or a TOML, Markdown or LaTeX file."
-    ),
-]
-=======
-EXAMPLE_HELP = f"A built-in example ({', '.join(BUILT_IN)}) or a TOML file."
+EXAMPLE_HELP = f"A built-in example ({', '.join(BUILT_IN)}), or a TOML, Markdown or LaTeX file."
 ExampleArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help=EXAMPLE_HELP)]
->>>>>>> texts
 DigitsOption = Annotated[
     int | None, typer.Option(help="Digits after the decimal point (default: 3; in JSON: all).", min=0, max=15)
 ]

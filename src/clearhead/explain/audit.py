@@ -16,9 +16,6 @@ from clearhead._utils.extras import missing_packages
 from clearhead._utils.text import json_text, short_token
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import calculation_order
-from clearhead.explain._recompute import calculation_order
-from clearhead.explain._recompute import calculation_order
-from clearhead.explain._recompute import calculation_order
 from clearhead.explain.steps import COUNTING
 
 if TYPE_CHECKING:
@@ -128,7 +125,8 @@ class Audit:
         Args:
             digits: digits after the decimal point of computed numbers (default: all).
         """
-<<<<<<< HEAD
+        if digits is not None:
+            digits = check_int("digits", digits, least=0, most=MAX_DIGITS)
         document = {
             "title": self.title,
             "counting": COUNTING,
@@ -136,16 +134,6 @@ class Audit:
             "findings": [_result_to_dict(result, digits) for result in self.findings],
         }
         return json_text(document)
-=======
-        if digits is not None:
-            digits = check_int("digits", digits, least=0, most=MAX_DIGITS)
-        findings = []
-        for result in self.findings:
-            entry = dataclasses.asdict(replace(result, cells=(), comparison=None))
-            del entry["comparison"]
-            findings.append(entry | {"cells": [_cell_to_dict(cell, digits) for cell in result.cells]})
-        return json_text({"title": self.title, "agrees": self.agrees, "findings": findings})
->>>>>>> pages
 
     def to_toml(self) -> str:
         """Return the TOML file of the example with its wrong numbers corrected, to the digits that the text prints.

@@ -101,10 +101,6 @@ class _Auditor:
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)
         notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
-<<<<<<< HEAD
-=======
-        notes += _rearrangement_note(claimed, computed) if cells and not claim.part else ""
->>>>>>> texts
         return replace(
             result,
             message=f"{prefix}{result.message}{notes}",

@@ -25,14 +25,9 @@ from clearhead.explain.example import Example
 from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
-<<<<<<< HEAD
 TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
-MAX_CELLS = 250_000  # in all matrices together
-SUPPORTED_KEYS = (
-=======
 MAX_CELLS = 100_000  # in all matrices together; more takes minutes to write out, and nobody reads it
-_FILE_KEYS = (
->>>>>>> texts
+SUPPORTED_KEYS = (
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
     "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases", "exercise",
 )  # fmt: skip

@@ -100,13 +100,9 @@ def read_answers(path: str | os.PathLike[str]) -> AnswerFile:
     Raises:
         ValueError: the file cannot be read, or is not an exercise.
     """
-<<<<<<< HEAD
-    source = read_bounded(Path(path))
-=======
     if not Path(path).exists():
         raise ValueError(f"{path}: there is no such file")
-    source = read_file(Path(path))
->>>>>>> exercises
+    source = read_bounded(Path(path))
     with named_errors(path):
         return parse_answers(source.decode("utf-8-sig"))
 
