@@ -32,20 +32,20 @@ class TestExplain:
         assert result.stderr == ""
         assert load(name).title in result.stdout
 
-    def test_json_contains_verdicts_and_cells_counts_heads_from_0(self):
+    def test_json_counts_heads_from_1(self):
         document = json.loads(run_cli("explain", "two-heads", "--format", "json").stdout)
         assert [step["name"] for step in document["steps"]].count("weights") == 2
-        assert {step["head"] for step in document["steps"]} == {None, 0, 1}
+        assert {step["head"] for step in document["steps"]} == {None, 1, 2}
         assert document["steps"][0]["values"][0] == [0.2, 0.5, 0.1, 0.8]
 
     def test_step_and_head_options_select_steps(self):
         both = json.loads(run_cli("explain", "two-heads", "--format", "json", "--head", "1", "--head", "2").stdout)
-        assert {step["head"] for step in both["steps"]} == {0, 1}
+        assert {step["head"] for step in both["steps"]} == {1, 2}
         options = ("--format", "json", "--step", "query", "--step", "scores", "--head", "2")
         document = json.loads(run_cli("explain", "two-heads", *options).stdout)
-        assert [(step["name"], step["head"]) for step in document["steps"]] == [("query", 1), ("scores", 1)]
+        assert [(step["name"], step["head"]) for step in document["steps"]] == [("query", 2), ("scores", 2)]
         only = json.loads(run_cli("explain", "two-heads", "--format", "json", "--head", "1").stdout)
-        assert {step["head"] for step in only["steps"]} == {0}
+        assert {step["head"] for step in only["steps"]} == {1}
         assert "Queries, head 1: Q₁" in run_cli("explain", "two-heads", "--head", "1").stdout
 
     def test_digits_option_rounds_numbers(self):
@@ -146,12 +146,12 @@ class TestCheck:
 
     def test_json_contains_verdicts_and_cells(self):
         document = json.loads(run_cli("check", "song-causal", "--json", code=1).stdout)
-        assert set(document) == {"title", "agrees", "findings"}
+        assert set(document) == {"title", "counting", "agrees", "findings"}
         assert document["agrees"] is False
         [mask] = [entry for entry in document["findings"] if entry["step"] == "mask"]
         assert (mask["claim"], mask["head"], mask["kind"], mask["verdict"]) == (8, None, "values", "differs")
         assert mask["cells"][0] == {
-            "row": 0, "column": 1, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
+            "row": 1, "column": 2, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
         }  # fmt: skip
 
     def test_narrow_terminal_does_not_truncate_numbers(self):
@@ -196,7 +196,7 @@ class TestErrors:
             (("song", "--head", "1", "--step", "concat"), "step concat is shared by all heads; leave the head out"),
             (
                 ("song", "--format", "toml", "--head", "1"),
-                "--step, --head and --digits cannot be combined with --format toml",
+                "--step, --head, --cell and --digits cannot be combined with --format toml",
             ),
             (("song", "--output", "/nowhere/at/all"), "/nowhere/at/all: there is no folder /nowhere/at"),
             (("song", "--output", "/"), "/: a folder; expected the name of a file"),

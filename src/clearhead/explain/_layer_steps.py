@@ -109,9 +109,8 @@ class HeadTracer:
         return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
 
     def _scores(self, query: Step, key: Step) -> Step:
-        transposed = Operand(
-            f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}", key.values.T, "dimension", "memory", "column"
-        )
+        symbol, latex = f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}"
+        transposed = Operand(symbol, latex, key.values.T, "dimension", "memory", "column", origin=key.origin)
         values = query.values @ transposed.values
         return self._step(
             "scores",
@@ -211,9 +210,10 @@ class HeadTracer:
 
 def input_steps(x: Tensor, memory: Tensor | None, given: dict[StepKey, Tensor]) -> Iterator[Step]:
     """Yield the input X, and the memory Z if keys and values are computed from it."""
-    yield _with_given(Step("input", None, "X", "X", _shape_text(x), x, how="input"), given)
+    yield _with_given(Step("input", None, "X", "X", _shape_text(x), x, how="input", origin="input"), given)
     if memory is not None:
-        step = Step("input", None, "Z", "Z", _shape_text(memory), memory, rows="memory", how="input")
+        shape = _shape_text(memory)
+        step = Step("input", None, "Z", "Z", shape, memory, rows="memory", how="input", origin="input")
         yield _with_given(step, given)
 
 
@@ -270,7 +270,8 @@ def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
     blank = values.isnan()
     values = torch.where(blank, step.values, values.to(step.values))
     if blank.any():
-        return replace(step, values=values, shapes=f"partly given: {step.shapes}", how="partly", hidden=None)
+        shapes = f"partly given: {step.shapes}"
+        return replace(step, values=values, shapes=shapes, how="partly", origin="partly given", hidden=None)
     return replace(
         step,
         formula=f"{step.symbol} = given",
@@ -281,6 +282,7 @@ def _with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
         weights=0,
         operands=(),
         how="given",
+        origin="given",
         hidden=None,
     )
 

@@ -22,6 +22,7 @@ from clearhead.explain.steps import STEP_NAMES, StepKey
 from clearhead.ops.masks import Causal, Dense, Mask
 
 MAX_FILE_BYTES = 2**24
+MAX_SCORES = 4_000_000  # of all heads; more take longer than a few seconds
 _FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 
@@ -80,6 +81,11 @@ def parse(source: str, title: str = "A worked example") -> Example:
         raise ValueError("x is missing; expected the input, a list of rows, one for each token")
     x = read_matrix("x", raw["x"])
     heads = _read_int("heads", raw.get("heads", 1), least=1)
+    if heads * x.shape[0] ** 2 > MAX_SCORES:
+        raise ValueError(
+            f"x has {x.shape[0]} rows and there are {heads} heads, which are {heads * x.shape[0] ** 2:,} scores; expected"
+            f" at most {MAX_SCORES:,}, because each number is written out"
+        )
     split = raw.get("split", "project")
     if split not in ("project", "slice"):
         raise ValueError(f'split is {short_repr(split)}; expected "project" or "slice"')

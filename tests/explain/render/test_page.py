@@ -200,7 +200,12 @@ def test_arithmetic_line_is_visible_and_does_not_shift_the_layout(browser, pages
 def test_arithmetic_line_omits_masked_keys_and_keeps_the_selected_term(browser, pages):
     browser.get(pages["song-causal"])
     point_at(browser, cell(browser, "weights-1", 1, 4))
-    assert browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text == "0 / (e^0.679 + e^(−0.355)) ≈ 0.000"
+    assert browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text == "0, because the mask hides this key"
+    point_at(browser, cell(browser, "weights-1", 1, 1))
+    line = browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text
+    assert line == "e^(−0.355) / (e^0.679 + e^(−0.355)) ≈ 0.262"
+    point_at(browser, cell(browser, "masked-1", 1, 4))
+    assert browser.find_element(By.CSS_SELECTOR, "#masked-1 .arithmetic").text == "3.873 + (−∞) = −∞"
     browser.get(pages["long"])
     point_at(browser, cell(browser, "weights-1", 0, 15))
     line = browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text

@@ -103,15 +103,10 @@ def origin_text(matrix: Step | Operand) -> str:
     """Return the source of a matrix's numbers."""
     if matrix.origin:
         return matrix.origin
-    if isinstance(matrix, Operand):
-        if not matrix.new:
-            return "computed"
-        return "mask" if matrix.symbol == "M" else "from the layer's parameters" if _is_learned(matrix) else "input"
-    return {"input": "input", "given": "given", "partly": "partly given"}.get(matrix.how, "computed")
-
-
-def _is_learned(operand: Operand) -> bool:
-    return operand.symbol.startswith(("W_", "b_")) or operand.symbol == "sink"
+    if isinstance(matrix, Step) or not matrix.new:
+        return "computed"
+    learned = matrix.symbol.startswith(("W_", "b_")) or matrix.symbol == "sink"
+    return "from the layer's parameters" if learned else "mask" if matrix.symbol == "M" else "input"
 
 
 def step_cost(step: Step) -> str:
@@ -138,7 +133,8 @@ class NumberFormat:
             self.style = "e"
             return
         for needed in range(digits):
-            if ((finite.round(decimals=needed) - finite).abs() <= 1e-12 * max(1.0, largest)).all():
+            # a part of a large matrix usually shows that more digits are needed
+            if all(_is_rounded(part, needed, largest) for part in (finite[:1000], finite)):
                 self.digits = needed
                 return
 
@@ -158,6 +154,10 @@ class NumberFormat:
     def is_exact(self, value: float) -> bool:
         """Return whether a number is shown without rounding."""
         return math.isinf(value) or abs(float(self.plain(value)) - value) <= 1e-12 * max(1.0, abs(value))
+
+
+def _is_rounded(values: Tensor, digits: int, largest: float) -> bool:
+    return bool(((values.round(decimals=digits) - values).abs() <= 1e-12 * max(1.0, largest)).all())
 
 
 def format_matrix(values: Tensor, digits: int = DEFAULT_DIGITS) -> list[list[str]]:
