@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.explain.audit import Audit, Cause, CellDifference, CheckResult
     from clearhead.explain.checking import check
     from clearhead.explain.example import Example
+    from clearhead.explain.real_heads import trace_head
     from clearhead.explain.steps import Operand, Step, Trace
     from clearhead.explain.toml_format import load, parse
     from clearhead.explain.tracing import trace
@@ -30,6 +31,7 @@ __all__ = [
     "load",
     "parse",
     "trace",
+    "trace_head",
 ]
 
 _MODULES = {
@@ -45,6 +47,7 @@ _MODULES = {
     "load": "toml_format",
     "parse": "toml_format",
     "trace": "tracing",
+    "trace_head": "real_heads",
 }
 
 

@@ -171,7 +171,7 @@ class Trace:
 
     def named(self, name: str) -> list[Step]:
         """Return all steps with a name: one, one for each head, or an empty list."""
-        if name not in STEP_NAMES:
+        if name not in STEP_NAMES and all(step.name != name for step in self.all_steps):
             raise ValueError(f"step is {name!r}; expected one of {', '.join((*STEP_NAMES, MASK))}{_advice(name)}")
         return [step for step in self.steps if step.name == name]
 

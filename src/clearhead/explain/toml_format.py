@@ -81,10 +81,11 @@ def parse(source: str, title: str = "A worked example") -> Example:
         raise ValueError("x is missing; expected the input, a list of rows, one for each token")
     x = read_matrix("x", raw["x"])
     heads = _read_int("heads", raw.get("heads", 1), least=1)
-    if heads * x.shape[0] ** 2 > MAX_SCORES:
+    scores = heads * x.shape[0] ** 2
+    if scores > MAX_SCORES:
         raise ValueError(
-            f"x has {x.shape[0]} rows and there are {heads} heads, which are {heads * x.shape[0] ** 2:,} scores; expected"
-            f" at most {MAX_SCORES:,}, because each number is written out"
+            f"x has {x.shape[0]} rows, which give {scores:,} scores with heads = {heads}; expected at most"
+            f" {MAX_SCORES:,}, because each number is written out"
         )
     split = raw.get("split", "project")
     if split not in ("project", "slice"):

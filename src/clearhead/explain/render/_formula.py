@@ -97,8 +97,9 @@ def _head_line(first: dict[str, Step]) -> Formula:
     text, latex = (formula.split(" = ", 1)[-1] for formula in (scaled.formula, scaled.latex))
     if scaled.how == "given":
         text, latex = scaled.symbol, scaled.latex_symbol
-    for operand in first["masked"].operands[1:] if "masked" in first else ():
-        text, latex = f"{text} + {operand.symbol}", f"{latex} + {operand.latex}"
+    for name in ("biased", "masked"):
+        for operand in first[name].operands[1:] if name in first else ():
+            text, latex = f"{text} + {operand.symbol}", f"{latex} + {operand.latex}"
     if len(weights.operands) > 1:
         text, latex = f"{text}; sink", f"{latex};\\ \\text{{sink}}"
     return (
