@@ -13,13 +13,12 @@ from torch import Tensor
 from clearhead._utils.checks import describe
 from clearhead._utils.text import visible_text
 from clearhead.explain._printed_matrix import short_repr
-from clearhead.explain.steps import Axis, Operand, Step, Trace
+from clearhead.explain.steps import MAX_SCORES, Axis, Operand, Step, Trace
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import query_positions
 from clearhead.recording.recording import Address, Recording
 from clearhead.weights.matrix import AttentionWeights
 
-MAX_SCORES = 4_000_000  # of one head, in float64
 _MAX_WIDTH, _SHOWN_COLUMNS = 8, 4  # a wider query, key or value shows its first numbers
 _MAX_TOKENS, _FIRST_TOKENS, _LAST_TOKENS, _STRONGEST_KEYS = 16, 6, 4, 6
 
@@ -40,7 +39,7 @@ def trace_head(recording: Recording, head: str) -> Trace:
         >>> import clearhead
         >>> recording = clearhead.record("en-ja", "The cat ate the fish.", values=True)
         >>> trace_head(recording, "cross.2.5").step("weights").shapes
-        'softmax over each row of (7, 6) = (7, 6)'
+        'softmax over each row of (7, 7) = (7, 7)'
     """
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {describe(recording)}; expected a Recording, from record(model, text)")
@@ -50,7 +49,8 @@ def trace_head(recording: Recording, head: str) -> Trace:
     weights = recording.weights(address)
     if weights.query is None or weights.key is None:
         raise ValueError(
-            f"the recording of {recording.model} holds scores instead of queries and keys; expected one made with values"
+            f"the recording of {visible_text(recording.model)} holds scores instead of queries and keys; expected a"
+            " recording with values"
         )
     q_len, kv_len = weights.shape[2:]
     if q_len * kv_len > MAX_SCORES:
@@ -84,9 +84,8 @@ def _parse_address(recording: Recording, head: str) -> Address:
     )
     is_named = head.count(".") == 2 or (head.count(".") == 1 and len(stacks) == 1)
     digits = all(part.isascii() and part.isdecimal() and len(part) <= 9 for part in (layer, index))
-    if is_named and digits and stack in stacks and int(layer) < len(stacks[stack].layers):
-        if int(index) < stacks[stack].layers[int(layer)].shape[1]:
-            return stack, int(layer), int(index)
+    if is_named and digits and (stack, int(layer), int(index)) in set(recording.heads()):
+        return stack, int(layer), int(index)
     raise ValueError(
         f"head is {short_repr(head)}, which {visible_text(recording.model)} does not have; expected {expected}, counted"
         " from 0"

@@ -34,6 +34,7 @@ SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query,
 StepKey = tuple[str, int | None]  # a step and its head, counted from 0; None for a step of all heads
 Axis = Literal["token", "memory", "dimension"]  # meaning of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
+MAX_SCORES = 4_000_000  # of one calculation; more take longer than a few seconds
 COUNTING = "Heads, rows and columns are counted from 1."
 Operation = Literal["input", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"]
 

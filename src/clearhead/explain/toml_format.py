@@ -18,11 +18,10 @@ from clearhead.explain._claims import SHARED_MATRICES, check_keys, read_claim, s
 from clearhead.explain._layer_weights import WEIGHT_NAMES, LayerWidths
 from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, read_matrix, read_rows, short_repr
 from clearhead.explain.example import Example
-from clearhead.explain.steps import STEP_NAMES, StepKey
+from clearhead.explain.steps import MAX_SCORES, STEP_NAMES, StepKey
 from clearhead.ops.masks import Causal, Dense, Mask
 
 MAX_FILE_BYTES = 2**24
-MAX_SCORES = 4_000_000  # of all heads; more take longer than a few seconds
 _FILE_KEYS = ("title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims")
 
 

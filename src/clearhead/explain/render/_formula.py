@@ -40,6 +40,8 @@ def cost_sentences(trace: Trace) -> list[str]:
         if len(set(heads)) == 1
         else f"{', '.join(f'{cost:,}' for cost in heads)} for the heads"
     )
+    if trace.head_name:
+        return [f"Cost: {count_noun(total, 'multiply-add')}, without the projections to Q, K and V."]
     if trace.heads == 1:
         each = f"{heads[0]:,} for the head"
     only_output = all(step.name == "output" for step in trace.all_steps if step.head is None and step.multiply_adds)
