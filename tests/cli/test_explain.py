@@ -15,6 +15,7 @@ from clearhead.cli import app
 from clearhead.explain import BUILT_IN, load, parse
 from clearhead.explain.render import print_audit, print_trace
 from support.paths import ROOT
+from support.recordings import translation
 from support.refused_examples import REFUSED, X
 
 
@@ -32,20 +33,20 @@ class TestExplain:
         assert result.stderr == ""
         assert load(name).title in result.stdout
 
-    def test_json_contains_verdicts_and_cells_counts_heads_from_0(self):
+    def test_json_counts_heads_from_1(self):
         document = json.loads(run_cli("explain", "two-heads", "--format", "json").stdout)
         assert [step["name"] for step in document["steps"]].count("weights") == 2
-        assert {step["head"] for step in document["steps"]} == {None, 0, 1}
+        assert {step["head"] for step in document["steps"]} == {None, 1, 2}
         assert document["steps"][0]["values"][0] == [0.2, 0.5, 0.1, 0.8]
 
     def test_step_and_head_options_select_steps(self):
         both = json.loads(run_cli("explain", "two-heads", "--format", "json", "--head", "1", "--head", "2").stdout)
-        assert {step["head"] for step in both["steps"]} == {0, 1}
+        assert {step["head"] for step in both["steps"]} == {1, 2}
         options = ("--format", "json", "--step", "query", "--step", "scores", "--head", "2")
         document = json.loads(run_cli("explain", "two-heads", *options).stdout)
-        assert [(step["name"], step["head"]) for step in document["steps"]] == [("query", 1), ("scores", 1)]
+        assert [(step["name"], step["head"]) for step in document["steps"]] == [("query", 2), ("scores", 2)]
         only = json.loads(run_cli("explain", "two-heads", "--format", "json", "--head", "1").stdout)
-        assert {step["head"] for step in only["steps"]} == {0}
+        assert {step["head"] for step in only["steps"]} == {1}
         assert "Queries, head 1: Q₁" in run_cli("explain", "two-heads", "--head", "1").stdout
 
     def test_list_option_shows_every_example(self):
@@ -101,6 +102,44 @@ class TestExplain:
         assert "Q Kᵀ     List     new    ideas     for" in lines
         assert "Q Kᵀ        a     song" in lines
         assert "song    1.051    3.308" in lines
+
+    def test_selected_steps_keep_their_positions(self):
+        shown = run_cli("explain", "two-heads", "--step", "weights").stdout
+        assert re.findall(r"^\d+\.", shown, re.MULTILINE) == ["8.", "16."]
+
+    def test_mask_can_be_shown(self):
+        shown = run_cli("explain", "song-causal", "--step", "mask").stdout
+        assert "7. Mask: M" in shown
+        assert re.search(r"new +0 +0 +-∞ +-∞ +-∞ +-∞\n", shown)
+
+    @pytest.mark.parametrize("style", ["text", "html", "markdown", "latex", "json"])
+    def test_cell_option_shows_arithmetic_in_every_format(self, style):
+        shown = run_cli("explain", "two-heads", "--cell", "weights.2:1,2", "--format", style).stdout
+        assert ("≈ 0.039" in shown) or ("\\approx 0.039" in shown)
+
+    def test_cell_option_takes_the_head_option(self):
+        shown = run_cli(
+            "explain", "two-heads", "--cell", "head_output:3,1", "--cell", "output:1,1", "--head", "1"
+        ).stdout
+        assert "O₁[3,1] = 0.172 · 0.30" in shown
+        assert "Y[1,1] = 0.385" in shown
+        assert re.findall(r"^\d+\.", shown, re.MULTILINE) == ["9.", "19."]
+
+    def test_head_of_a_model_is_explained_in_every_format(self, tmp_path):
+        arguments = ("explain", "--model", "en-ja", "The cat ate the fish.", "--head", "cross.2.5")
+        shown = run_cli(*arguments).stdout
+        assert shown.startswith("Head cross.2.5 of en-ja\n  O = softmax(Q Kᵀ / √32) V\n")
+        for style in ("html", "markdown", "latex", "json"):
+            path = tmp_path / f"head.{style}"
+            run_cli(*arguments, "--format", style, "--output", str(path))
+            assert "cross.2.5" in path.read_text()
+        assert "A[3,3] = e^8.763" in run_cli(*arguments, "--cell", "weights:3,3").stdout
+        assert "6. Attention weights" in run_cli(*arguments, "--step", "weights").stdout
+
+    def test_recording_is_explained(self, tmp_path):
+        path = tmp_path / "recording.safetensors"
+        translation(["a", "b"], ["x", "y", "z"]).save(path)
+        assert "Head cross.0.1 of a translator" in run_cli("explain", str(path), "--head", "cross.0.1").stdout
 
     @pytest.mark.slow
     def test_unencodable_characters_are_escaped(self):
@@ -166,12 +205,12 @@ class TestCheck:
 
     def test_json_contains_verdicts_and_cells(self):
         document = json.loads(run_cli("check", "song-causal", "--json", code=1).stdout)
-        assert set(document) == {"title", "agrees", "findings"}
+        assert set(document) == {"title", "counting", "agrees", "findings"}
         assert document["agrees"] is False
         [mask] = [entry for entry in document["findings"] if entry["step"] == "mask"]
         assert (mask["claim"], mask["head"], mask["kind"], mask["verdict"]) == (8, None, "values", "differs")
         assert mask["cells"][0] == {
-            "row": 0, "column": 1, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
+            "row": 1, "column": 2, "claimed": 0.0, "computed": None, "difference": None, "carried_from": None,
         }  # fmt: skip
 
     @pytest.mark.parametrize("style", ["text", "html", "markdown", "json", "toml"])
@@ -269,8 +308,23 @@ class TestErrors:
             (("song", "--head", "1", "--step", "concat"), "step concat is shared by all heads; leave the head out"),
             (
                 ("song", "--format", "toml", "--head", "1"),
-                "--step, --head and --digits cannot be combined with --format toml",
+                "--step, --head, --cell and --digits cannot be combined with --format toml",
             ),
+            (("song", "--head", "cross.2.5"), "--head is 'cross.2.5'; expected a whole number, counted from 1"),
+            (("song", "--step", "mask"), "step 'mask' does not occur in this calculation, which has no mask"),
+            (("song", "--cell", "weights"), "cell is 'weights'; expected step:row,column or step.head:row,column"),
+            (("song", "--cell", "weights:7,1"), "but A is (6, 6); expected a row from 1 to 6 and a column from 1 to 6"),
+            (("song", "--cell", "weights:0,1"), "expected a row from 1 to 6"),
+            (("two-heads", "--cell", "weights:1,1"), "expected weights.1 or weights.2 in front of the colon"),
+            (("song", "--cell", "weights:1,1", "--step", "query"), "--step and --cell are both given"),
+            (("song", "--device", "cpu"), "--device is given without --model"),
+            ((), "NAME is missing; expected a built-in example, a TOML file, or a text with --model"),
+            (("--model", "en-ja", "--head", "cross.0.0"), "TEXT is missing; expected a text to run en-ja on"),
+            (("Hi.", "--model", "en-ja"), "--head is missing; expected one head of the model, counted from 0"),
+            (("Hi.", "--model", "en-ja", "--head", "cross.9.9"), "head is 'cross.9.9', which en-ja does not have"),
+            (("Hi.", "--model", "en-ja", "--head", "cross.0.0", "--format", "toml"), "--format is toml"),
+            (("Hi.", "--model", "en-ja", "--head", "cross.0.0", "--step", "query", "--cell", "key:1,1"), "both given"),
+            (("Hi.", "--model", "nowhere", "--head", "0.0"), "nowhere"),
             (("song", "--output", "/nowhere/at/all"), "/nowhere/at/all: there is no folder /nowhere/at"),
             (("song", "--output", "/"), "/: a folder; expected the name of a file"),
         ],

@@ -86,7 +86,7 @@ def test_formulas_contain_the_options_of_the_layer():
     assert traced.step("masked").latex == "S + M"
     rotated = trace(MultiHeadAttention(8, 2, rope=True), torch.randn(3, 8))
     assert rotated.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
-    assert rotated.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W^{K}_{2} + b^{K}_{2})"
+    assert rotated.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W_{K_{2}} + b_{K_{2}})"
     assert rotated.step("scaled", 0).latex == "S_{1} = \\frac{Q_{1} K_{1}^{\\top}}{\\sqrt{4}}"
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from clearhead.explain.checking import check
     from clearhead.explain.example import Example
     from clearhead.explain.reading.draft import Draft, Question, load_draft, parse_draft
+    from clearhead.explain.real_heads import trace_head
     from clearhead.explain.steps import Operand, Step, Trace
     from clearhead.explain.toml_format import load, parse
     from clearhead.explain.tracing import trace
@@ -36,6 +37,7 @@ __all__ = [
     "parse",
     "parse_draft",
     "trace",
+    "trace_head",
 ]
 
 _MODULES = {
@@ -56,6 +58,7 @@ _MODULES = {
     "parse": "toml_format",
     "parse_draft": "reading.draft",
     "trace": "tracing",
+    "trace_head": "real_heads",
 }
 
 

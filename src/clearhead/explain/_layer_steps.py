@@ -135,9 +135,8 @@ class HeadTracer:
         return Operand(symbol, latex, values.detach(), "dimension", "dimension", "column", new=True)
 
     def _scores(self, query: Step, key: Step) -> Step:
-        transposed = Operand(
-            f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}", key.values.T, "dimension", "memory", "column"
-        )
+        symbol, latex = f"{key.symbol}ᵀ", f"{key.latex_symbol}^{{\\top}}"
+        transposed = Operand(symbol, latex, key.values.T, "dimension", "memory", "column", origin=key.origin)
         values = query.values @ transposed.values
         return self._step(
             "scores",
@@ -290,7 +289,8 @@ def with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
     blank = values.isnan()
     values = torch.where(blank, step.values, values.to(step.values))
     if blank.any():
-        return replace(step, values=values, shapes=f"partly given: {step.shapes}", how="partly", hidden=None)
+        shapes = f"partly given: {step.shapes}"
+        return replace(step, values=values, shapes=shapes, how="partly", origin="partly given", hidden=None)
     return replace(
         step,
         formula=f"{step.symbol} = given",
@@ -301,6 +301,7 @@ def with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
         weights=0,
         operands=(),
         how="given",
+        origin="given",
         hidden=None,
     )
 

@@ -18,7 +18,7 @@ _LETTERS = {"Q": "query", "K": "key", "V": "value", "O": "output"}
 _STEP_ORIGINS = {
     "input": PRINTED,
     "given": "given by the text, not computed",
-    "partly": "partly given by the text, otherwise computed",
+    "partly given": "partly given by the text, otherwise computed",
 }
 
 
@@ -27,7 +27,7 @@ def with_origins(trace: Trace, example: Example) -> Trace:
     steps = tuple(
         replace(
             step,
-            origin=_STEP_ORIGINS.get(step.how, "computed"),
+            origin=_STEP_ORIGINS.get(step.origin, "computed"),
             note=_note(step, example),
             operands=tuple(replace(operand, origin=_operand_origin(operand, example)) for operand in step.operands),
         )
@@ -38,7 +38,7 @@ def with_origins(trace: Trace, example: Example) -> Trace:
 
 def _operand_origin(operand: Operand, example: Example) -> str:
     if not operand.new:
-        return operand.origin
+        return _STEP_ORIGINS.get(operand.origin, "computed")
     if operand.symbol == "M":
         return "mask of the example"
     name = _LETTERS.get(operand.symbol[2:3], "") if operand.symbol.startswith("W_") else ""

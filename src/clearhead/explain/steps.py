@@ -39,6 +39,7 @@ StepKey = tuple[str, int | None]  # a step and its head, counted from 0; None fo
 KEY_HEAD_STEPS = ("key", "value")  # computed once for all query heads that share a key head
 Axis = Literal["token", "memory", "vocabulary", "dimension"]  # meaning of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
+MAX_SCORES = 4_000_000  # of one calculation; more take longer than a few seconds
 COUNTING = "Heads, rows and columns are counted from 1."
 Operation = Literal[
     "input", "lookup", "sum", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"
@@ -180,7 +181,7 @@ class Trace:
 
     def named(self, name: str) -> list[Step]:
         """Return all steps with a name: one, one for each head, or an empty list."""
-        if name not in STEP_NAMES:
+        if name not in STEP_NAMES and all(step.name != name for step in self.all_steps):
             raise ValueError(f"step is {name!r}; expected one of {', '.join((*STEP_NAMES, MASK))}{_advice(name)}")
         return [step for step in self.steps if step.name == name]
 

@@ -132,6 +132,11 @@ class AttentionWeights(ObservableMatrix):
         return self._call.softcap
 
     @property
+    def sinks(self) -> Float[Tensor, " heads"] | None:
+        """Additional score of each head in the denominator of the softmax."""
+        return self._call.sinks
+
+    @property
     def mask(self) -> Mask | None:
         return self._call.mask
 

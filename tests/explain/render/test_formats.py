@@ -8,11 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from markdown_it import MarkdownIt
 
-from clearhead import MultiHeadAttention, trace
+from clearhead import Causal, MultiHeadAttention, trace
 from clearhead._utils.text import visible_text
 from clearhead.explain import BUILT_IN, load, parse
 from clearhead.explain.render import render
@@ -27,19 +28,75 @@ def awkward_trace():
     return trace(MultiHeadAttention(4, 2, bias=False), torch.randn(len(AWKWARD), 4), tokens=AWKWARD)
 
 
+def rebuilt(document):
+    """Compute the output with numpy from what JSON says about inputs, weights, mask and scale."""
+
+    def array(cells):
+        return np.array([[float(cell) for cell in row] for row in cells])
+
+    x = array(document["x"])
+    memory = x if document["memory"] is None else array(document["memory"])
+    outputs = []
+    for head in range(1, document["heads"] + 1):
+        steps = {step["name"]: step for step in document["steps"] if step["head"] == head}
+        inputs = x
+        if document["split"] == "slice":
+            width = x.shape[1] // document["heads"]
+            inputs = x[:, (head - 1) * width : head * width]
+        projected = {}
+        for name, source in (("query", inputs), ("key", inputs if memory is x else memory), ("value", memory)):
+            source = inputs if document["split"] == "slice" else source
+            if name not in document["weights"]:
+                assert steps[name]["origin"].startswith("given")
+                projected[name] = array(steps[name]["values"])
+                continue
+            [weight] = [entry for entry in document["weights"][name] if entry["head"] == head]
+            projected[name] = source @ array(weight["values"])
+            for bias in document["biases"].get(name, ()):
+                projected[name] = projected[name] + (array(bias["values"]) if bias["head"] == head else 0)
+        scores = projected["query"] @ projected["key"].T * document["scale"]
+        for mask in document["mask"] or ():
+            scores = scores + (array(mask["values"]) if mask["head"] == head else 0)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        outputs.append(weights / weights.sum(axis=1, keepdims=True) @ projected["value"])
+    output = np.concatenate(outputs, axis=1) @ array(document["weights"]["output"]["values"])
+    return output + (array(document["biases"]["output"]["values"]) if "output" in document["biases"] else 0)
+
+
 class TestJson:
     def test_document_has_the_steps_in_full_precision(self):
         example = load("song-causal")
         document = json.loads(render(example.trace(), "json", title=example.title))
-        assert set(document) == {"title", "steps"}
         assert document["title"] == example.title
-        for step, plain in zip(example.trace(), document["steps"], strict=True):
-            assert set(plain) == {"name", "head", "formula", "shapes", "shape", "values"}
-            assert (plain["name"], plain["head"], tuple(plain["shape"])) == (step.name, step.head, step.shape)
-            cells = [[-torch.inf if cell is None else cell for cell in row] for row in plain["values"]]
+        assert document["counting"] == "Heads, rows and columns are counted from 1."
+        assert document["tokens"] == list(example.tokens)
+        for position, (step, plain) in enumerate(zip(example.trace(), document["steps"], strict=True), 1):
+            head = None if step.head is None else step.head + 1
+            assert (plain["step"], plain["name"], plain["head"]) == (position, step.name, head)
+            assert tuple(plain["shape"]) == step.shape
+            cells = [[float(cell) for cell in row] for row in plain["values"]]
             assert torch.equal(torch.tensor(cells, dtype=torch.float64), step.values)  # full precision
-        assert document["steps"][6]["values"][0][1:] == [None] * 5
-        assert [step["head"] for step in json.loads(render(load("two-heads").trace(), "json"))["steps"]][2] == 0
+        assert document["steps"][6]["values"][0][1:] == ["-inf"] * 5
+        assert [step["head"] for step in json.loads(render(load("two-heads").trace(), "json"))["steps"]][2] == 1
+
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_calculation_can_be_rebuilt(self, name):
+        traced = load(name).trace()
+        output = rebuilt(json.loads(render(traced, "json")))
+        np.testing.assert_allclose(output, traced.output.numpy(), rtol=1e-12, atol=1e-12)
+
+    def test_layer_with_biases_memory_and_scale_can_be_rebuilt(self):
+        layer = MultiHeadAttention(6, 2, kv_input_dim=5, scale=0.37).double()
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter)
+        traced = trace(layer, torch.randn(3, 6).double(), torch.randn(7, 5).double(), mask=Causal())
+        document = json.loads(render(traced, "json"))
+        np.testing.assert_allclose(rebuilt(document), traced.output.numpy(), rtol=1e-10, atol=1e-12)
+
+    def test_size_is_limited(self, monkeypatch):
+        monkeypatch.setattr("clearhead.explain.render._json.MAX_NUMBERS", 100)
+        with pytest.raises(ValueError, match="has 324 numbers; expected at most 100 in JSON: choose steps or heads"):
+            render(load("song").trace(), "json")
 
     def test_digits_limit_the_decimals(self):
         document = json.loads(render(load("song").trace(), "json", digits=1))
@@ -52,10 +109,11 @@ class TestText:
     def test_every_matrix_is_printed_without_truncation(self):
         example = parse(f"x = {torch.linspace(-1e3, 1e3, 40 * 30).reshape(40, 30).tolist()}\nheads = 2")
         lines = render(example.trace(), "text", digits=6).splitlines()
-        assert not any("…" in line for line in lines)
+        assert not any("…" in line for line in lines if "products" not in line and "terms" not in line)
         for step in example.trace():
             rows = format_matrix(step.values, 6)
-            assert any(line.split()[-len(rows[-1]) :] == rows[-1] for line in lines), step.name
+            last = [*rows[-1], "1"] if step.name == "weights" else rows[-1]  # with the sum of the row
+            assert any(line.split()[-len(last) :] == last for line in lines), step.name
 
     def test_learned_matrices_are_printed_in_the_step_that_uses_them(self):
         text = render(load("two-heads").trace(), "text")
@@ -76,7 +134,7 @@ class TestMarkdown:
         page = MarkdownIt().enable("table").render(text)
         assert page.count("<table>") == len(list(example.trace())) + 3  # W_Q, W_V and W_O
         assert page.count("<h2>") == len(list(example.trace()))
-        assert "$$\nQ = X W^{Q}\n$$" in text
+        assert "$$\nQ = X W_{Q}\n$$" in text
         assert "| new | -0.50 | -0.87 | 7.31 | -0.91 |" in text
 
     def test_special_tokens_are_escaped(self):

@@ -10,10 +10,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from clearhead import Causal, MultiHeadAttention, trace
-from clearhead.explain import load
+from clearhead import Causal, MultiHeadAttention, record, trace
+from clearhead.explain import load, trace_head
 from clearhead.explain.render import render
 from support.browser import complaints, emulate, requested, resize
+from support.recordings import decoder
 
 AWKWARD = ["</script>", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;"]
 
@@ -29,6 +30,8 @@ def pages(tmp_path_factory):
     traces["biased"] = trace(plain, torch.randn(3, 8))
     traces["awkward"] = trace(MultiHeadAttention(4, 2), torch.randn(len(AWKWARD), 4), tokens=AWKWARD)
     traces["long"] = trace(MultiHeadAttention(4, 2, bias=False), torch.randn(25, 4))
+    traces["head"] = trace_head(decoder([f"t{index}" for index in range(40)], layers=1, kv_heads=4), "decoder.0.1")
+    traces["wide"] = trace_head(record("en-ja", "The cat ate the fish.", values=True), "cross.2.5")
     for name, traced in traces.items():
         (folder / f"{name}.html").write_text(render(traced, "html", title=f"{name} </title>"))
     return {name: (folder / f"{name}.html").as_uri() for name in traces}
@@ -68,7 +71,7 @@ def current(browser):
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("name", ["two-heads", "song-causal", "everything", "awkward"])
+@pytest.mark.parametrize("name", ["two-heads", "song-causal", "everything", "awkward", "head", "wide"])
 def test_page_makes_no_requests_and_fits_the_window(browser, pages, name, width):
     resize(browser, width)
     browser.get(pages[name])
@@ -200,13 +203,62 @@ def test_arithmetic_line_is_visible_and_does_not_shift_the_layout(browser, pages
 def test_arithmetic_line_omits_masked_keys_and_keeps_the_selected_term(browser, pages):
     browser.get(pages["song-causal"])
     point_at(browser, cell(browser, "weights-1", 1, 4))
-    assert browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text == "0 / (e^0.679 + e^(−0.355)) ≈ 0.000"
+    assert browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text == "0, because the mask hides this key"
+    point_at(browser, cell(browser, "weights-1", 1, 1))
+    line = browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text
+    assert line == "e^(−0.355) / (e^0.679 + e^(−0.355)) ≈ 0.262"
+    point_at(browser, cell(browser, "masked-1", 1, 4))
+    assert browser.find_element(By.CSS_SELECTOR, "#masked-1 .arithmetic").text == "3.873 + (−∞) = −∞"
     browser.get(pages["long"])
     point_at(browser, cell(browser, "weights-1", 0, 15))
     line = browser.find_element(By.CSS_SELECTOR, "#weights-1 .arithmetic").text
     term, total = line.split(" / ")
     assert term in total
     assert total.count("…") == 2
+
+
+def test_shortened_tables_keep_the_arithmetic_of_their_cells(browser, pages):
+    browser.get(pages["wide"])
+    point_at(browser, cell(browser, "scores-1", 2, 2))
+    line = browser.find_element(By.CSS_SELECTOR, "#scores-1 .arithmetic").text
+    assert line.count(" · ") == 4
+    assert line.endswith(" + … ≈ 49.570 (the sum of all 32 products)")
+    browser.get(pages["head"])
+    shown = browser.execute_script("return document.querySelector('#weights-1 table[data-rows]').dataset.rows")
+    rows = [int(entry) for entry in shown.split(",")]
+    assert -1 in rows
+    assert rows[-1] == 39
+    target = cell(browser, "head_output-1", len(rows) - 1, 0)  # token 40
+    point_at(browser, target)
+    weights, values, result = marked(browser, "head_output-1")
+    assert {row for row, _ in weights} == {len(rows) - 1}
+    assert {column for _, column in values} == {0}
+    assert len(weights) == len(values)
+    assert result == [[len(rows) - 1, 0]]
+    line = browser.find_element(By.CSS_SELECTOR, "#head_output-1 .arithmetic").text
+    assert line.endswith(f"≈ {target.text} (the sum of all 40 products)")
+    gap = browser.find_element(By.CSS_SELECTOR, "#weights-1 table[data-marks=result] td.gap")
+    browser.execute_script("arguments[0].click()", gap)
+    assert marked(browser, "weights-1")[-1] == []
+
+
+def test_sums_of_rows_are_shown_and_cannot_be_selected(browser, pages):
+    browser.get(pages["song-causal"])
+    sums = browser.find_elements(By.CSS_SELECTOR, "#weights-1 td.sum")
+    assert [element.text for element in sums] == ["1"] * 6
+    browser.execute_script("arguments[0].click()", sums[0])
+    assert marked(browser, "weights-1") == [[], []]
+    browser.execute_script("arguments[0].focus()", cell(browser, "weights-1", 0, 0))
+    for _ in range(8):
+        browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert browser.switch_to.active_element == cell(browser, "weights-1", 0, 5)
+
+
+def test_masked_cells_are_hatched(browser, pages):
+    browser.get(pages["song-causal"])
+    image = "return getComputedStyle(arguments[0]).backgroundImage"
+    assert "gradient" in browser.execute_script(image, cell(browser, "weights-1", 0, 5))
+    assert "gradient" not in browser.execute_script(image, cell(browser, "weights-1", 3, 2))  # 0.000, not masked
 
 
 def test_buttons_menu_and_url_select_the_step(browser, pages):

@@ -40,6 +40,8 @@ def cost_sentences(trace: Trace) -> list[str]:
         if len(set(heads)) == 1
         else f"{', '.join(f'{cost:,}' for cost in heads)} for the heads"
     )
+    if trace.head_name:
+        return [f"Cost: {count_noun(total, 'multiply-add')}, without the projections to Q, K and V."]
     if trace.heads == 1:
         each = f"{heads[0]:,} for the head"
     only_output = all(step.name == "output" for step in trace.all_steps if step.head is None and step.multiply_adds)
@@ -97,8 +99,9 @@ def _head_line(first: dict[str, Step]) -> Formula:
     text, latex = (formula.split(" = ", 1)[-1] for formula in (scaled.formula, scaled.latex))
     if scaled.how == "given":
         text, latex = scaled.symbol, scaled.latex_symbol
-    for operand in first["masked"].operands[1:] if "masked" in first else ():
-        text, latex = f"{text} + {operand.symbol}", f"{latex} + {operand.latex}"
+    for name in ("biased", "masked"):
+        for operand in first[name].operands[1:] if name in first else ():
+            text, latex = f"{text} + {operand.symbol}", f"{latex} + {operand.latex}"
     if len(weights.operands) > 1:
         text, latex = f"{text}; sink", f"{latex};\\ \\text{{sink}}"
     return (

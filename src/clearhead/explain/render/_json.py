@@ -18,7 +18,10 @@ _WEIGHTS = {"Q": "query", "K": "key", "V": "value", "O": "output"}
 
 
 def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
-    """Return JSON with every step, and with all that the calculation is computed from. −∞ is the string "-inf"."""
+    """Return JSON with every step, and with all that the calculation is computed from, unless steps were left out.
+
+    −∞ is the string "-inf".
+    """
     count = sum(matrix.values.numel() for step in trace for matrix in new_matrices(step))
     if count > MAX_NUMBERS:
         raise ValueError(
@@ -30,7 +33,8 @@ def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
         "counting": trace.counting,
         "tokens": trace.tokens,
         "memory_tokens": trace.memory_tokens,
-        **_ingredients(trace, digits),
+        "heads": trace.heads,
+        **(_ingredients(trace, digits) if trace.is_whole else {}),
         "steps": [_step(position, step, trace, digits) for position, step in trace.numbered()],
     }
     return json_text(document) + "\n"
@@ -55,7 +59,7 @@ def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
             elif operand.new and kind in ("W", "b") and letter[:1] in _WEIGHTS:
                 _append(weights if kind == "W" else biases, _WEIGHTS[letter[0]], _named(operand, digits), step.head)
     split = "slice" if any(step.name == "slice" for step in trace.all_steps) else "project"
-    return {"heads": trace.heads, "split": split, **parts, "weights": weights, "biases": biases}
+    return {"split": split, **parts, "weights": weights, "biases": biases}
 
 
 def _append(table: dict[str, Any], name: str, entry: dict[str, Any], head: int | None) -> None:

@@ -77,18 +77,20 @@ class Layout:
         Raises:
             ValueError: if even shortened matrices are too many.
         """
-        self.trace, self._limit = trace, _MAX_ROWS[0]
-        shapes = [(matrix.rows, matrix.columns, matrix.values.shape) for step in trace for matrix in matrices(step)]
-        for limit in _MAX_ROWS:
-            self._limit, count = limit, 0
-            for rows, columns, (height, width) in shapes:
-                count += len(self.entries(rows, height).shown) * len(self.entries(columns, width).shown)
+        self.trace = trace
+        shown = [matrix for step in trace for matrix in matrices(step)]
+        for self._limit in _MAX_ROWS:
+            count = sum(self._cell_count(matrix) for matrix in shown)
             if count <= MAX_CELLS:
                 return
         raise ValueError(
-            f"the calculation has {count:,} numbers to show, even with shortened matrices; expected at most"
-            f" {MAX_CELLS:,}: choose steps or heads (--step, --head)"
+            f"the calculation has {sum(map(self._cell_count, shown)):,} numbers to show, even with shortened matrices;"
+            f" expected at most {MAX_CELLS:,}: choose steps or heads (--step, --head)"
         )
+
+    def _cell_count(self, matrix: Matrix) -> int:
+        height, width = matrix.values.shape
+        return len(self.entries(matrix.rows, height).shown) * len(self.entries(matrix.columns, width).shown)
 
     def entries(self, axis: Axis, count: int) -> Entries:
         """Return the rows or columns that are shown of an axis with `count` entries."""

@@ -28,6 +28,7 @@ STEP_TITLES = {
     "value": "Values",
     "scores": "Scores",
     "scaled": "Scaled scores",
+    "biased": "Scores with bias",
     "masked": "Masked scores",
     "weights": "Attention weights",
     "head_output": "Head output",
@@ -47,6 +48,7 @@ STEP_SENTENCES = {
     "value": "A value is what a token passes on to the tokens that attend to it.",
     "scores": "A score is the dot product of a query and a key: the larger it is, the better they match.",
     "scaled": "Longer vectors have larger dot products. The scaling compensates for that.",
+    "biased": "The model adds a number for each query and key, which depends on their positions.",
     "masked": "The mask sets a score to −∞ where a query may not attend, so that the weight is 0.",
     "weights": "Softmax turns each row into numbers from 0 to 1 that sum to 1: the attention of a query to each key.",
     "head_output": "Each row is the mean of the values, weighted by the attention weights of a query.",
@@ -106,15 +108,10 @@ def origin_text(matrix: Step | Operand) -> str:
     """Return the source of a matrix's numbers."""
     if matrix.origin:
         return matrix.origin
-    if isinstance(matrix, Operand):
-        if not matrix.new:
-            return "computed"
-        return "mask" if matrix.symbol == "M" else "from the layer's parameters" if _is_learned(matrix) else "input"
-    return {"input": "input", "given": "given", "partly": "partly given"}.get(matrix.how, "computed")
-
-
-def _is_learned(operand: Operand) -> bool:
-    return operand.symbol.startswith(("W_", "b_")) or operand.symbol == "sink"
+    if isinstance(matrix, Step) or not matrix.new:
+        return "computed"
+    learned = matrix.symbol.startswith(("W_", "b_")) or matrix.symbol == "sink"
+    return "from the layer's parameters" if learned else "mask" if matrix.symbol == "M" else "input"
 
 
 def step_cost(step: Step) -> str:
@@ -141,7 +138,8 @@ class NumberFormat:
             self.style = "e"
             return
         for needed in range(digits):
-            if ((finite.round(decimals=needed) - finite).abs() <= 1e-12 * max(1.0, largest)).all():
+            # a part of a large matrix usually shows that more digits are needed
+            if all(_is_rounded(part, needed, largest) for part in (finite[:1000], finite)):
                 self.digits = needed
                 return
 
@@ -161,6 +159,10 @@ class NumberFormat:
     def is_exact(self, value: float) -> bool:
         """Return whether a number is shown without rounding."""
         return math.isinf(value) or abs(float(self.plain(value)) - value) <= 1e-12 * max(1.0, abs(value))
+
+
+def _is_rounded(values: Tensor, digits: int, largest: float) -> bool:
+    return bool(((values.round(decimals=digits) - values).abs() <= 1e-12 * max(1.0, largest)).all())
 
 
 def format_matrix(values: Tensor, digits: int = DEFAULT_DIGITS) -> list[list[str]]:
