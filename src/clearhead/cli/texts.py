@@ -37,7 +37,7 @@ def read_example(example: str, draft_path: Path | None) -> Example:
         return load(example)
     draft = load_draft(path)
     had_questions = bool(draft.questions)
-    if had_questions and sys.stdin.isatty() and sys.stderr.isatty():
+    if had_questions and _is_interactive():
         draft = load_draft(path, answers={question.matrix: _ask(draft, question) for question in draft.questions})
     for line in draft.question_lines():
         print_stderr(line)
@@ -47,6 +47,10 @@ def read_example(example: str, draft_path: Path | None) -> Example:
     elif had_questions:
         _write_beside(path, draft.toml)
     return draft.example()
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _ask(draft: Draft, question: Question) -> str:

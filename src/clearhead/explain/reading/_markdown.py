@@ -40,15 +40,16 @@ def _formula_block(state: Any, start: int, end: int, silent: bool) -> bool:
     if opening is None:
         return False
     closing = {"$$": "$$", "\\[": "\\]"}.get(opening[0], f"\\end{{{opening[1]}}}")
-    for line in range(start, min(end, start + MAX_FORMULA_LINES)):
-        content = state.src[state.bMarks[line] : state.eMarks[line]]
-        if closing in (content if line > start else first[len(opening[0]) :]):
-            break
-    else:
+    last = min(end, start + MAX_FORMULA_LINES) - 1
+    begin = state.bMarks[start] + state.tShift[start] + len(opening[0])
+    close = state.src.find(closing, begin, state.eMarks[last])  # bounded, because each line may open a formula
+    if close < 0:
         return False
     if silent:
         return True
-    state.line = line + 1
+    state.line = start + 1
+    while state.eMarks[state.line - 1] < close:
+        state.line += 1
     token = state.push("formula", "", 0)
     token.content = state.getLines(start, state.line, state.blkIndent, False)
     token.map = [start, state.line]
