@@ -57,7 +57,7 @@ def test_draft_option_writes_the_draft(tmp_path, notes):
 def test_questions_are_printed_and_the_draft_is_written_beside_the_text(tmp_path, notes):
     result = run_cli("check", str(notes))
     question, wrote = result.stderr.splitlines()
-    assert question.startswith('notes.md, line 9: the 2 × 2 matrix under "Scores:" could be the scores of head 1')
+    assert question.startswith('notes.md, line 11: the 2 × 2 matrix under "Scores:" could be the scores of head 1')
     assert wrote == f"wrote {tmp_path / 'notes.toml'}; edit it where the assumptions are wrong, then check it"
     assert load(tmp_path / "notes.toml").claims[-1].step == "scores"
 
