@@ -73,7 +73,6 @@ print(json.dumps({
         ("view", "kept.safetensors", "--output", "report.html"),
         ("explain", "song", "--format", "html"),
         ("explain", "song", "--format", "toml"),
-        ("check", "notes.md"),
         ("translate", "The dog barked."),
         ("train", "--output", "run", "--steps", "1"),
         ("stats", "--model", "someone/something", "a text"),
@@ -85,7 +84,6 @@ MISSING = {
     "view kept.safetensors --output report.html": "clearhead view needs bokeh: pip install 'clearhead[view]'",
     "explain song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
     "explain song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
-    "check notes.md": "reading Markdown needs markdown-it-py: pip install 'clearhead[explain]'",
     "translate The dog barked.": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "train --output run --steps 1": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "stats --model someone/something a text": "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'",
@@ -96,7 +94,6 @@ MISSING = {
 def without_extras(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     decoder(["a", "b", "c"]).save(folder / "kept.safetensors")
-    (folder / "notes.md").write_text("X = [[1, 2], [3, 4]]")
     modules = sorted({module for modules in EXTRAS.values() for module in modules})
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(modules)],

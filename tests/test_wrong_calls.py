@@ -19,6 +19,7 @@ from support.public_calls import (
     mask_calls,
     model_calls,
     parallel_calls,
+    reading_calls,
     tensors,
     torch_calls,
     transformer_calls,
@@ -38,6 +39,7 @@ GROUPS = {
     "models": model_calls,
     "heads": heads_calls,
     "interventions": intervention_calls,
+    "reading": reading_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

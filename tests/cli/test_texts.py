@@ -54,7 +54,7 @@ def test_draft_option_writes_the_draft(tmp_path, notes):
     assert run_cli("check", str(target)).stdout == result.stdout
 
 
-def test_questions_are_printed_and_the_draft_is_written_beside_the_text(tmp_path, notes):
+def test_questions_are_printed_and_the_draft_is_written_next_to_the_text(tmp_path, notes):
     result = run_cli("check", str(notes))
     question, wrote = result.stderr.splitlines()
     assert question.startswith('notes.md, line 11: the 2 × 2 matrix under "Scores:" could be the scores of head 1')

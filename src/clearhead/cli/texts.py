@@ -45,7 +45,7 @@ def read_example(example: str, draft_path: Path | None) -> Example:
         write_text(draft_path, draft.toml)
         print_stderr(f"wrote {draft_path}")
     elif had_questions:
-        _write_beside(path, draft.toml)
+        _write_draft(path, draft.toml)
     return draft.example()
 
 
@@ -66,8 +66,8 @@ def _ask(draft: Draft, question: Question) -> str:
         print_stderr(f"{answer[:40]!r} is not a choice")
 
 
-def _write_beside(path: Path, toml: str) -> None:
-    """Write the draft beside its text, without replacing another file."""
+def _write_draft(path: Path, toml: str) -> None:
+    """Write the draft next to its text, without replacing another file."""
     for count in range(MAX_DRAFTS + 1):
         target = path.with_name(f"{path.stem}{f'-{count}' if count else ''}.toml")
         if not target.exists():

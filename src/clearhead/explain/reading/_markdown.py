@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from clearhead._utils.extras import needs_extra
+from markdown_it import MarkdownIt
+
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
 from clearhead.explain.reading._latex import read_latex
 from clearhead.explain.reading._plain import read_lines
@@ -18,9 +19,6 @@ MAX_FORMULA_LINES = 500
 
 def read_markdown_document(text: str) -> list[Block]:
     """Return the headings, paragraphs and tables of a Markdown text, with their lines."""
-    with needs_extra("explain", "reading Markdown"):
-        from markdown_it import MarkdownIt
-
     blocks: list[Block] = []
     if matter := _FRONT_MATTER.match(text):
         if title := _TITLE.search(matter[1]):
