@@ -20,6 +20,7 @@ from support.public_calls import (
     mask_calls,
     model_calls,
     parallel_calls,
+    reading_calls,
     tensors,
     torch_calls,
     transformer_calls,
@@ -40,6 +41,7 @@ GROUPS = {
     "heads": heads_calls,
     "interventions": intervention_calls,
     "audits": audit_calls,
+    "reading": reading_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

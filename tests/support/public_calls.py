@@ -33,11 +33,13 @@ from clearhead.distributed import (
     sharded_kv_attention,
     tensor_parallel_plan,
 )
+from clearhead.explain import load_draft, parse_draft
 from clearhead.nn import LinearScaling, Llama3, Rotary, WindowedKVCache, YaRN, sinusoidal
 from clearhead.ops.alibi import alibi_slopes
 from clearhead.torch_compat import MultiheadAttention, replace_attention
 from clearhead.translation import Config, Transformer
 from clearhead.translation.config import ModelConfig, TrainingConfig
+from support.paths import ROOT
 from support.public_model_calls import heads_calls, intervention_calls, model_calls
 from support.wrong_calls import Call
 
@@ -371,6 +373,20 @@ def transformer_calls() -> list[Call]:
     ]
 
 
+def reading_calls() -> list[Call]:
+    text = "X = [[1, 2], [3, 4]]"
+    path = ROOT / "tests" / "explain" / "reading" / "three-errors.md"
+    return [
+        Call(
+            "parse_draft",
+            parse_draft,
+            lambda: {"text": text, "name": "a.md", "answers": {1: "input"}},
+            {"text": ("no matrices", "answers")},
+        ),
+        Call("load_draft", load_draft, lambda: {"path": path, "answers": None}, {"path": ("neither a file",)}),
+    ]
+
+
 def calls() -> list[Call]:
     return [
         *attention_calls(),
@@ -384,4 +400,5 @@ def calls() -> list[Call]:
         *model_calls(),
         *heads_calls(),
         *intervention_calls(),
+        *reading_calls(),
     ]

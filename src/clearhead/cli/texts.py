@@ -37,7 +37,7 @@ def read_example(example: str, draft_path: Path | None) -> Example:
         return load(example)
     draft = load_draft(path)
     had_questions = bool(draft.questions)
-    if had_questions and sys.stdin.isatty() and sys.stderr.isatty():
+    if had_questions and _is_interactive():
         draft = load_draft(path, answers={question.matrix: _ask(draft, question) for question in draft.questions})
     for line in draft.question_lines():
         print_stderr(line)
@@ -45,8 +45,12 @@ def read_example(example: str, draft_path: Path | None) -> Example:
         write_text(draft_path, draft.toml)
         print_stderr(f"wrote {draft_path}")
     elif had_questions:
-        _write_beside(path, draft.toml)
+        _write_draft(path, draft.toml)
     return draft.example()
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _ask(draft: Draft, question: Question) -> str:
@@ -62,8 +66,8 @@ def _ask(draft: Draft, question: Question) -> str:
         print_stderr(f"{answer[:40]!r} is not a choice")
 
 
-def _write_beside(path: Path, toml: str) -> None:
-    """Write the draft beside its text, without replacing another file."""
+def _write_draft(path: Path, toml: str) -> None:
+    """Write the draft next to its text, without replacing another file."""
     for count in range(MAX_DRAFTS + 1):
         target = path.with_name(f"{path.stem}{f'-{count}' if count else ''}.toml")
         if not target.exists():

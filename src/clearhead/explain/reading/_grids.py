@@ -25,7 +25,7 @@ class Grid:
 
     line: int
     cells: tuple[tuple[str, ...], ...]
-    rows: tuple[str, ...] = ()  # labels; empty if there are none
+    rows: tuple[str, ...] = ()  # labels; empty without labels
     columns: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
     caption: str = ""

@@ -15,7 +15,7 @@ from clearhead.explain.reading._symbols import read_formula
 _TABULAR = {"tabular", "tabular*", "tabularx", "longtable", "array"}  # take a column specification
 _MATRIX = {f"{kind}{name}" for kind in ("", "p", "b", "B", "v", "V") for name in ("matrix", "matrix*", "smallmatrix")}
 _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{(\w{1,20}\*?)\}")
-_FLOAT = re.compile(r"\\begin\s*\{(table\*?|figure\*?)\}(.{0,100000}?)\\end\s*\{\1\}", re.DOTALL)
+_FLOAT = re.compile(r"\\begin\s*\{(table\*?|figure\*?)\}(.{0,8000}?)\\end\s*\{\1\}", re.DOTALL)
 _CAPTION = re.compile(r"\\caption\*?\s*(?:\[[^\]]{0,200}\])?\{((?:[^{}]|\{[^{}]*\}){0,1000})\}")
 _HEADING = re.compile(
     r"\\(part|chapter|section|subsection|subsubsection|paragraph|subparagraph|title)\*?\s*"

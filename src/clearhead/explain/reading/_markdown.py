@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from clearhead._utils.extras import needs_extra
+from markdown_it import MarkdownIt
+
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
 from clearhead.explain.reading._latex import read_latex
 from clearhead.explain.reading._plain import read_lines
@@ -18,9 +19,6 @@ MAX_FORMULA_LINES = 500
 
 def read_markdown_document(text: str) -> list[Block]:
     """Return the headings, paragraphs and tables of a Markdown text, with their lines."""
-    with needs_extra("explain", "reading Markdown"):
-        from markdown_it import MarkdownIt
-
     blocks: list[Block] = []
     if matter := _FRONT_MATTER.match(text):
         if title := _TITLE.search(matter[1]):
@@ -40,15 +38,16 @@ def _formula_block(state: Any, start: int, end: int, silent: bool) -> bool:
     if opening is None:
         return False
     closing = {"$$": "$$", "\\[": "\\]"}.get(opening[0], f"\\end{{{opening[1]}}}")
-    for line in range(start, min(end, start + MAX_FORMULA_LINES)):
-        content = state.src[state.bMarks[line] : state.eMarks[line]]
-        if closing in (content if line > start else first[len(opening[0]) :]):
-            break
-    else:
+    last = min(end, start + MAX_FORMULA_LINES) - 1
+    begin = state.bMarks[start] + state.tShift[start] + len(opening[0])
+    close = state.src.find(closing, begin, state.eMarks[last])  # bounded, because each line may open a formula
+    if close < 0:
         return False
     if silent:
         return True
-    state.line = line + 1
+    state.line = start + 1
+    while state.eMarks[state.line - 1] < close:
+        state.line += 1
     token = state.push("formula", "", 0)
     token.content = state.getLines(start, state.line, state.blkIndent, False)
     token.map = [start, state.line]

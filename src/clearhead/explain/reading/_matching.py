@@ -124,8 +124,6 @@ class Matcher:
         if head is not None and head > self.heads:
             head = None
         steps = self._plausible_steps(context, head)
-        if not context.is_named and context.grid.shape[1] == 1 and context.grid.columns:
-            return  # a table of other data, such as names and ages
         if not steps:
             self._ask_unknown(position, context)
             return
@@ -229,6 +227,8 @@ class Matcher:
         self.questions.append(question)
 
     def _ask_unknown(self, position: int, context: MatrixContext) -> None:
+        if not context.is_named and context.grid.shape[1] == 1 and context.grid.columns:
+            return  # a table of other data, such as names and ages
         steps = [step for step in CLAIMABLE_MATRICES if self._fits(step, context)]
         heads: list[int | None] = [*range(1, self.heads + 1)]
         options = tuple(

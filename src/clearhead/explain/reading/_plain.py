@@ -49,7 +49,7 @@ class _Lines:
         opens, closes = "[[" in rest.replace(" ", ""), re.search(r"\]\s*\]|\]\s*\)", rest)
         cells = _cells(rest)
         if not cells and not sign:
-            label, cells = _labelled_cells(text)
+            label, cells = _labeled_cells(text)
         if not cells:
             is_opening = bool(label) and sign in ("=", ":=") and not rest.strip(_EDGES + "(")
             self.pending = label if is_opening else self.pending if not text.strip(_EDGES + "(") else ""
@@ -81,8 +81,8 @@ class _Lines:
         if not enough or (width == 1 and not self.bracketed):
             self.blocks.append(Paragraph(self.line, " ".join([self.symbol, *(label for label, _ in rows)]).strip()))
             return
-        labelled = any(label for label, _ in rows)
-        cells = [tuple([label, *row] if labelled else row) for label, row in rows]
+        labeled = any(label for label, _ in rows)
+        cells = [tuple([label, *row] if labeled else row) for label, row in rows]
         if self.header:
             header = self.header if len(self.header) == len(cells[0]) else ["", *self.header]
             cells.insert(0, tuple(header))
@@ -107,7 +107,7 @@ def _cells(text: str) -> list[str]:
     return parts
 
 
-def _labelled_cells(text: str) -> tuple[str, list[str]]:
+def _labeled_cells(text: str) -> tuple[str, list[str]]:
     """Return the label in front of at least two numbers, and the numbers."""
     parts = [part for part in _SEPARATORS.split(text.strip(_EDGES)) if part]
     count = 0

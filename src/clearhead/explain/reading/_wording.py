@@ -26,7 +26,7 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"scaled (?:attention |dot[- ]product )?(?:scores?|logits)", ("scaled",)),
     (r"(?:attention )?(?:scores?|logits) (?:\S+ ){0,3}?(?:divided|scaled|after scaling)|after scaling", ("scaled",)),
     (r"(?:scale|divide) the scores|scaling", ("scaled",)),
-    (r"attention (?:weights?|matri(?:x|ces)|patterns?|probabilit(?:y|ies)|maps?|distributions?)", ("weights",)),
+    (r"attention (?:weights?|matri(?:x|ces)|patterns?|probability|probabilities|maps?|distributions?)", ("weights",)),
     (r"soft-?max|probability distributions?|weights after", ("weights",)),
     (r"attention scores?|scores?|logits|similarit(?:y|ies)", ("scores", "scaled")),
     (r"concatenat\w*|concat\b|(?:all )?heads side by side|joined heads", ("concat",)),
@@ -51,7 +51,7 @@ _ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 
 # symbols in running text: letters that are words too, such as A, only as formulas or in bold
 _MARKED = re.compile(r"\$([^$]{1,120})\$|\\\((.{1,120}?)\\\)|\*\*([^*]{1,60})\*\*|`([^`]{1,60})`")
 _BARE = re.compile(r"(?<![\w\\{^])(W(?:[_^]\{?|)[QKVO]\S{0,8}|[QKVX](?:[_^]\S{1,8}|\d{0,2}(?![\w'])))")
-_WEIGHT_NAME = re.compile(r"[wW]_?([qkvoQKVO])(?:uery|ey|alue|ut|utput|s)?_?(\d{1,3})?")
+_WEIGHT_NAME = re.compile(r"[wW]_?([qQ]|query|[kK]|key|[vV]|value|[oO]|out|output)_?(\d{1,3})?")
 _IDENTIFIER = re.compile(r"([A-Za-z_]{1,60}?)_?(\d{1,3})?")
 _SYMBOL_ONLY = re.compile(r"[A-ZW][\w{}^()'⊤ᵀ₀-₉,]*")
 
@@ -61,7 +61,7 @@ def read_name(text: str) -> Meaning | None:
     plain = plain_text(text[:MAX_NAME_LETTERS])
     if match := _WEIGHT_NAME.fullmatch(plain):
         steps = {"q": "query_weight", "k": "key_weight", "v": "value_weight", "o": "output_weight"}
-        return Meaning((steps[match[1].lower()],), int(match[2]) if match[2] else None)
+        return Meaning((steps[match[1][0].lower()],), int(match[2]) if match[2] else None)
     if match := _IDENTIFIER.fullmatch(plain):
         meaning = _read_words(match[1].replace("_", " ").strip().lower())
         if meaning is not None:

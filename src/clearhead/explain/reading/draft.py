@@ -24,7 +24,7 @@ from clearhead.explain.toml_format import SUPPORTED_KEYS, parse, read_bounded
 __all__ = ["LEAVE_OUT", "Draft", "Question", "load_draft", "parse_draft"]
 
 LATEX_SUFFIX = ".tex"
-MAX_LETTERS = 2**21  # of a text; a worked example is far shorter
+MAX_LETTERS = 2**19  # of a text; a worked example is far shorter
 MAX_TITLE_LETTERS = 200
 
 
