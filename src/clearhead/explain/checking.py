@@ -89,7 +89,7 @@ class _Auditor:
             claimed, prefix = transposed, f"claimed {claimed.shape}, computed {shape}; read as its transpose, "
         tolerance = claimed.tolerance if claim.tolerance is None else torch.full_like(claimed.values, claim.tolerance)
         checked = check_matrix(self.example, claim, self._symbol(claim), claimed, tolerance, self.checked_matrices)
-        self.checked_matrices.append(checked)
+        self._keep(checked)
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)
         notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
@@ -99,6 +99,15 @@ class _Auditor:
             message=f"{prefix}{result.message}{notes}",
             verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
         )
+
+    def _keep(self, checked: CheckedMatrix) -> None:
+        """Keep a matrix for the claims about later ones. Parts of the same matrix are merged."""
+        claim = checked.claim
+        for index, earlier in enumerate(self.checked_matrices):
+            if claim.part and earlier.claim.part and earlier.claim.about == claim.about:
+                self.checked_matrices[index] = earlier.merged(checked)
+                return
+        self.checked_matrices.append(checked)
 
     def _cells(
         self,
