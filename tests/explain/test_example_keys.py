@@ -277,7 +277,7 @@ class TestKeyHeads:
         traced = parse(FILES["kv_heads"]).trace()
         assert [step.formula for step in traced.named("key")] == ["K₁ = X W_K₁", "K₂ = X W_K₂"]
         assert [step.formula for step in traced.named("scores")] == ["Q₁ K₁ᵀ", "Q₂ K₁ᵀ", "Q₃ K₂ᵀ", "Q₄ K₂ᵀ"]
-        assert "Keys, shared by heads 3 to 4" in render.render(traced, "markdown")
+        assert "Keys, shared by heads 3 and 4" in render.render(traced, "markdown")
         assert sum(step.weights for step in traced) == 4 * 4 + 2 * 4 + 2 * 4 + 4 * 4
 
     def test_select_includes_the_shared_keys_of_a_head(self):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -12,6 +13,7 @@ from clearhead import check
 from clearhead.explain import parse
 from clearhead.explain.render import AUDIT_FORMATS, print_audit, render_audit
 from support.parameters import slow_except
+from support.partial_claims import split_claims
 from support.random_worked_texts import FAILURES, outcome, random_text
 
 SEEDS, CHUNK = 80, 10
@@ -25,6 +27,17 @@ def test_planted_errors_are_found_without_false_alarms(start):
         counts = outcome(random_text(seed))
         failed = {name: counts[name] for name in FAILURES if counts[name]}
         assert not failed, f"random_text({seed})"
+        assert counts["errors found"] == counts["errors"]
+        assert counts["carried marked"] == counts["carried"]
+
+
+@pytest.mark.parametrize("part", ["row", "column", "cell"])
+@pytest.mark.parametrize("start", slow_except({f"from {seed}": seed for seed in range(0, 40, 5)}, "from 0"))
+def test_claims_about_parts_give_the_same_report(part, start):
+    for seed in range(start, start + 5):
+        text = random_text(seed)
+        counts = outcome(replace(text, source=split_claims(text.source, part)))
+        assert not {name: counts[name] for name in FAILURES if counts[name]}, f"random_text({seed})"
         assert counts["errors found"] == counts["errors"]
         assert counts["carried marked"] == counts["carried"]
 

@@ -12,7 +12,7 @@ import torch
 
 from clearhead.explain._claim_parts import check_parts, placed, read_indices, values_as_rows
 from clearhead.explain._printed_matrix import PrintedMatrix, read_matrix, short_repr, to_float
-from clearhead.explain.steps import KEY_HEAD_STEPS, STEP_NAMES
+from clearhead.explain.steps import KEY_HEAD_STEPS, STEP_NAMES, StepKey
 
 # a claim is about the result of a step, the mask M, or a learned matrix
 LEARNED_MATRICES = ("query_weight", "key_weight", "value_weight", "output_weight")
@@ -63,6 +63,11 @@ class Claim:
         if self.total is not None:
             return "sum"
         return next(kind for kind in CLAIM_KINDS if getattr(self, kind) is not None)
+
+    @property
+    def about(self) -> StepKey:
+        """Matrix that the claim is about."""
+        return self.step, self.head
 
     @property
     def part(self) -> str:

@@ -80,6 +80,31 @@ class CheckedMatrix:
         """Return a version of this matrix with all wrong cells corrected."""
         return self.corrected if matrix is self.mistaken else torch.where(self.wrong, self.corrected, matrix)
 
+    def merged(self, other: CheckedMatrix) -> CheckedMatrix:
+        """Return one matrix for two claims about parts of the same matrix, such as two of its rows.
+
+        Without merging, an author who prints a matrix row by row has as many earlier matrices as rows. The search tries
+        pairs of earlier matrices, so its time would grow with the square of the rows.
+        """
+        blank = self.claimed.blank
+        none = torch.zeros_like(blank)
+        carried = {
+            root: torch.where(blank, other.carried.get(root, none), self.carried.get(root, none))
+            for root in dict.fromkeys((*self.carried, *other.carried))
+        }
+        return replace(
+            self,
+            claimed=self.claimed.merged(other.claimed),
+            tolerance=torch.where(blank, other.tolerance, self.tolerance),
+            wrong=torch.where(blank, other.wrong, self.wrong),
+            rounded=torch.where(blank, other.rounded, self.rounded),
+            carried=carried,
+            corrected=torch.where(blank, other.corrected, self.corrected),
+            intended=torch.where(blank, other.intended, self.intended),
+            mistaken=None,
+            exact=self.exact and other.exact,
+        )
+
 
 AssumedValues = dict[CheckedMatrix, Tensor]  # values with which the author may have continued
 

@@ -33,6 +33,18 @@ class PrintedMatrix:
     def blank(self) -> Tensor:
         return self.values.isnan()
 
+    def merged(self, other: PrintedMatrix) -> PrintedMatrix:
+        """Return this matrix with its blank cells filled from another one."""
+        blank = self.blank
+        return PrintedMatrix(
+            torch.where(blank, other.values, self.values),
+            torch.where(blank, other.tolerance, self.tolerance),
+            tuple(
+                tuple(second if first == BLANK else first for first, second in zip(*rows, strict=True))
+                for rows in zip(self.printed, other.printed, strict=True)
+            ),
+        )
+
     def transpose(self) -> PrintedMatrix:
         """Return the transposed matrix."""
         return PrintedMatrix(self.values.T, self.tolerance.T, tuple(zip(*self.printed, strict=True)))

@@ -97,7 +97,7 @@ class _Auditor:
         checked = check_matrix(self.example, claim, symbol, claimed, tolerance, self.checked_matrices)
         if not causes:
             causes, checked = self.finder.of_matrix(checked, self.checked_matrices)
-        self.checked_matrices.append(checked)
+        self._keep(checked)
         cells = self._cells(claim.step, claimed, computed, checked.wrong, checked)
         result = _values_result(claim, cells, checked)
         notes = _mask_notes(claimed, cells) if claim.step == "mask" else ""
@@ -117,6 +117,15 @@ class _Auditor:
                 transposed=bool(prefix),
             ),
         )
+
+    def _keep(self, checked: CheckedMatrix) -> None:
+        """Keep a matrix for the claims about later ones. Parts of the same matrix are merged."""
+        claim = checked.claim
+        for index, earlier in enumerate(self.checked_matrices):
+            if claim.part and earlier.claim.part and earlier.claim.about == claim.about:
+                self.checked_matrices[index] = earlier.merged(checked)
+                return
+        self.checked_matrices.append(checked)
 
     def _cells(
         self,

@@ -37,7 +37,7 @@ STEP_TITLES = {
 }
 STEP_SENTENCES = {
     "embedding": "One row for each token, before its position is added.",
-    "positions": "One row for each position, counted from 0. Without it, the order of the tokens would not matter.",
+    "positions": "One row for each position, counted from 0. It makes equal tokens at different positions differ.",
     "input": "One row for each token.",
     "memory": "One row for each token of the other text. The keys and the values are computed from it.",
     "mask": "A row for each query and a column for each key: 0 where the query may attend, −∞ where not.",
@@ -100,7 +100,7 @@ def step_heading(step: Step, trace: Trace) -> str:
         return title
     if trace.group > 1 and step.name in KEY_HEAD_STEPS:
         first, last = step.head * trace.group + 1, (step.head + 1) * trace.group
-        return f"{title}, shared by heads {first} to {last}"
+        return f"{title}, shared by heads {first} {'and' if trace.group == 2 else 'to'} {last}"
     return f"{title}, head {step.head + 1}"
 
 
