@@ -76,7 +76,8 @@ class _Auditor:
             key = (claim.step, claim.head)
             causes = self.finder.of_values(key, symbol, claimed, ~claimed.blank, self.checked_matrices)
             transposed = claimed.transpose()
-            if transposed.shape != shape or not _mostly_agrees(transposed, computed):
+            is_transposed = any(cause.name == "transposed" for cause in causes) or _mostly_agrees(transposed, computed)
+            if transposed.shape != shape or not is_transposed:
                 return replace(_claim_result(claim, "differs", mismatch), causes=causes)
             claimed, prefix = transposed, f"{mismatch}; read as its transpose, "
         tolerance = claimed.tolerance if claim.tolerance is None else torch.full_like(claimed.values, claim.tolerance)
@@ -90,7 +91,7 @@ class _Auditor:
         return replace(
             result,
             message=f"{prefix}{result.message}{notes}",
-            verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
+            verdict="differs" if prefix else result.verdict,
             causes=causes,
             follows_from=tuple(sorted(root.claim.position for root in checked.carried)),
         )
@@ -241,7 +242,9 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
 
 
 def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:
-    """Return whether at least half of the written cells agree."""
+    """Return whether the shapes are equal and at least half of the written cells agree."""
+    if claimed.shape != tuple(computed.shape):
+        return False
     agreeing = ~claimed.blank & agree(claimed.values, computed, claimed.tolerance)
     return 2 * int(agreeing.sum()) >= int((~claimed.blank).sum())
 
