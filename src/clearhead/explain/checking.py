@@ -17,7 +17,7 @@ from clearhead.explain._fitting import best_fit
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, calculation_order
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, Verdict
-from clearhead.explain.causes import CauseFinder, matrix_axes
+from clearhead.explain.causes.finder import CauseFinder, matrix_axes
 from clearhead.explain.example import Example
 from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Step
 from clearhead.explain.toml_format import load
