@@ -17,7 +17,7 @@ from clearhead.explain._fitting import best_fit
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import Recomputation, calculation_order
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison, Verdict
-from clearhead.explain.causes import CauseFinder, matrix_axes
+from clearhead.explain.causes.finder import CauseFinder, matrix_axes
 from clearhead.explain.example import Example
 from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Step
 from clearhead.explain.toml_format import load
@@ -90,7 +90,8 @@ class _Auditor:
             key = (claim.step, claim.head)
             causes = self.finder.of_values(key, symbol, claimed, ~claimed.blank, self.checked_matrices)
             transposed = claimed.transpose()
-            if transposed.shape != shape or not _mostly_agrees(transposed, computed):
+            is_transposed = any(cause.name == "transposed" for cause in causes) or _mostly_agrees(transposed, computed)
+            if transposed.shape != shape or not is_transposed:
                 return replace(_claim_result(claim, "differs", mismatch), causes=causes)
             claimed, prefix = transposed, f"{mismatch}; read as its transpose, "
         tolerance = claimed.tolerance if claim.tolerance is None else torch.full_like(claimed.values, claim.tolerance)
@@ -104,7 +105,7 @@ class _Auditor:
         return replace(
             result,
             message=f"{prefix}{result.message}{notes}",
-            verdict="differs" if prefix and result.verdict == "agrees" else result.verdict,
+            verdict="differs" if prefix else result.verdict,
             causes=causes,
             follows_from=tuple(sorted(root.claim.position for root in checked.carried)),
             comparison=MatrixComparison(
@@ -302,7 +303,9 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
 
 
 def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:
-    """Return whether at least half of the written cells agree."""
+    """Return whether the shapes are equal and at least half of the written cells agree."""
+    if claimed.shape != tuple(computed.shape):
+        return False
     agreeing = ~claimed.blank & agree(claimed.values, computed, claimed.tolerance)
     return 2 * int(agreeing.sum()) >= int((~claimed.blank).sum())
 

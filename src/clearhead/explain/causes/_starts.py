@@ -12,6 +12,8 @@ from clearhead.explain._recompute import Recomputation
 from clearhead.explain.example import Example
 from clearhead.explain.steps import StepKey
 
+_MAX_SINGLE_ERRORS = 4  # with more earlier errors, each one alone is not tried
+
 
 def author_starts(
     example: Example,
@@ -42,6 +44,8 @@ def author_starts(
         {**wrong, **mistaken},
         {**claimed, **mistaken},
     ]
+    if len(roots) <= _MAX_SINGLE_ERRORS:
+        assumptions += [{root: mistaken.get(root, wrong[root])} for root in roots]  # the other errors are misprints
     starts, seen = [], set()
     for assumed in assumptions:
         fingerprint = frozenset((matrix, id(values)) for matrix, values in assumed.items())
