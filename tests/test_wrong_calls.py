@@ -24,6 +24,7 @@ from support.public_calls import (
     transformer_calls,
     weights_calls,
 )
+from support.public_exercise_calls import exercise_calls
 from support.wrong_calls import Call, fault, wrong_calls
 
 GROUPS = {
@@ -38,6 +39,7 @@ GROUPS = {
     "models": model_calls,
     "heads": heads_calls,
     "interventions": intervention_calls,
+    "exercises": exercise_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 
