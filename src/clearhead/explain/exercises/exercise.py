@@ -18,7 +18,12 @@ from clearhead.explain.toml_format import load
 
 MAX_DIGITS = 6
 MAX_BLANK_CELLS = 2000
-_BLANKABLE_STEPS = STEP_NAMES[1:]
+_COMPUTED_STEPS = STEP_NAMES[STEP_NAMES.index("slice") :]  # all before are given
+_MISSING = {
+    "slice": "every head reads all of X",
+    "scaled": "the scores are not scaled",
+    "masked": "there is no mask",
+}
 # a step -> the later step that repeats its numbers
 _COPIES = {"scaled": "masked", "head_output": "concat"}
 
@@ -46,8 +51,8 @@ class Exercise:
 
     @cached_property
     def steps(self) -> dict[StepKey, Step]:
-        """Steps after the input, by name and head."""
-        return {(step.name, step.head): step for step in self.trace if step.name != "input"}
+        """Steps that are computed from the given numbers, by name and head."""
+        return {(step.name, step.head): step for step in self.trace if step.name in _COMPUTED_STEPS}
 
     @cached_property
     def withheld(self) -> frozenset[StepKey]:
@@ -169,12 +174,11 @@ def _blank_keys(entry: object, trace: Trace) -> Iterable[StepKey]:
     if not isinstance(entry, str):
         raise TypeError(f"blank has {describe(entry)}; expected the name of a step, such as 'weights' or 'weights:1'")
     name, colon, head = (part.strip() for part in entry.partition(":"))
-    if name not in _BLANKABLE_STEPS:
-        raise ValueError(f"blank has {name!r}; {suggestion(name, _BLANKABLE_STEPS)}")
+    if name not in _COMPUTED_STEPS:
+        raise ValueError(f"blank has {name!r}; {suggestion(name, _COMPUTED_STEPS)}")
     steps = trace.named(name)
     if not steps:
-        why = "every head reads all of X" if name == "slice" else "there is no mask"
-        raise ValueError(f"blank has {name!r}, but this calculation has no such step: {why}")
+        raise ValueError(f"blank has {name!r}, but this calculation has no such step: {_MISSING[name]}")
     if not colon:
         return [(name, step.head) for step in steps]
     if name in SHARED_MATRICES:
