@@ -71,12 +71,16 @@ print(json.dumps({
         ("check", "song", "--format", "markdown"),
         ("check", "song", "--format", "html"),
         ("check", "song", "--format", "toml"),
+        ("exercise", "song", "--output", "sheet.toml"),
+        ("exercise", "song", "--format", "latex"),
+        ("mark", "sheet.toml"),
         ("stats", "kept.safetensors"),
         ("roles", "kept.safetensors"),
         ("view", "kept.safetensors"),
         ("view", "kept.safetensors", "--output", "report.html"),
         ("explain", "song", "--format", "html"),
         ("explain", "song", "--format", "toml"),
+        ("exercise", "song", "--format", "html"),
         ("translate", "The dog barked."),
         ("train", "--output", "run", "--steps", "1"),
         ("stats", "--model", "someone/something", "a text"),
@@ -87,6 +91,7 @@ MISSING = {
     "view kept.safetensors": "clearhead view needs bokeh: pip install 'clearhead[view]'",
     "view kept.safetensors --output report.html": "clearhead view needs bokeh: pip install 'clearhead[view]'",
     "explain song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
+    "exercise song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
     "explain song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
     "check song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
     "check song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
@@ -124,6 +129,7 @@ def test_base_computes_attention_layers_and_traces(without_extras):
         "doctor --json",
         "explain song",
         "explain song --format json",
+        "exercise song --format latex",
         "stats kept.safetensors",
         "roles kept.safetensors",
     ],
@@ -134,10 +140,10 @@ def test_base_commands_need_no_extra(without_extras, line):
     assert output
 
 
-@pytest.mark.parametrize("line", ["check song", "check song --format markdown"])
-def test_check_needs_no_extra(without_extras, line):
+@pytest.mark.parametrize("line", ["check song", "check song --format markdown", "mark sheet.toml"])
+def test_checking_and_marking_need_no_extra(without_extras, line):
     status, output, _ = without_extras["commands"][line]
-    assert status == 1  # errors were found in the text
+    assert status == 1  # errors were found in the text, and answers are missing
     assert output
 
 

@@ -26,6 +26,7 @@ from support.public_calls import (
     transformer_calls,
     weights_calls,
 )
+from support.public_exercise_calls import exercise_calls
 from support.wrong_calls import Call, fault, wrong_calls
 
 GROUPS = {
@@ -42,6 +43,7 @@ GROUPS = {
     "interventions": intervention_calls,
     "audits": audit_calls,
     "reading": reading_calls,
+    "exercises": exercise_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

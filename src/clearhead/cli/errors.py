@@ -1,7 +1,7 @@
 """Error handling of the command line: every error becomes one line on stderr and an exit code.
 
-- 0: success; for `check`, all claims agree
-- 1: `check` found a difference
+- 0: success; for `check`, all claims agree; for `mark`, all answers get full credit
+- 1: `check` found a difference, or `mark` an answer without credit
 - 2: unusable input, or any other error
 - 130: interrupted by Ctrl-C
 - 141: the reader of standard output closed the pipe

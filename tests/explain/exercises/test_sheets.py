@@ -198,7 +198,7 @@ def test_only_pages_check_themselves():
     sheet = exercise("song")
     with pytest.raises(ValueError, match="a sheet in latex cannot mark answers"):
         render_sheet(sheet, "latex", self_check=True)
-    with pytest.raises(ValueError, match="style is 'pdf'; expected one of html, markdown, latex, toml"):
+    with pytest.raises(ValueError, match="style is 'pdf'; expected 'html', 'markdown', 'latex' or 'toml'"):
         render_sheet(sheet, "pdf")
     assert "softmax" not in re.sub(r"aria-label=\S+", "", render_sheet(sheet, "html").rpartition("<script>")[2])
     assert "function softmax" in render_sheet(sheet, "html", self_check=True)

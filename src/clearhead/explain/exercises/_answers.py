@@ -90,7 +90,7 @@ def _text(cell: object) -> str:
 
 
 def _to_number(cell: str, *, infinite: bool) -> float:
-    """Return the number, or NaN if there is none."""
+    """Return the number, or NaN if the text is not a number."""
     if infinite and _INFINITE.fullmatch(cell):
         return -math.inf
     if not _NUMBER.fullmatch(cell):

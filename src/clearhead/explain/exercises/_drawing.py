@@ -22,7 +22,7 @@ _ATTEMPTS = 20
 _SCORE_LIMIT = 12.0  # largest entry of W_Q and W_K in tenths at the first attempt
 _VALUE_LIMIT = 10  # largest entry of W_V and W_O in tenths
 _INPUT_LIMIT = 9  # largest entry of x in tenths
-_LARGEST_SCALED_SCORE = 5.0
+_LARGEST_SCORE = 5.0  # before the softmax
 _LARGEST_WEIGHT = 0.95
 _SMALLEST_SPREAD = 0.15  # mean difference of the largest and the smallest weight of a row
 
@@ -81,9 +81,9 @@ def _draw(generator: random.Random, shape: torch.Size, limit: int, *, signed: bo
 def _range_errors(example: Example) -> tuple[float, float]:
     """Return how far the scores and weights are too large, and how far the weights are too uniform."""
     excess = shortfall = 0.0
-    trace = example.trace()
-    for scaled, weights in zip(trace.named("scaled"), trace.named("weights"), strict=True):
-        excess += max(0.0, float(scaled.values.abs().max()) - _LARGEST_SCALED_SCORE)
+    for weights in example.trace().named("weights"):
+        scores = weights.operands[0].values
+        excess += max(0.0, float(scores[scores.isfinite()].abs().max()) - _LARGEST_SCORE)
         rows = weights.values[(weights.values > 0).sum(dim=1) > 1]  # a row with one key has the weight 1
         if len(rows):
             excess += max(0.0, float(rows.max()) - _LARGEST_WEIGHT)

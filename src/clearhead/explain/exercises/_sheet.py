@@ -11,6 +11,7 @@ from clearhead.explain.exercises.marks import format_points
 from clearhead.explain.render.wording import format_matrix, step_heading, step_sentence
 from clearhead.explain.steps import Operand, Step, StepKey
 
+_MORE_GIVEN_DIGITS = 2  # answers are computed from given numbers, such as sinusoidal positions
 WITHHELD = "Not shown, because it repeats numbers that you compute."
 
 
@@ -78,7 +79,9 @@ def sections(exercise: Exercise) -> Iterator[SheetSection]:
 
 def _matrix(exercise: Exercise, matrix: Step | Operand, *, blank: bool = False) -> SheetMatrix:
     rows, columns = matrix.values.shape
-    cells = tuple(map(tuple, format_matrix(matrix.values, exercise.digits)))
+    is_given = isinstance(matrix, Operand) or (matrix.name, matrix.head) not in exercise.steps
+    digits = exercise.digits + (_MORE_GIVEN_DIGITS if is_given else 0)
+    cells = tuple(map(tuple, format_matrix(matrix.values, digits)))
     return SheetMatrix(
         matrix.symbol,
         matrix.latex_symbol if isinstance(matrix, Step) else matrix.latex,

@@ -14,11 +14,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from clearhead._utils.checks import describe
 from clearhead.explain._claims import check_keys
 from clearhead.explain._printed_matrix import BLANK, short_repr
 from clearhead.explain.exercises._drawing import givens_source
 from clearhead.explain.exercises._toml import toml_text, toml_value
-from clearhead.explain.exercises.exercise import MAX_DIGITS, Exercise, read_blanks, with_points
+from clearhead.explain.exercises.exercise import MAX_DIGITS, Exercise, check_exercise, read_blanks, with_points
 from clearhead.explain.steps import StepKey
 from clearhead.explain.toml_format import named_errors, parse, read_bounded
 
@@ -47,11 +48,17 @@ def to_toml(exercise: Exercise, *, student: str = "", answers: Mapping[StepKey, 
         student: name of the student.
         answers: rows of cells for some of the blank steps.
     """
+    check_exercise(exercise)
+    if not isinstance(student, str):
+        raise TypeError(f"student is {describe(student)}; expected a name")
+    answers = {} if answers is None else answers
+    if not isinstance(answers, Mapping) or not set(answers) <= set(exercise.blanks):
+        raise ValueError(f"answers is {describe(answers)}; expected a mapping from blank steps to rows of cells")
     before, after = file_parts(exercise)
     claims = []
     for key in exercise.blanks:
         rows, columns = exercise.steps[key].shape
-        claims.append(_claim(key, (answers or {}).get(key, [[BLANK] * columns] * rows)))
+        claims.append(_claim(key, answers.get(key, [[BLANK] * columns] * rows)))
     return f"{before}{toml_text(student)}{after}{''.join(claims)}"
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from clearhead._utils.checks import check_int
+from clearhead._utils.checks import check_float, check_int, check_path, describe
 from clearhead.explain._claims import SHARED_MATRICES, suggestion
 from clearhead.explain.example import Example
 from clearhead.explain.exercises._drawing import redraw
@@ -19,7 +18,12 @@ from clearhead.explain.toml_format import load
 
 MAX_DIGITS = 6
 MAX_BLANK_CELLS = 2000
-_BLANKABLE_STEPS = STEP_NAMES[1:]
+_COMPUTED_STEPS = STEP_NAMES[STEP_NAMES.index("slice") :]  # all before are given
+_MISSING = {
+    "slice": "every head reads all of X",
+    "scaled": "the scores are not scaled",
+    "masked": "there is no mask",
+}
 # a step -> the later step that repeats its numbers
 _COPIES = {"scaled": "masked", "head_output": "concat"}
 
@@ -47,8 +51,8 @@ class Exercise:
 
     @cached_property
     def steps(self) -> dict[StepKey, Step]:
-        """Steps after the input, by name and head."""
-        return {(step.name, step.head): step for step in self.trace if step.name != "input"}
+        """Steps that are computed from the given numbers, by name and head."""
+        return {(step.name, step.head): step for step in self.trace if step.name in _COMPUTED_STEPS}
 
     @cached_property
     def withheld(self) -> frozenset[StepKey]:
@@ -115,26 +119,31 @@ def exercise(
         >>> sheet.blanks
         (('weights', 0), ('weights', 1), ('output', None))
     """
-    name = example.title if isinstance(example, Example) else Path(example).stem
+    name = example.title if isinstance(example, Example) else Path(check_path("example", example)).stem
     example = example if isinstance(example, Example) else load(example)
-    check_int("seed", seed, least=0)
-    if check_int("digits", digits, least=1) > MAX_DIGITS:
-        raise ValueError(f"digits is {digits}; expected at most {MAX_DIGITS}")
+    seed = check_int("seed", seed, least=0)
+    digits = check_int("digits", digits, least=1, most=MAX_DIGITS)
     blanks = read_blanks(blank, example.trace_without_given())
     new = Exercise(redraw(example, seed), name, seed, blanks, digits, 10.0**-digits, {})
     return with_points(new, {} if points is None else points)
 
 
+def check_exercise(exercise: object) -> None:
+    """Raise if the argument `exercise` is not an `Exercise`."""
+    if not isinstance(exercise, Exercise):
+        raise TypeError(f"exercise is {describe(exercise)}; expected an Exercise")
+
+
 def with_points(exercise: Exercise, points: Mapping[str, float]) -> Exercise:
     """Return the exercise with points for some steps. Every step must be blank."""
     if not isinstance(points, Mapping):
-        raise TypeError(f"points is a {type(points).__name__}; expected a mapping from steps to points")
+        raise TypeError(f"points is {describe(points)}; expected a mapping from steps to points")
     names = dict.fromkeys(name for name, _ in exercise.blanks)
     for name, value in points.items():
         if name not in names:
-            raise ValueError(f"points has {name!r}, which is not a blank step; {suggestion(str(name), names)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"points for {name} is {value!r}; expected a number above 0")
+            raise ValueError(f"points has {describe(name)}, which is not a blank step; {suggestion(str(name), names)}")
+        if check_float(f"points for {name}", value) <= 0:
+            raise ValueError(f"points for {name} is {describe(value)}; expected a number above 0")
     return Exercise(
         exercise.example,
         exercise.name,
@@ -148,8 +157,8 @@ def with_points(exercise: Exercise, points: Mapping[str, float]) -> Exercise:
 
 def read_blanks(blank: str | Sequence[str], trace: Trace) -> tuple[StepKey, ...]:
     """Return the blank steps in the order of the calculation."""
-    if not isinstance(blank, str | Sequence):
-        raise TypeError(f"blank is a {type(blank).__name__}; expected names of steps")
+    if not isinstance(blank, str | list | tuple):
+        raise TypeError(f"blank is {describe(blank)}; expected names of steps")
     entries = blank.split(",") if isinstance(blank, str) else blank
     chosen = {key for entry in entries for key in _blank_keys(entry, trace)}
     if not chosen:
@@ -163,14 +172,13 @@ def read_blanks(blank: str | Sequence[str], trace: Trace) -> tuple[StepKey, ...]
 
 def _blank_keys(entry: object, trace: Trace) -> Iterable[StepKey]:
     if not isinstance(entry, str):
-        raise TypeError(f"blank has {entry!r}; expected the name of a step, such as 'weights' or 'weights:1'")
+        raise TypeError(f"blank has {describe(entry)}; expected the name of a step, such as 'weights' or 'weights:1'")
     name, colon, head = (part.strip() for part in entry.partition(":"))
-    if name not in _BLANKABLE_STEPS:
-        raise ValueError(f"blank has {name!r}; {suggestion(name, _BLANKABLE_STEPS)}")
+    if name not in _COMPUTED_STEPS:
+        raise ValueError(f"blank has {name!r}; {suggestion(name, _COMPUTED_STEPS)}")
     steps = trace.named(name)
     if not steps:
-        why = "every head reads all of X" if name == "slice" else "there is no mask"
-        raise ValueError(f"blank has {name!r}, but this calculation has no such step: {why}")
+        raise ValueError(f"blank has {name!r}, but this calculation has no such step: {_MISSING[name]}")
     if not colon:
         return [(name, step.head) for step in steps]
     if name in SHARED_MATRICES:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead._utils.checks import check_path, describe
 from clearhead.explain._claims import Claim
 from clearhead.explain._printed_matrix import PrintedMatrix, short_repr
 from clearhead.explain.audit import Cause
@@ -39,7 +40,7 @@ def mark(file: FilePath, exercise: FilePath | None = None) -> Marks:
     Raises:
         ValueError: a file cannot be read, or the student's given numbers are not those of the exercise.
     """
-    return _mark(file, _Exercises(exercise))
+    return _mark(check_path("file", file), _Exercises(exercise))
 
 
 def mark_folder(
@@ -55,8 +56,10 @@ def mark_folder(
     Raises:
         ValueError: there is no TOML file in the folder, or the teacher's exercise cannot be read.
     """
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is {describe(progress)}; expected a function of two counts")
+    files = _toml_files(check_path("folder", folder))
     exercises = _Exercises(exercise)
-    files = _toml_files(folder)
     entries: list[Marks | UnreadableFile] = []
     for done, file in enumerate(files, 1):
         try:
@@ -88,7 +91,7 @@ class _Exercises:
         self.by_seed: dict[int, AnswerFile] | None = None
         if source is None:
             return
-        if not Path(source).is_dir():
+        if not Path(check_path("exercise", source)).is_dir():
             self.single = read_answers(source)
             return
         self.by_seed = {}

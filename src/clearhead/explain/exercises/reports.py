@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 
+from clearhead._utils.checks import check_choice, describe
 from clearhead._utils.text import visible_text
 from clearhead.explain.exercises.marks import VERDICTS, ClassMarks, Marks, StepMarks, format_points
 from clearhead.explain.render._documents import escape_markdown
@@ -23,8 +24,9 @@ def render_marks(marks: Marks | ClassMarks, style: str = "text") -> str:
         marks: the result of `mark()` or `mark_folder()`.
         style: one of `MARKS_FORMATS`. Except for CSV, the reports contain solutions.
     """
-    if style not in MARKS_FORMATS:
-        raise ValueError(f"style is {style!r}; expected one of {', '.join(MARKS_FORMATS)}")
+    if not isinstance(marks, Marks | ClassMarks):
+        raise TypeError(f"marks is {describe(marks)}; expected Marks or ClassMarks")
+    check_choice("style", style, MARKS_FORMATS)
     if style == "json":
         return marks.to_json() + "\n"
     group = marks if isinstance(marks, ClassMarks) else ClassMarks((marks,), ())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from clearhead._utils.checks import check_bool, check_choice
 from clearhead.explain.exercises._sheet_documents import latex_sheet, markdown_sheet
 from clearhead.explain.exercises.answer_file import to_toml
-from clearhead.explain.exercises.exercise import Exercise
+from clearhead.explain.exercises.exercise import Exercise, check_exercise
 
 SHEET_FORMATS = ("html", "markdown", "latex", "toml")
 
@@ -17,8 +18,9 @@ def render_sheet(exercise: Exercise, style: str = "html", *, self_check: bool = 
         style: one of `SHEET_FORMATS`. The TOML sheet is also the teacher's exercise file for `mark()`.
         self_check: let the HTML page mark the answers. It recomputes the calculation from the given numbers.
     """
-    if style not in SHEET_FORMATS:
-        raise ValueError(f"style is {style!r}; expected one of {', '.join(SHEET_FORMATS)}")
+    check_exercise(exercise)
+    check_choice("style", style, SHEET_FORMATS)
+    check_bool("self_check", self_check)
     if style == "html":  # requires optional packages
         from clearhead.explain.exercises._sheet_html import html_sheet
 

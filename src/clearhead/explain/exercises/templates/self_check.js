@@ -25,12 +25,12 @@ const sources = steps.map((step) => step.operands.filter((operand) => "step" in 
 
 function compute(index, matrices) {
   const step = steps[index];
-  const [first, second] = step.operands.map((operand) => {
+  const [first, second, bias] = step.operands.map((operand) => {
     if ("values" in operand) return fromJson(operand.values);
     return operand.transposed ? transpose(matrices[operand.step]) : matrices[operand.step];
   });
   if (step.how === "slice") return first.map((row) => row.slice(step.first_column, step.first_column + step.shape[1]));
-  if (step.how === "product") return multiply(first, second);
+  if (step.how === "product") return mapCells(multiply(first, second), (cell, r, c) => cell + (bias ? bias[0][c] : 0));
   if (step.how === "scaled") return mapCells(first, (cell) => cell * step.factor);
   if (step.how === "masked") return mapCells(first, (cell, r, c) => cell + second[r][c]);
   if (step.how === "softmax") return first.map(softmax);
