@@ -136,6 +136,16 @@ class TestExplain:
         assert "A[3,3] = e^8.763" in run_cli(*arguments, "--cell", "weights:3,3").stdout
         assert "6. Attention weights" in run_cli(*arguments, "--step", "weights").stdout
 
+    def test_model_of_a_function_is_explained(self, tmp_path, monkeypatch):
+        lines = ["import torch", "from clearhead import MultiHeadAttention", "def example():"]
+        lines += ["    return MultiHeadAttention(8, 2), torch.ones(1, 3, 8), ['a', 'b', 'c']"]
+        (tmp_path / "explained_model.py").write_text("\n".join(lines))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        shown = run_cli("explain", "--model", "explained_model:example", "--head", "0.1").stdout
+        assert "O = softmax(Q Kᵀ / √4) V" in shown
+        assert re.search(r"a +0\.333 +0\.333 +0\.333 +1\n", shown)
+
     def test_recording_is_explained(self, tmp_path):
         path = tmp_path / "recording.safetensors"
         translation(["a", "b"], ["x", "y", "z"]).save(path)

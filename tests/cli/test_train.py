@@ -199,10 +199,19 @@ class TestTranslating:
 
     def test_show_prints_the_alignment(self):
         shown = run("translate", BOOK, "--show").stdout
-        first, header, *rows = shown.splitlines()
+        first, label, header, *rows = shown.splitlines()
         assert first == HON
+        assert label == "attention of each token to the source words, mean of all 32 cross heads:"
         assert header.split() == ["i", "read", "a", "book", "in", "the", "library", "yesterday", "."]
         assert "".join(row.split()[0] for row in rows) == HON
+
+    def test_unknown_words_are_columns(self):
+        console = Console(file=io.StringIO(), width=80)
+        with pytest.warns(UserWarning, match="never seen in training: '☃'"):
+            recording = Translator.load().record("I like ☃.", target=HON)
+        print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))
+        header = console.file.getvalue().splitlines()[0]
+        assert header.index("like") < header.index("<unk>") < header.index(".")
 
     def test_alignment_is_split_in_a_narrow_terminal(self):
         console = Console(file=io.StringIO(), width=30)

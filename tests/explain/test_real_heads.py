@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,6 +90,31 @@ def test_options_of_attention_are_part_of_the_calculation(options):
     assert ("tanh" in formula) == ("softcap" in options)
     for style in ("html", "markdown", "latex", "json"):
         assert render(traced, style)
+
+
+def test_head_can_be_rebuilt_from_json():
+    bias = torch.randn(1, 4, 7, 7, generator=torch.Generator().manual_seed(1))
+    traced = trace_head(single(mask=Causal(), bias=bias), "decoder.0.1")
+    document = json.loads(render(traced, "json"))
+    steps = {step["name"]: np.array(step["values"], dtype=float) for step in document["steps"]}
+    scores = steps["query"] @ steps["key"].T * document["scale"]
+    for name in ("bias", "mask"):
+        scores = scores + np.array(document[name][0]["values"], dtype=float)
+    weights = np.exp(scores)
+    output = weights / weights.sum(axis=1, keepdims=True) @ steps["value"]
+    np.testing.assert_allclose(output, traced.output.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_hostile_names_are_escaped():
+    axis = tokens(["<script>alert(1)</script>", "*b*"])
+    stacks = {"<b>x</b>": Stack(decoder(["a", "b"], layers=1)["decoder"].layers, axis, axis)}
+    recording = Recording("<img src=x>", stacks)
+    traced = trace_head(recording, "<b>x</b>.0.0")
+    for style in ("html", "markdown"):
+        text = render(traced, style, title=f"Head of {recording.model}")
+        assert "<b>" not in text
+        assert "<img" not in text
+        assert "<script>alert" not in text
 
 
 def test_shared_key_heads_and_counting_are_stated():

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import Causal, MultiHeadAttention, record
+from clearhead.explain import trace_head
+from clearhead.explain.render import cell_arithmetic
 from clearhead.models import head_roles, load
 from clearhead.watching import (
     LowRank,
@@ -22,6 +24,7 @@ from clearhead.watching import (
     patch,
     patching,
 )
+from support.recordings import decoder
 from support.tiny_models import make
 from support.tiny_tokenizer import tokenizer
 from support.wrong_calls import Call
@@ -53,6 +56,23 @@ def model_calls() -> list[Call]:
             head_roles,
             lambda: {"model": llama, "tokenizer": tokenizer(), **roles},
             skipped=("tokenizer", "progress"),
+        ),
+        Call(
+            "trace_head",
+            trace_head,
+            lambda: {"recording": decoder(["a", "b", "c"]), "head": "decoder.1.3"},
+        ),
+        Call(
+            "cell_arithmetic",
+            cell_arithmetic,
+            lambda: {
+                "step": trace_head(decoder(["a", "b", "c"]), "decoder.1.3").step("weights"),
+                "row": 2,
+                "column": 1,
+                "digits": 3,
+                "latex": False,
+                "max_terms": None,
+            },
         ),
         Call(
             "load",

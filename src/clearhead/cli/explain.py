@@ -10,7 +10,15 @@ import typer
 
 from clearhead._utils.consoles import console_for_output
 from clearhead.cli.inputs import InputOptions, has_input, is_recording, load_source
-from clearhead.cli.options import EXAMPLE_HELP, DeviceOption, DigitsOption, DownloadOption, Dtype, DtypeOption
+from clearhead.cli.options import (
+    EXAMPLE_HELP,
+    DeviceOption,
+    DigitsOption,
+    DownloadOption,
+    Dtype,
+    DtypeOption,
+    ImageOption,
+)
 from clearhead.cli.output import write
 
 if TYPE_CHECKING:
@@ -59,10 +67,11 @@ def explain(
         str | None,
         typer.Option(
             "--model",
-            help="Explain a head of this model on TEXT: folder or hub id of a Hugging Face model, .gguf file, folder of"
-            " a training run, or en-ja (the bundled translator).",
+            help="Explain a head of this model on TEXT: any model that `record` takes, such as a folder or hub id of a"
+            " Hugging Face model, a .gguf file, the folder of a training run, or en-ja (the bundled translator).",
         ),
     ] = None,
+    image: ImageOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.float32,
     download: DownloadOption = False,
@@ -77,10 +86,11 @@ def explain(
         print_examples(console_for_output())
         return
     if model is not None or is_recording(example):
-        trace, title = _trace_of_head(example, model, head or [], output_format, (device, dtype.value, download))
+        options = InputOptions(image, device, dtype.value, download)
+        trace, title = _trace_of_head(example, model, head or [], output_format, options)
         heads = []
     else:
-        given = {"--device": device is not None, "--dtype": dtype is not Dtype.float32, "--download": download}
+        given = {"--image": image is not None, "--device": device is not None, "--download": download}
         for option in (option for option, is_given in given.items() if is_given):
             raise ValueError(f"{option} is given without --model; expected a model to run")
         if example is None:
@@ -120,7 +130,7 @@ def _head_of_example(name: str) -> int:
 
 
 def _trace_of_head(
-    text: str | None, model: str | None, heads: list[str], output_format: Format, options: tuple[str | None, str, bool]
+    text: str | None, model: str | None, heads: list[str], output_format: Format, options: InputOptions
 ) -> tuple[Trace, str]:
     """Run a model on a text, or read a recording, and return the calculation of one head and its title."""
     if output_format is Format.toml:
@@ -130,14 +140,14 @@ def _trace_of_head(
     if len(heads) != 1:
         count = "missing" if not heads else f"given {len(heads)} times"
         raise ValueError(f"--head is {count}; expected one head of the model, counted from 0, such as cross.2.5")
-    if text is None:
+    if model is not None and is_recording(model):
+        raise ValueError(f"--model is {model}, which is a recording; pass it in place of TEXT")
+    if text is None and not (model is not None and has_input(model)):
         raise ValueError(f"TEXT is missing; expected a text to run {model} on")
-    if model is not None and (has_input(model) or is_recording(model)):
-        raise ValueError(f"--model is {model}; expected a model that reads texts, or a recording in place of TEXT")
     from clearhead.explain import trace_head
     from clearhead.recording.recording import Recording
 
-    source, texts = load_source(text, None, model, InputOptions(None, *options))
+    source, texts = load_source(text, None, model, options)
     recording = source if isinstance(source, Recording) else source.record(texts[0], values=True)
     trace = trace_head(recording, heads[0])
     return trace, f"Head {trace.head_name} of {recording.model}"

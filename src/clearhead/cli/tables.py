@@ -17,6 +17,7 @@ from clearhead.analysis.roles import Roles
 from clearhead.explain import BUILT_IN, load
 from clearhead.recording.recording import Address, Recording
 from clearhead.translation.heads import AblationEffect, Emergence
+from clearhead.translation.tokenizer import SPECIAL_TOKENS, UNKNOWN
 
 MIN_ERROR_INCREASE = 0.005  # increases of a token kind's error rate below this are not printed
 EFFECT_COLUMNS = ("loss change, text", "loss change, repeats")  # without the head, in nats per token
@@ -124,7 +125,8 @@ def print_ablation_effects(
 def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
     """Print the cross-attention weights, a row per target token and a column per source word.
 
-    A darker cell has more weight. The weights are the mean over all heads, and the sum over the tokens of a word.
+    A darker cell has more weight. The weights are the mean over all heads, and the sum over the tokens of a word. An
+    unknown word is one column.
     """
     cross = recording["cross"]
     mean = torch.stack([weights.dense()[0].mean(dim=0) for weights in cross.layers]).mean(dim=0)
@@ -133,6 +135,9 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
         console.print("no word of the source is in the model's vocabulary, so there is no alignment to show")
         return
     pieces = [[index for index, owner in enumerate(cross.keys.words) if owner == word] for word in words]
+    pieces = sorted(
+        [*pieces, *([index] for index, text in enumerate(cross.keys.texts) if text == SPECIAL_TOKENS[UNKNOWN])]
+    )
     columns = torch.stack([mean[:, indices].sum(dim=1) for indices in pieces], dim=1).cpu().numpy()
     heads = [visible_text("".join(cross.keys.texts[index] for index in indices)) for indices in pieces]
     written = [visible_text(token) for token in written]

@@ -228,5 +228,7 @@ def _show_alignment(translator: Translator, lines: list[str], translations: list
         if translation:
             with warnings.catch_warnings(action="ignore"):  # the translation has already shown them
                 recording = translator.record(line, target=translation)
+            heads = sum(weights.shape[1] for weights in recording["cross"].layers)
+            console.print(f"attention of each token to the source words, mean of all {heads} cross heads:")
             # the query of a token predicts the next token, so each row is labeled with the next token
             print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))

@@ -72,6 +72,18 @@ class Recomputation:
                 self._cache[key] = torch.where(blank, self._compute(name, head), given) if blank.any() else given
         return self._cache[key]
 
+    def for_head(self, name: str, head: int) -> Tensor:
+        """Return a matrix that a query head uses. Heads of a group share keys and values."""
+        return self.matrix(name, self._key_head(head) if name in KEY_HEAD_MATRICES else head)
+
+    def projected(self, name: str, head: int, weight: Tensor, *, with_bias: bool = True) -> Tensor:
+        """Return Q, K or V as computed with a weight, then biased and rotated."""
+        values = self.matrix(OPERANDS[name][0], head) @ weight
+        if with_bias and name in self.example.biases:
+            values = values + self.matrix(f"{name}_bias", head)
+        rope = None if name == "value" else self.example.rope
+        return values if rope is None else _rotate(rope, values)
+
     def _compute(self, name: str, head: int) -> Tensor:
         example = self.example
         if name in LEARNED_MATRICES:
@@ -86,7 +98,9 @@ class Recomputation:
         if name == "concat":
             outputs = [self.matrix("head_output", index) for index in range(example.heads)]
             return torch.cat(torch.broadcast_tensors(*outputs), dim=-1)  # cat alone does not broadcast
-        operands = [self.matrix(operand, self._operand_head(name, operand, head)) for operand in OPERANDS[name]]
+        if name in ("query", "key", "value"):
+            return self.projected(name, head, self.matrix(f"{name}_weight", head))
+        operands = [self.for_head(operand, head) for operand in OPERANDS[name]]
         if name == "input":
             return operands[0] if example.parts.positions is None else operands[0] + operands[1]
         if name == "slice":
@@ -101,10 +115,8 @@ class Recomputation:
             return row_softmax(operands[0])
         if name == "head_output":
             return operands[0] @ operands[1]
-        projected = operands[0] @ operands[1]
-        if name in example.biases:
-            projected = projected + operands[2]
-        return projected if example.rope is None or name not in ("query", "key") else _rotate(example.rope, projected)
+        output = operands[0] @ operands[1]
+        return output + operands[2] if name in example.biases else output
 
     def _stated(self, name: str) -> Tensor:
         """Return a matrix that is stated in the file."""
@@ -122,11 +134,8 @@ class Recomputation:
         source = self.matrix("input" if example.memory is None else "memory", 0)
         return _columns(source, head, example.kv_heads) if example.split == "slice" else source
 
-    def _operand_head(self, name: str, operand: str, head: int) -> int:
-        """Return the head of an operand: the key head that a query head reads, or the same head."""
-        if operand in KEY_HEAD_MATRICES and name not in KEY_HEAD_MATRICES:
-            return head * self.example.kv_heads // self.example.heads
-        return head
+    def _key_head(self, head: int) -> int:
+        return head * self.example.kv_heads // self.example.heads
 
 
 def _columns(matrix: Tensor, index: int, count: int) -> Tensor:

@@ -145,7 +145,8 @@ class _HeadSteps:
             matrix,
             rows=rows,
             how="input",
-            origin="computed by the model, with bias, norm and rotary embedding where it has them",
+            origin="computed by the model"
+            + ("" if name == "value" else ", after the rotary embedding where it has one"),
             note="" if name == "query" else self.shared_note,
         )
 

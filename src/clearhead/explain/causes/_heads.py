@@ -75,11 +75,21 @@ def output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         rows = matrices.matrix("output_weight", 0).split([output.shape[-1] for output in outputs])
         return [output @ part for output, part in zip(outputs, rows, strict=True)]
 
+    def biased(matrices: Recomputation, product: Tensor) -> Tensor:
+        return product + matrices.matrix("output_bias", 0) if "output" in wrong.example.biases else product
+
     yield mistake("W_O forgotten", "The output is C, not multiplied by W_O", lambda m, h: m.matrix("concat", h))
+    if "output" in wrong.example.biases:
+        yield Mistake(
+            "b_O forgotten",
+            "The bias b_O was not added",
+            f"{rule} + b_O",
+            {"output": lambda m, h: m.matrix("concat", h) @ m.matrix("output_weight", h)},
+        )
     yield mistake(
         "W_O transposed",
         "The output was computed with the transpose of W_O",
-        lambda m, h: m.matrix("concat", h) @ m.matrix("output_weight", h).mT,
+        lambda m, h: biased(m, m.matrix("concat", h) @ m.matrix("output_weight", h).mT),
     )
     if wrong.example.heads > 1:
         before = "Each head was multiplied by its rows of W_O before the heads were"

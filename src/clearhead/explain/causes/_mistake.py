@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clearhead.explain._claims import SHARED_MATRICES
+from clearhead.explain._claims import KEY_HEAD_MATRICES, SHARED_MATRICES
 from clearhead.explain._recompute import Recomputation
 
 Replacement = Callable[[Recomputation, int], Tensor]  # from the correct matrices and a head, the mistaken matrix
@@ -33,7 +33,13 @@ class MistakenCalculation(Recomputation):
         self.correct, self.mistake, self.heads = correct, mistake, heads
 
     def _compute(self, name: str, head: int) -> Tensor:
-        if name not in SHARED_MATRICES and head not in self.heads:
+        if name not in SHARED_MATRICES and head not in self._mistaken_heads(name):
             return self.correct.matrix(name, head)
         replacement = self.mistake.replacements.get(name)
         return super()._compute(name, head) if replacement is None else replacement(self.correct, head)
+
+    def _mistaken_heads(self, name: str) -> frozenset[int]:
+        """Return the heads of a matrix that are computed with the mistake, key heads for keys and values."""
+        if name not in KEY_HEAD_MATRICES:
+            return self.heads
+        return frozenset(head * self.example.kv_heads // self.example.heads for head in self.heads)

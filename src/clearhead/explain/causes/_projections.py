@@ -12,6 +12,7 @@ from clearhead.explain._error_propagation import agree
 from clearhead.explain._recompute import OPERANDS, Recomputation
 from clearhead.explain.causes._mistake import Mistake, Replacement
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
+from clearhead.explain.steps import KEY_HEAD_STEPS
 
 _PROJECTIONS = ("query", "key", "value")
 _MAX_EXCHANGED_ROWS = 8  # with more tokens, exchanged rows of V are not tried
@@ -34,20 +35,27 @@ def projection_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
             f"X W_{letter}ᵀ",
             f"{letter} was computed with the transpose of W_{letter}",
             rule,
-            {name: lambda m, h, name=name: _input(m, name, h) @ m.matrix(f"{name}_weight", h).mT},
+            {name: lambda m, h, name=name: m.projected(name, h, m.matrix(f"{name}_weight", h).mT)},
         )
         yield Mistake(
             f"W_{letter} forgotten",
             f"{letter} is X, not multiplied by W_{letter}",
             rule,
-            {name: lambda m, h, name=name: _input(m, name, h)},
+            {name: lambda m, h, name=name: m.matrix(OPERANDS[name][0], h)},
         )
+        if name in wrong.example.biases:
+            yield Mistake(
+                f"b_{letter} forgotten",
+                f"The bias b_{letter} was not added",
+                f"{rule} + b_{letter}",
+                {name: lambda m, h, n=name: m.projected(n, h, m.matrix(f"{n}_weight", h), with_bias=False)},
+            )
         for head in wrong.other_heads if wrong.head is not None else ():
             yield Mistake(
                 f"W_{letter} of head {head + 1}",
                 f"{letter} was computed with W_{letter} of head {head + 1}",
                 f"use W_{letter} of this head",
-                {name: lambda m, h, n=name, head=head: _input(m, n, h) @ m.matrix(f"{n}_weight", head)},
+                {name: lambda m, h, n=name, head=head: m.projected(n, h, _weight_of_head(wrong, m, n, head))},
             )
     if _is_exchanged(wrong):
         yield Mistake(
@@ -58,17 +66,31 @@ def projection_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         )
 
 
-def _input(matrices: Recomputation, name: str, head: int) -> Tensor:
-    """Return the matrix that a projection is applied to."""
-    return matrices.matrix(OPERANDS[name][0], head)
+def _weight_of_head(wrong: WrongMatrix, matrices: Recomputation, name: str, head: int) -> Tensor:
+    """Return W_Q, W_K or W_V of another head, which is a key head if the wrong matrix is K or V."""
+    find = matrices.matrix if wrong.step in KEY_HEAD_STEPS else matrices.for_head
+    return find(f"{name}_weight", head)
 
 
 def _projected_with(name: str, other: str) -> Replacement:
-    return lambda m, h: _input(m, name, h) @ m.matrix(f"{other}_weight", h)
+    """Return the computation of Q, K or V with the weight of another one."""
+
+    def compute(matrices: Recomputation, head: int) -> Tensor:
+        if name == "query":
+            weight = matrices.for_head(f"{other}_weight", head)
+        else:  # `head` is a key head, whose first query head is meant
+            example = matrices.example
+            index = head * example.heads // example.kv_heads if other == "query" else head
+            weight = matrices.matrix(f"{other}_weight", index)
+        return matrices.projected(name, head, weight)
+
+    return compute
 
 
 def _is_exchanged(wrong: WrongMatrix) -> bool:
     """Return whether an exchange of W_Q and W_K is possible: if Q or K is wrong, so is the other one in the text."""
+    if wrong.example.kv_heads != wrong.example.heads:
+        return False
     if wrong.step not in ("query", "key"):
         return True
     other = "key" if wrong.step == "query" else "query"
@@ -110,29 +132,31 @@ def head_output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         done = f"The head's output is {what}"
         return Mistake(name, done, "multiply the weights with the values, A V", {"head_output": compute})
 
-    yield mistake("Aᵀ V", "Aᵀ V", lambda m, h: m.matrix("weights", h).mT @ m.matrix("value", h))
-    yield mistake("A Vᵀ", "A Vᵀ", lambda m, h: m.matrix("weights", h) @ m.matrix("value", h).mT)
-    yield mistake("A K", "A K, the mean of the keys", lambda m, h: m.matrix("weights", h) @ m.matrix("key", h))
+    yield mistake("Aᵀ V", "Aᵀ V", lambda m, h: m.matrix("weights", h).mT @ m.for_head("value", h))
+    yield mistake("A Vᵀ", "A Vᵀ", lambda m, h: m.matrix("weights", h) @ m.for_head("value", h).mT)
+    yield mistake("A K", "A K, the mean of the keys", lambda m, h: m.matrix("weights", h) @ m.for_head("key", h))
     yield mistake("A Q", "A Q, the mean of the queries", lambda m, h: m.matrix("weights", h) @ m.matrix("query", h))
-    yield mistake("A X", "A X, the mean of the inputs", lambda m, h: m.matrix("weights", h) @ m.matrix("slice", h))
+    yield mistake(
+        "A X", "A X, the mean of the inputs", lambda m, h: m.matrix("weights", h) @ m.for_head("key_input", h)
+    )
     for other in wrong.other_heads if wrong.head is not None else ():
         yield mistake(
             f"A V with V of head {other + 1}",
             f"computed with the values of head {other + 1}",
-            lambda m, h, other=other: m.matrix("weights", h) @ m.matrix("value", other),
+            lambda m, h, other=other: m.matrix("weights", h) @ m.for_head("value", other),
         )
         yield mistake(
             f"A V with A of head {other + 1}",
             f"computed with the weights of head {other + 1}",
-            lambda m, h, other=other: m.matrix("weights", other) @ m.matrix("value", h),
+            lambda m, h, other=other: m.matrix("weights", other) @ m.for_head("value", h),
         )
-    rows = wrong.exact.matrix("value", wrong.head or 0).shape[0]
+    rows = wrong.exact.for_head("value", wrong.head or 0).shape[0]
     if wrong.step == "head_output" and rows <= _MAX_EXCHANGED_ROWS:
         for first, second in combinations(range(rows), 2):
             yield mistake(
                 "rows of V exchanged",
                 f"computed with rows {first + 1} and {second + 1} of V exchanged",
-                lambda m, h, pair=(first, second): m.matrix("weights", h) @ exchanged(m.matrix("value", h), *pair),
+                lambda m, h, pair=(first, second): m.matrix("weights", h) @ exchanged(m.for_head("value", h), *pair),
             )
 
 

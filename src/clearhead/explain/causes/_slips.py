@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead._utils.text import count_noun
-from clearhead.explain._claims import SHARED_MATRICES
+from clearhead.explain._claims import SHARED_MATRICES, head_count
 from clearhead.explain._error_propagation import FLOAT64_ROUNDING, agree, cell_indices
 from clearhead.explain._recompute import OPERANDS, Recomputation
 from clearhead.explain.causes._explanation import Explanation
@@ -125,13 +125,12 @@ class _RoundedCalculation(Recomputation):
 def _rounded_starts(wrong: WrongMatrix, digits: int) -> Iterator[Recomputation]:
     """Yield calculations with all earlier matrices rounded, or with only the operands of this one rounded."""
     operands = [name for name in OPERANDS.get(wrong.step, ()) if name in _ROUNDED_STEPS]
-    heads = wrong.heads if wrong.head is None else [wrong.head]
     for start in wrong.starts:
         yield _RoundedCalculation(start, wrong.step, digits)
         nearest = {
             (name, None if name in SHARED_MATRICES else head): start.matrix(name, head).round(decimals=digits)
             for name in operands
-            for head in heads
+            for head in range(head_count(name, start.example.heads, start.example.kv_heads))
         }
         yield Recomputation(start.example, {**start.given, **nearest})
 

@@ -60,7 +60,7 @@ def softmax_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         "apply the softmax to each row first",
         {
             "weights": _visible_scores,
-            "head_output": lambda m, h: _visible_scores(m, h) @ m.matrix("value", h),
+            "head_output": lambda m, h: _visible_scores(m, h) @ m.for_head("value", h),
         },
     )
     for digits in _EARLY_DIGITS:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead._utils.text import short_token
-from clearhead.explain._claims import SHARED_MATRICES
+from clearhead.explain._claims import KEY_HEAD_MATRICES, SHARED_MATRICES, head_count
 from clearhead.explain._error_propagation import CellIndex, agree
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import OPERANDS, Recomputation
@@ -61,11 +61,8 @@ class WrongMatrix:
 
     @property
     def other_heads(self) -> list[int]:
-        return [head for head in self.heads if head != self.head]
-
-    @property
-    def key_dim(self) -> int:
-        return self.exact.matrix("query", self.head or 0).shape[-1]
+        count = head_count(self.step, self.example.heads, self.example.kv_heads)
+        return [head for head in range(count) if head != self.head]
 
     @cached_property
     def reachable(self) -> frozenset[str]:
@@ -81,7 +78,12 @@ class WrongMatrix:
     def _is_printed(self, name: str) -> bool:
         if name in SHARED_MATRICES:
             return (name, None) in self.printed
-        heads = self.heads if self.head is None else [self.head]
+        if self.head is not None:
+            heads = [self.head]
+        else:
+            heads = range(head_count(name, self.example.heads, self.example.kv_heads))
+        if name in KEY_HEAD_MATRICES and self.step not in KEY_HEAD_MATRICES and self.head is not None:
+            heads = [self.head * self.example.kv_heads // self.example.heads]
         return all((name, head) in self.printed for head in heads)
 
     def matches(self, result: Float[Tensor, "rows columns"]) -> Bool[Tensor, "rows columns"]:

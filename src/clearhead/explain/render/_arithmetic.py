@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead._utils.checks import check_bool, check_int
+from clearhead._utils.checks import check_bool, check_int, describe
 from clearhead.explain.render.wording import DEFAULT_DIGITS, NumberFormat
 from clearhead.explain.steps import Operand, Step, Trace
 
@@ -52,11 +52,14 @@ def cell_arithmetic(
         >>> cell_arithmetic(load("song").trace().step("query"), 0, 0)
         'Q[1,1] = 0.1 · 3.4 + (−0.2) · (−1.2) + 0.1 · 2.9 + 0.2 · 0.7 = 1.01'
     """
+    if not isinstance(step, Step):
+        raise TypeError(f"step is {describe(step)}; expected a Step of a Trace")
     rows, columns = step.shape
-    check_int("digits", digits, least=0)
+    if max_terms is not None:
+        max_terms = check_int("max_terms", max_terms, least=1)
     check_bool("latex", latex)
-    check_int("row", row, least=0)
-    check_int("column", column, least=0)
+    digits = check_int("digits", digits, least=0, most=15)
+    row, column = check_int("row", row, least=0), check_int("column", column, least=0)
     if row >= rows or column >= columns:
         raise ValueError(
             f"cell ({row + 1}, {column + 1}) of {step.symbol} does not exist; expected at most {step.shape}"

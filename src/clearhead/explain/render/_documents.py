@@ -51,7 +51,8 @@ PREAMBLE = r"""\documentclass{article}
 def as_markdown(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return Markdown with tables and `$$` formulas, which GitHub and notebooks support."""
     layout = Layout(trace, new_matrices)
-    parts = [f"# {escape_markdown(title)}", *(f"$$\n{latex}\n$$" for _, latex in whole_formula(trace)), trace.counting]
+    formulas = [f"$$\n{latex}\n$$" for _, latex in whole_formula(trace)]
+    parts = [f"# {escape_markdown(title)}", *formulas, escape_markdown(trace.counting)]
     for position, step in trace.numbered():
         parts += [
             f"## {position}. {step_heading(step, trace)}",

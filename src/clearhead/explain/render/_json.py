@@ -44,16 +44,16 @@ def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
     """Return everything that the output is computed from: input, weights, biases, mask, scale and sinks."""
     weights: dict[str, Any] = {}
     biases: dict[str, Any] = {}
-    parts: dict[str, Any] = {"x": None, "memory": None, "mask": None, "scale": None, "sinks": None}
+    parts: dict[str, Any] = {"x": None, "memory": None, "mask": None, "bias": None, "scale": None, "sinks": None}
     for step in trace.all_steps:
-        if step.how == "input" and step.name == "input":
+        if step.how == "input" and step.head is None:
             parts["memory" if step.rows == "memory" else "x"] = _cells(step.values, digits)
         if step.factor is not None:
             parts["scale"] = step.factor
         for operand in step.operands:
             kind, _, letter = operand.symbol.partition("_")
-            if operand.symbol == "M":
-                _append(parts, "mask", _named(operand, digits), step.head)
+            if operand.symbol in ("M", "B"):
+                _append(parts, "mask" if operand.symbol == "M" else "bias", _named(operand, digits), step.head)
             elif operand.symbol == "sink":
                 parts["sinks"] = [*(parts["sinks"] or ()), float(operand.values[0, 0])]
             elif operand.new and kind in ("W", "b") and letter[:1] in _WEIGHTS:

@@ -55,7 +55,8 @@ def print_trace(console: Console, trace: Trace, title: str, digits: int = DEFAUL
         console.print(
             Text(f"{position}. {step_heading(step, trace)}:", style="bold"), Text(step.formula, style="bold cyan")
         )
-        console.print(Text(step_sentence(step, trace), style="italic"))
+        if sentence := step_sentence(step, trace):
+            console.print(Text(sentence, style="italic"))
         console.print(Text("; ".join(part for part in (step.shapes, step_cost(step)) if part), style="dim"))
         for line in arithmetic_lines(step, trace, digits):
             console.print(Text(visible_text(line)))
