@@ -15,6 +15,7 @@ from clearhead.explain.causes._wrong_matrix import WrongMatrix
 from clearhead.explain.steps import KEY_HEAD_STEPS
 
 _PROJECTIONS = ("query", "key", "value")
+_KEY_INPUT = OPERANDS["key"][0]
 _MAX_EXCHANGED_ROWS = 8  # with more tokens, exchanged rows of V are not tried
 
 
@@ -89,8 +90,8 @@ def _projected_with(name: str, other: str) -> Replacement:
 
 def _is_exchanged(wrong: WrongMatrix) -> bool:
     """Return whether an exchange of W_Q and W_K is possible: if Q or K is wrong, so is the other one in the text."""
-    if wrong.example.kv_heads != wrong.example.heads:
-        return False
+    if wrong.example.kv_heads != wrong.example.heads or wrong.example.memory is not None:
+        return False  # other shapes
     if wrong.step not in ("query", "key"):
         return True
     other = "key" if wrong.step == "query" else "query"

@@ -55,7 +55,6 @@ def scale_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
             "divide them before the softmax" if example.scale is None else rule,
             _scaled(lambda scores: scores),
         )
-        yield from _repeated_scaling(wrong, scale)
     divisors = {
         "√d_k": (f"√d_k = √{d_k}", sqrt(d_k)),
         "d_k": (f"d_k = {d_k}", float(d_k)),
@@ -72,6 +71,8 @@ def scale_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         rule,
         _scaled(lambda scores: scores * sqrt(d_k)),
     )
+    if scale != 1:
+        yield from _repeated_scaling(wrong, scale)
     for digits in (1, 2) if example.scale is None else ():
         root = round(sqrt(d_k), digits)
         yield Mistake(

@@ -25,7 +25,6 @@ from clearhead.explain.causes._wrong_matrix import WrongMatrix
 
 _MIN_SHARE = 0.75  # of the written cells, and of the cells that a mistake changes, that a cause with exceptions fits
 _MIN_CELLS = 2  # wrong cells that a cause reproduces if it has exceptions or cells are blank; one can be a coincidence
-_MIN_WRITTEN = 3  # cells that a claim about a part of a matrix has; fewer match some mistake by coincidence
 _GROUPS = (
     slice_mistakes,
     projection_mistakes,
@@ -80,8 +79,6 @@ def _distinct(explanations: Iterator[Explanation]) -> list[Explanation]:
 
 
 def _formula_explanations(wrong: WrongMatrix) -> Iterator[Explanation]:
-    if int(wrong.written.sum()) < min(_MIN_WRITTEN, wrong.written.numel()):
-        return
     for group in _GROUPS:
         for mistake in group(wrong):
             changed = mistake.replacements.keys()
