@@ -101,9 +101,10 @@ def _is_decidable(
     for size in range(len(others) + 1):
         for chosen in combinations(others, size):
             used = {key: (formulas | printing)[key] for key in chosen}  # a misprint may be used later
-            correct = written(layer, digits, used, {}, rounds=False).get(where)
-            if correct is not None and correct.shape == clear.shape:
-                clear &= distance(correct, shown[where]) > _CLEAR * 10.0 ** -digits[where]
+            for rounds in (False, True):
+                correct = written(layer, digits, used, {}, rounds=rounds).get(where)
+                if correct is not None and correct.shape == clear.shape:
+                    clear &= distance(correct, shown[where]) > _CLEAR * 10.0 ** -digits[where]
     return bool(clear.any())
 
 

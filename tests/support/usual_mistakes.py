@@ -103,8 +103,8 @@ def _with_mask(make: Callable[[Layer], np.ndarray]) -> dict[str, Compute]:
 def _scaled(by: Callable[[Layer, Matrices, int], float]) -> dict[str, Compute]:
     return {
         "scaled": lambda layer, w, h: w["scores", h] / by(layer, w, h),
-        "masked": lambda layer, w, h: w["scores", h] / by(layer, w, h) + layer.mask,
-        "weights": lambda layer, w, h: softmax(w["scores", h] / by(layer, w, h) + layer.mask),
+        "masked": lambda layer, w, h: w["scores", h] / by(layer, w, h) + w["mask", None],
+        "weights": lambda layer, w, h: softmax(w["scores", h] / by(layer, w, h) + w["mask", None]),
     }
 
 
@@ -137,7 +137,7 @@ def formula_mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Compute]]]:
         "scaled twice",
         {
             **_scaled(lambda layer, w, h: _key_dim(w, h)),
-            "masked": lambda layer, w, h: w["scaled", h] / np.sqrt(_key_dim(w, h)) + layer.mask,
+            "masked": lambda layer, w, h: w["scaled", h] / np.sqrt(_key_dim(w, h)) + w["mask", None],
             "weights": lambda layer, w, h: softmax(_scores(layer, w, h) / np.sqrt(_key_dim(w, h))),
         },
     )

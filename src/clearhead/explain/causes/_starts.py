@@ -33,19 +33,17 @@ def author_starts(
     claimed = {matrix: matrix.claimed.values for matrix in earlier}
     mistaken = {root: root.mistaken for root in roots if root.mistaken is not None}
     wrong = {root: root.claimed.values for root in roots}
-    assumptions: list[dict[CheckedMatrix, Tensor]] = [
-        {},
+    # unrounded numbers first: an author who rounds continues with the claimed matrix anyway
+    assumptions: list[dict[CheckedMatrix, Tensor]] = [{}, mistaken, {**wrong, **mistaken}, wrong]
+    if len(roots) <= _MAX_SINGLE_ERRORS:
+        assumptions += [{root: mistaken.get(root, wrong[root])} for root in roots]  # the other errors are misprints
+    assumptions += [
         claimed,
         {matrix: values for matrix, values in claimed.items() if matrix.claim.step != step},  # without other heads
         {matrix: matrix.intended for matrix in earlier},
         {matrix: matrix.corrected for matrix in earlier},
-        wrong,
-        mistaken,
-        {**wrong, **mistaken},
         {**claimed, **mistaken},
     ]
-    if len(roots) <= _MAX_SINGLE_ERRORS:
-        assumptions += [{root: mistaken.get(root, wrong[root])} for root in roots]  # the other errors are misprints
     starts, seen = [], set()
     for assumed in assumptions:
         fingerprint = frozenset((matrix, id(values)) for matrix, values in assumed.items())
