@@ -385,7 +385,7 @@ class TestReport:
         document = json.loads(check(parse(source(LIFE, shown))).to_json())
         [finding] = [entry for entry in document["findings"] if entry["verdict"] == "differs"]
         [cause] = finding["causes"]
-        assert (cause["name"], cause["cells"], cause["exceptions"]) == ("sign", [[1, 2]], [])
+        assert (cause["name"], cause["cells"], cause["exceptions"]) == ("sign", [[2, 3]], [])
 
     def test_sources_of_carried_numbers_are_listed_once(self):
         formulas = {

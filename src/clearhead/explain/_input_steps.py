@@ -36,6 +36,7 @@ class InputParts:
         yield rows
         formula, latex = ("P", "P") if not self.sinusoidal else ("P = sinusoidal", "P = \\text{sinusoidal}")
         positions = Step("positions", None, formula, latex, shape_text(self.positions), self.positions, how="input")
+        positions = replace(positions, origin="computed" if self.sinusoidal else "input")
         yield positions
         shape = shape_text(self.x)
         operands = (rows.as_operand("cell"), positions.as_operand("cell"))
@@ -52,7 +53,7 @@ class InputParts:
 
     def _looked_up(self, name: str, symbol: str) -> Step:
         """Return the rows of the tokens, from the table if there is one."""
-        step = Step(name, None, symbol, symbol, shape_text(self.rows), self.rows, how="input")
+        step = Step(name, None, symbol, symbol, shape_text(self.rows), self.rows, how="input", origin="input")
         if self.table is None:
             return step
         table = Operand("W_E", "W_{E}", self.table, "vocabulary", "dimension", "column", new=True)
@@ -64,6 +65,7 @@ class InputParts:
             weights=self.table.numel(),
             operands=(table,),
             how="lookup",
+            origin="computed",
         )
 
 
@@ -72,5 +74,5 @@ def input_steps(parts: InputParts, memory: Tensor | None, given: dict[StepKey, T
     for step in parts.steps():
         yield with_given(step, given)
     if memory is not None:
-        step = Step("memory", None, "Z", "Z", shape_text(memory), memory, rows="memory", how="input")
+        step = Step("memory", None, "Z", "Z", shape_text(memory), memory, rows="memory", how="input", origin="input")
         yield with_given(step, given)

@@ -164,7 +164,7 @@ class TestJson:
         document = json.loads(render_audit(life(), "json"))
         [scaled] = [entry for entry in document["findings"] if entry["step"] == "scaled"]
         assert scaled["causes"][0]["name"] == "divided by d_k"
-        assert scaled["causes"][0]["exceptions"] == [[1, 1]]
+        assert scaled["causes"][0]["exceptions"] == [[2, 2]]
         assert "comparison" not in scaled
 
     def test_digits_limit_the_decimals_of_computed_numbers(self):

@@ -50,10 +50,11 @@ def rebuilt(document):
                 assert steps[name]["origin"].startswith("given")
                 projected[name] = array(steps[name]["values"])
                 continue
-            [weight] = [entry for entry in document["weights"][name] if entry["head"] == head]
+            index = head if name == "query" else (head - 1) * document["kv_heads"] // document["heads"] + 1
+            [weight] = [entry for entry in document["weights"][name] if entry["head"] == index]
             projected[name] = source @ array(weight["values"])
             for bias in document["biases"].get(name, ()):
-                projected[name] = projected[name] + (array(bias["values"]) if bias["head"] == head else 0)
+                projected[name] = projected[name] + (array(bias["values"]) if bias["head"] == index else 0)
         scores = projected["query"] @ projected["key"].T * document["scale"]
         for mask in document["mask"] or ():
             scores = scores + (array(mask["values"]) if mask["head"] == head else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead._utils.text import count_noun
-from clearhead.explain.steps import Step, Trace
+from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace
 
 Formula = tuple[str, str]  # as text and as LaTeX
 
@@ -31,7 +31,7 @@ def whole_formula(trace: Trace) -> list[Formula]:
 def cost_sentences(trace: Trace) -> list[str]:
     """Return the cost of each head and of the whole layer, and that of one wide head; empty for a selection."""
     heads = [_head_cost(trace, head) for head in range(trace.heads)]
-    total = sum(step.multiply_adds for step in _distinct(trace))
+    total = sum(step.multiply_adds for step in trace.all_steps)
     if not trace.is_whole or not total:
         return []
     shared = sum(step.multiply_adds for step in trace.all_steps if step.head is None)
@@ -116,19 +116,6 @@ def _any_head(formula: str, head: str, index: str) -> str:
 
 
 def _head_cost(trace: Trace, head: int) -> int:
-    return sum(step.multiply_adds for step in trace.all_steps if step.head == head)
-
-
-def _distinct(trace: Trace) -> list[Step]:
-    """Return the steps without keys and values that an earlier head has computed with the same weights."""
-    seen: set[tuple[str, int, int]] = set()
-    steps = []
-    for step in trace.all_steps:
-        if step.name in ("key", "value") and len(step.operands) > 1:
-            weight = step.operands[1].values
-            key = step.name, weight.data_ptr(), weight.numel()
-            if key in seen:
-                continue
-            seen.add(key)
-        steps.append(step)
-    return steps
+    key_head = head // trace.group
+    steps = (step for step in trace.all_steps if step.head == (key_head if step.name in KEY_HEAD_STEPS else head))
+    return sum(step.multiply_adds for step in steps)

@@ -34,6 +34,7 @@ def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
         "tokens": trace.tokens,
         "memory_tokens": trace.memory_tokens,
         "heads": trace.heads,
+        "kv_heads": trace.heads // trace.group,
         **(_ingredients(trace, digits) if trace.is_whole else {}),
         "steps": [_step(position, step, trace, digits) for position, step in trace.numbered()],
     }
@@ -46,8 +47,8 @@ def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
     biases: dict[str, Any] = {}
     parts: dict[str, Any] = {"x": None, "memory": None, "mask": None, "bias": None, "scale": None, "sinks": None}
     for step in trace.all_steps:
-        if step.how == "input" and step.head is None:
-            parts["memory" if step.rows == "memory" else "x"] = _cells(step.values, digits)
+        if step.name in ("input", "memory"):
+            parts["x" if step.name == "input" else "memory"] = _cells(step.values, digits)
         if step.factor is not None:
             parts["scale"] = step.factor
         for operand in step.operands:
@@ -58,6 +59,8 @@ def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
                 parts["sinks"] = [*(parts["sinks"] or ()), float(operand.values[0, 0])]
             elif operand.new and kind in ("W", "b") and letter[:1] in _WEIGHTS:
                 _append(weights if kind == "W" else biases, _WEIGHTS[letter[0]], _named(operand, digits), step.head)
+    if all(step.name != "scaled" for step in trace.all_steps):
+        parts["scale"] = 1.0
     split = "slice" if any(step.name == "slice" for step in trace.all_steps) else "project"
     return {"split": split, **parts, "weights": weights, "biases": biases}
 
