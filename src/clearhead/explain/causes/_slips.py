@@ -16,6 +16,7 @@ from clearhead.explain.causes._explanation import Explanation
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 from clearhead.explain.steps import STEP_NAMES
 
+_SETTLED = 10  # tolerances by which the correct number may depend on the author's start
 _EARLY_DIGITS = (0, 1, 2, 3, 4)
 _ROUNDED_STEPS = frozenset(STEP_NAMES) - {"input", "slice"}  # a slice copies the input
 
@@ -23,10 +24,13 @@ _ROUNDED_STEPS = frozenset(STEP_NAMES) - {"input", "slice"}  # a slice copies th
 def cell_slips(wrong: WrongMatrix) -> Iterator[Explanation]:
     """Yield slips in single cells: a wrong sign, or two neighboring digits exchanged."""
     results = _likely_results(wrong)
+    settled = wrong.new_errors.clone()  # cells whose correct number depends little on the author's start
+    for result in results[1:]:
+        settled &= agree(result, results[0], _SETTLED * wrong.tolerance)
     # exchanged digits must be those of one number: one rounded in several ways would fit by coincidence
     for (name, done, remedy, has_slip), candidates in zip(_CELL_SLIPS, (results, results[:1]), strict=True):
-        correct = max(candidates, key=lambda result, has=has_slip: int((wrong.new_errors & has(wrong, result)).sum()))
-        cells = wrong.new_errors & has_slip(wrong, correct)
+        correct = max(candidates, key=lambda result, has=has_slip: int((settled & has(wrong, result)).sum()))
+        cells = settled & has_slip(wrong, correct)
         if cells.any():
             where = count_noun(int(cells.sum()), "cell")
             yield Explanation(name, done.format(where), remedy, cells, wrong.new_errors & ~cells, correct)
