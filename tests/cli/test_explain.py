@@ -58,7 +58,7 @@ class TestExplain:
         assert [cell.strip() for cell in line.split("│")[3:-1]] == ["3 → 4", "1", "10"]
 
     def test_example_is_required_without_list(self):
-        assert "NAME|FILE is missing; expected a built-in example" in run_cli("explain", code=2).stderr
+        assert "NAME is missing; expected a built-in example" in run_cli("explain", code=2).stderr
 
     def test_digits_option_rounds_numbers(self):
         assert "7.3 " in run_cli("explain", "song", "--digits", "1").stdout
@@ -328,7 +328,7 @@ class TestErrors:
             (("two-heads", "--cell", "weights:1,1"), "expected weights.1 or weights.2 in front of the colon"),
             (("song", "--cell", "weights:1,1", "--step", "query"), "--step and --cell are both given"),
             (("song", "--device", "cpu"), "--device is given without --model"),
-            ((), "NAME is missing; expected a built-in example, a TOML file, or a text with --model"),
+            ((), "NAME is missing; expected a built-in example (--list shows them), a file, or a text with --model"),
             (("--model", "en-ja", "--head", "cross.0.0"), "TEXT is missing; expected a text to run en-ja on"),
             (("Hi.", "--model", "en-ja"), "--head is missing; expected one head of the model, counted from 0"),
             (("Hi.", "--model", "en-ja", "--head", "cross.9.9"), "head is 'cross.9.9', which en-ja does not have"),

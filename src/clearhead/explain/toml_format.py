@@ -27,7 +27,7 @@ from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
 MAX_FILE_BYTES = 2**24
 TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
 MAX_CELLS = 100_000  # in all matrices together; more takes minutes to write out, and nobody reads it
-SUPPORTED_KEYS = (
+_FILE_KEYS = (
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
     "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases", "exercise",
 )  # fmt: skip
@@ -107,7 +107,7 @@ def parse(source: str, title: str = "A worked example") -> Example:
     raw = tomllib.loads(source, parse_float=Decimal)
     if "dropout" in raw:
         raise ValueError("the file has the key 'dropout'; leave it out: dropout is random, so no text can print it")
-    check_keys("the file", raw, SUPPORTED_KEYS)
+    check_keys("the file", raw, _FILE_KEYS)
     tokens, parts = read_inputs(raw)
     memory, memory_tokens = read_memory(raw)
     heads = read_int("heads", raw.get("heads", 1), least=1)

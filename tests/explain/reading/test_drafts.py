@@ -39,6 +39,15 @@ class TestThreeErrors:
             dict.fromkeys(differing, "differs") | dict.fromkeys(carried, "carried") | dict.fromkeys(agreeing, "agrees")
         )
 
+    def test_all_three_causes_are_named(self):
+        audit = check(FOLDER / "three-errors.md")
+        named = {(result.step, result.head): result.causes[0].name for result in audit.findings if result.causes}
+        assert named == {
+            ("scaled", 0): "not divided by √d_k",
+            ("weights", 1): "softmax over columns",
+            ("output", None): "W_O transposed",
+        }
+
     def test_check_and_load_take_the_path(self):
         assert not check(FOLDER / "three-errors.md").agrees
         example = load(str(FOLDER / "three-errors.md"))
@@ -199,7 +208,8 @@ class TestStatements:
     def test_remarks_about_scaling_do_not_leave_it_out(self):
         assert "scaling" not in parse_draft(X + "Without scaling, the scores would grow.").toml
         draft = parse_draft(X + "We leave out the scaling here.")
-        assert 'scale = "none"' in draft.toml or "leaves the scaling out" in draft.notes[0]
+        assert draft.example().scale == 1
+        assert draft.notes == ()
 
     def test_heads_counted_from_0_are_shifted(self):
         weights = "$$Q_0 = \\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}, Q_1 = \\begin{bmatrix} 3 \\\\ 4 \\end{bmatrix}$$"

@@ -63,7 +63,7 @@ def plain_text(text: str) -> str:
     r"""Return a text without markup. Subscripts and superscripts are written as in LaTeX.
 
     Examples:
-        >>> plain_text(r"**W<sup>Q</sup>** of $\\mathbf{Q}_1$")
+        >>> plain_text(r"**W<sup>Q</sup>** of $\mathbf{Q}_1$")
         'W^{Q} of Q_1'
     """
     text = _COMMENT.sub("", text)

@@ -19,7 +19,7 @@ from clearhead.explain.reading._markup import plain_text
 from clearhead.explain.reading._matching import LEAVE_OUT, Matcher, Question, step_name
 from clearhead.explain.reading._prose import Statements, read_statements
 from clearhead.explain.reading._writing import draft_text
-from clearhead.explain.toml_format import SUPPORTED_KEYS, parse, read_bounded
+from clearhead.explain.toml_format import parse, read_bounded
 
 __all__ = ["LEAVE_OUT", "Draft", "Question", "load_draft", "parse_draft"]
 
@@ -150,11 +150,9 @@ def _scaling(calculation: Calculation, statements: Statements) -> tuple[list[str
         if matrix is not None
     } | {matrix.grid.shape[1] for (step, _), matrix in calculation.given.items() if step in ("query", "key")}
     if statements.unscaled:
-        if "scale" in SUPPORTED_KEYS:
-            return ['scale = "none"  # the text leaves the scaling out'], []
-        return [], ["the text leaves the scaling out, which a worked example cannot state"]
+        return ['scale = "none"  # the text leaves the scaling out'], []
     unusual = [count for count in statements.key_dims if count not in (*columns, tokens, width)]
-    if len(unusual) == 1 and len(statements.key_dims) == 1 and columns and "d_k" in SUPPORTED_KEYS:
+    if len(unusual) == 1 and len(statements.key_dims) == 1 and columns:
         note = f"the text divides by √{unusual[0]}, but its keys have other columns; assumed d_k = {unusual[0]}"
         return [f"d_k = {unusual[0]}  # the text divides by √{unusual[0]}"], [note]
     return [], []
