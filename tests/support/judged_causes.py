@@ -96,6 +96,7 @@ def _starts(
         used = {key: numbers[key] for key in earlier if key in numbers and numbers[key].shape == right[key].shape}
         variants += [used, {key: used[key] for key in wrong & used.keys()}]
         variants += [{**earlier, **variants[-1]}, {**variants[4], **variants[-1]}]
+        variants += [{key: used[key]} for key in wrong & used.keys()]
     return [{**fixed, **variant} for variant in variants]
 
 
