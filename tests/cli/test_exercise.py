@@ -62,7 +62,7 @@ class TestExercise:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("--blank", "weigths"), "blank has 'weigths'; did you mean 'weights'?"),
+            (("--blank", "weight"), "blank has 'weight'; did you mean 'weights'?"),
             (("--points", "weights"), "--points has 'weights'; expected a step and its points, such as weights=6"),
             (("--points", "output=1"), "points has 'output', which is not a blank step; expected one of weights"),
             (("--output", "sheet.doc"), "--output is sheet.doc; expected a name that ends in .html, .md, .tex, .toml"),

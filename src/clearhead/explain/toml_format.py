@@ -26,7 +26,7 @@ from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
 TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
-MAX_CELLS = 100_000  # in all matrices together; more takes minutes to write out, and nobody reads it
+MAX_CELLS = 100_000  # in all matrices together; more takes minutes to write out
 _FILE_KEYS = (
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",
     "embedding", "positions", "memory", "memory_tokens", "kv_heads", "scale", "d_k", "biases", "exercise",

@@ -109,7 +109,7 @@ def test_blanks_are_chosen_by_step_and_head():
 @pytest.mark.parametrize(
     ("blank", "message"),
     [
-        ("weigths", "blank has 'weigths'; did you mean 'weights'?"),
+        ("weight", "blank has 'weight'; did you mean 'weights'?"),
         ("input", "blank has 'input'; expected one of slice, query,"),
         ("masked", "blank has 'masked', but this calculation has no such step: there is no mask"),
         ("weights:3", "blank has 'weights:3'; expected a head from 1 to 2, counted from 1"),

@@ -107,7 +107,7 @@ def _fit_heads(wrong: WrongMatrix, mistake: Mistake, heads: frozenset[int]) -> E
     for start in wrong.starts:
         try:
             result = MistakenCalculation(start, mistake, heads).matrix(wrong.step, wrong.head or 0)
-        except RuntimeError:  # the shapes do not fit: nobody can have made this mistake here
+        except RuntimeError:  # the shapes do not fit, so this mistake is impossible here
             return None
         if tuple(result.shape) == wrong.claimed.shape:
             fit = _compare(wrong, mistake, start, result)
