@@ -41,7 +41,7 @@ class TestParts:
         [
             ("row = 2\nvalues = [7.5, 8.5]", "row 2: 2 of 2 cells differ", [(1, 0, "7.5"), (1, 1, "8.5")]),
             ("column = 2\nvalues = [7.5, '_', 9.5]", "column 2: 2 of 2 cells differ", [(0, 1, "7.5"), (2, 1, "9.5")]),
-            ("cell = [3, 1]\nvalue = 7.5", "row 3, column 1: 1 of 1 cells differ", [(2, 0, "7.5")]),
+            ("cell = [3, 1]\nvalue = 7.5", "row 3, column 1: the number differs", [(2, 0, "7.5")]),
         ],
     )
     def test_wrong_parts_name_their_cells(self, lines, message, cells):
@@ -62,10 +62,22 @@ class TestParts:
         assert [result.verdict for result in (cell, row, whole)] == ["differs", "carried", "carried"]
         assert [(one.row, one.column, one.carried_from) for one in row.cells] == [(2, 1, "K")]
 
+    def test_results_follow_from_the_part_with_the_error(self):
+        wrong = matrices(x=X3)
+        wrong["key"][1, 0] += 1
+        scores = wrong["query"] @ wrong["key"].T
+        first, second, later = results(
+            f"step = 'key'\nrow = 1\nvalues = {printed(wrong['key'][0])}",
+            f"step = 'key'\nrow = 2\nvalues = {printed(wrong['key'][1])}",
+            claim("scores", scores).removeprefix("[[claims]]\n"),
+        )
+        assert [result.verdict for result in (first, second, later)] == ["agrees", "differs", "carried"]
+        assert later.follows_from == (2,)
+
     def test_single_wrong_cell_is_not_called_a_transposed_matrix(self):
         scores = matrices(x=X3)["scores"]
         [result] = results(f"step = 'scores'\ncell = [1, 2]\nvalue = {scores[1, 0]:.4f}")
-        assert result.message == "row 1, column 2: 1 of 1 cells differ"
+        assert result.message == "row 1, column 2: the number differs"
 
     def test_masked_cell_is_infinite(self):
         top = 'mask = "causal"\n'
@@ -107,7 +119,7 @@ class TestSums:
             "step = 'weights'\ncolumn = 2\nsum = 9.5",
             "step = 'weights'\nsum = 4.0",
         )
-        assert row.message == "row 1 sums to 1, not to 1.20"
+        assert row.message == "row 1 sums to 1.000, not to 1.20"
         assert [(cell.row_label, cell.column_label, cell.claimed) for cell in row.cells] == [("token 1", "sum", 1.2)]
         assert [(cell.row_label, cell.column_label) for cell in column.cells] == [("sum", "token 2")]
         assert whole.message == "all cells sum to 3, not to 4.0"

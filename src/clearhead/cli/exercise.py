@@ -60,7 +60,8 @@ def exercise(
         bool, typer.Option("--self-check", help="Let the HTML page mark the answers of the student.")
     ] = False,
     output_format: Annotated[
-        SheetFormat | None, typer.Option("--format", help="Format of the sheet (default: by the suffix of --output).")
+        SheetFormat | None,
+        typer.Option("--format", help="Format of the sheet (default: by the suffix of --output, or else markdown)."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
 ) -> None:

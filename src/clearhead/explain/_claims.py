@@ -101,7 +101,7 @@ def read_claim(
     is_total = kind == "sum" and not isinstance(raw[kind], str)
     count, group = head_count(step, heads, kv_heads or heads), heads // (kv_heads or heads)
     head = _read_head(name, raw.get("head"), step, count, required=kind == "values" or is_total)
-    claim = Claim(position, step, head, _read_tolerance(name, raw, kind), query_heads=_query_heads(step, head, group))
+    claim = Claim(position, step, head, _read_tolerance(name, raw, kind), query_heads=heads_that_use(step, head, group))
     row, column = read_indices(name, raw, None if shape_of is None else shape_of(step))
     claim = replace(claim, row=row, column=column)
     if is_total:
@@ -117,7 +117,8 @@ def read_claim(
     return replace(claim, values=matrix)
 
 
-def _query_heads(step: str, head: int | None, group: int) -> frozenset[int] | None:
+def heads_that_use(step: str, head: int | None, group: int) -> frozenset[int] | None:
+    """Return the query heads that use a matrix of a head, or None for all. Heads of a group share keys and values."""
     if head is None:
         return None
     return frozenset(range(head * group, (head + 1) * group)) if step in KEY_HEAD_MATRICES else frozenset([head])

@@ -40,6 +40,7 @@ class CheckedMatrix:
     intended: Float[Tensor, "rows columns"]  # the matrix as printed, without its new errors
     exact: bool  # printed without rounding and without error
     mistaken: Float[Tensor, "rows columns"] | None = None  # unrounded, under the mistake that explains the new errors
+    parts: tuple[CheckedMatrix, ...] = ()  # of a matrix that several claims describe, such as one for each row
 
     @cached_property
     def new_errors(self) -> Bool[Tensor, "rows columns"]:
@@ -54,6 +55,11 @@ class CheckedMatrix:
         heads, later_heads = self.claim.query_heads, later.query_heads
         same_head = heads is None or later_heads is None or bool(heads & later_heads)
         return same_head and self.claim.step in source_matrices(later.step)
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions of the claims with its new errors."""
+        return [part.claim.position for part in self.parts or (self,) if part.new_errors.any()]
 
     def sources(self, index: CellIndex | None = None) -> str:
         """Return the matrices that a carried cell, or any cell, follows from: "Q", "Q, K and (S₁ + M)"."""
@@ -102,6 +108,7 @@ class CheckedMatrix:
             corrected=torch.where(blank, other.corrected, self.corrected),
             intended=torch.where(blank, other.intended, self.intended),
             mistaken=None,
+            parts=(*(self.parts or (self,)), other),
             exact=self.exact and other.exact,
         )
 

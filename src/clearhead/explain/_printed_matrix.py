@@ -105,6 +105,11 @@ def half_unit(value: Decimal) -> float:
     return to_float(Decimal(5).scaleb(exponent - 1)) if isinstance(exponent, int) else 0.0
 
 
+def decimals(printed: str) -> int:
+    """Return how many digits after the point a printed number has."""
+    return len(printed.upper().partition("E")[0].partition(".")[2])
+
+
 def to_float(value: Decimal) -> float:
     """Convert to a float. A number that overflows becomes infinite."""
     try:

@@ -14,7 +14,7 @@ from clearhead._utils.text import count_noun
 from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim, head_count
 from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indices, check_matrix
 from clearhead.explain._fitting import best_fit
-from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain._printed_matrix import PrintedMatrix, decimals
 from clearhead.explain._recompute import Recomputation, calculation_order
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison, Verdict
 from clearhead.explain.causes.finder import CauseFinder, matrix_axes
@@ -107,7 +107,7 @@ class _Auditor:
             message=f"{prefix}{result.message}{notes}",
             verdict="differs" if prefix else result.verdict,
             causes=causes,
-            follows_from=tuple(sorted(root.claim.position for root in checked.carried)),
+            follows_from=tuple(sorted(position for root in checked.carried for position in root.positions)),
             comparison=MatrixComparison(
                 checked.symbol,
                 *self._labels(claim.step, computed),
@@ -220,7 +220,7 @@ class _Auditor:
         row, column = claim.row or 0, claim.column or 0
         labels = "sum" if claim.row is None else rows[row], "sum" if claim.column is None else columns[column]
         cell = CellDifference(row, column, *labels, printed, float(total.values), value)
-        return _claim_result(claim, "differs", f"{what} {value:.4g}, not to {printed}", (cell,))
+        return _claim_result(claim, "differs", f"{what} {value:.{decimals(printed) + 1}f}, not to {printed}", (cell,))
 
     def _check_count(self, claim: Claim, matrices: list[Tensor]) -> CheckResult:
         count, what = computed_count(claim, matrices)
@@ -291,15 +291,19 @@ def _values_result(claim: Claim, cells: tuple[CellDifference, ...], checked: Che
         verdict, parts = "agrees", [agreement if written else f"{claimed.shape}"]
     elif carried == len(cells):
         verdict = "carried"
-        parts = [f"{carried} of {written} cells differ, carried from {checked.sources()} as printed"]
+        parts = [f"{_differing(carried, written)}, carried from {checked.sources()} as printed"]
     else:
-        verdict, parts = "differs", [f"{len(cells)} of {written} cells differ"]
+        verdict, parts = "differs", [_differing(len(cells), written)]
         parts += [f"{carried} of them carried"] if carried else []
     if rounded:
         parts.append(f"{rounded} {'follows' if rounded == 1 else 'follow'} from rounded numbers printed earlier")
     parts += [f"{blank} blank" if written else "all blank"] if blank and not claim.part else []
     part = f"{claim.part}: " if claim.part else ""
     return _claim_result(claim, verdict, part + ", ".join(parts), cells)
+
+
+def _differing(cells: int, written: int) -> str:
+    return "the number differs" if written == 1 else f"{cells} of {written} cells differ"
 
 
 def _mostly_agrees(claimed: PrintedMatrix, computed: Tensor) -> bool:

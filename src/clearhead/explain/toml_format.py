@@ -22,7 +22,7 @@ from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, read_matrix,
 from clearhead.explain._toml_fields import per_head, read_int, read_scale, read_string, read_table
 from clearhead.explain._toml_inputs import read_inputs, read_mask, read_memory, read_rotary
 from clearhead.explain.example import Example
-from clearhead.explain.steps import STEP_NAMES, StepKey, Trace
+from clearhead.explain.steps import KEY_HEAD_STEPS, STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
 TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
@@ -225,7 +225,8 @@ def _read_given(raw: object, heads: int, kv_heads: int) -> dict[StepKey, Printed
 def _check_given(example: Example) -> None:
     shapes = {(step.name, step.head): step.shape for step in example.trace_without_given()}
     for (name, head), matrix in example.given.items():
-        label = f"given.{name}" if example.heads == 1 or head is None else f"given.{name}: head {head + 1}"
+        noun = "key head" if name in KEY_HEAD_STEPS and example.kv_heads != example.heads else "head"
+        label = f"given.{name}" if example.heads == 1 or head is None else f"given.{name}: {noun} {head + 1}"
         if (name, head) not in shapes:
             raise ValueError(f"{label}: this calculation has no such step")
         if matrix.shape != shapes[name, head]:

@@ -94,7 +94,6 @@ class TestHtml:
         assert "divided by d_k" in others
         section = text[text.index('<section id="claim-3"') : text.index('<section id="claim-4"')]
         assert "The scores are divided by d_k = 2. Divide them by √d_k." in section
-        assert "It does not explain row is, column is." in section
 
     def test_special_tokens_are_escaped(self):
         text = render_audit(hostile(), "html")
@@ -132,7 +131,7 @@ class TestMarkdown:
             "## Agrees",
         ]
         assert "| Life | is | 0.17 | 0.234 |" in text
-        assert "**Cause:** The scores are divided by d\\_k = 2. Divide them by √d\\_k. It does not explain" in text
+        assert "**Cause:** The scores are divided by d\\_k = 2. Divide them by √d\\_k." in text
         assert "- claim 4, masked, head 1: 6 of 9 cells differ, carried from S as printed." in text
         assert "2 of 6 checked agree with the calculation." in text
 

@@ -15,7 +15,6 @@ from clearhead.explain.causes._wrong_matrix import WrongMatrix
 from clearhead.explain.steps import KEY_HEAD_STEPS
 
 _PROJECTIONS = ("query", "key", "value")
-_KEY_INPUT = OPERANDS["key"][0]
 _MAX_EXCHANGED_ROWS = 8  # with more tokens, exchanged rows of V are not tried
 
 

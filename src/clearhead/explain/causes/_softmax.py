@@ -8,6 +8,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from clearhead._utils.text import count_noun
 from clearhead.explain._recompute import Recomputation, row_softmax
 from clearhead.explain.causes._mistake import Mistake, Replacement
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
@@ -64,9 +65,10 @@ def softmax_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         },
     )
     for digits in _EARLY_DIGITS:
+        kept = f"{count_noun(digits, 'digit')} after the point"
         yield mistake(
             "rounded too early",
-            f"The powers e^score were rounded to {digits} digits after the point before they were divided",
+            f"The powers e^score were rounded to {kept} before they were divided",
             "round only the result",
             lambda m, h, digits=digits: _normalized(m.matrix("masked", h).exp().round(decimals=digits)),
             complete=True,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from clearhead._utils.checks import check_path, describe
-from clearhead.explain._claims import Claim
-from clearhead.explain._printed_matrix import PrintedMatrix, short_repr
+from clearhead.explain._claims import Claim, heads_that_use
+from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, short_repr
 from clearhead.explain.audit import Cause
 from clearhead.explain.checking import check
 from clearhead.explain.exercises._answers import Answers, read_matrix, too_few_digits
@@ -200,7 +202,14 @@ def _causes(
     if not any(cells.any() for cells in wrong.values()):
         return {}
     claims = [
-        Claim(position, name, head, exercise.tolerance, _as_printed(exercise, values))
+        Claim(
+            position,
+            name,
+            head,
+            exercise.tolerance,
+            _as_printed(exercise, values),
+            query_heads=heads_that_use(name, head, exercise.trace.group),
+        )
         for position, ((name, head), values) in enumerate(compared.written.items(), 1)
     ]
     audit = check(replace(exercise.example, claims=tuple(claims)))
@@ -215,5 +224,9 @@ def _causes(
 
 def _as_printed(exercise: Exercise, values: Tensor) -> PrintedMatrix:
     half_unit = torch.full_like(values, 0.5 * 10.0**-exercise.digits)
-    printed = tuple(tuple(f"{cell:.{exercise.digits}f}" for cell in row) for row in values.tolist())
+    printed = tuple(tuple(_printed(cell, exercise.digits) for cell in row) for row in values.tolist())
     return PrintedMatrix(values, half_unit, printed)
+
+
+def _printed(cell: float, digits: int) -> str:
+    return BLANK if math.isnan(cell) else str(Decimal(f"{cell:.{digits}f}"))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from clearhead._utils.text import json_text
 from clearhead.explain.audit import Cause
+from clearhead.explain.steps import COUNTING
 
 CellVerdict = Literal["right", "carried", "wrong", "blank"]
 VERDICTS: tuple[CellVerdict, ...] = ("right", "carried", "wrong", "blank")
@@ -87,7 +88,7 @@ class Marks:
         return all(cell.verdict in ("right", "carried") for step in self.steps for cell in step.cells)
 
     def to_json(self) -> str:
-        """Return the marks as JSON. Heads are counted from 1, rows and columns from 0."""
+        """Return the marks as JSON. Heads, rows and columns are counted from 1."""
         return json_text(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,6 +97,7 @@ class Marks:
             "student": self.student,
             "file": self.file,
             "title": self.title,
+            "counting": COUNTING,
             "seed": self.seed,
             "verified": self.verified,
             "points": round(self.points, 6),
@@ -145,8 +147,8 @@ def _step_to_dict(step: StepMarks) -> dict[str, Any]:
 
 def _cell_to_dict(cell: CellMark) -> dict[str, Any]:
     return {
-        "row": cell.row,
-        "column": cell.column,
+        "row": cell.row + 1,
+        "column": cell.column + 1,
         "answer": cell.answer,
         "expected": cell.expected if math.isfinite(cell.expected) else None,
         "verdict": cell.verdict,

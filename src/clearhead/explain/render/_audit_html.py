@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from clearhead._utils.text import count_noun, visible_text
-from clearhead.explain.audit import Audit, Cause, CellDifference, CheckResult, MatrixComparison
+from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison
 from clearhead.explain.render._audit_wording import (
     VERDICT_SIGNS,
     computed_number,
     digits_for,
-    exceptions_sentence,
     in_calculation_order,
     message_sentence,
     printed_number,
@@ -57,7 +56,6 @@ class _Table:
 class _Cause:
     name: str
     sentence: str
-    exceptions: str
 
 
 @dataclass(frozen=True)
@@ -127,17 +125,12 @@ def _result(position: int, result: CheckResult, digits: int | None) -> _Result:
         badge=_BADGES[result.verdict],
         sign=VERDICT_SIGNS[result.verdict],
         message=message_sentence(result),
-        causes=[_cause(cause, result) for cause in result.causes],
+        causes=[_Cause(cause.name, visible_text(cause.sentence)) for cause in result.causes],
         claimed=claimed,
         computed=computed,
         differences=differences,
         left_out=left_out,
     )
-
-
-def _cause(cause: Cause, result: CheckResult) -> _Cause:
-    exceptions = exceptions_sentence(cause, result)
-    return _Cause(cause.name, visible_text(cause.sentence), visible_text(exceptions) if exceptions else "")
 
 
 def _difference(cell: CellDifference, digits: int) -> list[str]:

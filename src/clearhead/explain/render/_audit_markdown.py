@@ -9,7 +9,6 @@ from clearhead.explain.audit import Audit, CheckResult
 from clearhead.explain.render._audit_wording import (
     computed_number,
     digits_for,
-    exceptions_sentence,
     in_calculation_order,
     message_sentence,
     printed_number,
@@ -52,7 +51,7 @@ def _entry(result: CheckResult, digits: int | None) -> Iterator[str]:
             yield f"… and {count_noun(left_out, 'more cell')}."
     if result.causes:
         several = len(result.causes) > 1
-        lines = [f"{cause.sentence} {exceptions_sentence(cause, result)}".strip() for cause in result.causes]
+        lines = [cause.sentence for cause in result.causes]
         yield "Possible causes:" if several else f"**Cause:** {escape_markdown(lines[0])}"
         if several:
             yield "\n".join(f"- {escape_markdown(line)}" for line in lines)
