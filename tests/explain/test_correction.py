@@ -91,7 +91,7 @@ def test_given_matrix_is_corrected_before_the_claims_computed_from_it():
         ("values = [[1], [1.3]]\ntolerance = 0.01", "values = [[1], [2.0]] # 1 cell corrected"),
         ("values = [[-inf], [2]]", "values = [[1], [2]] # 1 cell corrected"),
         ("count = 7", "count = 2 # corrected from 7"),
-        ("sum = 'rows'", "sum = 'rows' # not corrected: rows sum to 1.00 2.00, not to 1"),
+        ("sum = 'rows'", "sum = 'rows' # not corrected: rows sum to 1.00, 2.00, not to 1"),
     ],
 )
 def test_each_kind_of_claim_is_corrected(claim, expected):

@@ -194,7 +194,7 @@ class _Auditor:
         for head, matrix in enumerate(matrices, 1):
             name = "sum" if len(matrices) == 1 else f"sum, head {head}"
             totals = matrix.sum(dim=1 if which == "rows" else 0)
-            sums.append(" ".join(f"{value:.2f}" for value in totals.tolist()))
+            sums.append(", ".join(f"{value:.2f}" for value in totals.tolist()))
             for index in torch.nonzero((totals - 1).abs() > tolerance).flatten().tolist():
                 cell = (index, 0, rows[index], name) if which == "rows" else (0, index, name, columns[index])
                 cells.append(CellDifference(*cell, "1", 1.0, float(totals[index])))

@@ -64,6 +64,15 @@ class WrongMatrix:
         count = head_count(self.step, self.example.heads, self.example.kv_heads)
         return [head for head in range(count) if head != self.head]
 
+    def other_key_heads(self) -> list[tuple[int, str]]:
+        """Return the key heads that this head does not use, and the words for each."""
+        heads, kv_heads = self.example.heads, self.example.kv_heads
+        if self.head is None:
+            return []
+        noun = "head" if kv_heads == heads else "key head"
+        used = self.head if self.step in KEY_HEAD_MATRICES else self.head * kv_heads // heads
+        return [(index, f"{noun} {index + 1}") for index in range(kv_heads) if index != used]
+
     @cached_property
     def reachable(self) -> frozenset[str]:
         """Steps between this matrix and the nearest earlier matrices that the text prints."""
