@@ -16,6 +16,7 @@ from clearhead.explain._claims import SHARED_MATRICES, Claim, head_count
 from clearhead.explain._error_propagation import CellIndex, cell_indices, is_source
 from clearhead.explain._printed_matrix import BLANK, PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
+from clearhead.explain._toml_text import toml_matrix
 from clearhead.explain.audit import Audit, CheckResult, MatrixComparison
 from clearhead.explain.checking import check, computed_count
 from clearhead.explain.example import Example
@@ -103,7 +104,7 @@ class _Correction:
             # cells that follow from rounded numbers, which the correction of an earlier claim may have changed
             rounded = cell_indices(comparison.rounded) if follows else []
             if comparison.transposed:
-                _replace(table, "values", _matrix_text(comparison.claimed.printed))
+                _replace(table, "values", toml_matrix(comparison.claimed.printed))
             for cell, item in _corrected_cells(comparison, [*wrong, *rounded], claim.tolerance):
                 _place(table, claim, cell, item)
             changes = ["transposed"] if comparison.transposed else []
@@ -113,7 +114,7 @@ class _Correction:
         if result.verdict == "agrees":
             return ""
         if matrices and claim.values is not None:
-            _replace(table, "values", _matrix_text(_printed_like(matrices[0], claim.values, claim.tolerance)))
+            _replace(table, "values", toml_matrix(_printed_like(matrices[0], claim.values, claim.tolerance)))
             return "matrix of another shape replaced"
         if matrices and claim.shape is not None:
             _replace(table, "shape", str(list(matrices[0].shape)))
@@ -206,15 +207,6 @@ def _printed_like(matrix: Tensor, claimed: PrintedMatrix, tolerance: float | Non
         return [[BLANK] * matrix.shape[1]] * matrix.shape[0]
     usual = _usual_exponent(claimed)
     return [[_number_text(value, usual, tolerance) for value in row] for row in matrix.tolist()]
-
-
-def _matrix_text(rows: Iterable[Iterable[str]]) -> str:
-    lines = (", ".join(_toml_cell(cell) for cell in row) for row in rows)
-    return "[\n" + "".join(f"  [{line}],\n" for line in lines) + "]"
-
-
-def _toml_cell(printed: str) -> str:
-    return f'"{BLANK}"' if printed == BLANK else printed.replace("Infinity", "inf")
 
 
 def _exponent(claimed: PrintedMatrix, row: int, column: int) -> int | None:
