@@ -12,8 +12,9 @@ from torch import Tensor
 from clearhead._utils.extras import needs_extra
 from clearhead.explain._claims import Claim
 from clearhead.explain._input_steps import InputParts
-from clearhead.explain._layer_weights import WEIGHT_NAMES
+from clearhead.explain._layer_weights import WEIGHT_NAMES, unnested
 from clearhead.explain._printed_matrix import PrintedMatrix
+from clearhead.explain._toml_text import toml_value
 from clearhead.explain.steps import StepKey, Trace
 from clearhead.explain.tracing import GivenMatrices, trace_parts
 from clearhead.nn import MultiHeadAttention, Rotary
@@ -134,17 +135,6 @@ class Example:
         if self.drawn and "weights" not in document:
             document["weights"] = tomlkit.table()
         for name in self.drawn:
-            document["weights"][name] = tomlkit.value(_toml_matrix(self.weights[name]))  # pyright: ignore[reportIndexIssue]
+            matrices = unnested(self.weights[name]).tolist()
+            document["weights"][name] = tomlkit.value(toml_value(matrices))  # pyright: ignore[reportIndexIssue]
         return document.as_string()
-
-
-def _toml_matrix(values: Tensor, indent: str = "") -> str:
-    """Format one matrix, or a list of one matrix per head, with one row per line.
-
-    The matrix of a single head is not nested in a list.
-    """
-    if values.ndim == 3 and len(values) == 1:
-        return _toml_matrix(values[0])
-    inner_indent = indent + "  "
-    rows = (_toml_matrix(entry, inner_indent) if entry.ndim == 2 else str(entry.tolist()) for entry in values)
-    return "[\n" + "".join(f"{inner_indent}{row},\n" for row in rows) + f"{indent}]"

@@ -13,8 +13,7 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.text import count_noun
 from clearhead.nn.head import check_head_indices
 
-# in order; embedding and positions occur only if they are added, memory in cross-attention, slice with split="slice",
-# scaled unless the scores are used unscaled, masked with a mask
+# in order; the steps of ABSENT_STEPS occur in some calculations only
 STEP_NAMES = (
     "embedding",
     "positions",
@@ -32,6 +31,15 @@ STEP_NAMES = (
     "concat",
     "output",
 )
+# reasons why a step does not occur
+ABSENT_STEPS = {
+    "embedding": "no positions are added, so the rows of the tokens are the input",
+    "positions": "no positions are added to the input",
+    "memory": "the keys and the values are computed from X",
+    "slice": "every head reads all of X",
+    "scaled": "the scores are not scaled",
+    "masked": "there is no mask",
+}
 MASK = "mask"  # M, which is an operand of "masked" and can be selected as a step
 SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
 
