@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.explain.steps import KEY_HEAD_STEPS, Operand, Step, StepKey
+from clearhead.explain.steps import KEY_HEAD_STEPS, Operand, Step, StepKey, key_head
 from clearhead.nn import MultiHeadAttention
 from clearhead.ops.masks import query_positions
 
@@ -30,7 +30,7 @@ class HeadTracer:
     ) -> None:
         self.layer, self.index, self.given, self.d_k = layer, index, given, d_k
         self.head = layer.head(index)
-        self.key_head = index * layer.kv_heads // layer.heads
+        self.key_head = key_head(index, layer.heads, layer.kv_heads)
         self.x, self.source = x, source
         self.subscript, self.latex_subscript = _subscripts(index, layer.heads)
 

@@ -39,11 +39,15 @@ StepKey = tuple[str, int | None]  # a step and its head, counted from 0; None fo
 KEY_HEAD_STEPS = ("key", "value")  # computed once for all query heads that share a key head
 Axis = Literal["token", "memory", "vocabulary", "dimension"]  # meaning of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
-MAX_SCORES = 4_000_000  # of one calculation; more take longer than a few seconds
 COUNTING = "Heads, rows and columns are counted from 1."
 Operation = Literal[
     "input", "lookup", "sum", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"
 ]
+
+
+def key_head(head: int, heads: int, kv_heads: int) -> int:
+    """Return the key head that a query head uses, both counted from 0."""
+    return head * kv_heads // heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +167,11 @@ class Trace:
         return zip(self.positions, self.steps, strict=True)
 
     @property
+    def kv_heads(self) -> int:
+        """Number of key heads, each shared by `group` query heads."""
+        return self.heads // self.group
+
+    @property
     def is_whole(self) -> bool:
         """True if no steps were left out by `select`."""
         return len(self.steps) == len(self.all_steps)
@@ -198,7 +207,7 @@ class Trace:
         for head in heads:
             if not 0 <= head < self.heads:
                 raise ValueError(f"head {head + 1} does not occur; expected 1 to {self.heads}, counted from 1")
-        key_heads = {head // self.group for head in heads}
+        key_heads = {key_head(head, self.heads, self.kv_heads) for head in heads}
         chosen: list[tuple[int, Step]] = []
         for position, step in self.numbered():
             if heads and step.head not in (key_heads if step.name in KEY_HEAD_STEPS else heads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead._utils.text import count_noun
-from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace
+from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace, key_head
 
 Formula = tuple[str, str]  # as text and as LaTeX
 
@@ -116,6 +116,6 @@ def _any_head(formula: str, head: str, index: str) -> str:
 
 
 def _head_cost(trace: Trace, head: int) -> int:
-    key_head = head // trace.group
-    steps = (step for step in trace.all_steps if step.head == (key_head if step.name in KEY_HEAD_STEPS else head))
+    shared = key_head(head, trace.heads, trace.kv_heads)
+    steps = (step for step in trace.all_steps if step.head == (shared if step.name in KEY_HEAD_STEPS else head))
     return sum(step.multiply_adds for step in steps)

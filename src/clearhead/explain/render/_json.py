@@ -34,7 +34,7 @@ def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
         "tokens": trace.tokens,
         "memory_tokens": trace.memory_tokens,
         "heads": trace.heads,
-        "kv_heads": trace.heads // trace.group,
+        "kv_heads": trace.kv_heads,
         **(_ingredients(trace, digits) if trace.is_whole else {}),
         "steps": [_step(position, step, trace, digits) for position, step in trace.numbered()],
     }
