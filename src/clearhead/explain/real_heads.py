@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead._utils.text import visible_text
+from clearhead.explain._layer_options import LayerOptions
 from clearhead.explain._printed_matrix import short_repr
 from clearhead.explain.steps import Axis, Operand, Step, Trace, key_head
 from clearhead.ops.alibi import ALiBi
@@ -71,6 +72,7 @@ def trace_head(recording: Recording, head: str) -> Trace:
         counting=f"Layers and heads are counted from 0, as in the model: {visible_text(name)} is head {index} of layer"
         f" {layer} of the stack {visible_text(stack)}. Rows and columns are counted from 1.",
         visible=_visible(steps, matrix),
+        options=LayerOptions(softcap=weights.softcap),  # queries and keys are already normed and rotated
     )
 
 

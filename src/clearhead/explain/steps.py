@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.text import count_noun
+from clearhead.explain._layer_options import LayerOptions
 from clearhead.nn.head import check_head_indices
 
 # in order; embedding and positions occur only if they are added, memory in cross-attention, slice with split="slice",
@@ -136,6 +137,7 @@ class Trace:
         counting: sentence about the counting of heads, rows and columns in every output.
         visible: indices of the rows or columns to show of a matrix that is too large (default: the first and last).
         cells: rows and columns, counted from 0, whose arithmetic is shown (default: one sample of each step).
+        options: rotation, norms and softcap of the layer.
     """
 
     steps: tuple[Step, ...]
@@ -150,6 +152,7 @@ class Trace:
     counting: str = COUNTING
     visible: Mapping[Axis, Collection[int]] = field(default_factory=dict)
     cells: Mapping[StepKey, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    options: LayerOptions = field(default_factory=LayerOptions)
 
     def __post_init__(self) -> None:
         if not self.all_steps:
