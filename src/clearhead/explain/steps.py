@@ -257,9 +257,10 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        from clearhead.explain.render.notebooks import trace_html  # imports this module
+        from clearhead.explain.render.formats import render  # imports this module
+        from clearhead.explain.render.notebooks import page_html
 
-        return trace_html(self)
+        return page_html(self, lambda style: render(self, style), "A worked example")
 
 
 def _mask_step(masked: Step) -> Step:

@@ -13,7 +13,8 @@ from clearhead.explain import BUILT_IN, load, parse
 from clearhead.explain.render import cell_arithmetic, render
 from clearhead.explain.render._formula import whole_formula
 from clearhead.explain.render._layout import Layout, new_matrices
-from support.layers import every_option, make
+from support.layers import OPTIONS, make
+from support.parameters import slow_except
 
 HIDDEN_ROW = "x = [[1, 0.5], [0.5, 2], [1, 1]]\nmask = [[false, false, false], [true, true, false], [true, true, true]]"
 
@@ -83,7 +84,7 @@ def test_latex_of_every_sample_is_valid_math(name):
         assert not re.search("[·−∞√≈…₁₂]", line)
 
 
-@every_option
+@pytest.mark.parametrize("options", slow_except(OPTIONS, "slices, grouped", "all"))
 def test_every_layer_has_arithmetic_in_every_format(options):
     layer = make(options)
     memory = torch.randn(7, layer.kv_input_dim) if layer.kv_input_dim != 30 else None
