@@ -223,12 +223,11 @@ class TestOrigins:
 
 class TestShortening:
     def test_large_matrices_are_shortened_with_a_mark(self):
-        traced = trace(MultiHeadAttention(64, 2), torch.randn(300, 64))
+        traced = trace(MultiHeadAttention(64, 2), torch.randn(300, 64)).select(["concat"])
         for style in ("text", "html", "markdown", "latex"):
             text = render(traced, style)
-            assert re.search(r"2\d\d rows and \d\d columns are not shown", text)
-            assert len(text) < 3_000_000
-        assert "… 260 more" in render(traced, "text")
+            assert "260 rows and 24 columns are not shown" in text
+            assert "… 260 more" in text or "\\dots{} 260 more" in text
 
     def test_many_heads_are_refused_with_the_way_out(self):
         traced = trace(MultiHeadAttention(256, 64), torch.randn(20, 256))
