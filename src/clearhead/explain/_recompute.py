@@ -74,7 +74,7 @@ class Recomputation:
 
     def for_head(self, name: str, head: int) -> Tensor:
         """Return a matrix that a query head uses. Heads of a group share keys and values."""
-        return self.matrix(name, self._key_head(head) if name in KEY_HEAD_MATRICES else head)
+        return self.matrix(name, self.example.key_head(head) if name in KEY_HEAD_MATRICES else head)
 
     def projected(
         self,
@@ -142,9 +142,6 @@ class Recomputation:
             return self.matrix("slice", head)
         source = self.matrix("input" if example.memory is None else "memory", 0)
         return _columns(source, head, example.kv_heads) if example.split == "slice" else source
-
-    def _key_head(self, head: int) -> int:
-        return head * self.example.kv_heads // self.example.heads
 
 
 def _columns(matrix: Tensor, index: int, count: int) -> Tensor:

@@ -15,7 +15,7 @@ from clearhead.explain._input_steps import InputParts
 from clearhead.explain._layer_weights import WEIGHT_NAMES, unnested
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._toml_text import toml_value
-from clearhead.explain.steps import StepKey, Trace
+from clearhead.explain.steps import StepKey, Trace, key_head
 from clearhead.explain.tracing import GivenMatrices, trace_parts
 from clearhead.nn import MultiHeadAttention, Rotary
 from clearhead.nn.parameters import assign_parameters
@@ -52,6 +52,10 @@ class Example:
     def kv_heads(self) -> int:
         """Number of heads of K and V, each shared by heads / kv_heads query heads."""
         return self.weights["key"].shape[0]
+
+    def key_head(self, head: int) -> int:
+        """Return the key head that a query head uses, both counted from 0."""
+        return key_head(head, self.heads, self.kv_heads)
 
     @property
     def d_k(self) -> int:

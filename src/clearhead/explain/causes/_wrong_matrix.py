@@ -92,7 +92,7 @@ class WrongMatrix:
         else:
             heads = range(head_count(name, self.example.heads, self.example.kv_heads))
         if name in KEY_HEAD_MATRICES and self.step not in KEY_HEAD_MATRICES and self.head is not None:
-            heads = [self.head * self.example.kv_heads // self.example.heads]
+            heads = [self.example.key_head(self.head)]
         return all((name, head) in self.printed for head in heads)
 
     def matches(self, result: Float[Tensor, "rows columns"]) -> Bool[Tensor, "rows columns"]:

@@ -114,8 +114,8 @@ def exercise(
         >>> sheet.blanks
         (('weights', 0), ('weights', 1), ('output', None))
     """
-    name = example.title if isinstance(example, Example) else Path(check_path("example", example)).stem
-    example = example if isinstance(example, Example) else load(example)
+    example = example if isinstance(example, Example) else load(check_path("example", example))
+    name = Path(example.name).stem or example.title
     seed = check_int("seed", seed, least=0)
     digits = check_int("digits", digits, least=1, most=MAX_DIGITS)
     blanks = read_blanks(blank, example.trace_without_given())
