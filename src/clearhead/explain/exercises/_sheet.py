@@ -57,7 +57,7 @@ def instructions(exercise: Exercise) -> str:
 
 def sections(exercise: Exercise) -> Iterator[SheetSection]:
     """Yield the steps of an exercise without any solution."""
-    for position, step in enumerate(exercise.trace):
+    for step in exercise.trace:
         key = (step.name, step.head)
         blank, withheld = key in exercise.blanks, key in exercise.withheld
         name = step.name if step.head is None else f"{step.name}-{step.head + 1}"
@@ -65,7 +65,7 @@ def sections(exercise: Exercise) -> Iterator[SheetSection]:
         if not withheld:
             matrices.append(_matrix(exercise, step, blank=blank))
         yield SheetSection(
-            name if step.name != "input" or position == 0 else f"{name}-2",
+            name,
             key,
             step_heading(step, exercise.trace),
             step.formula,
