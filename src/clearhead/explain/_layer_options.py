@@ -1,4 +1,4 @@
-"""Operations of a layer whose numbers are no matrices of its calculation."""
+"""Operations of a layer whose numbers are not part of a matrix of its calculation."""
 
 from __future__ import annotations
 

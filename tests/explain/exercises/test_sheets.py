@@ -196,6 +196,18 @@ def test_hostile_tokens_are_escaped_in_every_format():
     assert parse_answers(to_toml(sheet)).exercise.example.tokens[0] == token
 
 
+@pytest.mark.parametrize("name", ["embeddings", "cross-attention", "grouped-heads"])
+def test_sections_are_named_after_their_steps(name):
+    ids = re.findall(r'<section id="([^"]+)"', render_sheet(exercise(name), "html"))
+    steps = load(name).trace()
+    assert ids == [step.name if step.head is None else f"{step.name}-{step.head + 1}" for step in steps]
+
+
+@pytest.mark.parametrize("example", ["song", load("song")])
+def test_exercise_is_named_after_the_example(example):
+    assert exercise(example).name == "song"
+
+
 def test_only_pages_check_themselves():
     sheet = exercise("song")
     with pytest.raises(ValueError, match="a sheet in latex cannot mark answers"):

@@ -274,6 +274,12 @@ class TestHtml:
         ids = re.findall(r'<section id="([^"]+)"', text)
         assert len(ids) == len(set(ids)) == len(traced)
 
+    def test_a_second_mask_has_another_id(self):
+        masks = torch.tensor([[[True, False], [True, True]], [[True, True], [False, True]]])[None]
+        traced = trace(MultiHeadAttention(4, 2), torch.randn(2, 4), mask=masks).select(["mask", "masked"])
+        ids = re.findall(r'<section id="([^"]+)"', render(traced, "html"))
+        assert ids == ["mask", "masked-1", "mask-2", "masked-2"]
+
     def test_special_tokens_are_escaped(self):
         page = _TagChecker()
         text = render(awkward_trace(), "html", title="</title><script>alert(1)</script>")
