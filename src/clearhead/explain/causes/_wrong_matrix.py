@@ -17,7 +17,7 @@ from clearhead.explain._error_propagation import CellIndex, agree
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import OPERANDS, Recomputation
 from clearhead.explain.example import Example
-from clearhead.explain.steps import Axis, StepKey
+from clearhead.explain.steps import Axis, StepKey, key_head
 
 _LABEL_COLUMNS = 16
 
@@ -70,7 +70,7 @@ class WrongMatrix:
         if self.head is None:
             return []
         noun = "head" if kv_heads == heads else "key head"
-        used = self.head if self.step in KEY_HEAD_MATRICES else self.head * kv_heads // heads
+        used = self.head if self.step in KEY_HEAD_MATRICES else key_head(self.head, heads, kv_heads)
         return [(index, f"{noun} {index + 1}") for index in range(kv_heads) if index != used]
 
     @cached_property
