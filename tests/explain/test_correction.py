@@ -43,6 +43,14 @@ def test_random_texts_with_errors_agree_after_correction(start):
         assert differing(audit) == [], f"random_text({seed})"
 
 
+@pytest.mark.parametrize("start", slow_except({f"from {seed}": seed for seed in range(0, 60, 6)}, "from 0"))
+def test_random_texts_with_shared_keys_memory_and_biases_agree_after_correction(start):
+    for seed in range(start, start + 6):
+        source, part = random_text(seed, variants=True).source, ("", "row", "", "column", "", "cell")[seed - start]
+        _, audit = corrected(split_claims(source, part) if part else source)
+        assert differing(audit) == [], f"random_text({seed}, variants=True)"
+
+
 def test_correct_text_is_unchanged():
     source = "x = [[1.0]]\n[weights]\nquery = [[2]]\n[[claims]]\nstep = 'query'\nvalues = [[2.0]]"
     assert corrected(source)[0] == source

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.explain._error_propagation import agree
 from clearhead.explain._recompute import OPERANDS, Recomputation
-from clearhead.explain.causes._mistake import Mistake, Replacement
+from clearhead.explain.causes._mistake import Mistake, Replacement, other_matrix
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 from clearhead.explain.steps import KEY_HEAD_STEPS
 
@@ -75,17 +75,7 @@ def _weight_of_head(wrong: WrongMatrix, matrices: Recomputation, name: str, head
 
 def _projected_with(name: str, other: str) -> Replacement:
     """Return the computation of Q, K or V with the weight of another one."""
-
-    def compute(matrices: Recomputation, head: int) -> Tensor:
-        if name == "query":
-            weight = matrices.for_head(f"{other}_weight", head)
-        else:  # `head` is a key head, whose first query head is meant
-            example = matrices.example
-            index = head * example.heads // example.kv_heads if other == "query" else head
-            weight = matrices.matrix(f"{other}_weight", index)
-        return matrices.projected(name, head, weight)
-
-    return compute
+    return lambda matrices, head: matrices.projected(name, head, other_matrix(matrices, name, head, f"{other}_weight"))
 
 
 def _is_exchanged(wrong: WrongMatrix) -> bool:
