@@ -137,3 +137,18 @@ def test_weights_rounded_before_the_product_are_named():
     query, key, value = (X @ WEIGHTS[name][0] for name in ("query", "key", "value"))
     weights = softmax(query @ key.T / np.sqrt(2)).round(1)
     assert causes([("head_output", 1, weights @ value)]) == [["rounded too early"]]
+
+
+@pytest.mark.parametrize(
+    ("claim", "cause"),
+    [
+        ("step = 'query_weight'\nhead = 2\nvalues = [[0.5, 0.7], [0.3, 0.9]]", "W_K printed"),
+        ("step = 'query_weight'\nhead = 2\nvalues = [[1.0, 2.0], [4.0, 3.0]]", "matrix of head 1"),
+        ("step = 'key_weight'\nvalues = [[1.0, 2.0], [4.0, 3.0]]", "W_Q printed"),
+        ("step = 'query'\nhead = 2\nvalues = [[0.5, 0.7], [0.3, 0.9]]", "W_K used for Q"),
+    ],
+)
+def test_cause_is_named_where_heads_share_one_key_head(claim, cause):
+    text = "x = [[1, 0], [0, 1]]\nheads = 2\nkv_heads = 1\n[weights]\nquery = [[[1, 2], [4, 3]], [[5, 6], [8, 7]]]\n"
+    [finding] = check(parse(f"{text}key = [[0.5, 0.7], [0.3, 0.9]]\n[[claims]]\n{claim}\n")).findings
+    assert cause in [named.name for named in finding.causes]

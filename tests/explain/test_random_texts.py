@@ -16,7 +16,7 @@ from support.parameters import slow_except
 from support.partial_claims import split_claims
 from support.random_worked_texts import FAILURES, outcome, random_text
 
-SEEDS, CHUNK = 80, 10
+SEEDS, VARIANT_SEEDS, CHUNK = 80, 160, 10
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,18 @@ def test_planted_errors_are_found_without_false_alarms(start):
         counts = outcome(random_text(seed))
         failed = {name: counts[name] for name in FAILURES if counts[name]}
         assert not failed, f"random_text({seed})"
+        assert counts["errors found"] == counts["errors"]
+        assert counts["carried marked"] == counts["carried"]
+
+
+@pytest.mark.parametrize(
+    "start", slow_except({f"from {seed}": seed for seed in range(0, VARIANT_SEEDS, CHUNK)}, "from 0")
+)
+def test_planted_errors_are_found_in_layers_with_shared_keys_memory_and_biases(start):
+    for seed in range(start, start + CHUNK):
+        counts = outcome(random_text(seed, variants=True))
+        failed = {name: counts[name] for name in FAILURES if counts[name]}
+        assert not failed, f"random_text({seed}, variants=True)"
         assert counts["errors found"] == counts["errors"]
         assert counts["carried marked"] == counts["carried"]
 
@@ -54,6 +66,21 @@ def test_sample_contains_texts_of_every_kind():
     }  # fmt: skip
     heads = {cell[1] for text in texts for cell in text.errors}
     assert heads == {None, 0, 1, 2}
+
+
+def test_first_variants_have_every_key():
+    texts = [random_text(seed, variants=True) for seed in range(CHUNK)]
+    keys = {line.split(" = ")[0] for text in texts for line in text.source.splitlines()}
+    assert keys >= {"kv_heads", "memory", "scale", "[biases]"}
+
+
+@pytest.mark.slow
+def test_sample_contains_variants_of_every_kind():
+    texts = [random_text(seed, variants=True) for seed in range(VARIANT_SEEDS)]
+    steps = {cell[0] for text in texts for cell in text.errors}
+    assert steps >= {"memory", "query_bias", "key_bias", "value_bias", "output_bias"}
+    groups = {(text.author.layer.heads, text.author.layer.kv_heads) for text in texts}
+    assert groups == {(1, 1), (2, 1), (2, 2), (3, 1), (3, 3), (4, 1), (4, 2), (4, 4)}
 
 
 EXTREME = ("-inf", "1e308", "-1e308", "1e-320", "0", "-0.0", "1e16", "-10000.0", '"_"')

@@ -28,10 +28,13 @@ class Text:
     author: Author
 
 
-def random_text(seed: int, most_errors: int = 4) -> Text:
-    """Draw a text with 0 to `most_errors` errors in any of its matrices."""
+def random_text(seed: int, most_errors: int = 4, *, variants: bool = False) -> Text:
+    """Draw a text with 0 to `most_errors` errors in any of its matrices.
+
+    With `variants`, the layer may have shared key heads, a memory, biases and unscaled scores.
+    """
     draw = random.Random(seed)
-    author = _author(draw, random_layer(draw))
+    author = _author(draw, random_variant(draw) if variants else random_layer(draw))
     _plant(draw, author, draw.randint(0, most_errors))
     shown, margins = author.shown(), author.margins()
     given = {where: np.where(author.blank[where], np.nan, shown[where]) for where in author.given}
@@ -93,21 +96,59 @@ def random_layer(draw: random.Random) -> Layer:
     key_dim, value_dim, output_dim = (draw.randint(1, 3) for _ in range(3))
     read = width // heads if split == "slice" else width
 
-    def matrix(rows: int, columns: int, most: float) -> np.ndarray:
-        return np.array([[round(draw.uniform(-most, most), 2) for _ in range(columns)] for _ in range(rows)])
-
-    stated: Matrices = {("input", None): matrix(tokens, width, 2)}
+    stated: Matrices = {("input", None): _matrix(draw, tokens, width, 2)}
     for head in range(heads):
         for name, columns in (("query_weight", key_dim), ("key_weight", key_dim), ("value_weight", value_dim)):
-            stated[name, head] = matrix(read, columns, 1.5)
-    stated["output_weight", None] = matrix(heads * value_dim, output_dim, 1.5)
+            stated[name, head] = _matrix(draw, read, columns, 1.5)
+    stated["output_weight", None] = _matrix(draw, heads * value_dim, output_dim, 1.5)
     kind = draw.choice(("none", "causal", "matrix"))
-    allowed = np.ones((tokens, tokens), dtype=bool)
+    return Layer(heads, split, _mask(draw, kind, tokens, tokens), kind == "causal", stated)
+
+
+def random_variant(draw: random.Random) -> Layer:
+    """Draw a layer that may have shared key heads, a memory, biases and unscaled scores."""
+    heads, tokens = draw.randint(1, 4), draw.randint(2, 4)
+    kv_heads = draw.choice([count for count in range(1, heads + 1) if heads % count == 0])
+    split = draw.choice(("project", "slice"))
+    width = draw.randint(1, 2) * heads if split == "slice" else draw.randint(2, 5)
+    key_dim, value_dim, output_dim = (draw.randint(1, 3) for _ in range(3))
+    stated: Matrices = {("input", None): _matrix(draw, tokens, width, 2)}
+    keys, key_width = tokens, width
+    if draw.random() < 0.4:
+        keys, key_width = draw.randint(2, 4), draw.randint(1, 3) * (kv_heads if split == "slice" else 1)
+        stated["memory", None] = _matrix(draw, keys, key_width, 2)
+    sliced = split == "slice"
+    shapes = {
+        "query": (heads, width // heads if sliced else width, key_dim),
+        "key": (kv_heads, key_width // kv_heads if sliced else key_width, key_dim),
+        "value": (kv_heads, key_width // kv_heads if sliced else key_width, value_dim),
+    }
+    for name, (count, rows, columns) in shapes.items():
+        biased = draw.random() < 0.4
+        for head in range(count):
+            stated[f"{name}_weight", head] = _matrix(draw, rows, columns, 1.5)
+            if biased:
+                stated[f"{name}_bias", head] = _matrix(draw, 1, columns, 1.5)
+    stated["output_weight", None] = _matrix(draw, heads * value_dim, output_dim, 1.5)
+    if draw.random() < 0.4:
+        stated["output_bias", None] = _matrix(draw, 1, output_dim, 1.5)
+    kind = draw.choice(("none", "matrix") if ("memory", None) in stated else ("none", "causal", "matrix"))
+    mask = _mask(draw, kind, tokens, keys)
+    return Layer(heads, split, mask, kind == "causal", stated, kv_heads=kv_heads, scales=draw.random() < 0.6)
+
+
+def _matrix(draw: random.Random, rows: int, columns: int, most: float) -> np.ndarray:
+    return np.array([[round(draw.uniform(-most, most), 2) for _ in range(columns)] for _ in range(rows)])
+
+
+def _mask(draw: random.Random, kind: str, rows: int, columns: int) -> np.ndarray:
+    """Return an additive mask. One of the kind "matrix" may mask a whole row."""
+    allowed = np.ones((rows, columns), dtype=bool)
     if kind == "causal":
         allowed = np.tril(allowed)
-    if kind == "matrix":  # may mask a whole row
-        allowed = np.array([[draw.random() < 0.7 for _ in range(tokens)] for _ in range(tokens)])
-    return Layer(heads, split, np.where(allowed, 0.0, -np.inf), kind == "causal", stated)
+    if kind == "matrix":
+        allowed = np.array([[draw.random() < 0.7 for _ in range(columns)] for _ in range(rows)])
+    return np.where(allowed, 0.0, -np.inf)
 
 
 def _author(draw: random.Random, layer: Layer) -> Author:
@@ -166,17 +207,31 @@ def _wrong_number(draw: random.Random, author: Author, where: StepKey, row: int,
 
 
 def layer_toml(layer: Layer) -> str:
-    """Return the input, the mask and the weights as TOML."""
+    """Return the input, the mask, the weights and the biases as TOML."""
     exact = {where: printed_rows(matrix, 2) for where, matrix in layer.stated.items()}
     mask = '"causal"' if layer.causal else printed_rows(layer.mask, 0) if layer.masked else '"none"'
     lines = [f"heads = {layer.heads}", f'split = "{layer.split}"', f"mask = {mask}", f"x = {exact['input', None]}"]
+    if layer.count("key") != layer.heads:
+        lines.append(f"kv_heads = {layer.kv_heads}")
+    if ("memory", None) in exact:
+        lines.append(f"memory = {exact['memory', None]}")
+    if not layer.scales:
+        lines.append('scale = "none"')
     lines += ["[weights]", f"output = {exact['output_weight', None]}"]
     lines += [f"{name} = {_per_head(layer, f'{name}_weight', exact)}" for name in ("query", "key", "value")]
+    biases = {where: text[1:-1] for where, text in exact.items() if "_bias" in where[0]}
+    if biases:
+        lines.append("[biases]")
+    if ("output_bias", None) in biases:
+        lines.append(f"output = {biases['output_bias', None]}")
+    for name in ("query", "key", "value"):
+        if (f"{name}_bias", 0) in biases:
+            lines.append(f"{name} = {_per_head(layer, f'{name}_bias', biases)}")
     return "\n".join(lines) + "\n"
 
 
 def _per_head(layer: Layer, name: str, write: dict[StepKey, str]) -> str:
-    return f"[{', '.join(write.get((name, head), BLANK) for head in range(layer.heads))}]"
+    return f"[{', '.join(write.get((name, head), BLANK) for head in range(layer.count(name)))}]"
 
 
 def _source(draw: random.Random, author: Author, shown: Matrices) -> str:

@@ -16,7 +16,11 @@ StepKey = tuple[str, int | None]  # a matrix: step, and head counted from 0
 CellKey = tuple[str, int | None, int, int]  # a cell: step, head, row, column
 Matrices = dict[StepKey, np.ndarray]
 
-STATED = ("input", "query_weight", "key_weight", "value_weight", "output_weight")
+STATED = (
+    "input", "query_weight", "key_weight", "value_weight", "output_weight",
+    "memory", "query_bias", "key_bias", "value_bias", "output_bias",
+)  # fmt: skip
+KEY_HEAD_STEPS = ("key_weight", "value_weight", "key_bias", "value_bias", "key", "value")
 STEPS = ("slice", "query", "key", "value", "scores", "scaled", "masked", "weights", "head_output")  # of each head
 
 
@@ -43,7 +47,9 @@ class Layer:
     split: str
     mask: np.ndarray  # 0 or -inf, added to the scores
     causal: bool
-    stated: Matrices  # the input and the learned matrices
+    stated: Matrices  # the input, the learned matrices, and the memory and biases if there are some
+    kv_heads: int | None = field(default=None, kw_only=True)  # default: heads
+    scales: bool = field(default=True, kw_only=True)  # divides the scores by √d_k
 
     @property
     def masked(self) -> bool:
@@ -51,10 +57,17 @@ class Layer:
 
     def order(self) -> list[StepKey]:
         """Return the keys of all matrices in the order of the calculation."""
-        skipped = {"slice": self.split == "project", "masked": not self.masked}
-        per_head = [*STATED[1:4], *(name for name in STEPS if not skipped.get(name))]
-        heads = [(name, head) for name in per_head for head in range(self.heads)]
-        return [("input", None), ("mask", None), *heads, ("concat", None), ("output_weight", None), ("output", None)]
+        skipped = {"slice": self.split == "project", "scaled": not self.scales, "masked": not self.masked}
+        biases = [name for name in STATED[6:9] if (name, 0) in self.stated]
+        per_head = [*STATED[1:4], *biases, *(name for name in STEPS if not skipped.get(name))]
+        heads = [(name, head) for name in per_head for head in range(self.count(name))]
+        memory, bias = ([key] if key in self.stated else [] for key in (("memory", None), ("output_bias", None)))
+        output = [("concat", None), ("output_weight", None), *bias, ("output", None)]
+        return [("input", None), ("mask", None), *memory, *heads, *output]
+
+    def count(self, name: str) -> int:
+        """Return how many matrices of a kind there are, one for each head or one for each key head."""
+        return self.kv_heads or self.heads if name in KEY_HEAD_STEPS else self.heads
 
     def compute(self, where: StepKey, working: Matrices) -> np.ndarray:
         """Compute one matrix from the author's values of earlier matrices."""
@@ -64,25 +77,36 @@ class Layer:
         if name == "mask":
             return self.mask
         if name == "slice":
-            width = self.stated["input", None].shape[1] // self.heads
-            return working["input", None][..., head * width : (head + 1) * width]
+            return columns(working["input", None], head, self.heads)
         if name in ("query", "key", "value"):
-            read = working["slice", head] if self.split == "slice" else working["input", None]
-            return read @ working[f"{name}_weight", head]
+            return self._read(name, head, working) @ working[f"{name}_weight", head] + working.get(
+                (f"{name}_bias", head), 0
+            )
+        key_head = 0 if head is None else head * self.count("key") // self.heads
         if name == "scores":
-            return working["query", head] @ working["key", head].swapaxes(-1, -2)
+            return working["query", head] @ working["key", key_head].swapaxes(-1, -2)
         if name == "scaled":
             return working["scores", head] / np.sqrt(working["query", head].shape[-1])
         if name == "masked":
-            return working["scaled", head] + working["mask", None]
+            return working["scaled" if self.scales else "scores", head] + working["mask", None]
         if name == "weights":
-            return softmax(working["masked", head] if self.masked else working["scaled", head] + working["mask", None])
+            unmasked = working["scaled" if self.scales else "scores", head]
+            return softmax(working["masked", head] if self.masked else unmasked + working["mask", None])
         if name == "head_output":
-            return working["weights", head] @ working["value", head]
+            return working["weights", head] @ working["value", key_head]
         if name == "concat":
             outputs = [working["head_output", index] for index in range(self.heads)]
             return np.concatenate(np.broadcast_arrays(*outputs), axis=-1)
-        return working["concat", None] @ working["output_weight", None]
+        return working["concat", None] @ working["output_weight", None] + working.get(("output_bias", None), 0)
+
+    def _read(self, name: str, head: int, working: Matrices) -> np.ndarray:
+        """Return the columns of the input or of the memory that Q, K or V are computed from."""
+        source = working["input" if name == "query" or ("memory", None) not in self.stated else "memory", None]
+        if self.split == "project":
+            return source
+        if source is working["input", None] and self.count(name) == self.heads:
+            return working["slice", head]
+        return columns(source, head, self.count(name))
 
     def right(self, given: Matrices | None = None) -> Matrices:
         """Return all matrices without errors and rounding. Given numbers replace computed ones, except NaN."""
@@ -160,6 +184,12 @@ class Author:
                     if moved[where].ndim > 2:
                         total[where] += distance(moved[where], start[where]).sum(axis=0)
         return {where: 2 * slack for where, slack in total.items()}
+
+
+def columns(matrix: np.ndarray, head: int, heads: int) -> np.ndarray:
+    """Return the columns that one head reads."""
+    width = matrix.shape[-1] // heads
+    return matrix[..., head * width : (head + 1) * width]
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ The calculation shares no code with `clearhead`. Names are those of `Cause`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import permutations
 
 import numpy as np
@@ -44,7 +44,7 @@ class MistakenLayer(Layer):
 
 
 def mistaken(layer: Layer, mistakes: dict[StepKey, Compute]) -> MistakenLayer:
-    return MistakenLayer(layer.heads, layer.split, layer.mask, layer.causal, layer.stated, mistakes)
+    return MistakenLayer(**{part.name: getattr(layer, part.name) for part in fields(Layer)}, mistakes=mistakes)
 
 
 def _scores(layer: Layer, w: Matrices, head: int) -> np.ndarray:

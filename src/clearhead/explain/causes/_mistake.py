@@ -13,6 +13,14 @@ from clearhead.explain._recompute import Recomputation
 Replacement = Callable[[Recomputation, int], Tensor]  # from the correct matrices and a head, the mistaken matrix
 
 
+def other_matrix(matrices: Recomputation, step: str, head: int, other: str) -> Tensor:
+    """Return the matrix `other` of the head of a step. Of the query heads that share a key head, the first is meant."""
+    if step not in KEY_HEAD_MATRICES:
+        return matrices.for_head(other, head)
+    example = matrices.example
+    return matrices.matrix(other, head if other in KEY_HEAD_MATRICES else head * example.heads // example.kv_heads)
+
+
 @dataclass(frozen=True, eq=False)
 class Mistake:
     """A usual mistake: which steps it changes, and the words of a report about it."""

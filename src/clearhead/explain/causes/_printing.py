@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES
-from clearhead.explain.causes._mistake import Mistake
+from clearhead.explain.causes._mistake import Mistake, other_matrix
 from clearhead.explain.causes._projections import exchanged
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 
@@ -59,7 +59,7 @@ def printing_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
                     f"{letter} printed",
                     f"{letter} is printed",
                     f"print {symbol}",
-                    {step: lambda m, h, name=name: m.matrix(name, h)},
+                    {step: lambda m, h, name=name: other_matrix(m, step, h, name)},
                     local=True,
                 )
 

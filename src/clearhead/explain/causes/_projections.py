@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.explain._error_propagation import agree
 from clearhead.explain._recompute import OPERANDS, Recomputation
-from clearhead.explain.causes._mistake import Mistake, Replacement
+from clearhead.explain.causes._mistake import Mistake, Replacement, other_matrix
 from clearhead.explain.causes._wrong_matrix import WrongMatrix
 from clearhead.explain.steps import KEY_HEAD_STEPS
 
@@ -79,13 +79,9 @@ def _projected_with(name: str, other: str, *, with_bias: bool = False) -> Replac
     """Return the computation of Q, K or V with the weight, and perhaps the bias, of another one."""
 
     def compute(matrices: Recomputation, head: int) -> Tensor:
-        example, find, index = matrices.example, matrices.matrix, head
-        if name == "query":
-            find = matrices.for_head
-        elif other == "query":  # `head` is a key head, whose first query head is meant
-            index = head * example.heads // example.kv_heads
-        bias = find(f"{other}_bias", index) if with_bias else None
-        return matrices.projected(name, head, find(f"{other}_weight", index), bias=bias)
+        weight = other_matrix(matrices, name, head, f"{other}_weight")
+        bias = other_matrix(matrices, name, head, f"{other}_bias") if with_bias else None
+        return matrices.projected(name, head, weight, bias=bias)
 
     return compute
 
