@@ -73,10 +73,20 @@ def test_drafts_do_not_replace_other_files(tmp_path, notes):
 @pytest.mark.usefixtures("terminal")
 def test_answers_on_a_terminal_are_used(tmp_path, notes):
     result = run_cli("check", str(notes), code=1, answers="nonsense\nscaled 1\n")
-    assert "Step (scores 1, scaled 1, leave out) [scores 1]:" in result.stderr
+    assert "Step (1: scores 1, 2: scaled 1, 3: leave out) [scores 1]:" in result.stderr
     assert "'nonsense' is not a choice" in result.stderr
     assert "claim 2, scaled, head 1: 4 of 4 cells differ" in result.stdout
     assert load(tmp_path / "notes.toml").claims[-1].step == "scaled"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_choices_are_answered_by_their_position(notes):
+    assert "claim 2, scaled" in run_cli("check", str(notes), code=1, answers="7\n2\n").stdout
+
+
+def test_folder_is_refused_with_the_kinds_of_files(tmp_path):
+    result = run_cli("check", str(tmp_path), code=2)
+    assert "a folder; expected a TOML, Markdown or LaTeX file" in result.stderr
 
 
 @pytest.mark.usefixtures("terminal")

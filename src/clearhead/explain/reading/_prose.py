@@ -25,7 +25,8 @@ _NOT_MASKED = re.compile(
 )
 _LEFT_OUT = r"(?:no|without|skip(?:s|ped|ping)?|ignor(?:e|es|ed|ing)|omit(?:s|ted|ting)?|leav(?:e|es|ing) out)"
 _UNSCALED = re.compile(
-    rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling)\b|\b(?:not|never) (?:scaled|divided)\b"
+    rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling|dividing|division)\b|\b(?:not|never) (?:be )?(?:scaled?|divided?)\b"
+    r"|\b(?:don|doesn|didn)['’]t (?:scale|divide)\b|\bunscaled (?:dot|attention)"
     r"|\bscaling is (?:left out|omitted|skipped)"
 )
 _REMARK = re.compile(r"\b(?:would|could|might|if|why|because|grow|large|saturat|vanish|explod|gradient)")

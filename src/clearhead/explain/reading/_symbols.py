@@ -47,6 +47,7 @@ _WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 1), key=
 _FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
 _ROW_SYMBOL = re.compile(r"([qkvxzo])_?\{?\d{1,3}\}?(?:\^\{?T\}?)?")
 _SLICE = re.compile(r"X\[|X_\{:,")
+_CALL = re.compile(r"(?i:(?:scaled-?dot-?product-?|self-?|cross-?)?(attention)|multi-?head(?:-?attention)?|mha)\(")
 _PRODUCT_SIGNS = re.compile(r"[\s×·⊙@]+|\\")
 
 
@@ -181,6 +182,8 @@ def _single(factor: _Factor, formula: str) -> Meaning | None:
 
 def _product_steps(formula: str, factors: list[_Factor], bases: list[str]) -> tuple[str, ...] | None:
     """Return the step that a product or a function of several matrices is the result of."""
+    if call := _CALL.match(formula):
+        return ("head_output",) if call[1] else ("output",)
     weight = next((factor.weight for factor in reversed(factors) if factor.weight), None)
     if "concat" in bases or re.match(r"\[\w*[;,]", formula):
         return ("output",) if weight == "output_weight" else ("concat",)
@@ -201,6 +204,4 @@ def _product_steps(formula: str, factors: list[_Factor], bases: list[str]) -> tu
         return ("head_output",)
     if bases.count("head") > 1 or bases.count("O") > 1 or bases.count("Z") > 1:
         return ("concat",)
-    if bases[0] == "attention" and {"Q", "K"} <= set(bases):
-        return ("head_output",)
     return _SYMBOL_STEPS.get(bases[0]) if bases[0] not in ("Q", "K", "V") else None

@@ -21,6 +21,8 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         rf"(?:final )?output {_PROJECTIONS}(?! of)|{_PROJECTIONS} (?:of|for) (?:the )?output|output matrix",
         ("output_weight", "output"),
     ),
+    (r"(?:attention )?(?:scores?|logits) after (?:the |applying )*soft-?max|soft-?maxed scores?|normali[sz]ed scores?",
+     ("weights",)),
     (r"masked (?:and scaled |attention |scaled )?scores?|scores? (?:after|with) (?:the )?mask(?:ing)?", ("masked",)),
     (r"(?:raw|unscaled|unnormali[sz]ed|plain) (?:attention )?scores?|dot[- ]products?", ("scores",)),
     (r"scaled (?:attention |dot[- ]product )?(?:scores?|logits)", ("scaled",)),
