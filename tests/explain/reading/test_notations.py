@@ -70,3 +70,57 @@ class TestScaling:
         text = f"{BASE}{sentence}\n\n{formula(r'A = softmax(QK^T) = <0.12 0.88; 0.12 0.88>')}"
         assert claims(text) == [("weights", 0)]
         assert 'scale = "none"' in parse_draft(text).toml
+
+
+class TestBiases:
+    def test_biases_are_added(self):
+        text = BASE + formula("b_Q = <1 0.5>") + formula("b^{K} = <1; 0.5>")
+        text += formula("Q = XW_Q + b_Q = <2 0.5; 3 2.5>") + formula("K = XW_K + b^K = <1 1.5; 3 0.5>")
+        assert claims(text) == [("query", 0), ("key", 0)]
+        assert parse_draft(text).example().biases["key"].tolist() == [[1, 0.5]]
+
+    def test_output_bias(self):
+        text = BASE + formula("W_O = <1 0; 0 2>") + formula("b_O = <1 1>")
+        assert claims(text + formula("Y = CW_O + b_O = <1.39 4.61; 1.39 4.61>")) == [("output", None)]
+
+    def test_biases_of_two_heads_are_a_list_each(self):
+        text = X + "".join(
+            formula(f"W_{{Q,{head}}} = <1; 1>") + formula(f"b_{{Q,{head}}} = <{head}>") for head in (1, 2)
+        )
+        assert parse_draft(text).example().biases["query"].tolist() == [[1], [2]]
+
+    def test_bias_with_different_rows_is_left_out(self):
+        draft = parse_draft(BASE + formula("b_Q = <1 0; 2 0>"))
+        assert "the bias of the queries of head 1 cannot be checked: its rows differ" in draft.notes[0]
+        assert draft.example().biases == {}
+
+
+class TestVectors:
+    def test_vectors_of_one_token_are_rows(self):
+        names = ("q_1 = <1 0>", "k_2 = <2; 0>", "z_1 = <0.39 1.80>", r"\mathbf{q}_{2} = x_2 W_Q = <2 2>")
+        text = BASE + "".join(map(formula, names))
+        assert claims(text) == [("query", 0), ("key", 0), ("head_output", 0), ("query", 0)]
+        assert [claim.row for claim in parse_draft(text).example().claims] == [0, 1, 0, 1]
+
+    def test_wrong_vector_differs(self):
+        audit = check(parse_draft(BASE + formula("q_2 = <2 3>")).example())
+        assert [result.verdict for result in audit.findings] == ["differs"]
+
+    def test_vectors_are_asked_about_with_several_heads(self):
+        text = X + formula("W^Q_1 = <1; 1>") + formula("W^Q_2 = <1; 0>") + formula("q_1 = <1 0>")
+        [question] = parse_draft(text).questions
+        assert question.choices == ("query 1", "query 2")
+        assert question.assumed is None
+
+    def test_vectors_of_all_tokens_are_the_matrix(self):
+        text = "".join(map(formula, ("x_1 = <1 0>", "x_2 = <0 2>", "q_1 = <1 0>", "q_2 = <1 0.5>", "k_1 = <3 0>")))
+        draft = parse_draft(text)
+        assert draft.example().x.tolist() == [[1, 0], [0, 2]]
+        assert draft.example().given_values["query", 0].tolist() == [[1, 0], [1, 0.5]]
+        [note] = draft.notes
+        assert "the keys of head 1 cannot be checked" in note
+
+    def test_headings_are_stronger_than_labels_of_tokens(self):
+        table = "| | a | b |\n|--|--|--|\n| x1 | {} | {} |\n| x2 | {} | {} |\n\n"
+        text = f"{X}## W_Q\n\n{table.format(1, 0, 1, 1)}## Queries\n\n{table.format(1, 0, 2, 2)}"
+        assert claims(text) == [("query", 0)]

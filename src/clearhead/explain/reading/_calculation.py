@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES
+from clearhead.explain._claims import BIASES, LEARNED_MATRICES, SHARED_MATRICES
 from clearhead.explain._printed_matrix import BLANK
 from clearhead.explain.reading._grids import Grid
 from clearhead.explain.reading._matching import MatchedMatrix, step_name
@@ -31,11 +31,13 @@ class Calculation:
         self.heads = heads
         self.notes: list[tuple[int, str]] = []  # a line and a sentence
         self.printed: dict[Key, list[MatchedMatrix]] = defaultdict(list)
-        for matrix in map(self._without_placeholders, matched):
+        self.vectors = [matrix for matrix in matched if matrix.row is not None]
+        for matrix in map(self._without_placeholders, [matrix for matrix in matched if matrix.row is None]):
             self.printed[matrix.step, matrix.head].append(matrix)
         self.x = self._take_input()
         self.tokens = self._tokens()
-        self.weights = self._take_weights()
+        self.weights = self._take_weights(LEARNED_MATRICES)
+        self.biases = self._take_weights(BIASES)
         self.split = self._split()
         self.mask = self._mask()
         self.given: dict[Key, MatchedMatrix] = {}
@@ -69,10 +71,10 @@ class Calculation:
         sentences = [quote.split() for quote in self.statements.quotes if len(quote.split()) == count]
         return tuple(sentences[0]) if len(sentences) == 1 else None
 
-    def _take_weights(self) -> dict[str, list[MatchedMatrix | None]]:
+    def _take_weights(self, steps: tuple[str, ...]) -> dict[str, list[MatchedMatrix | None]]:
         """Return the learned matrices, one for each head, with None for a head whose matrix is not printed."""
         weights: dict[str, list[MatchedMatrix | None]] = {}
-        for step in LEARNED_MATRICES:
+        for step in steps:
             heads = [None] if step in SHARED_MATRICES else range(1, self.heads + 1)
             matrices: list[MatchedMatrix | None] = []
             for head in heads:
@@ -80,10 +82,18 @@ class Calculation:
                 usable = next((matrix for matrix in printed if not matrix.grid.has_blanks), None)
                 if usable is not None:
                     printed.remove(usable)
+                    usable = self._bias_row(usable) if step in BIASES else usable
                 matrices.append(usable)
             if any(matrix is not None for matrix in matrices):
                 weights[step] = matrices
         return weights
+
+    def _bias_row(self, matrix: MatchedMatrix) -> MatchedMatrix | None:
+        """Return a bias as one row, also where the text repeats it for each token."""
+        if len(set(matrix.grid.cells)) > 1:
+            self._leave_out(matrix, "its rows differ, and a bias has one row")
+            return None
+        return replace(matrix, grid=replace(matrix.grid, cells=matrix.grid.cells[:1], rows=()))
 
     def _split(self) -> str:
         width = self.x.grid.shape[1]
@@ -135,10 +145,20 @@ class Calculation:
             self._sort_step("head_output", head, known, ("weights", "value"))
         heads_known = all(("head_output", head) in known for head in range(1, self.heads + 1))
         self._sort_shared("concat", heads_known, known)
-        self._sort_output(("concat", None) in known and "output_weight" in self.weights)
+        output_known = ("concat", None) in known and "output_weight" in self.weights
+        self._sort_output(output_known)
         for matrices in self.printed.values():  # slices, masks, and matrices that are printed twice
             self.claims += [self._mask_claim(matrix) if matrix.step == "mask" else matrix for matrix in matrices]
+        self._sort_vectors(known | {("input", None)} | ({("output", None)} if output_known else set()))
         self.claims = self._without_repetitions()
+
+    def _sort_vectors(self, known: set[Key]) -> None:
+        """Claim the vectors of one token where the matrix that they are a row of is known."""
+        for vector in self.vectors:
+            if (vector.step, vector.head) in known:
+                self.claims.append(vector)
+            else:
+                self._leave_out(vector, "the text does not print what it is computed from")
 
     def _sort_projections(self, head: int, known: set[Key]) -> None:
         for step, weight in _PROJECTIONS.items():
@@ -203,11 +223,12 @@ class Calculation:
     def _without_repetitions(self) -> list[MatchedMatrix]:
         """Return the claims in the order of the text. Numbers that are printed twice are claimed once."""
         taken = [self.x, *self.given.values()]
-        taken += [matrix for matrices in self.weights.values() for matrix in matrices if matrix is not None]
-        seen = {(matrix.step, matrix.head, matrix.grid.cells) for matrix in taken}
+        learned = [*self.weights.values(), *self.biases.values()]
+        taken += [matrix for matrices in learned for matrix in matrices if matrix is not None]
+        seen = {(matrix.step, matrix.head, matrix.row, matrix.grid.cells) for matrix in taken}
         claims = []
         for claim in sorted(self.claims, key=lambda matrix: matrix.line):
-            key = (claim.step, claim.head, claim.grid.cells)
+            key = (claim.step, claim.head, claim.row, claim.grid.cells)
             is_flags = claim.step == "mask" and _is_flags(claim.grid)  # 1 and 0 instead of 0 and −∞, as read above
             if key not in seen and not (is_flags and isinstance(self.mask, list)):
                 claims.append(claim)

@@ -46,7 +46,13 @@ _WEIGHT_STEPS = {"q": "query_weight", "k": "key_weight", "v": "value_weight", "o
 _WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 1), key=len, reverse=True))
 _FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
 _ROW_SYMBOL = re.compile(r"([qkvxzo])_?\{?\d{1,3}\}?(?:\^\{?T\}?)?")
+_VECTOR_STEPS = {"q": ("query",), "k": ("key",), "v": ("value",), "x": ("input",), "z": _OUTPUTS, "o": _OUTPUTS,
+                 "y": ("output",), "a": ("weights",), "α": ("weights",), "s": _SCORES}  # fmt: skip
+_VECTOR_SYMBOL = re.compile(rf"([{''.join(_VECTOR_STEPS)}])_?\{{?(\d{{1,3}})\}}?(?:\^\{{?T\}}?)?")
 _SLICE = re.compile(r"X\[|X_\{:,")
+_BIAS = re.compile(
+    r"(?:[bB]|(?i:bias))(?=[_^{]*\(?[qQkKvVoO])((?:[_^](?:\{[^{}]{0,40}\}|\w))+)|[bB]([qQkKvVoO]\d{0,2})(?![A-Za-z])"
+)
 _CALL = re.compile(r"(?i:(?:scaled-?dot-?product-?|self-?|cross-?)?(attention)|multi-?head(?:-?attention)?|mha)\(")
 _PRODUCT_SIGNS = re.compile(r"[\s×·⊙@]+|\\")
 
@@ -93,7 +99,9 @@ def read_formula(text: str) -> Meaning | None:
     if len(text) > MAX_FORMULA_LETTERS:
         return None
     formula = _PRODUCT_SIGNS.sub("", plain_text(text).strip().rstrip(":.,"))
-    factors = _read_factors(formula)
+    if bias := _BIAS.fullmatch(formula):
+        return _bias(bias[1] or bias[2])
+    factors = _read_factors(_BIAS.sub("", formula))
     if not factors:
         return None
     heads = [factor.head for factor in factors if factor.head is not None]
@@ -137,6 +145,12 @@ def read_row_labels(rows: tuple[str, ...], columns: tuple[str, ...]) -> Meaning 
     return Meaning(steps[letter], transposed=True) if letter in ("q", "k", "v") else None
 
 
+def read_vector_symbol(text: str) -> tuple[Meaning, int] | None:
+    """Return the meaning of the symbol of one token's vector, such as `q_2`, and its token as printed, or None."""
+    match = _VECTOR_SYMBOL.fullmatch(plain_text(text[:MAX_FORMULA_LETTERS]).replace(" ", ""))
+    return (Meaning(_VECTOR_STEPS[match[1]]), int(match[2])) if match else None
+
+
 def is_row_symbol(label: str) -> bool:
     """Return whether a label is a symbol such as `x_{1}` and not a token."""
     return len(label) < 20 and bool(_ROW_SYMBOL.fullmatch(plain_text(label).replace(" ", "")))
@@ -160,6 +174,13 @@ def _read_factors(formula: str) -> list[_Factor]:
         else:
             factors.append(_Factor(base, scripts))
     return [factor for factor in factors if factor.base in (*_SYMBOL_STEPS, "W", "softmax")]
+
+
+def _bias(scripts: str) -> Meaning:
+    """Return the meaning of `b` with scripts such as `_Q`, `^{(1)}_Q` or `_{Q1}`."""
+    letter, digits = re.search(r"[qkvo]", scripts.lower()), re.search(r"\d{1,3}", scripts)
+    step = _WEIGHT_STEPS[letter[0] if letter else "o"].replace("weight", "bias")
+    return Meaning((step,), int(digits[0]) if digits and step != "output_bias" else None)
 
 
 def _single(factor: _Factor, formula: str) -> Meaning | None:

@@ -23,9 +23,14 @@ def toml_comment(text: str) -> str:
     return f"# {line if len(line) <= MAX_COMMENT_LETTERS else f'{line[: MAX_COMMENT_LETTERS - 1]}…'}"
 
 
+def toml_row(cells: Sequence[str]) -> str:
+    """Return one row."""
+    return f"[{', '.join(_cell(cell) for cell in cells)}]"
+
+
 def toml_matrix(cells: Cells, indent: str = "") -> str:
     """Return a matrix with one row on each line."""
-    rows = "".join(f"{indent}  [{', '.join(_cell(cell) for cell in row)}],\n" for row in cells)
+    rows = "".join(f"{indent}  {toml_row(row)},\n" for row in cells)
     return f"[\n{rows}{indent}]"
 
 

@@ -14,6 +14,10 @@ _PROJECTIONS = r"(?:weights?|weight matri(?:x|ces)|projections?|projection matri
 _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     # no matrix: names of the whole calculation, and "key" as an adjective
     (r"(?:scaled )?dot[- ]product attention|key (?:insights?|points?|ideas?|takeaways?|steps?)", ()),
+    (r"quer(?:y|ies) bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?quer(?:y|ies)", ("query_bias",)),
+    (r"keys? bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?keys?", ("key_bias",)),
+    (r"values? bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?values?", ("value_bias",)),
+    (r"output bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?output", ("output_bias",)),
     (rf"quer(?:y|ies) {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?quer(?:y|ies)", ("query_weight",)),
     (rf"keys? {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?keys?", ("key_weight",)),
     (rf"values? {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?values?", ("value_weight",)),

@@ -13,6 +13,7 @@ from clearhead.explain.reading._toml_text import (
     toml_comment,
     toml_matrices,
     toml_matrix,
+    toml_row,
     toml_string,
 )
 from clearhead.explain.steps import STEP_NAMES
@@ -45,6 +46,10 @@ def draft_text(
         lines += ["", "[weights]"]
         for step, matrices in calculation.weights.items():
             lines += _weight_lines(name, step.removesuffix("_weight"), matrices)
+    if calculation.biases:
+        lines += ["", "[biases]"]
+        for step, matrices in calculation.biases.items():
+            lines += _bias_lines(name, step.removesuffix("_bias"), matrices)
     if calculation.given:
         lines += ["", "[given]", toml_comment("The text prints these without what they are computed from.")]
         lines += _given_lines(name, calculation)
@@ -52,7 +57,10 @@ def draft_text(
         lines += ["", "[[claims]]", _source(name, claim), f'step = "{claim.step}"']
         if claim.step not in SHARED_MATRICES:
             lines.append(f"head = {claim.head}")
-        lines.append(f"values = {toml_matrix(claim.grid.cells)}")
+        if claim.row is None:
+            lines.append(f"values = {toml_matrix(claim.grid.cells)}")
+        else:
+            lines += [f"row = {claim.row}", f"values = {toml_row(claim.grid.cells[0])}"]
     for context, reason in left_out:
         lines += ["", *_left_out_lines(name, context, reason)]
     return "\n".join(lines) + "\n"
@@ -74,6 +82,14 @@ def _weight_lines(name: str, key: str, matrices: Sequence[MatchedMatrix | None])
         )
     cells: list[Cells | None] = [zeros if matrix is None else matrix.grid.cells for matrix in matrices]
     return [*lines, f"{key} = {toml_matrices(cells)}"]
+
+
+def _bias_lines(name: str, key: str, matrices: Sequence[MatchedMatrix | None]) -> list[str]:
+    """Return the lines of a bias: one list for each head, zeros where it is not printed."""
+    printed = [matrix for matrix in matrices if matrix is not None]
+    zeros = ("0",) * printed[0].grid.shape[1]
+    rows = [zeros if matrix is None else matrix.grid.cells[0] for matrix in matrices]
+    return [*(_source(name, matrix) for matrix in printed), f"{key} = {toml_matrix(rows)}"]
 
 
 def _given_lines(name: str, calculation: Calculation) -> list[str]:

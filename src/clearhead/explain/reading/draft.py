@@ -18,6 +18,7 @@ from clearhead.explain.reading._markdown import read_markdown_document
 from clearhead.explain.reading._markup import plain_text
 from clearhead.explain.reading._matching import LEAVE_OUT, Matcher, Question, step_name
 from clearhead.explain.reading._prose import Statements, read_statements
+from clearhead.explain.reading._vectors import join_vectors
 from clearhead.explain.reading._writing import draft_text
 from clearhead.explain.toml_format import parse, read_bounded
 
@@ -93,7 +94,7 @@ def parse_draft(text: str, *, name: str = "text.md", answers: Mapping[int, str] 
     blocks = read_latex_document(text) if is_latex else read_markdown_document(text)
     statements = read_statements(blocks)
     entries = list(read_contexts(blocks))
-    contexts = [entry for entry in entries if isinstance(entry, MatrixContext)]
+    contexts = join_vectors([entry for entry in entries if isinstance(entry, MatrixContext)])
     matcher = Matcher(contexts, statements, _check_answers(answers, len(contexts)))
     matcher.match()
     try:
