@@ -124,3 +124,58 @@ class TestVectors:
         table = "| | a | b |\n|--|--|--|\n| x1 | {} | {} |\n| x2 | {} | {} |\n\n"
         text = f"{X}## W_Q\n\n{table.format(1, 0, 1, 1)}## Queries\n\n{table.format(1, 0, 2, 2)}"
         assert claims(text) == [("query", 0)]
+
+
+class TestPositions:
+    WEIGHTS = W_Q + W_K + W_V
+    ENCODING = f"The positional encoding:\n\n{formula('P = <0 0; 0 1>')}"
+    QUERIES = formula("Q = <1 0; 2 2>")
+
+    @pytest.mark.parametrize("name", ["PE", "P", r"E_{\text{pos}}"])
+    def test_sums_are_claims_about_the_input(self, name):
+        text = formula("E = <1 0; 0 1>") + formula(f"{name} = <0 0; 0 1>") + self.WEIGHTS
+        text += formula(f"X = E + {name} = <1 0; 0 2>") + self.QUERIES
+        if name == "P":
+            text = f"{text}We add a positional encoding.\n\n{formula('A = <0.2 0.8; 0.2 0.8>')}"
+        assert claims(text)[:2] == [("input", None), ("query", 0)]
+        example = parse_draft(text).example()
+        assert example.trace().named("embedding")[0].values.tolist() == [[1, 0], [0, 1]]
+
+    def test_encoding_under_its_name_is_not_the_weights(self):
+        text = f"{formula('E = <1 0; 0 1>')}{self.ENCODING}{self.WEIGHTS}{formula('X = E + P = <1 0; 0 2>')}"
+        assert claims(text + self.QUERIES) == [("input", None), ("query", 0)]
+
+    def test_encoding_of_a_text_without_a_sum_is_left_out(self):
+        draft = parse_draft(BASE + self.ENCODING + self.QUERIES)
+        assert "the positional encoding is left out" in draft.notes[0]
+        assert check(draft.example()).agrees
+
+    def test_encoding_that_the_text_adds_is_added_to_x(self):
+        text = f"{formula('X = <1 0; 0 1>')}We add positions.\n\n{self.ENCODING}{self.WEIGHTS}{self.QUERIES}"
+        draft = parse_draft(text)
+        assert "assumed that the positional encoding is added to the X of line 1" in draft.notes[0]
+        assert check(draft.example()).agrees
+
+    def test_p_is_the_probabilities_elsewhere(self):
+        assert claims(BASE + formula("P = <0.2 0.8; 0.2 0.8>")) == [("weights", 0)]
+
+    def test_headings_name_the_parts(self):
+        parts = {
+            "Embeddings": "<1 0; 0 1>",
+            "Positional encoding": "<0 0; 0 1>",
+            "Embeddings plus positions": "<1 0; 0 2>",
+        }
+        text = "".join(f"## {title}\n\n{formula(cells)}" for title, cells in parts.items())
+        assert claims(text + self.WEIGHTS + self.QUERIES) == [("input", None), ("query", 0)]
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        "name",
+        ["The encoder output (memory):\n\n$$M", "$$X_{enc}", r"$$\text{memory}", "The encoder output $H$:\n\n$$H"],
+    )
+    def test_keys_come_from_the_encoder(self, name):
+        text = f"{BASE}{name} = {matrix('1 0; 0 1; 1 1')}$$\n\n"
+        text += formula("K = <0 1; 1 0; 1 1>") + formula("QK^T = <0 1 1; 2 2 4>")
+        assert claims(text) == [("key", 0), ("scores", 0)]
+        assert parse_draft(text).example().memory.shape == (3, 2)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from clearhead.explain._claims import BIASES, LEARNED_MATRICES, SHARED_MATRICES
 from clearhead.explain._printed_matrix import BLANK
 from clearhead.explain.reading._grids import Grid
+from clearhead.explain.reading._inputs import take_inputs
 from clearhead.explain.reading._matching import MatchedMatrix, step_name
 from clearhead.explain.reading._prose import Statements
 from clearhead.explain.reading._symbols import is_row_symbol
@@ -16,6 +17,7 @@ from clearhead.explain.steps import STEP_NAMES
 
 Key = tuple[str, int | None]  # a step and its head, counted from 1
 _PROJECTIONS = {"query": "query_weight", "key": "key_weight", "value": "value_weight"}
+_COMPUTED = STEP_NAMES[STEP_NAMES.index("slice") :]
 _VERY_NEGATIVE = -1e4  # a mask may print −1e9 for −∞
 
 
@@ -34,7 +36,10 @@ class Calculation:
         self.vectors = [matrix for matrix in matched if matrix.row is not None]
         for matrix in map(self._without_placeholders, [matrix for matrix in matched if matrix.row is None]):
             self.printed[matrix.step, matrix.head].append(matrix)
-        self.x = self._take_input()
+        inputs = take_inputs(self.printed, adds_positions=statements.adds_positions)
+        self.x, self.positions, self.memory = inputs.x, inputs.positions, inputs.memory
+        self.notes += inputs.notes
+        self.key_tokens = (self.memory or self.x).grid.shape[0]
         self.tokens = self._tokens()
         self.weights = self._take_weights(LEARNED_MATRICES)
         self.biases = self._take_weights(BIASES)
@@ -46,19 +51,11 @@ class Calculation:
 
     def _without_placeholders(self, matrix: MatchedMatrix) -> MatchedMatrix:
         """Read a computed matrix of zeros as blank: the zeros stand for numbers that the text leaves out."""
-        if matrix.step not in STEP_NAMES[1:] or matrix.grid.is_blank or not matrix.grid.is_placeholder:
+        if matrix.step not in _COMPUTED or matrix.grid.is_blank or not matrix.grid.is_placeholder:
             return matrix
         name = step_name(matrix.step, matrix.head)
         self.notes.append((matrix.line, f"every cell of the {name} is 0; read as blanks"))
         return replace(matrix, grid=matrix.grid.without_values())
-
-    def _take_input(self) -> MatchedMatrix:
-        if not self.printed["input", None]:
-            raise LookupError
-        x = self.printed["input", None].pop(0)
-        if x.grid.has_blanks:
-            raise ValueError(f"line {x.line}: the input X has blank cells; expected a number in every cell")
-        return x
 
     def _tokens(self) -> tuple[str, ...] | None:
         """Return the tokens from the row labels of X or another matrix, or from a quoted sentence."""
@@ -110,13 +107,15 @@ class Calculation:
 
     def _mask(self) -> str | list[list[str]] | None:
         """Return "causal", a matrix of TOML cells, or None."""
-        causal = self.statements.causal and not self.statements.mask_denied
+        causal = self.statements.causal and not self.statements.mask_denied and self.memory is None
         size = self.x.grid.shape[0]
         for matrix, is_mask in self._mask_matrices():
             allowed = _allowed_cells(matrix.grid, is_mask)
-            if allowed is None or matrix.grid.shape != (size, size):
+            if allowed is None or matrix.grid.shape != (size, self.key_tokens):
                 continue
-            is_causal = allowed == [[column <= row for column in range(size)] for row in range(size)]
+            is_causal = self.memory is None and allowed == [
+                [column <= row for column in range(size)] for row in range(size)
+            ]
             if is_causal or causal:
                 return "causal"
             return [["0" if cell else "-inf" for cell in row] for row in allowed]
@@ -195,7 +194,7 @@ class Calculation:
 
     def _upright(self, matrix: MatchedMatrix) -> MatchedMatrix:
         """Transpose a given Q, K or V that has a column for each token."""
-        tokens = self.x.grid.shape[0]
+        tokens = self.x.grid.shape[0] if matrix.step == "query" else self.key_tokens
         rows, columns = matrix.grid.shape
         if matrix.step in _PROJECTIONS and rows != tokens and columns == tokens:
             return replace(matrix, grid=matrix.grid.transpose(), description=f"transpose of {matrix.description}")

@@ -107,6 +107,9 @@ def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[H
     is_weak = labels[1] is not None and labels[1].steps == ("input",)
     evidence.insert(len(grid.symbols) + (direct + bool(headings) if is_weak else 0), labels)
     meaning = merge([part for _, part in evidence]) or Meaning(())
+    if meaning.steps == ("mask",) and grid.symbols:  # M may also be the memory
+        words = [part for _, part in evidence[len(grid.symbols) :] if part is not None]
+        meaning = words[0] if words and words[0].steps == ("memory",) else meaning
     heads = [part.head for _, part in evidence[: len(grid.symbols)] if part is not None]
     heads += [head_index(plain_text(text)) for text in texts]
     head = next((head for head in heads if head is not None), meaning.head)

@@ -88,6 +88,8 @@ class Matcher:
         self.first_row = 0 if any(context.row == 0 for context in contexts) else 1
         self.whole = [context for context in contexts if context.row is None]
         self.tokens, self.width = self._input_shape()
+        memories = [context.grid.shape[0] for context in self.whole if context.steps == ("memory",)]
+        self.key_tokens = memories[0] if memories else self.tokens
         self.heads = self._count_heads({head - self.first_head + 1 for head in printed})
         self.explicit = {
             (context.steps[0], self._head(context)) for context in self.whole if len(context.steps) == 1
@@ -103,9 +105,10 @@ class Matcher:
                 self._match(position, context)
 
     def _input_shape(self) -> tuple[int | None, int | None]:
-        for context in self.whole:
-            if context.steps == ("input",):
-                return _upright_shape(context)
+        for step in ("input", "embedding"):
+            for context in self.whole:
+                if context.steps == (step,):
+                    return _upright_shape(context)
         return None, None
 
     def _count_heads(self, printed: set[int]) -> int:
@@ -138,6 +141,8 @@ class Matcher:
             self._ask_unknown(position, context)
             return
         step = steps[0]
+        if step == "positions" and self._is_taken(step, None, context) and self._fits("weights", context):
+            step, steps = "weights", ["weights"]  # P is also the name of the probabilities
         if step in SHARED_MATRICES:
             head = None
         elif head is None and self.heads == 1:
@@ -157,6 +162,8 @@ class Matcher:
 
     def _is_taken(self, step: str, head: int | None, context: MatrixContext) -> bool:
         """Return whether another matrix with other numbers has this step and head."""
+        if step == "input" and any(matrix.step == "positions" for matrix in self.matched):
+            return False  # the input with and without positions
         return any(
             (matrix.step, matrix.head) == (step, head) and matrix.grid.cells != context.grid.cells
             for matrix in self.matched
@@ -176,6 +183,9 @@ class Matcher:
                 steps = ["head_output"] if head is not None or self.heads == 1 else ["output"]
             elif self.heads > 1:
                 steps = ["output"]
+        if steps == ["weights", "positions"]:
+            has_weights = ("weights", head) in self.explicit or ("weights", None) in self.explicit
+            steps = ["positions"] if self.statements.positions and has_weights else ["weights"]
         if set(steps) == {"scores", "scaled"}:
             named = {step for step, of_head in self.explicit if step in steps and of_head == head}
             if len(named) == 1:
@@ -192,12 +202,16 @@ class Matcher:
         if self.tokens is None or self.width is None or context.row is not None:
             return True
         if step in _SCORE_SHAPED:
-            return (rows, columns) == (self.tokens, self.tokens)
+            return (rows, columns) == (self.tokens, self.key_tokens)
         if step in BIASES:
             return 1 in (rows, columns)
         if step.endswith("_weight"):
             return step == "output_weight" or rows in (self.width, self.width // self.heads)
-        return rows == self.tokens and (step != "input" or columns == self.width)
+        if step in ("key", "value"):
+            return rows == self.key_tokens
+        if step == "memory":
+            return True
+        return rows == self.tokens and (step not in ("input", "embedding", "positions") or columns == self.width)
 
     def _match_without_head(self, position: int, context: MatrixContext, step: str) -> None:
         """Match a matrix of one head that does not name its head."""

@@ -32,6 +32,11 @@ _UNSCALED = re.compile(
 _REMARK = re.compile(r"\b(?:would|could|might|if|why|because|grow|large|saturat|vanish|explod|gradient)")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 _DIVISOR = re.compile(r"(?:√|\\sqrt)\s*\{?(\d{1,4})\b|\bd_\{?k\}? = (\d{1,4})\b")
+_POSITIONS = re.compile(r"\bpositional\b|\bposition (?:encoding|embedding|vector)|\b[ex] ?\+ ?pe?\b")
+_ADDED = re.compile(
+    r"\b[ex] ?\+ ?(?:pe?|e_\{?pos\}?)\b|\badd(?:s|ed|ing)?\b[^.]{0,60}\bposition"
+    r"|\bposition[^.]{0,60}\b(?:is|are) added\b"
+)
 _QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,300})["”“»]')
 
 
@@ -45,6 +50,8 @@ class Statements:
     unscaled: bool
     key_dims: tuple[int, ...]  # numbers under a square root, and values of d_k
     quotes: tuple[str, ...]
+    positions: bool  # whether the text speaks of a positional encoding
+    adds_positions: bool  # and adds it to the input
 
 
 def read_statements(blocks: list[Block]) -> Statements:
@@ -64,6 +71,8 @@ def read_statements(blocks: list[Block]) -> Statements:
         any(_UNSCALED.search(sentence) and not _REMARK.search(sentence) for sentence in _SENTENCE.split(lowered)),
         tuple(divisor for divisor, _ in divisors.most_common()),
         tuple(match[1] for match in _QUOTED.finditer(words)),
+        bool(_POSITIONS.search(lowered)),
+        bool(_ADDED.search(lowered)),
     )
 
 

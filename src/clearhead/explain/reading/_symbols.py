@@ -22,7 +22,10 @@ _SYMBOL_STEPS = {
     "scaled": ("scaled",),
     "masked": ("masked",),
     "A": ("weights",),
-    "P": ("weights",),
+    "P": ("weights", "positions"),
+    "E": ("embedding",),
+    "pe": ("positions",),
+    "memory": ("memory",),
     "α": ("weights",),
     "attention": ("weights",),
     "attn": ("weights",),
@@ -43,12 +46,13 @@ _SYMBOL_STEPS = {
     "input": ("input",),
 }
 _WEIGHT_STEPS = {"q": "query_weight", "k": "key_weight", "v": "value_weight", "o": "output_weight"}
-_WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 1), key=len, reverse=True))
-_FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
+_WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 2), key=len, reverse=True))
+_FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|PE|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
 _ROW_SYMBOL = re.compile(r"([qkvxzo])_?\{?\d{1,3}\}?(?:\^\{?T\}?)?")
 _VECTOR_STEPS = {"q": ("query",), "k": ("key",), "v": ("value",), "x": ("input",), "z": _OUTPUTS, "o": _OUTPUTS,
                  "y": ("output",), "a": ("weights",), "α": ("weights",), "s": _SCORES}  # fmt: skip
 _VECTOR_SYMBOL = re.compile(rf"([{''.join(_VECTOR_STEPS)}])_?\{{?(\d{{1,3}})\}}?(?:\^\{{?T\}}?)?")
+_PART = re.compile(r"pos|enc|mem|src")  # of scripts such as those of E_{pos} and X_{enc}
 _SLICE = re.compile(r"X\[|X_\{:,")
 _BIAS = re.compile(
     r"(?:[bB]|(?i:bias))(?=[_^{]*\(?[qQkKvVoO])((?:[_^](?:\{[^{}]{0,40}\}|\w))+)|[bB]([qQkKvVoO]\d{0,2})(?![A-Za-z])"
@@ -190,6 +194,9 @@ def _single(factor: _Factor, formula: str) -> Meaning | None:
     if factor.base not in _SYMBOL_STEPS:
         return Meaning(("weights",)) if factor.base == "softmax" else None
     steps = _SYMBOL_STEPS[factor.base]
+    part = _PART.search(factor.scripts) if factor.base in ("X", "E", "P", "H") else None
+    if part is not None:
+        return Meaning(("positions",) if part[0] == "pos" else ("memory",), None, factor.transposed)
     if factor.base == "X" and _SLICE.search(formula):
         return Meaning(("slice",))
     if factor.base == "X" and factor.head is not None:
@@ -205,6 +212,8 @@ def _product_steps(formula: str, factors: list[_Factor], bases: list[str]) -> tu
     """Return the step that a product or a function of several matrices is the result of."""
     if call := _CALL.match(formula):
         return ("head_output",) if call[1] else ("output",)
+    if "+" in formula and bases[0] in ("E", "X", "input") and {"P", "pe", "E"} & set(bases[1:]):
+        return ("input",)
     weight = next((factor.weight for factor in reversed(factors) if factor.weight), None)
     if "concat" in bases or re.match(r"\[\w*[;,]", formula):
         return ("output",) if weight == "output_weight" else ("concat",)

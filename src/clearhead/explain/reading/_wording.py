@@ -28,6 +28,7 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:attention )?(?:scores?|logits) after (?:the |applying )*soft-?max|soft-?maxed scores?|normali[sz]ed scores?",
      ("weights",)),
     (r"masked (?:and scaled |attention |scaled )?scores?|scores? (?:after|with) (?:the )?mask(?:ing)?", ("masked",)),
+    (r"encoder (?:hidden )?(?:outputs?|states?|memory)|outputs? of the encoder|memory", ("memory",)),
     (r"(?:raw|unscaled|unnormali[sz]ed|plain) (?:attention )?scores?|dot[- ]products?", ("scores",)),
     (r"scaled (?:attention |dot[- ]product )?(?:scores?|logits)", ("scaled",)),
     (r"(?:attention )?(?:scores?|logits) (?:\S+ ){0,3}?(?:divided|scaled|after scaling)|after scaling", ("scaled",)),
@@ -45,6 +46,9 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"quer(?:y|ies)", ("query",)),
     (r"keys?", ("key",)),
     (r"values?(?! of)", ("value",)),
+    (r"(?:inputs?|embeddings?|vectors?) (?:with|plus|\+|after adding|after|including) (?:the )?"
+     r"position\w*(?: encodings?| embeddings?)?", ("input",)),
+    (r"position(?:al)? (?:encodings?|embeddings?|vectors?|matrix)|pos enc|sinusoidal encodings?", ("positions",)),
     (r"slices?|split", ("slice",)),
     (r"(?:input|token|word) (?:matrix|vectors?|embeddings?)|inputs?|embeddings?", ("input",)),
 )  # fmt: skip

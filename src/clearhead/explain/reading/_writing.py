@@ -36,6 +36,9 @@ def draft_text(
     if calculation.tokens is not None:
         lines.append(f"tokens = [{', '.join(map(toml_string, calculation.tokens))}]")
     lines += [_source(name, x), f"x = {toml_matrix(x.grid.cells)}", f"heads = {calculation.heads}"]
+    for key, matrix in (("positions", calculation.positions), ("memory", calculation.memory)):
+        if matrix is not None:
+            lines += [_source(name, matrix), f"{key} = {toml_matrix(matrix.grid.cells)}"]
     if calculation.heads > 1:
         lines.append(f'split = "{calculation.split}"')
     if calculation.mask is not None:
