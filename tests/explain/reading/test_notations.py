@@ -179,3 +179,41 @@ class TestMemory:
         text += formula("K = <0 1; 1 0; 1 1>") + formula("QK^T = <0 1 1; 2 2 4>")
         assert claims(text) == [("key", 0), ("scores", 0)]
         assert parse_draft(text).example().memory.shape == (3, 2)
+
+
+class TestExactNumbers:
+    def test_roots_and_fractions_are_evaluated(self):
+        scores = r"\frac{QK^T}{\sqrt{2}} = \begin{bmatrix} 0 & \frac{2}{\sqrt 2} \\ \sqrt 2 & 2\sqrt{2} \end{bmatrix}"
+        assert claims(f"{BASE}$${scores}$$") == [("scaled", 0)]
+
+    def test_results_of_fractions_agree(self):
+        text = (
+            r"$$X = \begin{bmatrix} \frac{1}{3} & \frac{1}{7} \end{bmatrix}$$" + "\n\n" + formula("W_Q = <2 0; 0 0.3>")
+        )
+        text += r"$$Q = \begin{bmatrix} \frac{2}{3} & \frac{3}{70} \end{bmatrix}$$"
+        assert claims(text) == [("query", 0)]
+
+    @pytest.mark.parametrize("cell", [r"\sqrt[3]{5}", r"\frac{a}{2}"])
+    def test_other_formulas_leave_the_matrix_out(self, cell):
+        for cells in (f"{cell} & 1", f"1 & {cell}", f"{cell} & {cell}"):
+            draft = parse_draft(rf"{BASE}$$Q = \begin{{bmatrix}} {cells} \\ 1 & 2 \end{{bmatrix}}$$")
+            assert f"cell {cell!r} is not a number" in draft.notes[0]
+            assert draft.example().claims == ()
+
+
+class TestAmbiguousScores:
+    @pytest.mark.parametrize(
+        ("cells", "step"), [("<0 2; 2 4>", "scores"), ("<0 1.41; 1.41 2.83>", "scaled"), ("<0 1.4; 1.4 2.8>", "scaled")]
+    )
+    @pytest.mark.parametrize("name", ["S", "S'", r"\tilde{S}"])
+    def test_reading_that_agrees_is_taken(self, name, cells, step):
+        assert claims(BASE + formula(f"{name} = {cells}")) == [(step, 0)]
+
+    def test_numbers_that_agree_with_neither_are_asked_about(self):
+        [question] = parse_draft(BASE + formula("S = <0 3; 2 4>")).questions
+        assert question.assumed == "scores 1"
+
+    def test_numbers_that_agree_with_both_are_asked_about(self):
+        zeros = formula("X = <0 0>") + W_Q + W_K + formula("S = <0>")
+        [question] = parse_draft(zeros).questions
+        assert question.choices == ("scores 1", "scaled 1")

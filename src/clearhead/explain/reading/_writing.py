@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from clearhead.explain._claims import SHARED_MATRICES
 from clearhead.explain.reading._calculation import Calculation
 from clearhead.explain.reading._contexts import MatrixContext
+from clearhead.explain.reading._exact import ExactNumber
 from clearhead.explain.reading._matching import MatchedMatrix, step_name
 from clearhead.explain.reading._toml_text import (
     Cells,
@@ -60,10 +61,13 @@ def draft_text(
         lines += ["", "[[claims]]", _source(name, claim), f'step = "{claim.step}"']
         if claim.step not in SHARED_MATRICES:
             lines.append(f"head = {claim.head}")
+        cells = [
+            [cell.claimed() if isinstance(cell, ExactNumber) else cell for cell in row] for row in claim.grid.cells
+        ]
         if claim.row is None:
-            lines.append(f"values = {toml_matrix(claim.grid.cells)}")
+            lines.append(f"values = {toml_matrix(cells)}")
         else:
-            lines += [f"row = {claim.row}", f"values = {toml_row(claim.grid.cells[0])}"]
+            lines += [f"row = {claim.row}", f"values = {toml_row(cells[0])}"]
     for context, reason in left_out:
         lines += ["", *_left_out_lines(name, context, reason)]
     return "\n".join(lines) + "\n"
