@@ -217,3 +217,36 @@ class TestAmbiguousScores:
         zeros = formula("X = <0 0>") + W_Q + W_K + formula("S = <0>")
         [question] = parse_draft(zeros).questions
         assert question.choices == ("scores 1", "scaled 1")
+
+
+class TestRunningText:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Q = X Wq = [[1, 0], [2, 2]]",
+            "- Q = X Wq = [[1, 0], [2, 2]]",
+            "So we get Q = [[1, 0], [2, 2]].",
+            "Thus $Q = X W_Q = [[1, 0], [2, 2]]$, as above.",
+            "## Queries\n\n<table>\n<tr><th></th><th>a</th><th>b</th></tr>\n"
+            "<tr><td>go</td><td>1</td><td>0</td></tr>\n<tr><td>on</td><td>2</td><td>2</td></tr>\n</table>",
+        ],
+    )
+    def test_matrices_are_read(self, text):
+        assert claims(BASE + text) == [("query", 0)]
+
+    @pytest.mark.parametrize("text", ["q_2 = (2, 2)", "Then $q_2 = (2, 2)$.", "- q_2 = x_2 W_Q = (2, 2)"])
+    def test_vectors_are_read(self, text):
+        assert claims(BASE + text) == [("query", 0)]
+        assert parse_draft(BASE + text).example().claims[0].row == 1
+
+    def test_several_matrices_of_a_sentence_are_read(self):
+        text = f"{BASE}We get Q = [[1, 0], [2, 2]] and K = [[0, 1], [2, 0]]."
+        assert claims(text) == [("query", 0), ("key", 0)]
+
+    def test_matrix_without_a_symbol_is_noted(self):
+        [note] = parse_draft(f"{X}Then it is [[1, 0], [2, 2]] as before.", name="a.md").notes
+        assert note.startswith("a.md, line 3: [[1, 0], [2, 2]] stands in a sentence")
+
+    @pytest.mark.parametrize("text", ["Q.shape = (2, 2)", "Its shape = (2, 2) is small.", "See f = (a, b) in [12]."])
+    def test_shapes_are_no_matrices(self, text):
+        assert claims(BASE + text) == []

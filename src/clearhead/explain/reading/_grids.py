@@ -62,8 +62,10 @@ def read_grids(table: Table) -> Iterator[Grid]:
     """Yield the matrices of a table: one, one for each column of vectors, or none if it has other contents.
 
     Raises:
-        ValueError: a table of numbers has a cell that is not a number.
+        ValueError: a table of numbers has a cell that is not a number, or cannot be read.
     """
+    if table.unread:
+        raise ValueError(table.unread)
     rows = [list(row) for row in table.rows if any(cell.strip() for cell in row)]
     if table.has_header and table.rows and not any(plain_text(cell) for cell in table.rows[0]):
         rows = [list(row) for row in table.rows[1:]]

@@ -155,6 +155,12 @@ def read_vector_symbol(text: str) -> tuple[Meaning, int] | None:
     return (Meaning(_VECTOR_STEPS[match[1]]), int(match[2])) if match else None
 
 
+def names_vector(text: str) -> bool:
+    """Return whether a text is the symbol of one token's vector, or of a bias."""
+    name = plain_text(text[:MAX_FORMULA_LETTERS]).strip("-*` ")
+    return read_vector_symbol(name) is not None or _BIAS.fullmatch(name.replace(" ", "")) is not None
+
+
 def is_row_symbol(label: str) -> bool:
     """Return whether a label is a symbol such as `x_{1}` and not a token."""
     return len(label) < 20 and bool(_ROW_SYMBOL.fullmatch(plain_text(label).replace(" ", "")))
