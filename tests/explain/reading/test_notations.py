@@ -250,3 +250,26 @@ class TestRunningText:
     @pytest.mark.parametrize("text", ["Q.shape = (2, 2)", "Its shape = (2, 2) is small.", "See f = (a, b) in [12]."])
     def test_shapes_are_no_matrices(self, text):
         assert claims(BASE + text) == []
+
+
+class TestSharedKeys:
+    QUERIES = formula("W_{Q1} = <1 0; 1 1>") + formula("W_{Q2} = <1 1; 0 1>")
+
+    @pytest.mark.parametrize(
+        "sentence",
+        ["We use GQA.", "Grouped-query attention.", "Here kv_heads = 1.", "Multi-query.", "Both heads share K and V."],
+    )
+    def test_one_pair_of_weights_serves_all_heads(self, sentence):
+        text = f"{X}{sentence}\n\n{self.QUERIES}{W_K}{W_V}{formula('K = <0 1; 2 0>')}"
+        text += formula("Q_1 K^T = <0 2; 2 4>") + formula("Q_2 K^T = <1 2; 2 0>")
+        assert claims(text) == [("key", 0), ("scores", 0), ("scores", 1)]
+        assert parse_draft(text).example().kv_heads == 1
+
+    def test_given_keys_are_shared(self):
+        text = (
+            f"{X}Multi-query attention.\n\n{self.QUERIES}{formula('K = <0 1; 2 0>')}{formula('Q_2 K^T = <1 2; 2 0>')}"
+        )
+        assert claims(text) == [("scores", 1)]
+
+    def test_other_texts_share_nothing(self):
+        assert "kv_heads" not in parse_draft(X + self.QUERIES + W_K).toml

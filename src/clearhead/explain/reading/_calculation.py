@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from clearhead.explain._claims import BIASES, LEARNED_MATRICES, SHARED_MATRICES
+from clearhead.explain._claims import BIASES, KEY_HEAD_MATRICES, LEARNED_MATRICES, SHARED_MATRICES
 from clearhead.explain._printed_matrix import BLANK
 from clearhead.explain.reading._grids import Grid
 from clearhead.explain.reading._inputs import take_inputs
@@ -28,9 +28,9 @@ class Calculation:
     what it is computed from.
     """
 
-    def __init__(self, matched: list[MatchedMatrix], heads: int, statements: Statements) -> None:
+    def __init__(self, matched: list[MatchedMatrix], heads: int, key_heads: int, statements: Statements) -> None:
         self.statements = statements
-        self.heads = heads
+        self.heads, self.key_heads = heads, key_heads
         self.notes: list[tuple[int, str]] = []  # a line and a sentence
         self.printed: dict[Key, list[MatchedMatrix]] = defaultdict(list)
         self.vectors = [matrix for matrix in matched if matrix.row is not None]
@@ -72,9 +72,8 @@ class Calculation:
         """Return the learned matrices, one for each head, with None for a head whose matrix is not printed."""
         weights: dict[str, list[MatchedMatrix | None]] = {}
         for step in steps:
-            heads = [None] if step in SHARED_MATRICES else range(1, self.heads + 1)
             matrices: list[MatchedMatrix | None] = []
-            for head in heads:
+            for head in self.heads_of(step):
                 printed = self.printed[step, head]
                 usable = next((matrix for matrix in printed if not matrix.grid.has_blanks), None)
                 if usable is not None:
@@ -84,6 +83,12 @@ class Calculation:
             if any(matrix is not None for matrix in matrices):
                 weights[step] = matrices
         return weights
+
+    def heads_of(self, step: str) -> list[int | None]:
+        """Return the heads of a step, counted from 1. K and V may have fewer; None stands for all heads."""
+        if step in SHARED_MATRICES:
+            return [None]
+        return [*range(1, (self.key_heads if step in KEY_HEAD_MATRICES else self.heads) + 1)]
 
     def _bias_row(self, matrix: MatchedMatrix) -> MatchedMatrix | None:
         """Return a bias as one row, also where the text repeats it for each token."""
@@ -162,10 +167,14 @@ class Calculation:
     def _sort_projections(self, head: int, known: set[Key]) -> None:
         for step, weight in _PROJECTIONS.items():
             matrices = self.weights.get(weight)
-            if matrices is not None and matrices[head - 1] is not None:
+            shared_by = self.heads // len(self.heads_of(step))
+            source = (head - 1) // shared_by + 1
+            if (matrices is not None and matrices[source - 1] is not None) or (step, source) in self.given:
                 known.add((step, head))
             else:
-                self._give(step, head, known)
+                self._give(step, source, known)
+                if (step, source) in self.given:
+                    known.add((step, head))
 
     def _sort_step(self, step: str, head: int, known: set[Key], sources: tuple[str, ...]) -> None:
         if all((source, head) in known for source in sources):

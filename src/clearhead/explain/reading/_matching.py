@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clearhead._utils.text import visible_text
-from clearhead.explain._claims import BIASES, CLAIMABLE_MATRICES, SHARED_MATRICES
+from clearhead.explain._claims import BIASES, CLAIMABLE_MATRICES, KEY_HEAD_MATRICES, SHARED_MATRICES
 from clearhead.explain.reading._contexts import MatrixContext
 from clearhead.explain.reading._grids import Grid
 from clearhead.explain.reading._prose import Statements
@@ -91,6 +91,7 @@ class Matcher:
         memories = [context.grid.shape[0] for context in self.whole if context.steps == ("memory",)]
         self.key_tokens = memories[0] if memories else self.tokens
         self.heads = self._count_heads({head - self.first_head + 1 for head in printed})
+        self.key_heads = self._count_key_heads()
         self.explicit = {
             (context.steps[0], self._head(context)) for context in self.whole if len(context.steps) == 1
         }  # steps and heads that one matrix names without doubt
@@ -129,6 +130,15 @@ class Matcher:
                 return count
         return 1
 
+    def _count_key_heads(self) -> int:
+        """Return the number of heads of K and V, which is smaller where heads share them."""
+        counts = []
+        for step in KEY_HEAD_MATRICES:
+            printed = [context for context in self.whole if context.steps == (step,)]
+            counts.append(max([len(printed), *(self._head(context) or 0 for context in printed)]))
+        count = max(counts)
+        return count if self.statements.grouped and 0 < count < self.heads and self.heads % count == 0 else self.heads
+
     def _head(self, context: MatrixContext) -> int | None:
         return None if context.head is None else context.head - self.first_head + 1
 
@@ -147,6 +157,9 @@ class Matcher:
             head = None
         elif head is None and self.heads == 1:
             head = 1
+        if self.key_heads < self.heads and step in KEY_HEAD_MATRICES:
+            same = [other for other in self.whole if other.steps[:1] == (step,)]
+            head = head or (same.index(context) + 1 if context in same and len(same) == self.key_heads else None)
         if head is None and step not in SHARED_MATRICES:
             self._match_without_head(position, context, step)
             return

@@ -37,6 +37,11 @@ _ADDED = re.compile(
     r"\b[ex] ?\+ ?(?:pe?|e_\{?pos\}?)\b|\badd(?:s|ed|ing)?\b[^.]{0,60}\bposition"
     r"|\bposition[^.]{0,60}\b(?:is|are) added\b"
 )
+_GROUPED = re.compile(
+    r"\b[gm]qa\b|\bgrouped[- ]|\bmulti-?query\b|\bkv[_ -]?heads?\b"
+    r"|\bshar(?:e|es|ed|ing)\b[^.]{0,60}\b(?:keys?|values?|w_|k\b)"
+    r"|\b(?:keys?|values?|k and v)\b[^.]{0,60}\bshared\b"
+)
 _QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,300})["”“»]')
 
 
@@ -52,6 +57,7 @@ class Statements:
     quotes: tuple[str, ...]
     positions: bool  # whether the text speaks of a positional encoding
     adds_positions: bool  # and adds it to the input
+    grouped: bool  # whether heads share K and V
 
 
 def read_statements(blocks: list[Block]) -> Statements:
@@ -73,6 +79,7 @@ def read_statements(blocks: list[Block]) -> Statements:
         tuple(match[1] for match in _QUOTED.finditer(words)),
         bool(_POSITIONS.search(lowered)),
         bool(_ADDED.search(lowered)),
+        bool(_GROUPED.search(lowered)),
     )
 
 

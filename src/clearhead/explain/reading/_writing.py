@@ -42,6 +42,8 @@ def draft_text(
             lines += [_source(name, matrix), f"{key} = {toml_matrix(matrix.grid.cells)}"]
     if calculation.heads > 1:
         lines.append(f'split = "{calculation.split}"')
+    if calculation.key_heads < calculation.heads:
+        lines.append(f"kv_heads = {calculation.key_heads}")
     if calculation.mask is not None:
         mask = calculation.mask
         lines.append(f"mask = {toml_string(mask) if isinstance(mask, str) else toml_matrix(mask)}")
@@ -102,8 +104,7 @@ def _bias_lines(name: str, key: str, matrices: Sequence[MatchedMatrix | None]) -
 def _given_lines(name: str, calculation: Calculation) -> list[str]:
     lines: list[str] = []
     for step in STEP_NAMES:
-        heads = [None] if step in SHARED_MATRICES else range(1, calculation.heads + 1)
-        matrices = [calculation.given.get((step, head)) for head in heads]
+        matrices = [calculation.given.get((step, head)) for head in calculation.heads_of(step)]
         printed = [matrix for matrix in matrices if matrix is not None]
         if printed:
             cells: list[Cells | None] = [None if matrix is None else matrix.grid.cells for matrix in matrices]

@@ -114,7 +114,7 @@ def _read(text: str, name: str, answers: Mapping[int, str] | None) -> tuple[Draf
     matcher = Matcher(contexts, statements, _check_answers(answers, len(contexts)))
     matcher.match()
     try:
-        calculation = Calculation(matcher.matched, matcher.heads, statements)
+        calculation = Calculation(matcher.matched, matcher.heads, matcher.key_heads, statements)
     except LookupError:
         raise ValueError(f"{name}: {_without_input(matcher)}") from None
     except ValueError as error:
