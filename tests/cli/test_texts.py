@@ -10,7 +10,7 @@ from support.paths import ROOT
 THREE_ERRORS = ROOT / "tests" / "explain" / "reading" / "three-errors.md"
 PROJECTIONS = "W_Q = [[1, 0], [0, 1]]\n\nW_K = [[1, 0], [0, 1]]\n\n"
 AGREEING = f"X = [[1, 2], [3, 4]]\n\n{PROJECTIONS}Q = [[1, 2], [3, 4]]\n\n"
-AMBIGUOUS = f"{AGREEING}Scores:\n\n| 5 | 11 |\n|--|--|\n| 11 | 25.0 |\n"
+AMBIGUOUS = f"{AGREEING}Scores:\n\n| 5 | 11 |\n|--|--|\n| 11 | 26.0 |\n"  # neither the scores nor the scaled scores
 
 
 def run_cli(*arguments: str, code: int = 0, answers: str | None = None):
@@ -48,14 +48,14 @@ def test_text_without_questions_writes_no_file(tmp_path):
 
 def test_draft_option_writes_the_draft(tmp_path, notes):
     target = tmp_path / "mine.toml"
-    result = run_cli("check", str(notes), "--draft", str(target))
+    result = run_cli("check", str(notes), "--draft", str(target), code=1)
     assert f"wrote {target}\n" in result.stderr
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.toml", "notes.md"]
-    assert run_cli("check", str(target)).stdout == result.stdout
+    assert run_cli("check", str(target), code=1).stdout == result.stdout
 
 
 def test_questions_are_printed_and_the_draft_is_written_next_to_the_text(tmp_path, notes):
-    result = run_cli("check", str(notes))
+    result = run_cli("check", str(notes), code=1)
     question, wrote = result.stderr.splitlines()
     assert question.startswith('notes.md, line 11: the 2 × 2 matrix under "Scores:" could be the scores of head 1')
     assert wrote == f"wrote {tmp_path / 'notes.toml'}; edit it where the assumptions are wrong, then check it"
@@ -82,8 +82,8 @@ def test_explanation_names_the_text_to_check(tmp_path):
 
 def test_drafts_do_not_replace_other_files(tmp_path, notes):
     (tmp_path / "notes.toml").write_text("mine")
-    run_cli("check", str(notes))
-    assert "notes-1.toml is the draft" in run_cli("check", str(notes)).stderr
+    run_cli("check", str(notes), code=1)
+    assert "notes-1.toml is the draft" in run_cli("check", str(notes), code=1).stderr
     assert (tmp_path / "notes.toml").read_text() == "mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["notes-1.toml", "notes.md", "notes.toml"]
 
@@ -91,15 +91,25 @@ def test_drafts_do_not_replace_other_files(tmp_path, notes):
 @pytest.mark.usefixtures("terminal")
 def test_answers_on_a_terminal_are_used(tmp_path, notes):
     result = run_cli("check", str(notes), code=1, answers="nonsense\nscaled 1\n")
-    assert "Step (scores 1, scaled 1, leave out) [scores 1]:" in result.stderr
+    assert "Step (1: scores 1, 2: scaled 1, 3: leave out) [scores 1]:" in result.stderr
     assert "'nonsense' is not a choice" in result.stderr
     assert "claim 2, scaled, head 1: 4 of 4 cells differ" in result.stdout
     assert load(tmp_path / "notes.toml").claims[-1].step == "scaled"
 
 
 @pytest.mark.usefixtures("terminal")
+def test_choices_are_answered_by_their_position(notes):
+    assert "claim 2, scaled" in run_cli("check", str(notes), code=1, answers="7\n2\n").stdout
+
+
+def test_folder_is_refused_with_the_kinds_of_files(tmp_path):
+    result = run_cli("check", str(tmp_path), code=2)
+    assert "a folder; expected a TOML, Markdown or LaTeX file" in result.stderr
+
+
+@pytest.mark.usefixtures("terminal")
 def test_empty_answer_takes_the_assumption(notes):
-    assert "claim 2, scores" in run_cli("check", str(notes), answers="\n").stdout
+    assert "claim 2, scores" in run_cli("check", str(notes), code=1, answers="\n").stdout
 
 
 def test_text_without_input_is_refused_in_one_line(tmp_path):

@@ -55,13 +55,17 @@ def _is_interactive() -> bool:
 
 
 def _ask(draft: Draft, question: Question) -> str:
-    """Ask for the step of one matrix until the answer is one of the choices."""
+    """Ask for the step of one matrix until the answer is one of the choices, or its number."""
     from clearhead.explain.reading.draft import LEAVE_OUT
 
     choices = (*question.choices, LEAVE_OUT)
-    text = printable(f"{draft.name}, line {question.line}: {question.text}. Step ({', '.join(choices)})")
+    print_stderr(f"{draft.name}, line {question.line}: {question.text}.")
+    listed = ", ".join(f"{position}: {choice}" for position, choice in enumerate(choices, 1))
+    text = printable(f"Step ({listed})")
+    by_position = {str(position): choice for position, choice in enumerate(choices, 1)}
     while True:
         answer = str(typer.prompt(text, default=question.assumed or LEAVE_OUT, err=True)).strip()
+        answer = by_position.get(answer, answer)
         if answer in choices:
             return answer
         print_stderr(f"{answer[:40]!r} is not a choice")

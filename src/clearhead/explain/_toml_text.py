@@ -39,11 +39,15 @@ def toml_value(value: object, indent: str = "") -> str:
     return _number(str(value)) if isinstance(value, Decimal) else str(value)
 
 
-def toml_matrix(cells: Cells, indent: str = "") -> str:
-    """Return a matrix with one row on each line. Numbers keep their printed digits."""
+def toml_row(cells: Sequence[str]) -> str:
+    """Return one row of a matrix. Numbers keep their printed digits."""
     quoted = f'"{BLANK}"'
-    rows = (", ".join(quoted if cell == BLANK else _number(cell) for cell in row) for row in cells)
-    return toml_lines((f"[{row}]" for row in rows), indent)
+    return f"[{', '.join(quoted if cell == BLANK else _number(cell) for cell in cells)}]"
+
+
+def toml_matrix(cells: Cells, indent: str = "") -> str:
+    """Return a matrix with one row on each line."""
+    return toml_lines(map(toml_row, cells), indent)
 
 
 def toml_matrices(matrices: Sequence[Cells | None]) -> str:

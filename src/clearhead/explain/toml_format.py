@@ -89,7 +89,7 @@ def read_bounded(path: Path) -> bytes:
         names = ", ".join(BUILT_IN)
         raise ValueError(f"{path}: neither a file nor one of the built-in examples, {names}") from None
     except IsADirectoryError:
-        raise ValueError(f"{path}: a folder; expected a TOML file") from None
+        raise ValueError(f"{path}: a folder; expected a TOML, Markdown or LaTeX file") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
     if len(content) > MAX_FILE_BYTES:

@@ -31,6 +31,7 @@ class Table:
     symbols: tuple[str, ...] = ()  # expressions that the text sets equal to the matrix, such as "Q" and "X W_Q"
     caption: str = ""
     transposed: bool = False  # the text prints the matrix with a transposition sign behind it
+    unread: str = ""  # why the matrix cannot be read, for a note
     has_header: bool = False  # the first row is the header that Markdown requires, which may hold numbers
 
 

@@ -6,6 +6,7 @@ import re
 from decimal import Decimal, InvalidOperation
 
 from clearhead.explain._printed_matrix import BLANK
+from clearhead.explain.reading._exact import is_exact, read_exact
 from clearhead.explain.reading._markup import plain_text
 
 _BLANKS = {"", "_", "__", "___", "…", "...", "·", ".", "?", "□", "-", "–", "—", "..", "⋯", "⋮", "⋱"}
@@ -13,13 +14,11 @@ _MINUS = str.maketrans(
     {"−": "-", "–": "-", "‑": "-", "﹣": "-", "－": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "}
 )
 _INFINITE = re.compile(r"-\s*(∞|inf|infinity|infty|np\.inf|float\('inf'\))", re.IGNORECASE)
-_FRACTION = re.compile(r"([+-]?)\s*(?:\\[dt]?frac\s*\{(\d{1,15})\}\s*\{(\d{1,15})\}|(\d{1,15})\s*/\s*(\d{1,15}))")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _POWER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*[×·x]\s*10\^\{?([+-]?\d{1,3})\}?")
 MAX_CELL_LETTERS = 200
-FRACTION_DIGITS = 12  # a fraction is exact, so that its tolerance is far below that of printed digits
 
 
 def read_cell(text: str) -> str | None:
@@ -40,9 +39,8 @@ def read_cell(text: str) -> str | None:
         return BLANK
     if _INFINITE.fullmatch(cell):
         return "-inf"
-    if fraction := _FRACTION.fullmatch(cell):
-        sign, above, below = fraction[1], fraction[2] or fraction[4], fraction[3] or fraction[5]
-        return None if int(below) == 0 else sign.strip("+") + f"{Decimal(above) / Decimal(below):.{FRACTION_DIGITS}f}"
+    if is_exact(cell):
+        return read_exact(cell)
     if power := _POWER.fullmatch(cell):
         return _toml_number(f"{power[1]}e{int(power[2])}")
     if cell.endswith("%"):

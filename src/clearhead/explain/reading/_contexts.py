@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
 from clearhead.explain.reading._grids import Grid, read_grids
 from clearhead.explain.reading._markup import plain_text
-from clearhead.explain.reading._symbols import Meaning, merge, read_equation, read_row_labels
+from clearhead.explain.reading._symbols import Meaning, merge, read_equation, read_row_labels, read_vector_symbol
 from clearhead.explain.reading._wording import describe, head_index, read_name
 
 _CAPTION = re.compile(r"\s*(?:[*_]{1,3})?\s*(?:Table|Tab\.|Matrix|Figure|Fig\.|Eq\.|:)\s*\(?\d{0,3}", re.IGNORECASE)
@@ -33,6 +33,7 @@ class MatrixContext:
     description: str  # nearest symbol, caption, sentence or heading, for messages
     mentions_scaling: bool
     is_named: bool  # by a symbol, labels, a caption or an equation, and not only by a heading or a sentence
+    row: int | None = None  # token of a single vector, as printed
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,18 @@ def _is_caption_below(paragraph: Paragraph, captions_above: bool) -> bool:
 
 def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[Heading]) -> MatrixContext:
     direct, texts = _texts(caption, before, headings)
+    if 1 in grid.shape and grid.symbols and (vector := read_vector_symbol(grid.symbols[0])) is not None:
+        return _vector_context(grid, vector, texts)
     evidence = [(text, read_name(text)) for text in grid.symbols]
-    evidence.append((", ".join(grid.rows[:3]), read_row_labels(grid.rows, grid.columns)))
+    labels = (", ".join(grid.rows[:3]), read_row_labels(grid.rows, grid.columns))
     evidence += [(text, describe(text)) for text in texts]
+    # rows x_1, x_2, … name the tokens of any matrix: a label, a caption and the nearest heading are stronger
+    is_weak = labels[1] is not None and labels[1].steps == ("input",)
+    evidence.insert(len(grid.symbols) + (direct + bool(headings) if is_weak else 0), labels)
     meaning = merge([part for _, part in evidence]) or Meaning(())
+    if meaning.steps == ("mask",) and grid.symbols:  # M may also be the memory
+        words = [part for _, part in evidence[len(grid.symbols) :] if part is not None]
+        meaning = words[0] if words and words[0].steps == ("memory",) else meaning
     heads = [part.head for _, part in evidence[: len(grid.symbols)] if part is not None]
     heads += [head_index(plain_text(text)) for text in texts]
     head = next((head for head in heads if head is not None), meaning.head)
@@ -115,6 +124,17 @@ def _context(grid: Grid, caption: str, before: list[Paragraph], headings: list[H
         any(_SCALING.search(text) for text in [*grid.symbols, *texts[:4]]),
         any(part is not None for _, part in evidence[: len(grid.symbols) + 1 + direct]),
     )
+
+
+def _vector_context(grid: Grid, vector: tuple[Meaning, int], texts: list[str]) -> MatrixContext:
+    """Return the context of one token's vector, printed as a row or a column."""
+    meaning, row = vector
+    heads = [head_index(plain_text(text)) for text in texts]
+    head = next((head for head in heads if head is not None), None)
+    upright = grid.transpose() if grid.shape[0] > 1 else grid
+    upright = replace(upright, rows=(), columns=())
+    is_scaled = any(_SCALING.search(text) for text in grid.symbols)
+    return MatrixContext(upright, meaning.steps, head, False, plain_text(grid.symbols[0]), is_scaled, True, row)
 
 
 def _texts(caption: str, before: list[Paragraph], headings: list[Heading]) -> tuple[int, list[str]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from clearhead.explain._printed_matrix import BLANK
 from clearhead.explain.reading._blocks import Table
 from clearhead.explain.reading._cells import read_cell, read_vector
+from clearhead.explain.reading._exact import is_exact
 from clearhead.explain.reading._markup import plain_text
 from clearhead.explain.reading._wording import read_name
 
@@ -61,8 +62,10 @@ def read_grids(table: Table) -> Iterator[Grid]:
     """Yield the matrices of a table: one, one for each column of vectors, or none if it has other contents.
 
     Raises:
-        ValueError: a table of numbers has a cell that is not a number.
+        ValueError: a table of numbers has a cell that is not a number, or cannot be read.
     """
+    if table.unread:
+        raise ValueError(table.unread)
     rows = [list(row) for row in table.rows if any(cell.strip() for cell in row)]
     if table.has_header and table.rows and not any(plain_text(cell) for cell in table.rows[0]):
         rows = [list(row) for row in table.rows[1:]]
@@ -94,7 +97,9 @@ def _number_grid(table: Table, rows: list[list[str]]) -> Iterator[Grid]:
         rows, labels = rows[:-1], labels[:-1]
     cells = [[read_cell(cell) for cell in row] for row in rows]
     written = [cell for row in cells for cell in row if cell != BLANK]
-    if not cells or not cells[0] or sum(cell is None for cell in written) * 2 > len(written):
+    unknown = sum(cell is None for cell in written)
+    is_symbolic = unknown == len(written) or not any(is_exact(cell) for row in rows for cell in row)
+    if not cells or not cells[0] or (is_symbolic and unknown * 2 > len(written)):
         return
     for row, texts in zip(cells, rows, strict=True):
         for cell, text in zip(row, texts, strict=True):
@@ -115,6 +120,8 @@ def _is_header(header: list[str], body: list[list[str]], *, required: bool) -> b
     """Return whether the first row holds labels, or counts the columns from 0 or 1."""
     cells = [read_cell(cell) for cell in header]
     written = [cell for cell in cells if cell != BLANK]
+    if any(is_exact(cell) for cell in header) and not required:
+        return False  # a number that cannot be read is no label
     if all(cell == BLANK and text.strip() for cell, text in zip(cells[1:], header[1:], strict=True)):
         return False  # blanks written as "_" or "…" are cells; Markdown leaves the cells of an unused header empty
     has_labels = any(cell is None for cell in written[1:])
@@ -142,6 +149,8 @@ def _has_labels(columns: list[str], first: list[str], has_header: bool) -> bool:
     """Return whether the first column holds labels of the rows."""
     cells = [read_cell(cell) for cell in first]
     written = [cell for cell in cells if cell != BLANK]
+    if any(is_exact(cell) for cell in first):
+        return False
     if written and sum(cell is None for cell in written) * 2 > len(written):
         return True
     if not columns:

@@ -24,6 +24,8 @@ _HEADING = re.compile(
 _LEVELS = ("title", "part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph")
 _COMMENT = re.compile(r"(?<!\\)%.*")
 _BREAK = re.compile(r"\n\s*\n|\$+|\\[\[\]()]|\\\\|\\(?:begin|end|intertext|item)\b(?:\s*\{\w*\*?\})?|\\q?quad\b|[,;]\s")
+_ARGUMENTS = re.compile(r"\([^()$&\n]{0,300}\)")
+_COMMA = re.compile(r"([,;])[ \t]")
 _ROW_END = re.compile(r"\\\\\*?(?:\s*\[[^\[\]]{0,20}\])?|\\tabularnewline\b|\\cr\b")
 _RULE = re.compile(r"\\(?:hline|toprule|midrule|bottomrule|cline\{[^{}]*\}|cmidrule(?:\([^()]*\))?\{[^{}]*\})")
 _EQUALS = re.compile(r"(?<![<>!:≤≥])=|\\approx\b|≈|:=|\\coloneqq\b")
@@ -62,6 +64,7 @@ def _is_title(block: Block) -> bool:
 def read_latex(text: str, line: int) -> list[Block]:
     """Return the headings, paragraphs and matrices of a text that starts on `line`."""
     text = re.sub("[\ue000-\uf8ff]", " ", text)  # these characters stand for matrices below
+    text = _ARGUMENTS.sub(lambda match: _COMMA.sub(r"\1~", match[0]), text)  # a comma between arguments ends no formula
     newlines = [match.start() for match in re.finditer("\n", text)]
     captions = [
         (match.start(), match.end(), plain_text(caption[1]))

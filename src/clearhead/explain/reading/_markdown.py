@@ -8,6 +8,8 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from clearhead.explain.reading._blocks import Block, Heading, Paragraph, Table
+from clearhead.explain.reading._html_tables import read_html
+from clearhead.explain.reading._inline import is_sentence, read_sentences
 from clearhead.explain.reading._latex import read_latex
 from clearhead.explain.reading._plain import read_lines
 
@@ -102,6 +104,8 @@ def _read_block(token: Any, line: int) -> list[Block]:
     if token.type == "formula":
         return read_latex(token.content, line)
     if token.type == "html_block":
+        if "<table" in token.content.lower():
+            return read_html(token.content, line)
         return [Paragraph(line, token.content)] if re.search(r">[^<]*\w", token.content) else []
     language = token.info.strip().split(" ")[0].lower() if token.info else ""
     first_line = line + (token.type == "fence")
@@ -113,7 +117,9 @@ def _read_block(token: Any, line: int) -> list[Block]:
 def _read_text(text: str, line: int) -> list[Block]:
     if "\\begin{" in text:
         return read_latex(text, line)
-    if "[" in text and re.search(r"\[\s*\[|[:=]\s*\[", text):
+    if is_sentence(text):
+        return read_sentences(text, line)
+    if re.search(r"\[\s*\[|[:=≈]\s*\[|[=≈]\s*\([^()A-Za-z]{1,400},[^()A-Za-z]{0,400}\)", text):
         blocks = read_lines(text, line, in_code=False)
         if any(isinstance(block, Table) for block in blocks):
             return blocks

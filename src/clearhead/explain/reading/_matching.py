@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clearhead._utils.text import visible_text
-from clearhead.explain._claims import CLAIMABLE_MATRICES, SHARED_MATRICES
+from clearhead.explain._claims import BIASES, CLAIMABLE_MATRICES, KEY_HEAD_MATRICES, SHARED_MATRICES
 from clearhead.explain.reading._contexts import MatrixContext
 from clearhead.explain.reading._grids import Grid
 from clearhead.explain.reading._prose import Statements
@@ -30,8 +30,15 @@ STEP_WORDS = {
     "key_weight": "W_K",
     "value_weight": "W_V",
     "output_weight": "W_O",
+    "query_bias": "bias of the queries",
+    "key_bias": "bias of the keys",
+    "value_bias": "bias of the values",
+    "output_bias": "bias of the output",
+    "embedding": "embeddings",
+    "positions": "positional encoding",
+    "memory": "memory",
 }
-_SPLIT_BY_COLUMNS = ("query_weight", "key_weight", "value_weight", "query", "key", "value")
+_SPLIT_BY_COLUMNS = ("query_weight", "key_weight", "value_weight", "query", "key", "value", *BIASES[:3])
 _SCORE_SHAPED = ("scores", "scaled", "masked", "weights", "mask")
 
 
@@ -55,6 +62,7 @@ class MatchedMatrix:
     head: int | None
     line: int
     description: str
+    row: int | None = None  # of a single vector, counted from 1; its cells are one row
 
 
 def choice_text(step: str, head: int | None) -> str:
@@ -77,10 +85,15 @@ class Matcher:
         self.questions: list[Question] = []
         printed = {context.head for context in contexts if context.head is not None}
         self.first_head = 0 if 0 in printed else 1
+        self.first_row = 0 if any(context.row == 0 for context in contexts) else 1
+        self.whole = [context for context in contexts if context.row is None]
         self.tokens, self.width = self._input_shape()
+        memories = [context.grid.shape[0] for context in self.whole if context.steps == ("memory",)]
+        self.key_tokens = memories[0] if memories else self.tokens
         self.heads = self._count_heads({head - self.first_head + 1 for head in printed})
+        self.key_heads = self._count_key_heads()
         self.explicit = {
-            (context.steps[0], self._head(context)) for context in contexts if len(context.steps) == 1
+            (context.steps[0], self._head(context)) for context in self.whole if len(context.steps) == 1
         }  # steps and heads that one matrix names without doubt
 
     def match(self) -> None:
@@ -93,9 +106,10 @@ class Matcher:
                 self._match(position, context)
 
     def _input_shape(self) -> tuple[int | None, int | None]:
-        for context in self.contexts:
-            if context.steps == ("input",):
-                return _upright_shape(context)
+        for step in ("input", "embedding"):
+            for context in self.whole:
+                if context.steps == (step,):
+                    return _upright_shape(context)
         return None, None
 
     def _count_heads(self, printed: set[int]) -> int:
@@ -104,17 +118,26 @@ class Matcher:
         if largest:
             return max(largest, stated[0]) if len(stated) == 1 and stated[0] <= 2 * largest else largest
         divisible = [count for count in stated if count > 1 and self.width and self.width % count == 0]
-        names = [context.steps[0] for context in self.contexts if len(context.steps) == 1]
+        names = [context.steps[0] for context in self.whole if len(context.steps) == 1]
         for count in divisible:
             repeated = any(names.count(step) == count for step in ("query", "query_weight", "weights", "scores"))
             whole = any(
                 context.steps[0] in _SPLIT_BY_COLUMNS and context.grid.shape[1] == self.width and not repeated
-                for context in self.contexts
+                for context in self.whole
                 if len(context.steps) == 1
             )
             if repeated or (whole and "concat" in names):
                 return count
         return 1
+
+    def _count_key_heads(self) -> int:
+        """Return the number of heads of K and V, which is smaller where heads share them."""
+        counts = []
+        for step in KEY_HEAD_MATRICES:
+            printed = [context for context in self.whole if context.steps == (step,)]
+            counts.append(max([len(printed), *(self._head(context) or 0 for context in printed)]))
+        count = max(counts)
+        return count if self.statements.grouped and 0 < count < self.heads and self.heads % count == 0 else self.heads
 
     def _head(self, context: MatrixContext) -> int | None:
         return None if context.head is None else context.head - self.first_head + 1
@@ -128,12 +151,20 @@ class Matcher:
             self._ask_unknown(position, context)
             return
         step = steps[0]
+        if step == "positions" and self._is_taken(step, None, context) and self._fits("weights", context):
+            step, steps = "weights", ["weights"]  # P is also the name of the probabilities
         if step in SHARED_MATRICES:
             head = None
         elif head is None and self.heads == 1:
             head = 1
+        if self.key_heads < self.heads and step in KEY_HEAD_MATRICES:
+            same = [other for other in self.whole if other.steps[:1] == (step,)]
+            head = head or (same.index(context) + 1 if context in same and len(same) == self.key_heads else None)
         if head is None and step not in SHARED_MATRICES:
             self._match_without_head(position, context, step)
+            return
+        if context.row is not None and self.tokens is not None and context.row - self.first_row >= self.tokens:
+            self._ask(position, context, [(step, head)], certain=False)
             return
         if not context.is_named and self._is_taken(step, head, context):
             self._ask_unknown(position, context)
@@ -144,6 +175,8 @@ class Matcher:
 
     def _is_taken(self, step: str, head: int | None, context: MatrixContext) -> bool:
         """Return whether another matrix with other numbers has this step and head."""
+        if step == "input" and any(matrix.step == "positions" for matrix in self.matched):
+            return False  # the input with and without positions
         return any(
             (matrix.step, matrix.head) == (step, head) and matrix.grid.cells != context.grid.cells
             for matrix in self.matched
@@ -163,6 +196,9 @@ class Matcher:
                 steps = ["head_output"] if head is not None or self.heads == 1 else ["output"]
             elif self.heads > 1:
                 steps = ["output"]
+        if steps == ["weights", "positions"]:
+            has_weights = ("weights", head) in self.explicit or ("weights", None) in self.explicit
+            steps = ["positions"] if self.statements.positions and has_weights else ["weights"]
         if set(steps) == {"scores", "scaled"}:
             named = {step for step, of_head in self.explicit if step in steps and of_head == head}
             if len(named) == 1:
@@ -176,30 +212,36 @@ class Matcher:
     def _fits(self, step: str, context: MatrixContext) -> bool:
         """Return whether the shape of a matrix is possible for a step."""
         rows, columns = _upright_shape(context)
-        if self.tokens is None or self.width is None:
+        if self.tokens is None or self.width is None or context.row is not None:
             return True
         if step in _SCORE_SHAPED:
-            return (rows, columns) == (self.tokens, self.tokens)
+            return (rows, columns) == (self.tokens, self.key_tokens)
+        if step in BIASES:
+            return 1 in (rows, columns)
         if step.endswith("_weight"):
             return step == "output_weight" or rows in (self.width, self.width // self.heads)
-        return rows == self.tokens and (step != "input" or columns == self.width)
+        if step in ("key", "value"):
+            return rows == self.key_tokens
+        if step == "memory":
+            return True
+        return rows == self.tokens and (step not in ("input", "embedding", "positions") or columns == self.width)
 
     def _match_without_head(self, position: int, context: MatrixContext, step: str) -> None:
         """Match a matrix of one head that does not name its head."""
-        grid = context.grid.transpose() if context.transposed else context.grid
+        grid = _upright_grid(context, step)
         columns = grid.shape[1]
-        same = [other for other in self.contexts if other.steps[:1] == (step,) and other.head is None]
-        if len(same) == self.heads:
+        same = [other for other in self.whole if other.steps[:1] == (step,) and other.head is None]
+        if context.row is None and len(same) == self.heads:
             head = 1 + same.index(context)
             self._ask(position, context, [(step, head)])
             self._add(context, step, head)
-        elif step in _SPLIT_BY_COLUMNS and columns % self.heads == 0 and columns == self.width:
+        elif context.row is None and step in _SPLIT_BY_COLUMNS and columns % self.heads == 0 and columns == self.width:
             size = columns // self.heads
             for head in range(self.heads):
                 part = tuple(row[head * size : (head + 1) * size] for row in grid.cells)
                 columns_text = f"columns {head * size + 1} to {(head + 1) * size} of {context.description}"
                 self._append(replace(grid, cells=part, columns=()), context, step, head + 1, columns_text)
-        elif step == "head_output" and columns == self.width:
+        elif context.row is None and step == "head_output" and columns == self.width:
             self._add(context, "concat", None)
         else:
             free = [
@@ -215,7 +257,9 @@ class Matcher:
         """Add a question. Without a `certain` assumption the matrix is left out."""
         names = [step_name(step, head) for step, head in choices]
         options = tuple(choice_text(step, head) for step, head in choices)
-        if len(choices) == 1:
+        if len(choices) == 1 and not certain:
+            text = f"{_what(context)} is of token {context.row}, but X has {self.tokens} rows; left out of the check"
+        elif len(choices) == 1:
             text = f"{_what(context)} does not name its head; assumed {names[0]}"
         elif certain:
             text = f"{_what(context)} could be the {' or the '.join(names)}; assumed {names[0]}"
@@ -255,11 +299,18 @@ class Matcher:
         self._add(context, step, head)
 
     def _add(self, context: MatrixContext, step: str, head: int | None) -> None:
-        grid = context.grid.transpose() if context.transposed else context.grid
+        grid = _upright_grid(context, step)
         self._append(grid, context, step, head, context.description)
 
     def _append(self, grid: Grid, context: MatrixContext, step: str, head: int | None, description: str) -> None:
-        self.matched.append(MatchedMatrix(grid, step, head, context.grid.line, description))
+        row = None if context.row is None else context.row - self.first_row + 1
+        self.matched.append(MatchedMatrix(grid, step, head, context.grid.line, description, row))
+
+
+def _upright_grid(context: MatrixContext, step: str) -> Grid:
+    """Return a matrix as the step requires it. A bias is a row, also where the text prints a column."""
+    is_column = step in BIASES and context.grid.shape[1] == 1
+    return context.grid.transpose() if context.transposed or is_column else context.grid
 
 
 def _upright_shape(context: MatrixContext) -> tuple[int, int]:

@@ -6,10 +6,13 @@ import re
 
 from clearhead.explain.reading._blocks import Block, Paragraph, Table
 from clearhead.explain.reading._cells import read_cell
+from clearhead.explain.reading._symbols import names_vector
 
 _CALL = re.compile(r"(?:\w{1,20}\.)?(?:array|tensor|Tensor|matrix|asarray)\s*\(")
 _NEXT_ROW = re.compile(r"\]\s*[,;]?\s*\[")
 _LABEL = re.compile(r"^\s*(?:[-*+]\s+)?([^\[\]=:]{0,80}?)\s*(:=|=|:)\s*(.*)$")
+_SIDE = re.compile(r"([^\[\]=:≈\d][^\[\]=:≈]{0,79}?)\s*(?:=|≈)\s*(?=[\[(])")  # a formula between two equals signs
+_TUPLE = re.compile(r"(?<=[=≈])(\s*)\(([^()A-Za-z]{1,400},[^()A-Za-z]{0,400})\)")
 _EDGES = "[]⎡⎤⎢⎥⎣⎦⎛⎞⎜⎟⎝⎠|│┃,; \t"
 _SEPARATORS = re.compile(r"[,;|&\s│]+")
 MAX_LINE_LETTERS = 20_000
@@ -32,6 +35,8 @@ class _Lines:
         header: list[str] = []
         for offset, whole in enumerate(text.splitlines()):
             whole = whole[:MAX_LINE_LETTERS]
+            if names_vector(whole.partition("=")[0]):  # other tuples are shapes
+                whole = _TUPLE.sub(r"\1[\2]", whole)
             for part in _NEXT_ROW.sub("]\n[", _CALL.sub("", whole)).split("\n"):
                 if not self._read_row(part, line + offset, header):
                     self._end()
@@ -46,6 +51,8 @@ class _Lines:
         label, rest, sign = "", text, ""
         if (match := _LABEL.match(text)) and not re.match(r"[\d.]", match[1].strip() or "x"):
             label, sign, rest = match[1].strip(" *`$"), match[2], match[3]
+            if sign != ":" and (side := _SIDE.match(rest)):
+                label, rest = f"{label} = {side[1].strip()}", rest[side.end() :]
         opens, closes = "[[" in rest.replace(" ", ""), re.search(r"\]\s*\]|\]\s*\)", rest)
         cells = _cells(rest)
         if not cells and not sign:
@@ -86,7 +93,8 @@ class _Lines:
         if self.header:
             header = self.header if len(self.header) == len(cells[0]) else ["", *self.header]
             cells.insert(0, tuple(header))
-        self.blocks.append(Table(self.line, tuple(cells), (self.symbol,) if self.symbol else ()))
+        symbols = tuple(side.strip() for side in self.symbol.split("=") if side.strip())
+        self.blocks.append(Table(self.line, tuple(cells), symbols))
 
 
 def read_lines(text: str, line: int, *, in_code: bool) -> list[Block]:

@@ -25,12 +25,23 @@ _NOT_MASKED = re.compile(
 )
 _LEFT_OUT = r"(?:no|without|skip(?:s|ped|ping)?|ignor(?:e|es|ed|ing)|omit(?:s|ted|ting)?|leav(?:e|es|ing) out)"
 _UNSCALED = re.compile(
-    rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling)\b|\b(?:not|never) (?:scaled|divided)\b"
+    rf"\b{_LEFT_OUT} (?:any |the )?(?:scale|scaling|dividing|division)\b|\b(?:not|never) (?:be )?(?:scaled?|divided?)\b"
+    r"|\b(?:don|doesn|didn)['’]t (?:scale|divide)\b|\bunscaled (?:dot|attention)"
     r"|\bscaling is (?:left out|omitted|skipped)"
 )
 _REMARK = re.compile(r"\b(?:would|could|might|if|why|because|grow|large|saturat|vanish|explod|gradient)")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 _DIVISOR = re.compile(r"(?:√|\\sqrt)\s*\{?(\d{1,4})\b|\bd_\{?k\}? = (\d{1,4})\b")
+_POSITIONS = re.compile(r"\bpositional\b|\bposition (?:encoding|embedding|vector)|\b[ex] ?\+ ?pe?\b")
+_ADDED = re.compile(
+    r"\b[ex] ?\+ ?(?:pe?|e_\{?pos\}?)\b|\badd(?:s|ed|ing)?\b[^.]{0,60}\bposition"
+    r"|\bposition[^.]{0,60}\b(?:is|are) added\b"
+)
+_GROUPED = re.compile(
+    r"\b[gm]qa\b|\bgrouped[- ]|\bmulti-?query\b|\bkv[_ -]?heads?\b"
+    r"|\bshar(?:e|es|ed|ing)\b[^.]{0,60}\b(?:keys?|values?|w_|k\b)"
+    r"|\b(?:keys?|values?|k and v)\b[^.]{0,60}\bshared\b"
+)
 _QUOTED = re.compile(r'["“„«]([^"“”„«»]{1,300})["”“»]')
 
 
@@ -44,6 +55,9 @@ class Statements:
     unscaled: bool
     key_dims: tuple[int, ...]  # numbers under a square root, and values of d_k
     quotes: tuple[str, ...]
+    positions: bool  # whether the text speaks of a positional encoding
+    adds_positions: bool  # and adds it to the input
+    grouped: bool  # whether heads share K and V
 
 
 def read_statements(blocks: list[Block]) -> Statements:
@@ -63,6 +77,9 @@ def read_statements(blocks: list[Block]) -> Statements:
         any(_UNSCALED.search(sentence) and not _REMARK.search(sentence) for sentence in _SENTENCE.split(lowered)),
         tuple(divisor for divisor, _ in divisors.most_common()),
         tuple(match[1] for match in _QUOTED.finditer(words)),
+        bool(_POSITIONS.search(lowered)),
+        bool(_ADDED.search(lowered)),
+        bool(_GROUPED.search(lowered)),
     )
 
 

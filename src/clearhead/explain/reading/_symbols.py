@@ -22,7 +22,10 @@ _SYMBOL_STEPS = {
     "scaled": ("scaled",),
     "masked": ("masked",),
     "A": ("weights",),
-    "P": ("weights",),
+    "P": ("weights", "positions"),
+    "E": ("embedding",),
+    "pe": ("positions",),
+    "memory": ("memory",),
     "α": ("weights",),
     "attention": ("weights",),
     "attn": ("weights",),
@@ -43,10 +46,18 @@ _SYMBOL_STEPS = {
     "input": ("input",),
 }
 _WEIGHT_STEPS = {"q": "query_weight", "k": "key_weight", "v": "value_weight", "o": "output_weight"}
-_WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 1), key=len, reverse=True))
-_FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
+_WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 2), key=len, reverse=True))
+_FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|PE|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
 _ROW_SYMBOL = re.compile(r"([qkvxzo])_?\{?\d{1,3}\}?(?:\^\{?T\}?)?")
+_VECTOR_STEPS = {"q": ("query",), "k": ("key",), "v": ("value",), "x": ("input",), "z": _OUTPUTS, "o": _OUTPUTS,
+                 "y": ("output",), "a": ("weights",), "α": ("weights",), "s": _SCORES}  # fmt: skip
+_VECTOR_SYMBOL = re.compile(rf"([{''.join(_VECTOR_STEPS)}])_?\{{?(\d{{1,3}})\}}?(?:\^\{{?T\}}?)?")
+_PART = re.compile(r"pos|enc|mem|src")  # of scripts such as those of E_{pos} and X_{enc}
 _SLICE = re.compile(r"X\[|X_\{(?::,|columns?\d)")
+_BIAS = re.compile(
+    r"(?:[bB]|(?i:bias))(?=[_^{]*\(?[qQkKvVoO])((?:[_^](?:\{[^{}]{0,40}\}|\w))+)|[bB]([qQkKvVoO]\d{0,2})(?![A-Za-z])"
+)
+_CALL = re.compile(r"(?i:(?:scaled-?dot-?product-?|self-?|cross-?)?(attention)|multi-?head(?:-?attention)?|mha)\(")
 _PRODUCT_SIGNS = re.compile(r"[\s×·⊙@]+|\\")
 
 
@@ -92,7 +103,9 @@ def read_formula(text: str) -> Meaning | None:
     if len(text) > MAX_FORMULA_LETTERS:
         return None
     formula = _PRODUCT_SIGNS.sub("", plain_text(text).strip().rstrip(":.,"))
-    factors = _read_factors(formula)
+    if bias := _BIAS.fullmatch(formula):
+        return _bias(bias[1] or bias[2])
+    factors = _read_factors(_BIAS.sub("", formula))
     if not factors:
         return None
     heads = [factor.head for factor in factors if factor.head is not None]
@@ -136,6 +149,18 @@ def read_row_labels(rows: tuple[str, ...], columns: tuple[str, ...]) -> Meaning 
     return Meaning(steps[letter], transposed=True) if letter in ("q", "k", "v") else None
 
 
+def read_vector_symbol(text: str) -> tuple[Meaning, int] | None:
+    """Return the meaning of the symbol of one token's vector, such as `q_2`, and its token as printed, or None."""
+    match = _VECTOR_SYMBOL.fullmatch(plain_text(text[:MAX_FORMULA_LETTERS]).replace(" ", ""))
+    return (Meaning(_VECTOR_STEPS[match[1]]), int(match[2])) if match else None
+
+
+def names_vector(text: str) -> bool:
+    """Return whether a text is the symbol of one token's vector, or of a bias."""
+    name = plain_text(text[:MAX_FORMULA_LETTERS]).strip("-*` ")
+    return read_vector_symbol(name) is not None or _BIAS.fullmatch(name.replace(" ", "")) is not None
+
+
 def is_row_symbol(label: str) -> bool:
     """Return whether a label is a symbol such as `x_{1}` and not a token."""
     return len(label) < 20 and bool(_ROW_SYMBOL.fullmatch(plain_text(label).replace(" ", "")))
@@ -161,6 +186,13 @@ def _read_factors(formula: str) -> list[_Factor]:
     return [factor for factor in factors if factor.base in (*_SYMBOL_STEPS, "W", "softmax")]
 
 
+def _bias(scripts: str) -> Meaning:
+    """Return the meaning of `b` with scripts such as `_Q`, `^{(1)}_Q` or `_{Q1}`."""
+    letter, digits = re.search(r"[qkvo]", scripts.lower()), re.search(r"\d{1,3}", scripts)
+    step = _WEIGHT_STEPS[letter[0] if letter else "o"].replace("weight", "bias")
+    return Meaning((step,), int(digits[0]) if digits and step != "output_bias" else None)
+
+
 def _single(factor: _Factor, formula: str) -> Meaning | None:
     if factor.weight is not None:
         head = None if factor.weight == "output_weight" else factor.head
@@ -168,6 +200,9 @@ def _single(factor: _Factor, formula: str) -> Meaning | None:
     if factor.base not in _SYMBOL_STEPS:
         return Meaning(("weights",)) if factor.base == "softmax" else None
     steps = _SYMBOL_STEPS[factor.base]
+    part = _PART.search(factor.scripts) if factor.base in ("X", "E", "P", "H") else None
+    if part is not None:
+        return Meaning(("positions",) if part[0] == "pos" else ("memory",), None, factor.transposed)
     if factor.base == "X" and _SLICE.search(formula):
         return Meaning(("slice",))
     if factor.base == "X" and factor.head is not None:
@@ -181,6 +216,10 @@ def _single(factor: _Factor, formula: str) -> Meaning | None:
 
 def _product_steps(formula: str, factors: list[_Factor], bases: list[str]) -> tuple[str, ...] | None:
     """Return the step that a product or a function of several matrices is the result of."""
+    if call := _CALL.match(formula):
+        return ("head_output",) if call[1] else ("output",)
+    if "+" in formula and bases[0] in ("E", "X", "input") and {"P", "pe", "E"} & set(bases[1:]):
+        return ("input",)
     weight = next((factor.weight for factor in reversed(factors) if factor.weight), None)
     if "concat" in bases or re.match(r"\[\w*[;,]", formula):
         return ("output",) if weight == "output_weight" else ("concat",)
@@ -201,6 +240,4 @@ def _product_steps(formula: str, factors: list[_Factor], bases: list[str]) -> tu
         return ("head_output",)
     if bases.count("head") > 1 or bases.count("O") > 1 or bases.count("Z") > 1:
         return ("concat",)
-    if bases[0] == "attention" and {"Q", "K"} <= set(bases):
-        return ("head_output",)
     return _SYMBOL_STEPS.get(bases[0]) if bases[0] not in ("Q", "K", "V") else None

@@ -14,6 +14,10 @@ _PROJECTIONS = r"(?:weights?|weight matri(?:x|ces)|projections?|projection matri
 _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     # no matrix: names of the whole calculation, and "key" as an adjective
     (r"(?:scaled )?dot[- ]product attention|key (?:insights?|points?|ideas?|takeaways?|steps?)", ()),
+    (r"quer(?:y|ies) bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?quer(?:y|ies)", ("query_bias",)),
+    (r"keys? bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?keys?", ("key_bias",)),
+    (r"values? bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?values?", ("value_bias",)),
+    (r"output bias(?:es)?|bias(?:es)? (?:of|for) (?:the )?output", ("output_bias",)),
     (rf"quer(?:y|ies) {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?quer(?:y|ies)", ("query_weight",)),
     (rf"keys? {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?keys?", ("key_weight",)),
     (rf"values? {_PROJECTIONS}|{_PROJECTIONS} (?:of|for) (?:the )?values?", ("value_weight",)),
@@ -21,7 +25,10 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
         rf"(?:final )?output {_PROJECTIONS}(?! of)|{_PROJECTIONS} (?:of|for) (?:the )?output|output matrix",
         ("output_weight", "output"),
     ),
+    (r"(?:attention )?(?:scores?|logits) after (?:the |applying )*soft-?max|soft-?maxed scores?|normali[sz]ed scores?",
+     ("weights",)),
     (r"masked (?:and scaled |attention |scaled )?scores?|scores? (?:after|with) (?:the )?mask(?:ing)?", ("masked",)),
+    (r"encoder (?:hidden )?(?:outputs?|states?|memory)|outputs? of the encoder|memory", ("memory",)),
     (r"(?:raw|unscaled|unnormali[sz]ed|plain) (?:attention )?scores?|dot[- ]products?", ("scores",)),
     (r"scaled (?:attention |dot[- ]product )?(?:scores?|logits)", ("scaled",)),
     (r"(?:attention )?(?:scores?|logits) (?:\S+ ){0,3}?(?:divided|scaled|after scaling)|after scaling", ("scaled",)),
@@ -39,6 +46,9 @@ _PHRASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"quer(?:y|ies)", ("query",)),
     (r"keys?", ("key",)),
     (r"values?(?! of)", ("value",)),
+    (r"(?:inputs?|embeddings?|vectors?) (?:with|plus|\+|after adding|after|including) (?:the )?"
+     r"position\w*(?: encodings?| embeddings?)?", ("input",)),
+    (r"position(?:al)? (?:encodings?|embeddings?|vectors?|matrix)|pos enc|sinusoidal encodings?", ("positions",)),
     (r"slices?|split", ("slice",)),
     (r"(?:input|token|word) (?:matrix|vectors?|embeddings?)|inputs?|embeddings?", ("input",)),
 )  # fmt: skip

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from clearhead._utils.text import visible_text
 from clearhead.explain._claims import SHARED_MATRICES
-from clearhead.explain._toml_text import Cells, toml_comment, toml_matrices, toml_matrix, toml_string
+from clearhead.explain._toml_text import Cells, toml_comment, toml_matrices, toml_matrix, toml_row, toml_string
 from clearhead.explain.reading._calculation import Calculation
 from clearhead.explain.reading._contexts import MatrixContext
+from clearhead.explain.reading._exact import ExactNumber
 from clearhead.explain.reading._matching import MatchedMatrix, step_name
 from clearhead.explain.steps import STEP_NAMES
 
@@ -30,8 +31,13 @@ def draft_text(
     if calculation.tokens is not None:
         lines.append(f"tokens = [{', '.join(toml_string(visible_text(token)) for token in calculation.tokens)}]")
     lines += [_source(name, x), f"x = {toml_matrix(x.grid.cells)}", f"heads = {calculation.heads}"]
+    for key, matrix in (("positions", calculation.positions), ("memory", calculation.memory)):
+        if matrix is not None:
+            lines += [_source(name, matrix), f"{key} = {toml_matrix(matrix.grid.cells)}"]
     if calculation.heads > 1:
         lines.append(f'split = "{calculation.split}"')
+    if calculation.key_heads < calculation.heads:
+        lines.append(f"kv_heads = {calculation.key_heads}")
     if calculation.mask is not None:
         mask = calculation.mask
         lines.append(f"mask = {toml_string(mask) if isinstance(mask, str) else toml_matrix(mask)}")
@@ -40,6 +46,10 @@ def draft_text(
         lines += ["", "[weights]"]
         for step, matrices in calculation.weights.items():
             lines += _weight_lines(name, step.removesuffix("_weight"), matrices)
+    if calculation.biases:
+        lines += ["", "[biases]"]
+        for step, matrices in calculation.biases.items():
+            lines += _bias_lines(name, step.removesuffix("_bias"), matrices)
     if calculation.given:
         lines += ["", "[given]", toml_comment("The text prints these without what they are computed from.")]
         lines += _given_lines(name, calculation)
@@ -47,7 +57,13 @@ def draft_text(
         lines += ["", "[[claims]]", _source(name, claim), f'step = "{claim.step}"']
         if claim.step not in SHARED_MATRICES:
             lines.append(f"head = {claim.head}")
-        lines.append(f"values = {toml_matrix(claim.grid.cells)}")
+        cells = [
+            [cell.claimed() if isinstance(cell, ExactNumber) else cell for cell in row] for row in claim.grid.cells
+        ]
+        if claim.row is None:
+            lines.append(f"values = {toml_matrix(cells)}")
+        else:
+            lines += [f"row = {claim.row}", f"values = {toml_row(cells[0])}"]
     for context, reason in left_out:
         lines += ["", *_left_out_lines(name, context, reason)]
     return "\n".join(lines) + "\n"
@@ -71,11 +87,18 @@ def _weight_lines(name: str, key: str, matrices: Sequence[MatchedMatrix | None])
     return [*lines, f"{key} = {toml_matrices(cells)}"]
 
 
+def _bias_lines(name: str, key: str, matrices: Sequence[MatchedMatrix | None]) -> list[str]:
+    """Return the lines of a bias: one list for each head, zeros where it is not printed."""
+    printed = [matrix for matrix in matrices if matrix is not None]
+    zeros = ("0",) * printed[0].grid.shape[1]
+    rows = [zeros if matrix is None else matrix.grid.cells[0] for matrix in matrices]
+    return [*(_source(name, matrix) for matrix in printed), f"{key} = {toml_matrix(rows)}"]
+
+
 def _given_lines(name: str, calculation: Calculation) -> list[str]:
     lines: list[str] = []
     for step in STEP_NAMES:
-        heads = [None] if step in SHARED_MATRICES else range(1, calculation.heads + 1)
-        matrices = [calculation.given.get((step, head)) for head in heads]
+        matrices = [calculation.given.get((step, head)) for head in calculation.heads_of(step)]
         printed = [matrix for matrix in matrices if matrix is not None]
         if printed:
             cells: list[Cells | None] = [None if matrix is None else matrix.grid.cells for matrix in matrices]

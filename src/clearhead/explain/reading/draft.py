@@ -10,6 +10,7 @@ from pathlib import Path
 from clearhead._utils.checks import check_path, describe
 from clearhead._utils.text import visible_text
 from clearhead.explain.example import Example
+from clearhead.explain.reading._agreement import agreeing_answers, is_decidable
 from clearhead.explain.reading._blocks import Heading
 from clearhead.explain.reading._calculation import Calculation
 from clearhead.explain.reading._contexts import MatrixContext, Unreadable, read_contexts
@@ -18,6 +19,7 @@ from clearhead.explain.reading._markdown import read_markdown_document
 from clearhead.explain.reading._markup import plain_text
 from clearhead.explain.reading._matching import LEAVE_OUT, Matcher, Question, step_name
 from clearhead.explain.reading._prose import Statements, read_statements
+from clearhead.explain.reading._vectors import join_vectors
 from clearhead.explain.reading._writing import draft_text
 from clearhead.explain.toml_format import parse, read_bounded
 
@@ -89,15 +91,30 @@ def parse_draft(text: str, *, name: str = "text.md", answers: Mapping[int, str] 
     name = visible_text(name)
     if len(text) > MAX_LETTERS:
         raise ValueError(f"{name}: {len(text):,} letters; expected at most {MAX_LETTERS:,}, a worked example")
+    draft, contexts = _read(text, name, answers)
+    decidable = [question for question in draft.questions if is_decidable(question)]
+    if not decidable:
+        return draft
+    others = {**(answers or {}), **{question.matrix: LEAVE_OUT for question in decidable}}
+    try:
+        example = _read(text, name, others)[0].example()
+    except ValueError:  # the matrices do not fit together, which the example of the draft says
+        return draft
+    agreeing = agreeing_answers(example, [(question, contexts[question.matrix - 1].grid) for question in decidable])
+    return _read(text, name, {**(answers or {}), **agreeing})[0] if agreeing else draft
+
+
+def _read(text: str, name: str, answers: Mapping[int, str] | None) -> tuple[Draft, list[MatrixContext]]:
+    """Read a text, and return its draft and its matrices."""
     is_latex = name.lower().endswith(LATEX_SUFFIX)
     blocks = read_latex_document(text) if is_latex else read_markdown_document(text)
     statements = read_statements(blocks)
     entries = list(read_contexts(blocks))
-    contexts = [entry for entry in entries if isinstance(entry, MatrixContext)]
+    contexts = join_vectors([entry for entry in entries if isinstance(entry, MatrixContext)])
     matcher = Matcher(contexts, statements, _check_answers(answers, len(contexts)))
     matcher.match()
     try:
-        calculation = Calculation(matcher.matched, matcher.heads, statements)
+        calculation = Calculation(matcher.matched, matcher.heads, matcher.key_heads, statements)
     except LookupError:
         raise ValueError(f"{name}: {_without_input(matcher)}") from None
     except ValueError as error:
@@ -114,7 +131,8 @@ def parse_draft(text: str, *, name: str = "text.md", answers: Mapping[int, str] 
         scaling=scaling,
         left_out=matcher.left_out,
     )
-    return Draft(name, toml, tuple(matcher.questions), tuple(f"{name}, {note}" for note in notes))
+    draft = Draft(name, toml, tuple(matcher.questions), tuple(f"{name}, {note}" for note in notes))
+    return draft, contexts
 
 
 def _check_answers(answers: object, count: int) -> Mapping[int, str]:
