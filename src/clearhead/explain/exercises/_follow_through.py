@@ -3,8 +3,9 @@
 A number is right if it equals the exact one, or follows from right numbers as printed. It is carried if it follows from
 earlier numbers of which some are wrong. Every other number is wrong. The self-check of the page has the same rules.
 
-A student continues either with the printed numbers of the step before, or with unrounded ones. Those lie within half a
-unit of the printed digits, so a carried number may differ by what these digits can change.
+Rounding alone never makes a number carried. A student continues with printed numbers, or with unrounded ones that lie
+within half a unit of the printed digits, and may round a number that is computed on the way but not written. An answer
+may differ by one unit, or by half a unit and what these digits can change, whichever is more.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Version:
     written: Mapping[StepKey, Matrix]
     values: dict[StepKey, Matrix] = field(default_factory=dict)
     uncertainty: dict[StepKey, Matrix] = field(default_factory=dict)  # possible change by digits that are not printed
-    without_errors: dict[StepKey, Matrix] = field(default_factory=dict)
+    without_errors: dict[StepKey, Matrix] = field(default_factory=dict)  # equal to `values` if no earlier cell is wrong
+    rounding: dict[StepKey, Matrix] = field(default_factory=dict)  # possible change by rounding what is not written
 
 
 class FollowThrough:
@@ -43,6 +45,7 @@ class FollowThrough:
         self.exercise = exercise
         self.exact = {key: step.values for key, step in exercise.steps.items()}
         self.operands = {key: operand_keys(exercise, step) for key, step in exercise.steps.items()}
+        self.half_unit = 0.5 * 10.0**-exercise.digits
         self.written = {key: printed_values(exercise, key) for key in exercise.shown} | dict(answers)
         self.right: dict[StepKey, Cells] = {}
         self.carried: dict[StepKey, Cells] = {}
@@ -55,37 +58,49 @@ class FollowThrough:
                 self._continue(version, key)
 
     def _judge(self, key: StepKey, answers: Matrix) -> None:
-        tolerance = torch.full_like(answers, self.exercise.tolerance)
-        right = agree(answers, self.exact[key], tolerance)
+        right = agree(answers, self.exact[key], torch.full_like(answers, self.exercise.tolerance))
         carried = torch.zeros_like(right)
         certain = {operand: torch.zeros_like(self.exact[operand]) for operand in self.operands[key]}
         for version in self.versions:
             for chosen in self._choices(key):
-                correct = self._recompute(key, self._pick(key, chosen, version.without_errors, self.exact))
-                right |= agree(answers, correct, tolerance)
+                operands = self._pick(key, chosen, version.without_errors, self.exact)
+                correct = self._recompute(key, operands)
+                rounding = self._pick(key, chosen, version.rounding, certain)
+                right |= agree(answers, correct, self._tolerance(self._spread(key, operands, rounding, correct)))
                 operands = self._pick(key, chosen, version.values, self.exact)
                 result = self._recompute(key, operands)
-                dependent = ~agree(result, correct, torch.full_like(result, _SMALLEST_CHANGE))
+                dependent = _differ(result, correct)
                 if dependent.any():
-                    spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, certain), result)
-                    carried |= dependent & agree(answers, result, tolerance + spread)
+                    uncertainty = self._pick(key, chosen, version.uncertainty, certain)
+                    tolerance = self._tolerance(self._spread(key, operands, uncertainty, result))
+                    carried |= dependent & agree(answers, result, tolerance)
         self.right[key], self.carried[key] = right, carried & ~right
 
     def _continue(self, version: _Version, key: StepKey) -> None:
         """Add a step to a version: its written numbers, and computed ones where none are written."""
-        chosen = (True,) * len(self.operands[key])
-        operands = self._pick(key, chosen, version.values, self.exact)
-        computed = self._recompute(key, operands)
-        written = version.written.get(key, torch.full_like(computed, torch.nan))
+        written = version.written.get(key, torch.full_like(self.exact[key], torch.nan))
         blank = written.isnan()
-        spread = half_unit = torch.full_like(computed, 0.5 * 10.0**-self.exercise.digits)
-        if blank.any():
-            spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, {}), computed)
-            # the student may have rounded a number that is not written and follows from an error
-            spread = spread + half_unit * ~agree(computed, self.exact[key], torch.full_like(computed, _SMALLEST_CHANGE))
+        computed, spread = self._unwritten(key, version.values, version.uncertainty)
+        correct, rounding = self._unwritten(key, version.without_errors, version.rounding)
         version.values[key] = torch.where(blank, computed, written)
-        version.uncertainty[key] = torch.where(blank, spread, half_unit)
-        version.without_errors[key] = torch.where(self.right.get(key, True) & ~blank, written, self.exact[key])
+        version.uncertainty[key] = torch.where(blank, spread, self.half_unit)
+        without_errors = torch.where(self.right[key], written, self.exact[key]) if key in self.right else written
+        version.without_errors[key] = torch.where(blank, correct, without_errors)
+        version.rounding[key] = torch.where(blank, rounding, 0.0)
+
+    def _unwritten(
+        self, key: StepKey, values: Mapping[StepKey, Matrix], uncertainty: Mapping[StepKey, Matrix]
+    ) -> tuple[Matrix, Matrix]:
+        """Return a step as computed from numbers of a version, and how much it can change."""
+        operands = {operand: values[operand] for operand in self.operands[key]}
+        computed = self._recompute(key, operands)
+        spread = self._spread(key, operands, uncertainty, computed)
+        if key[0] != "concat":  # the student may have rounded a number that follows from answers; concat copies
+            spread += self.half_unit * _differ(computed, self.exact[key])
+        return computed, spread
+
+    def _tolerance(self, spread: Matrix) -> Matrix:
+        return (spread + self.half_unit).clamp(min=self.exercise.tolerance)
 
     def _choices(self, key: StepKey) -> Iterator[tuple[bool, ...]]:
         """Yield for each operand whether the student continued with it, or with the exact one."""
@@ -119,6 +134,10 @@ class FollowThrough:
 
     def _recompute(self, key: StepKey, operands: Mapping[StepKey, Tensor]) -> Tensor:
         return Recomputation(self.exercise.example, operands).matrix(key[0], key[1] or 0)
+
+
+def _differ(left: Matrix, right: Matrix) -> Cells:
+    return ~agree(left, right, torch.full_like(left, _SMALLEST_CHANGE))
 
 
 def operand_keys(exercise: Exercise, step: Step) -> tuple[StepKey, ...]:

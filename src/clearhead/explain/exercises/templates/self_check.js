@@ -4,6 +4,7 @@
 const steps = exercise.calculation;
 const SMALLEST_CHANGE = 1e-9;
 const ROUNDING = 1e-12;
+const halfUnit = 0.5 * 10 ** -exercise.digits;
 const mapCells = (matrix, change) => matrix.map((row, r) => row.map((cell, c) => change(cell, r, c)));
 const constant = ([rows, columns], value) => Array.from({ length: rows }, () => Array(columns).fill(value));
 const transpose = (matrix) => matrix[0].map((_, column) => matrix.map((row) => row[column]));
@@ -78,53 +79,62 @@ function answerOf(input) {
   return isNumber(text) ? Number(text) : NaN;
 }
 
+const differ = (left, right, index) =>
+  mapCells(agree(left, right, constant(steps[index].shape, SMALLEST_CHANGE)), (equal) => !equal);
+
+function toleranceOf(bound) {
+  return mapCells(bound, (cell) => Math.max(exercise.tolerance, cell + halfUnit));
+}
+
 function judge(index, answers, exact, versions) {
-  const tolerance = constant(steps[index].shape, exercise.tolerance);
   const certain = Object.fromEntries(sources[index].map((source) => [source, constant(steps[source].shape, 0)]));
-  const right = agree(answers, exact[index], tolerance);
+  const right = agree(answers, exact[index], constant(steps[index].shape, exercise.tolerance));
   const carried = constant(steps[index].shape, false);
   for (const version of versions) {
     for (const chosen of choices(index)) {
-      const correct = compute(index, pick(index, chosen, version.withoutErrors, exact));
-      const matches = agree(answers, correct, tolerance);
+      const correctOperands = pick(index, chosen, version.withoutErrors, exact);
+      const correct = compute(index, correctOperands);
+      const rounding = spread(index, correctOperands, pick(index, chosen, version.rounding, certain), correct);
+      const matches = agree(answers, correct, toleranceOf(rounding));
       mapCells(matches, (match, r, c) => (right[r][c] ||= match));
       const operands = pick(index, chosen, version.values, exact);
       const result = compute(index, operands);
-      const unchanged = agree(result, correct, constant(steps[index].shape, SMALLEST_CHANGE));
-      if (unchanged.flat().every(Boolean)) continue;
+      const dependent = differ(result, correct, index);
+      if (!dependent.flat().some(Boolean)) continue;
       const bound = spread(index, operands, pick(index, chosen, version.uncertainty, certain), result);
-      const close = agree(answers, result, mapCells(bound, (cell) => cell + exercise.tolerance));
-      mapCells(close, (match, r, c) => (carried[r][c] ||= match && !unchanged[r][c]));
+      const close = agree(answers, result, toleranceOf(bound));
+      mapCells(close, (match, r, c) => (carried[r][c] ||= match && dependent[r][c]));
     }
   }
   return { right, carried };
 }
 
+// a step as computed from numbers of a version, and how much it can change
+function unwritten(index, values, uncertainty, exact) {
+  const computed = compute(index, values);
+  const bound = spread(index, values, uncertainty, computed);
+  if (steps[index].how === "concat") return [computed, bound]; // copies
+  // the student may have rounded a number that follows from answers
+  const changed = differ(computed, exact[index], index);
+  return [computed, mapCells(bound, (cell, r, c) => cell + (changed[r][c] ? halfUnit : 0))];
+}
+
 function continueWith(version, index, written, right, exact) {
-  const chosen = Array(sources[index].length).fill(true);
-  const operands = pick(index, chosen, version.values, exact);
-  const computed = compute(index, operands);
   const cells = written ?? constant(steps[index].shape, NaN);
-  const blank = mapCells(cells, Number.isNaN);
-  const halfUnit = 0.5 * 10 ** -exercise.digits;
-  let bound = constant(steps[index].shape, halfUnit);
-  if (blank.flat().some(Boolean)) {
-    // the student may have rounded a number that is not written and follows from an error
-    const unchanged = agree(computed, exact[index], constant(steps[index].shape, SMALLEST_CHANGE));
-    bound = spread(index, operands, pick(index, chosen, version.uncertainty, {}), computed);
-    bound = mapCells(bound, (cell, r, c) => cell + (unchanged[r][c] ? 0 : halfUnit));
-  }
-  version.values[index] = mapCells(cells, (cell, r, c) => (blank[r][c] ? computed[r][c] : cell));
-  version.uncertainty[index] = mapCells(blank, (isUnwritten, r, c) => (isUnwritten ? bound[r][c] : halfUnit));
-  version.withoutErrors[index] = mapCells(cells, (cell, r, c) =>
-    (right ? right[r][c] : true) && !blank[r][c] ? cell : exact[index][r][c],
-  );
+  const [computed, bound] = unwritten(index, version.values, version.uncertainty, exact);
+  const [correct, rounding] = unwritten(index, version.withoutErrors, version.rounding, exact);
+  const choose = (ifBlank, otherwise) =>
+    mapCells(cells, (cell, r, c) => (Number.isNaN(cell) ? ifBlank[r][c] : otherwise(cell, r, c)));
+  version.values[index] = choose(computed, (cell) => cell);
+  version.uncertainty[index] = choose(bound, () => halfUnit);
+  version.withoutErrors[index] = choose(correct, (cell, r, c) => (right && !right[r][c] ? exact[index][r][c] : cell));
+  version.rounding[index] = choose(rounding, () => 0);
 }
 
 function check() {
   const exact = [];
   steps.forEach((_, index) => (exact[index] = compute(index, exact)));
-  const version = () => ({ values: [], uncertainty: [], withoutErrors: [] });
+  const version = () => ({ values: [], uncertainty: [], withoutErrors: [], rounding: [] });
   const [shownVersion, answersVersion] = [version(), version()]; // the second ignores the shown steps
   let points = 0;
   let possible = 0;
