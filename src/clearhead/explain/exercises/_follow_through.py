@@ -3,9 +3,10 @@
 A number is right if it equals the exact one, or follows from right numbers as printed. It is carried if it follows from
 earlier numbers of which some are wrong. Every other number is wrong. The self-check of the page has the same rules.
 
-Rounding alone never makes a number carried. A student continues with printed numbers, or with unrounded ones that lie
-within half a unit of the printed digits, and may round a number that is computed on the way but not written. An answer
-may differ by one unit, or by half a unit and what these digits can change, whichever is more.
+Rounding alone never makes a number carried. As long as all earlier numbers are right, an answer may differ by one unit
+from what follows from the exact numbers, from the printed ones, or from the student's, rounded on the way or not. After
+an error, the unrounded numbers of the student are known only to half a unit of the printed digits. A carried number may
+differ by one unit, or by half a unit and what these digits can change, whichever is more.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class _Version:
     """Numbers with which a student may have continued. Cells that are not written follow from the earlier ones."""
 
     written: Mapping[StepKey, Matrix]
+    rounds: bool = False  # the student rounds numbers that are not written
     values: dict[StepKey, Matrix] = field(default_factory=dict)
     uncertainty: dict[StepKey, Matrix] = field(default_factory=dict)  # possible change by digits that are not printed
     without_errors: dict[StepKey, Matrix] = field(default_factory=dict)  # equal to `values` if no earlier cell is wrong
-    rounding: dict[StepKey, Matrix] = field(default_factory=dict)  # possible change by rounding what is not written
 
 
 class FollowThrough:
@@ -50,7 +51,7 @@ class FollowThrough:
         self.right: dict[StepKey, Cells] = {}
         self.carried: dict[StepKey, Cells] = {}
         # a student continues from the shown steps, or ignores them and continues from the answers alone
-        self.versions = (_Version(self.written), _Version(answers))
+        self.versions = (_Version(self.written), _Version(answers), _Version(answers, rounds=True))
         for key in exercise.steps:
             if key in answers:
                 self._judge(key, answers[key])
@@ -58,49 +59,41 @@ class FollowThrough:
                 self._continue(version, key)
 
     def _judge(self, key: StepKey, answers: Matrix) -> None:
-        right = agree(answers, self.exact[key], torch.full_like(answers, self.exercise.tolerance))
+        unit = torch.full_like(answers, self.exercise.tolerance)
+        right = agree(answers, self.exact[key], unit)
         carried = torch.zeros_like(right)
         certain = {operand: torch.zeros_like(self.exact[operand]) for operand in self.operands[key]}
         for version in self.versions:
             for chosen in self._choices(key):
-                operands = self._pick(key, chosen, version.without_errors, self.exact)
-                correct = self._recompute(key, operands)
-                rounding = self._pick(key, chosen, version.rounding, certain)
-                right |= agree(answers, correct, self._tolerance(self._spread(key, operands, rounding, correct)))
+                correct = self._recompute(key, self._pick(key, chosen, version.without_errors, self.exact))
+                right |= agree(answers, correct, unit)
                 operands = self._pick(key, chosen, version.values, self.exact)
                 result = self._recompute(key, operands)
                 dependent = _differ(result, correct)
                 if dependent.any():
-                    uncertainty = self._pick(key, chosen, version.uncertainty, certain)
-                    tolerance = self._tolerance(self._spread(key, operands, uncertainty, result))
-                    carried |= dependent & agree(answers, result, tolerance)
+                    spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, certain), result)
+                    carried |= dependent & agree(answers, result, torch.maximum(unit, spread + self.half_unit))
         self.right[key], self.carried[key] = right, carried & ~right
 
     def _continue(self, version: _Version, key: StepKey) -> None:
         """Add a step to a version: its written numbers, and computed ones where none are written."""
-        written = version.written.get(key, torch.full_like(self.exact[key], torch.nan))
+        chosen = (True,) * len(self.operands[key])
+        operands = self._pick(key, chosen, version.values, self.exact)
+        computed = self._recompute(key, operands)
+        correct = self._recompute(key, self._pick(key, chosen, version.without_errors, self.exact))
+        written = version.written.get(key, torch.full_like(computed, torch.nan))
         blank = written.isnan()
-        computed, spread = self._unwritten(key, version.values, version.uncertainty)
-        correct, rounding = self._unwritten(key, version.without_errors, version.rounding)
+        spread = torch.full_like(computed, self.half_unit)
+        if blank.any():
+            spread = self._spread(key, operands, version.uncertainty, computed)
+            # the student may have rounded a number that is not written and follows from an error
+            spread += self.half_unit * _differ(computed, correct)
+        if version.rounds:
+            computed, correct = (_round_half_up(values, self.exercise.digits) for values in (computed, correct))
+        without_errors = torch.where(self.right[key], written, self.exact[key]) if key in self.right else written
         version.values[key] = torch.where(blank, computed, written)
         version.uncertainty[key] = torch.where(blank, spread, self.half_unit)
-        without_errors = torch.where(self.right[key], written, self.exact[key]) if key in self.right else written
         version.without_errors[key] = torch.where(blank, correct, without_errors)
-        version.rounding[key] = torch.where(blank, rounding, 0.0)
-
-    def _unwritten(
-        self, key: StepKey, values: Mapping[StepKey, Matrix], uncertainty: Mapping[StepKey, Matrix]
-    ) -> tuple[Matrix, Matrix]:
-        """Return a step as computed from numbers of a version, and how much it can change."""
-        operands = {operand: values[operand] for operand in self.operands[key]}
-        computed = self._recompute(key, operands)
-        spread = self._spread(key, operands, uncertainty, computed)
-        if key[0] != "concat":  # the student may have rounded a number that follows from answers; concat copies
-            spread += self.half_unit * _differ(computed, self.exact[key])
-        return computed, spread
-
-    def _tolerance(self, spread: Matrix) -> Matrix:
-        return (spread + self.half_unit).clamp(min=self.exercise.tolerance)
 
     def _choices(self, key: StepKey) -> Iterator[tuple[bool, ...]]:
         """Yield for each operand whether the student continued with it, or with the exact one."""
@@ -138,6 +131,11 @@ class FollowThrough:
 
 def _differ(left: Matrix, right: Matrix) -> Cells:
     return ~agree(left, right, torch.full_like(left, _SMALLEST_CHANGE))
+
+
+def _round_half_up(values: Matrix, digits: int) -> Matrix:
+    """Round as students do: 0.125 to 0.13, and −0.125 to −0.13. The page rounds in the same way."""
+    return values.sign() * (values.abs() * 10.0**digits + 0.5 + _SMALLEST_CHANGE).floor() / 10.0**digits
 
 
 def operand_keys(exercise: Exercise, step: Step) -> tuple[StepKey, ...]:

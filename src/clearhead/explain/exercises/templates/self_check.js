@@ -82,60 +82,60 @@ function answerOf(input) {
 const differ = (left, right, index) =>
   mapCells(agree(left, right, constant(steps[index].shape, SMALLEST_CHANGE)), (equal) => !equal);
 
-function toleranceOf(bound) {
-  return mapCells(bound, (cell) => Math.max(exercise.tolerance, cell + halfUnit));
-}
-
 function judge(index, answers, exact, versions) {
+  const unit = constant(steps[index].shape, exercise.tolerance);
   const certain = Object.fromEntries(sources[index].map((source) => [source, constant(steps[source].shape, 0)]));
-  const right = agree(answers, exact[index], constant(steps[index].shape, exercise.tolerance));
+  const right = agree(answers, exact[index], unit);
   const carried = constant(steps[index].shape, false);
   for (const version of versions) {
     for (const chosen of choices(index)) {
-      const correctOperands = pick(index, chosen, version.withoutErrors, exact);
-      const correct = compute(index, correctOperands);
-      const rounding = spread(index, correctOperands, pick(index, chosen, version.rounding, certain), correct);
-      const matches = agree(answers, correct, toleranceOf(rounding));
+      const correct = compute(index, pick(index, chosen, version.withoutErrors, exact));
+      const matches = agree(answers, correct, unit);
       mapCells(matches, (match, r, c) => (right[r][c] ||= match));
       const operands = pick(index, chosen, version.values, exact);
       const result = compute(index, operands);
       const dependent = differ(result, correct, index);
       if (!dependent.flat().some(Boolean)) continue;
       const bound = spread(index, operands, pick(index, chosen, version.uncertainty, certain), result);
-      const close = agree(answers, result, toleranceOf(bound));
+      const close = agree(answers, result, mapCells(bound, (cell) => Math.max(exercise.tolerance, cell + halfUnit)));
       mapCells(close, (match, r, c) => (carried[r][c] ||= match && dependent[r][c]));
     }
   }
   return { right, carried };
 }
 
-// a step as computed from numbers of a version, and how much it can change
-function unwritten(index, values, uncertainty, exact) {
-  const computed = compute(index, values);
-  const bound = spread(index, values, uncertainty, computed);
-  if (steps[index].how === "concat") return [computed, bound]; // copies
-  // the student may have rounded a number that follows from answers
-  const changed = differ(computed, exact[index], index);
-  return [computed, mapCells(bound, (cell, r, c) => cell + (changed[r][c] ? halfUnit : 0))];
+function roundHalfUp(value) {
+  return (Math.sign(value) * Math.floor(Math.abs(value) * 10 ** exercise.digits + 0.5 + SMALLEST_CHANGE)) / 10 ** exercise.digits;
 }
 
 function continueWith(version, index, written, right, exact) {
+  let computed = compute(index, version.values);
+  let correct = compute(index, version.withoutErrors);
   const cells = written ?? constant(steps[index].shape, NaN);
-  const [computed, bound] = unwritten(index, version.values, version.uncertainty, exact);
-  const [correct, rounding] = unwritten(index, version.withoutErrors, version.rounding, exact);
+  let bound = constant(steps[index].shape, halfUnit);
+  if (cells.flat().some(Number.isNaN)) {
+    // the student may have rounded a number that is not written and follows from an error
+    const changed = differ(computed, correct, index);
+    bound = spread(index, version.values, version.uncertainty, computed);
+    bound = mapCells(bound, (cell, r, c) => cell + (changed[r][c] ? halfUnit : 0));
+  }
+  if (version.rounds) [computed, correct] = [computed, correct].map((matrix) => mapCells(matrix, roundHalfUp));
   const choose = (ifBlank, otherwise) =>
     mapCells(cells, (cell, r, c) => (Number.isNaN(cell) ? ifBlank[r][c] : otherwise(cell, r, c)));
   version.values[index] = choose(computed, (cell) => cell);
   version.uncertainty[index] = choose(bound, () => halfUnit);
   version.withoutErrors[index] = choose(correct, (cell, r, c) => (right && !right[r][c] ? exact[index][r][c] : cell));
-  version.rounding[index] = choose(rounding, () => 0);
 }
 
 function check() {
   const exact = [];
   steps.forEach((_, index) => (exact[index] = compute(index, exact)));
-  const version = () => ({ values: [], uncertainty: [], withoutErrors: [], rounding: [] });
-  const [shownVersion, answersVersion] = [version(), version()]; // the second ignores the shown steps
+  // the student continues from the shown steps, or from the answers alone, and may round what is not written
+  const versions = [
+    { usesShown: true, rounds: false },
+    { usesShown: false, rounds: false },
+    { usesShown: false, rounds: true },
+  ].map((version) => ({ ...version, values: [], uncertainty: [], withoutErrors: [] }));
   let points = 0;
   let possible = 0;
   steps.forEach((step, index) => {
@@ -143,15 +143,14 @@ function check() {
     const answers = step.blank ? mapCells(grids[position], answerOf) : null;
     let right = null;
     if (answers) {
-      const verdicts = judge(index, answers, exact, [shownVersion, answersVersion]);
+      const verdicts = judge(index, answers, exact, versions);
       right = verdicts.right;
       const earned = showVerdicts(step, grids[position], verdicts);
       points += earned;
       possible += step.points;
     }
     const printed = step.printed === null ? null : fromJson(step.printed);
-    continueWith(shownVersion, index, answers ?? printed, right, exact);
-    continueWith(answersVersion, index, answers, right, exact);
+    for (const version of versions) continueWith(version, index, answers ?? (version.usesShown ? printed : null), right, exact);
   });
   statusLine.textContent = `${shortNumber(points)} of ${shortNumber(possible)} points. For the causes of errors, run clearhead mark on the saved file.`;
 }
