@@ -155,10 +155,10 @@ def test_points_are_shared_among_heads_and_cells(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("x = [\n  [{}", "x = [\n  [0.05", "x[1][1] is 0.05; expected"),
+        ("x = [\n  [{}", "x = [\n  [0.05", "x, row 1, column 1 is 0.05; expected {}, as in the exercise; the given numbers"),
         ("heads = 2", "heads = 2\nmask = 'causal'", "mask is not in the exercise"),
         ('split = "slice"\n', "", "weights.query is (2, 2)"),
-        ("output = [\n  [{}", "output = [\n  [0.05", "weights.output[1][1] is 0.05; expected"),
+        ("output = [\n  [{}", "output = [\n  [0.05", "weights.output, row 1, column 1 is 0.05; expected {}, as in the exercise"),
     ],
 )
 def test_changed_givens_are_refused(tmp_path, old, new, message):
@@ -170,8 +170,44 @@ def test_changed_givens_are_refused(tmp_path, old, new, message):
     old = old.format(f"{first[0, 0]:.1f}")
     assert text.count(old) == 1
     student.write_text(text.replace(old, new))
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message.format(f"{first[0, 0]:.1f}"))):
         mark(student, teacher)
+
+
+def test_answers_to_another_exercise_are_refused_with_both_names(tmp_path):
+    teacher, student = tmp_path / "exercise.toml", tmp_path / "student.toml"
+    for name, seed in [("song", 7), ("causal-decoder", 8)]:
+        teacher.write_text(to_toml(exercise(name, "weights", seed=seed)))
+        student.write_text(to_toml(exercise("causal-decoder", "weights", seed=7)))
+        with pytest.raises(ValueError, match="these are answers to") as error:
+            mark(student, teacher)
+        title = "List new ideas for a song" if name == "song" else "A decoder with two heads"
+        assert str(error.value) == (
+            f"{student}: these are answers to 'A decoder with two heads' (seed 7),"
+            f" but the exercise is '{title}' (seed {seed})"
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (r"query = \[\n  \[\n    \[[^,]+,", "query = [\n  [\n    [0.05,", "weights.query, head 1, row 1, column 1 is 0.05"),
+        (r"x = \[\n  \[[^,]+,", "x = [\n  [0.1, 0.2,", "{student}: "),
+        (r"x = \[\n  \[.*\],\n", "x = [\n", "{student}: "),
+        (r'tokens = \["[^"]*"', 'tokens = ["zzz"', "tokens, item 1 is 'zzz'; expected '"),
+    ],
+)
+def test_changed_given_is_named_without_python_types(tmp_path, old, new, message):
+    teacher, student = tmp_path / "exercise.toml", tmp_path / "student.toml"
+    text = to_toml(exercise("two-heads", "weights", seed=7))
+    teacher.write_text(text)
+    changed, count = re.subn(old, new, text, count=1)
+    assert count == 1
+    student.write_text(changed)
+    with pytest.raises(ValueError, match=re.escape(message.format(student=student))) as error:
+        mark(student, teacher)
+    assert "Decimal" not in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_blanks_and_digits_are_those_of_the_teacher(tmp_path):
