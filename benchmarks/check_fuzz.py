@@ -1,7 +1,7 @@
 """Benchmark of `check` on random texts: errors found, errors missed, false alarms, causes named and false causes.
 
 `python benchmarks/check_fuzz.py --texts 2000 --mistaken 1000`. It uses the generators and comparisons of
-tests/explain/test_random_texts.py (random errors) and tests/explain/test_causes.py (usual mistakes).
+tests/explain/test_random_texts.py (random errors) and tests/explain/test_random_causes.py (usual mistakes).
 """
 
 from __future__ import annotations

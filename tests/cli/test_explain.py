@@ -174,7 +174,7 @@ class TestCheck:
             "✗ claim 5, query, head 1: 18 of 24 cells differ",
             "  new         3     4.49     7.310      -2.820",
             "✗ claim 6, key: claimed 4, computed 6: one row for each token",
-            "✗ claim 9, weights: columns sum to 0.67 1.66 0.33 1.37 0.35 1.63, not to 1; rows do",
+            "✗ claim 9, weights: columns sum to 0.67, 1.66, 0.33, 1.37, 0.35, 1.63, not to 1; rows do",
             "✗ claim 10, weights: claimed 36, computed 1: one matrix for each head, with a row for each token",
             "13 checked: 8 agree, 5 differ, 0 carried",
         ):

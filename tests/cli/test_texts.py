@@ -1,4 +1,4 @@
-"""Tests of `clearhead check` on texts in Markdown and LaTeX: questions, drafts and exit codes."""
+"""Tests of commands on texts in Markdown and LaTeX: questions, drafts and exit codes."""
 
 import pytest
 from typer.testing import CliRunner
@@ -60,6 +60,24 @@ def test_questions_are_printed_and_the_draft_is_written_next_to_the_text(tmp_pat
     assert question.startswith('notes.md, line 11: the 2 × 2 matrix under "Scores:" could be the scores of head 1')
     assert wrote == f"wrote {tmp_path / 'notes.toml'}; edit it where the assumptions are wrong, then check it"
     assert load(tmp_path / "notes.toml").claims[-1].step == "scores"
+
+
+@pytest.mark.parametrize("command", ["explain", "exercise"])
+def test_explain_and_exercise_ask_the_same_questions(tmp_path, notes, command, monkeypatch):
+    checked = run_cli("check", str(notes)).stderr
+    (tmp_path / "notes.toml").unlink()
+    result = run_cli(command, str(notes))
+    assert result.stderr == checked
+    assert (tmp_path / "notes.toml").exists()
+    monkeypatch.setattr(texts, "_is_interactive", lambda: True)
+    assert "[scores 1]:" in run_cli(command, str(notes), answers="scaled 1\n").stderr
+    assert load(tmp_path / "notes-1.toml").claims[-1].step == "scaled"
+
+
+def test_explanation_names_the_text_to_check(tmp_path):
+    path = tmp_path / "wrong.md"
+    path.write_text(AGREEING.replace("Q = [[1, 2]", "Q = [[1, 9]"))
+    assert f"other numbers in 1 of 4 cells; see `clearhead check {path}`." in run_cli("explain", str(path)).stdout
 
 
 def test_drafts_do_not_replace_other_files(tmp_path, notes):

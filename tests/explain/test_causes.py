@@ -11,16 +11,8 @@ from clearhead import check
 from clearhead.explain import parse
 from clearhead.explain.render import print_audit
 from support.judged_causes import judged_causes
-from support.mistaken_texts import (
-    FAILURES,
-    claim_toml,
-    mistaken_outcome,
-    mistaken_text,
-    random_error_outcome,
-    written,
-)
-from support.parameters import slow_except
-from support.random_worked_texts import layer_toml, random_text
+from support.mistaken_texts import claim_toml, written
+from support.random_worked_texts import layer_toml
 from support.simulated_authors import Layer
 from support.usual_mistakes import formula_mistakes
 
@@ -395,24 +387,3 @@ class TestReport:
         }
         finding = audit(DECODER, text(DECODER, formulas))["head_output", 1]
         assert finding.message == "8 of 8 cells differ, carried from Q₂, V₂ and (S₂ + M) as printed"
-
-
-CHUNK = 10
-
-
-@pytest.mark.parametrize(
-    "start", slow_except({f"from {seed}": seed for seed in range(0, 60, CHUNK)}, "from 0", "from 10")
-)
-def test_injected_mistakes_are_found_and_named(start):
-    for seed in range(start, start + CHUNK):
-        counts, _ = mistaken_outcome(mistaken_text(seed))
-        assert not {name: counts[name] for name in FAILURES if counts[name]}, f"mistaken_text({seed})"
-
-
-@pytest.mark.parametrize(
-    "start", slow_except({f"from {seed}": seed for seed in range(0, 60, CHUNK)}, "from 0", "from 10")
-)
-def test_random_errors_have_no_false_cause(start):
-    for seed in range(start, start + CHUNK):
-        counts = random_error_outcome(random_text(seed))
-        assert not counts["false causes"], f"random_text({seed})"

@@ -19,7 +19,7 @@ class TestBuiltInTexts:
             (None, "key"): "given K is not X·W for any W: the best fit has an error of 0.58 in some cell",
             (5, "query"): "18 of 24 cells differ",
             (6, "key"): "claimed 4, computed 6: one row for each token",
-            (9, "weights"): "columns sum to 0.67 1.66 0.33 1.37 0.35 1.63, not to 1; rows do",
+            (9, "weights"): "columns sum to 0.67, 1.66, 0.33, 1.37, 0.35, 1.63, not to 1; rows do",
             (10, "weights"): "claimed 36, computed 1: one matrix for each head, with a row for each token",
         }
 

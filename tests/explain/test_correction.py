@@ -6,6 +6,7 @@ from clearhead import check
 from clearhead.explain import Audit, parse
 from support.audited_texts import LIFE, life
 from support.parameters import slow_except
+from support.partial_claims import split_claims
 from support.random_worked_texts import random_text
 
 
@@ -91,7 +92,7 @@ def test_given_matrix_is_corrected_before_the_claims_computed_from_it():
         ("values = [[1], [1.3]]\ntolerance = 0.01", "values = [[1], [2.0]] # 1 cell corrected"),
         ("values = [[-inf], [2]]", "values = [[1], [2]] # 1 cell corrected"),
         ("count = 7", "count = 2 # corrected from 7"),
-        ("sum = 'rows'", "sum = 'rows' # not corrected: rows sum to 1.00 2.00, not to 1"),
+        ("sum = 'rows'", "sum = 'rows' # not corrected: rows sum to 1.00, 2.00, not to 1"),
     ],
 )
 def test_each_kind_of_claim_is_corrected(claim, expected):
@@ -106,6 +107,121 @@ def test_tolerance_smaller_than_the_printed_digits_adds_digits():
     assert "values = [[0.123]] #" in corrected(f"{source}tolerance = 0.001")[0]
     text, audit = corrected(f"{source}tolerance = 0")
     assert "values = [[0.123456" in text
+    assert audit.agrees
+
+
+SCORES = (
+    "x = [[1.0], [2.0]]\n[weights]\nquery = [[1]]\nkey = [[0.5]]\n[[claims]]\nstep = 'scores'\n"  # [[.5, 1], [1, 2]]
+)
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("row = 2\nvalues = [1.0, 3.0]", "values = [1.0, 2.0] # 1 cell corrected"),
+        ("column = 1\nvalues = [0.50, 3.00]", "values = [0.50, 1.00] # 1 cell corrected"),
+        ('column = 2\nvalues = ["_", 3] # last', 'values = ["_", 2] # 1 cell corrected; last'),
+        ("cell = [2, 1]\nvalue = 1.4 # low", "value = 1.0 # 1 cell corrected; low"),
+    ],
+)
+def test_claims_about_a_row_a_column_or_a_cell_are_corrected(claim, expected):
+    text, audit = corrected(f"{SCORES}{claim}\n")
+    assert f"{expected}\n" in text
+    assert audit.agrees
+
+
+@pytest.mark.parametrize("part", ["row", "column", "cell"])
+@pytest.mark.parametrize("start", slow_except({f"from {seed}": seed for seed in range(0, 40, 5)}, "from 0"))
+def test_random_texts_in_parts_agree_after_correction(part, start):
+    for seed in range(start, start + 5):
+        _, audit = corrected(split_claims(random_text(seed).source, part))
+        assert differing(audit) == [], f"random_text({seed})"
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("sum = 14.0", "sum = 4.5 # corrected from 14.0"),
+        ("sum = 14 # all", "sum = 4 # corrected from 14; all"),
+        ("sum = 14\ndigits = 2", "sum = 4.50 # corrected from 14"),
+        ("sum = 14\ntolerance = 0.01", "sum = 4.5 # corrected from 14"),
+        ("row = 2\nsum = 2.00", "sum = 3.00 # corrected from 2.00"),
+        ("column = 1\nsum = 2.0", "sum = 1.5 # corrected from 2.0"),
+    ],
+)
+def test_numeric_sums_are_corrected_to_the_printed_digits(claim, expected):
+    text, audit = corrected(f"{SCORES}{claim}\n")
+    assert f"{expected}\n" in text
+    assert audit.agrees
+
+
+def test_infinite_sum_is_not_corrected():
+    source = SCORES.replace("[weights]", "mask = 'causal'\n[weights]").replace("scores", "masked")
+    assert "sum = 4.5 # not corrected: all cells sum to -inf, not to 4.5\n" in corrected(f"{source}sum = 4.5\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("values = [[14, 1], [1, 2]]", "values = [[0.50, 1], [1, 2]] # 1 cell corrected"),
+        ("values = [[0.5, -inf], [1, 2]]", "values = [[0.5, 1.00], [1, 2]] # 1 cell corrected"),
+        ("values = [[1, 2]]", "values = [\n  [0.50, 1.00],\n  [1.00, 2.00],\n] # matrix of another shape replaced"),
+        ("cell = [1, 1]\nvalue = 14", "value = 0.50 # 1 cell corrected"),
+    ],
+)
+def test_stated_digits_are_those_of_the_correction(claim, expected):
+    text, audit = corrected(f"{SCORES}{claim}\ndigits = 2\n")
+    assert f"{expected}\n" in text
+    assert audit.agrees
+
+
+def test_very_negative_number_for_infinity_is_corrected_to_the_usual_digits():
+    source = SCORES.replace("[weights]", "mask = 'causal'\n[weights]").replace("scores", "masked")
+    text, audit = corrected(f"{source}values = [[0.50, -1e9], [-1e9, 2.00]]\n")
+    assert "values = [[0.50, -1e9], [1.00, 2.00]] # 1 cell corrected\n" in text
+    assert audit.agrees
+
+
+SHARED_KEYS = "x = [[1.0], [2.0]]\nheads = 2\nkv_heads = 1\n[weights]\nquery = [[[1]], [[3]]]\nkey = [[0.5]]\n"
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("step = 'key'\nshape = [2, 2]", "shape = [2, 1] # corrected from [2, 2]"),
+        ("step = 'value'\ncount = 7", "count = 2 # corrected from 7"),
+        ("step = 'key_weight'\nshape = [2, 2]", "shape = [1, 1] # corrected from [2, 2]"),
+        ("step = 'weights'\ncount = 1", "count = 2 # corrected from 1"),
+        ("step = 'weights'\nsum = 'columns'", 'sum = "rows" # corrected from "columns"'),
+    ],
+)
+def test_claims_about_all_heads_are_corrected_where_heads_share_keys(claim, expected):
+    text, audit = corrected(f"{SHARED_KEYS}[[claims]]\n{claim}\n")
+    assert f"{expected}\n" in text
+    assert audit.agrees
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("key = [[0.5], [9.0]]", "key = [[0.5], [1.0]] # 1 cell corrected"),
+        ("key = [[[0.5], [9.0]]]", "key = [[[0.5], [1.0]]] # 1 cell corrected"),
+        ("query = ['_', [[3.0], [9.0]]]", "query = ['_', [[3.0], [6.0]]] # 1 cell corrected"),
+        ("key = [['_'], [9.0]]", "key = [['_'], [1.0]] # 1 cell corrected"),
+    ],
+)
+def test_given_matrix_of_shared_keys_is_corrected(given, expected):
+    text, audit = corrected(f"{SHARED_KEYS}[given]\n{given}\n")
+    assert f"{expected}\n" in text
+    assert audit.agrees
+
+
+def test_scores_of_every_head_are_rounded_again_if_their_shared_key_is_corrected():
+    source = "x = [[0.3], [0.7]]\nheads = 2\nkv_heads = 1\n[weights]\nquery = [[[1]], [[9]]]\nkey = [[0.5]]\n"
+    source += "[[claims]]\nstep = 'key'\nvalues = [[0.2], [9.0]]\n"  # 0.15 and 0.35
+    source += "[[claims]]\nstep = 'scores'\nhead = 2\nvalues = [[0.54, 1.08], [1.26, 2.52]]\n"  # from 0.2 and 0.4
+    text, audit = corrected(source)
+    assert "cells rounded again\n" in text
     assert audit.agrees
 
 

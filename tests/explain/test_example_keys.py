@@ -214,6 +214,7 @@ class TestScale:
             ("scale = 0.125", 0.125, "S = Q Kᵀ · 0.125"),
             ("scale = 2", 2, "S = Q Kᵀ · 2"),
             ("d_k = 64", 1 / 8, "S = Q Kᵀ / √64"),
+            ("d_k = 1", 1, "S = Q Kᵀ / √1"),  # a stated d_k is always shown
             ("", 1 / 2, "S = Q Kᵀ / √4"),
         ):
             scaled = parse(X + text).trace().step("scaled")

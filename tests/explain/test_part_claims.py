@@ -122,7 +122,7 @@ class TestSums:
         assert row.message == "row 1 sums to 1.000, not to 1.20"
         assert [(cell.row_label, cell.column_label, cell.claimed) for cell in row.cells] == [("token 1", "sum", 1.2)]
         assert [(cell.row_label, cell.column_label) for cell in column.cells] == [("sum", "token 2")]
-        assert whole.message == "all cells sum to 3, not to 4.0"
+        assert whole.message == "all cells sum to 3.00, not to 4.0"
         assert (row.verdict, column.verdict, whole.verdict) == ("differs",) * 3
 
     def test_tolerance_and_digits_apply_to_sums(self):

@@ -88,6 +88,7 @@ def test_options_of_attention_are_part_of_the_calculation(options):
     assert (" + B" in formula) == (isinstance(bias, ALiBi) or (bias is not None and bool(bias.isfinite().all())))
     assert ("sink" in formula) == ("sinks" in options)
     assert ("tanh" in formula) == ("softcap" in options)
+    assert json.loads(render(traced, "json"))["softcap"] == options.get("softcap")
     for style in ("html", "markdown", "latex", "json"):
         assert render(traced, style)
 

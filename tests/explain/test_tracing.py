@@ -53,7 +53,7 @@ def test_formulas_shapes_and_costs_of_two_heads():
     sentences = {step.name: (step.formula, step.shapes) for step in sliced if step.head in (None, 0)}
     assert sentences == {
         "input": ("X", "(8, 4)"),
-        "slice": ("X₁ = X[:, 0:2]", "(8, 4) → (8, 2)"),
+        "slice": ("X₁ = X[columns 1 to 2]", "(8, 4) → (8, 2)"),
         "query": ("Q₁ = X₁ W_Q₁", "(8, 2) × (2, 2) = (8, 2)"),
         "key": ("K₁ = X₁ W_K₁", "(8, 2) × (2, 2) = (8, 2)"),
         "value": ("V₁ = X₁ W_V₁", "(8, 2) × (2, 2) = (8, 2)"),
@@ -80,7 +80,7 @@ def test_formulas_contain_the_options_of_the_layer():
     )
     traced = trace(layer, torch.randn(3, 8), torch.randn(5, 6), mask=Padding([4]))
     assert traced.step("query").formula == "Q = RMSNorm(X W_Q + b_Q)"
-    assert traced.step("key").formula == "K = RMSNorm(Z[:, 0:6] W_K + b_K)"
+    assert traced.step("key").formula == "K = RMSNorm(Z W_K + b_K)"
     assert traced.step("scaled").formula == "S = 3 tanh(Q Kᵀ · 0.5 / 3)"
     assert traced.step("weights").formula == "A = softmax(S + M; sink)"
     assert traced.step("masked").latex == "S + M"
@@ -88,6 +88,18 @@ def test_formulas_contain_the_options_of_the_layer():
     assert rotated.step("key", 1).formula == "K₂ = RoPE(X W_K₂ + b_K₂)"
     assert rotated.step("key", 1).latex == "K_{2} = \\text{RoPE}(X W_{K_{2}} + b_{K_{2}})"
     assert rotated.step("scaled", 0).latex == "S_{1} = \\frac{Q_{1} K_{1}^{\\top}}{\\sqrt{4}}"
+
+
+def test_columns_of_the_input_are_counted_from_1():
+    narrow = trace(MultiHeadAttention(2, 2, split="slice", bias=False), torch.randn(3, 2))
+    assert narrow.step("slice", 1).formula == "X₂ = X[column 2]"
+    assert narrow.step("slice", 1).latex == "X_{2} = X_{\\text{column }2}"
+    layer = MultiHeadAttention(8, 4, kv_heads=2, split="slice", bias=False)
+    traced = trace(layer, torch.randn(3, 8))
+    assert traced.step("key", 1).formula == "K₂ = X[columns 5 to 8] W_K₂"
+    assert traced.step("key", 1).latex == "K_{2} = X_{\\text{columns }5\\text{ to }8} W_{K_{2}}"
+    columns = traced.step("key", 1).operands[0]
+    assert (columns.origin, columns.values.tolist()) == ("input", traced.step("input").values[:, 4:].tolist())
 
 
 def test_token_labels_and_rows_without_keys():

@@ -56,11 +56,12 @@ REFUSED = {
     X + "[given]\nmasked = [[1, 2, 3], [3, 4, 5], [6, 7, 8]]": "given.masked: this calculation has no such step",
     X + "claims = 3": "claims is 3; expected tables, [[claims]]",
     X + "claims = [3]": "claim 1 is 3; expected a table, [[claims]]",
-    X + "[[claims]]\nsum = 'rows'": "claim 1: step is None; expected one of embedding, positions, input",
+    X + "[[claims]]\nsum = 'rows'": "claim 1: step is missing; expected one of embedding, positions, input",
     X + "[[claims]]\nstep = 'wieghts'\nsum = 'rows'": "claim 1: step is 'wieghts'; did you mean 'weights'?",
-    X + "[[claims]]\nstep = 'weights'": "claim 1 (weights): expected one of values, shape, sum, count, found none",
+    X + "[[claims]]\nstep = 'weights'":
+        "claim 1 (weights): expected one of values, shape, sum, count, or value with cell, found none",
     X + "[[claims]]\nstep = 'weights'\nsum = 'rows'\ncount = 1":
-        "claim 1 (weights): expected one of values, shape, sum, count, found sum, count",
+        "claim 1 (weights): expected one of values, shape, sum, count, or value with cell, found sum, count",
     X + "[[claims]]\nstep = 'weights'\nsum = 'all'":
         "claim 1 (weights): sum is 'all'; expected \"rows\" or \"columns\"",
     X + "[[claims]]\nstep = 'weights'\ncount = 1.5":

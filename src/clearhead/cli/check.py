@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +51,8 @@ def check(
         raise ValueError(f"--json cannot be combined with --format {style.value}")
     if style is Format.toml and digits is not None:
         raise ValueError("--digits cannot be combined with --format toml, which keeps the digits of the text")
+    if output is not None and os.path.exists(example) and os.path.exists(output) and os.path.samefile(example, output):
+        raise ValueError(f"--output is {output}, the text itself; expected another name, so that the text is kept")
     audit = check(read_example(example, draft))
     if style is Format.text and output is None:
         print_audit(console_for_output(), audit, DEFAULT_DIGITS if digits is None else digits)

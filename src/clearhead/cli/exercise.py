@@ -11,6 +11,7 @@ import typer
 from clearhead.cli.errors import print_stderr
 from clearhead.cli.options import ExampleArgument
 from clearhead.cli.output import progress_bar, write
+from clearhead.cli.texts import read_example
 
 Format = TypeVar("Format", bound=StrEnum)
 
@@ -72,7 +73,7 @@ def exercise(
     from clearhead.explain.exercises import exercise, render_sheet
 
     style = output_format or _format_of(output, _SHEET_SUFFIXES) or SheetFormat.markdown
-    sheet = exercise(example, blank, seed=seed, digits=digits, points=_read_points(points))
+    sheet = exercise(read_example(example), blank, seed=seed, digits=digits, points=_read_points(points))
     write(render_sheet(sheet, style.value, self_check=self_check), output)
 
 

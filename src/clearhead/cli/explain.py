@@ -20,6 +20,7 @@ from clearhead.cli.options import (
     ImageOption,
 )
 from clearhead.cli.output import write
+from clearhead.cli.texts import read_example
 
 if TYPE_CHECKING:
     from clearhead.explain import Trace
@@ -97,9 +98,7 @@ def explain(
             raise ValueError(
                 "NAME is missing; expected a built-in example (--list shows them), a file, or a text with --model"
             )
-        from clearhead.explain import load
-
-        worked = load(example)
+        worked = read_example(example)
         if output_format is Format.toml:
             if step or head or cell or digits is not None:
                 raise ValueError(

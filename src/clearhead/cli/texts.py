@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ DraftOption = Annotated[
 MAX_DRAFTS = 99
 
 
-def read_example(example: str, draft_path: Path | None) -> Example:
+def read_example(example: str, draft_path: Path | None = None) -> Example:
     """Load an example. Questions about a text are asked on a terminal, and else printed with the assumption made."""
     from clearhead.explain import BUILT_IN, load, load_draft
     from clearhead.explain.toml_format import TEXT_SUFFIXES
@@ -46,7 +47,7 @@ def read_example(example: str, draft_path: Path | None) -> Example:
         print_stderr(f"wrote {draft_path}")
     elif had_questions:
         _write_draft(path, draft.toml)
-    return draft.example()
+    return replace(draft.example(), name=str(path))
 
 
 def _is_interactive() -> bool:
@@ -73,15 +74,17 @@ def _write_draft(path: Path, toml: str) -> None:
         if not target.exists():
             try:
                 write_text(target, toml)
-            except OSError as error:  # the check does not need the file
-                print_stderr(f"{target}: cannot be written ({error.strerror}); --draft writes it elsewhere")
+            except OSError as error:  # the command does not need the file
+                print_stderr(
+                    f"{target}: cannot be written ({error.strerror}); `clearhead check --draft` writes it elsewhere"
+                )
             else:
                 print_stderr(f"wrote {target}; edit it where the assumptions are wrong, then check it")
             return
         if _has_text(target, toml):
             print_stderr(f"{target} is the draft; edit it where the assumptions are wrong, then check it")
             return
-    print_stderr(f"{path.stem}.toml and {MAX_DRAFTS} more exist; --draft writes the draft elsewhere")
+    print_stderr(f"{path.stem}.toml and {MAX_DRAFTS} more exist; `clearhead check --draft` writes the draft elsewhere")
 
 
 def _has_text(path: Path, text: str) -> bool:

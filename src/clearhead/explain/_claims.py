@@ -90,13 +90,17 @@ def read_claim(
         raise ValueError(f"{name} is {short_repr(raw)}; expected a table, [[claims]]")
     check_keys(name, raw, _CLAIM_KEYS)
     step = raw.get("step")
+    if step is None:
+        raise ValueError(f"{name}: step is missing; expected one of {', '.join(CLAIMABLE_MATRICES)}")
     if step not in CLAIMABLE_MATRICES:
         raise ValueError(f"{name}: step is {short_repr(step)}; {suggestion(str(step), CLAIMABLE_MATRICES, _SYNONYMS)}")
     name = f"{name} ({step})"
     check_parts(name, raw)
     kinds = [kind for kind in CLAIM_KINDS if kind in raw or (kind == "values" and "value" in raw)]
     if len(kinds) != 1:
-        raise ValueError(f"{name}: expected one of {', '.join(CLAIM_KINDS)}, found {', '.join(kinds) or 'none'}")
+        raise ValueError(
+            f"{name}: expected one of {', '.join(CLAIM_KINDS)}, or value with cell, found {', '.join(kinds) or 'none'}"
+        )
     [kind] = kinds
     is_total = kind == "sum" and not isinstance(raw[kind], str)
     count, group = head_count(step, heads, kv_heads or heads), heads // (kv_heads or heads)

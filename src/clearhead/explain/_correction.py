@@ -12,10 +12,11 @@ from torch import Tensor
 
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import count_noun, visible_text
-from clearhead.explain._claims import SHARED_MATRICES, Claim
-from clearhead.explain._error_propagation import cell_indices
+from clearhead.explain._claims import SHARED_MATRICES, Claim, head_count
+from clearhead.explain._error_propagation import CellIndex, cell_indices, is_source
 from clearhead.explain._printed_matrix import BLANK, PrintedMatrix
 from clearhead.explain._recompute import Recomputation, source_matrices
+from clearhead.explain._toml_text import toml_matrix
 from clearhead.explain.audit import Audit, CheckResult, MatrixComparison
 from clearhead.explain.checking import check, computed_count
 from clearhead.explain.example import Example
@@ -24,7 +25,7 @@ from clearhead.explain.toml_format import parse
 
 with needs_extra("explain", "the TOML format"):
     import tomlkit
-    from tomlkit.items import InlineTable
+    from tomlkit.items import InlineTable, Item
 
 _EXACT = Context(prec=800)  # enough for every float64 with all its digits
 _MAX_DIGITS = 17  # after the decimal point; a float64 with more is written in full
@@ -52,7 +53,6 @@ class _Correction:
 
     def __init__(self, example: Example) -> None:
         self.document: Any = tomlkit.parse(example.source)
-        self.heads = example.heads
         self._notes: list[tuple[int, str]] = []  # position of a claim, 0 for a given matrix, and a note on it
 
     @property
@@ -70,9 +70,12 @@ class _Correction:
                 self._note(result, "given", result.step, f"not corrected: {result.message}")
                 continue
             raw = self.document["given"][result.step]
-            nested = self.heads > 1 or isinstance(raw[0][0], list)  # a single matrix may be given without a list
+            # the matrix of a single head may be given without a list; a head that is not given is "_"
+            nested = any(isinstance(entry, list) and isinstance(entry[0], list) for entry in raw)
+            rows = raw[result.head or 0] if nested else raw
             cells = [(cell.row, cell.column) for cell in result.cells]
-            _replace_cells(raw[result.head or 0] if nested else raw, result.comparison, cells, None)
+            for (row, column), item in _corrected_cells(result.comparison, cells, None):
+                rows[row][column] = item
             self._note(result, "given", result.step, f"{count_noun(len(cells), 'cell')} corrected")
             changed = True
         return changed
@@ -86,10 +89,10 @@ class _Correction:
             if result.claim is None:
                 continue
             claim = claims[result.claim]
-            follows = any(_is_source(earlier, claim) for earlier in changed)
+            follows = any(is_source(earlier, claim) for earlier in changed)
             note = self._correct_claim(claim, result, follows, list(_matrices_of(claim, matrices)))
             if note:
-                self._note(result, "claims", claim.position - 1, note, key=claim.kind)
+                self._note(result, "claims", claim.position - 1, note, key=_key(claim))
                 changed.append(claim)
 
     def _correct_claim(self, claim: Claim, result: CheckResult, follows: bool, matrices: list[Tensor]) -> str:
@@ -101,8 +104,9 @@ class _Correction:
             # cells that follow from rounded numbers, which the correction of an earlier claim may have changed
             rounded = cell_indices(comparison.rounded) if follows else []
             if comparison.transposed:
-                _replace(table, "values", _matrix_text(comparison.claimed.printed))
-            _replace_cells(table["values"], comparison, [*wrong, *rounded], claim.tolerance)
+                _replace(table, "values", toml_matrix(comparison.claimed.printed))
+            for cell, item in _corrected_cells(comparison, [*wrong, *rounded], claim.tolerance):
+                _place(table, claim, cell, item)
             changes = ["transposed"] if comparison.transposed else []
             changes += [f"{count_noun(len(wrong), 'cell')} corrected"] if wrong else []
             changes += [f"{count_noun(len(rounded), 'cell')} rounded again"] if rounded else []
@@ -110,7 +114,7 @@ class _Correction:
         if result.verdict == "agrees":
             return ""
         if matrices and claim.values is not None:
-            _replace(table, "values", _matrix_text(_printed_like(matrices[0], claim.values, claim.tolerance)))
+            _replace(table, "values", toml_matrix(_printed_like(matrices[0], claim.values, claim.tolerance)))
             return "matrix of another shape replaced"
         if matrices and claim.shape is not None:
             _replace(table, "shape", str(list(matrices[0].shape)))
@@ -118,6 +122,10 @@ class _Correction:
         if matrices and claim.count is not None:
             _replace(table, "count", str(computed_count(claim, matrices)[0]))
             return f"corrected from {claim.count}"
+        if claim.total is not None and result.cells and math.isfinite(result.cells[0].computed):
+            [[printed]], [cell] = claim.total.printed, result.cells
+            _replace(table, "sum", _number_text(cell.computed, _usual_exponent(claim.total), claim.tolerance))
+            return f"corrected from {printed}"
         other = "rows" if claim.sum == "columns" else "columns"
         if matrices and claim.sum is not None and _sum_to_1(other, matrices, claim.tolerance):
             _replace(table, "sum", f'"{other}"')
@@ -138,9 +146,10 @@ class _Correction:
         item.comment(f"{note}; {written}" if written else note)
 
 
-def _is_source(earlier: Claim, later: Claim) -> bool:
-    same_head = earlier.head is None or later.head is None or earlier.head == later.head
-    return same_head and earlier.step in source_matrices(later.step)
+def _key(claim: Claim) -> str:
+    """Return the key of a claim's table that holds what is claimed."""
+    is_cell = claim.row is not None and claim.column is not None
+    return "value" if is_cell else claim.kind
 
 
 def _matrices_of(claim: Claim, computed: Recomputation) -> Iterator[Tensor]:
@@ -149,7 +158,8 @@ def _matrices_of(claim: Claim, computed: Recomputation) -> Iterator[Tensor]:
     if claim.step in STEP_NAMES and not example.trace().named(claim.step):
         return
     one_matrix = claim.head is not None or claim.step in SHARED_MATRICES
-    for head in [claim.head or 0] if one_matrix else range(example.heads):
+    count = head_count(claim.step, example.heads, example.kv_heads)
+    for head in [claim.head or 0] if one_matrix else range(count):
         yield computed.matrix(claim.step, head)
 
 
@@ -158,23 +168,37 @@ def _sum_to_1(axis: str, matrices: list[Tensor], tolerance: float | None) -> boo
     return all(bool(((matrix.sum(dim=int(axis == "rows")) - 1).abs() <= allowed).all()) for matrix in matrices)
 
 
-def _replace(table: Any, key: str, text: str) -> None:
-    """Replace the value of a key by TOML text, and keep the comment behind it."""
-    item, comment = tomlkit.value(text), table[key].trivia.comment
+def _replace(table: Any, key: str, value: str | Item) -> None:
+    """Replace the value of a key by TOML text or an item, and keep the comment behind it."""
+    item, comment = tomlkit.value(value) if isinstance(value, str) else value, table[key].trivia.comment
     table[key] = item
     if comment:
         item.comment(comment.lstrip("# "))
 
 
-def _replace_cells(
-    rows: Any, comparison: MatrixComparison, cells: Iterable[tuple[int, int]], tolerance: float | None
-) -> None:
-    usual = _usual_exponent(comparison.claimed)
+def _place(table: Any, claim: Claim, cell: CellIndex, item: Item) -> None:
+    """Put a number into the table of a claim: a row or a column is a list, and a cell is a number."""
+    row, column = cell
+    if claim.row is not None and claim.column is not None:
+        _replace(table, "value", item)
+    elif claim.row is not None:
+        table["values"][column] = item
+    elif claim.column is not None:
+        table["values"][row] = item
+    else:
+        table["values"][row][column] = item
+
+
+def _corrected_cells(
+    comparison: MatrixComparison, cells: Iterable[CellIndex], tolerance: float | None
+) -> Iterator[tuple[CellIndex, Item]]:
+    """Yield the computed numbers of some cells, with the digits that the text prints."""
+    claimed, usual = comparison.claimed, _usual_exponent(comparison.claimed)
     for row, column in cells:
-        exponent = _exponent(comparison.claimed.printed[row][column])
+        exponent = _exponent(claimed, row, column)
         value = float(comparison.computed[row, column])
         text = _number_text(value, usual if exponent is None else exponent, tolerance)
-        rows[row][column] = tomlkit.value(text)
+        yield (row, column), tomlkit.value(text)
 
 
 def _printed_like(matrix: Tensor, claimed: PrintedMatrix, tolerance: float | None) -> list[list[str]]:
@@ -185,23 +209,20 @@ def _printed_like(matrix: Tensor, claimed: PrintedMatrix, tolerance: float | Non
     return [[_number_text(value, usual, tolerance) for value in row] for row in matrix.tolist()]
 
 
-def _matrix_text(rows: Iterable[Iterable[str]]) -> str:
-    lines = (", ".join(_toml_cell(cell) for cell in row) for row in rows)
-    return "[\n" + "".join(f"  [{line}],\n" for line in lines) + "]"
-
-
-def _toml_cell(printed: str) -> str:
-    return f'"{BLANK}"' if printed == BLANK else printed.replace("Infinity", "inf")
-
-
-def _exponent(printed: str) -> int | None:
-    """Return the power of ten of the last printed digit, or None for a blank or an infinity."""
-    exponent = None if printed == BLANK else Decimal(printed).as_tuple().exponent
+def _exponent(claimed: PrintedMatrix, row: int, column: int) -> int | None:
+    """Return the power of ten of the last digit that counts, or None for a blank or an infinity."""
+    if not claimed.values[row, column].isfinite():
+        return None
+    half_unit = float(claimed.tolerance[row, column])
+    if half_unit > 0:
+        return round(math.log10(2 * half_unit))  # the key `digits` may ask for more digits than are printed
+    exponent = Decimal(claimed.printed[row][column]).as_tuple().exponent
     return exponent if isinstance(exponent, int) else None
 
 
 def _usual_exponent(claimed: PrintedMatrix) -> int:
-    exponents = Counter(_exponent(cell) for row in claimed.printed for cell in row)
+    rows, columns = claimed.shape
+    exponents = Counter(_exponent(claimed, row, column) for row in range(rows) for column in range(columns))
     del exponents[None]
     return exponents.most_common(1)[0][0] or 0 if exponents else _DEFAULT_EXPONENT
 

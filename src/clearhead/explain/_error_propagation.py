@@ -50,12 +50,6 @@ class CheckedMatrix:
             cells &= ~carried_cells
         return cells
 
-    def is_source_of(self, later: Claim) -> bool:
-        """Return whether a later claim is computed from this matrix, directly or not."""
-        heads, later_heads = self.claim.query_heads, later.query_heads
-        same_head = heads is None or later_heads is None or bool(heads & later_heads)
-        return same_head and self.claim.step in source_matrices(later.step)
-
     @property
     def positions(self) -> list[int]:
         """Positions of the claims with its new errors."""
@@ -113,6 +107,13 @@ class CheckedMatrix:
         )
 
 
+def is_source(earlier: Claim, later: Claim) -> bool:
+    """Return whether the matrix of a claim is computed from that of another claim, directly or not."""
+    heads, later_heads = earlier.query_heads, later.query_heads
+    same_head = heads is None or later_heads is None or bool(heads & later_heads)
+    return same_head and earlier.step in source_matrices(later.step)
+
+
 AssumedValues = dict[CheckedMatrix, Tensor]  # values with which the author may have continued
 
 
@@ -129,7 +130,8 @@ def check_matrix(
     A number that follows from correct numbers, rounded as printed, is not wrong. A number that follows from a wrong
     number is carried. Every other difference is a new error.
     """
-    search = _CauseSearch(example, claim, claimed, tolerance, [entry for entry in earlier if entry.is_source_of(claim)])
+    sources = [entry for entry in earlier if is_source(entry.claim, claim)]
+    search = _CauseSearch(example, claim, claimed, tolerance, sources)
     search.run()
     wrong, values = search.wrong, claimed.values
     corrected = intended = values

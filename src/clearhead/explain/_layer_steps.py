@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.explain.steps import KEY_HEAD_STEPS, Operand, Step, StepKey
+from clearhead.explain.steps import KEY_HEAD_STEPS, Operand, Step, StepKey, key_head
 from clearhead.nn import MultiHeadAttention
 from clearhead.ops.masks import query_positions
 
@@ -30,7 +30,7 @@ class HeadTracer:
     ) -> None:
         self.layer, self.index, self.given, self.d_k = layer, index, given, d_k
         self.head = layer.head(index)
-        self.key_head = index * layer.kv_heads // layer.heads
+        self.key_head = key_head(index, layer.heads, layer.kv_heads)
         self.x, self.source = x, source
         self.subscript, self.latex_subscript = _subscripts(index, layer.heads)
 
@@ -54,7 +54,7 @@ class HeadTracer:
         key, value = (shared[name, self.key_head] for name in KEY_HEAD_STEPS)
         scores = self._scores(query, key)
         steps.append(scores)
-        if self.layer.scale != 1 or self.layer.softcap is not None:
+        if self.layer.scale != 1 or self.layer.softcap is not None or self.d_k is not None:
             steps.append(self._scaled(scores, query, key))
         if allowed is not None:
             steps.append(self._masked(steps[-1], allowed))
@@ -78,11 +78,12 @@ class HeadTracer:
         """Return the matrix that a projection is applied to."""
         if name == "query":
             return head_input.as_operand("row")
-        if self.layer.split == "project":
+        columns = self.head.kv_columns
+        if self.layer.split == "project" or columns == slice(0, self.layer.kv_input_dim):
             return self.source.as_operand("row")
-        if self.source is self.x and self.head.kv_columns == self.head.columns:
+        if self.source is self.x and columns == self.head.columns:
             return head_input.as_operand("row")
-        return _column_operand(self.source, self.head.kv_columns)
+        return _column_operand(self.source, columns)
 
     def _projected(self, name: str, head_input: Step) -> Step:
         """Apply W_Q, W_K or W_V, then the bias, the norm and the rotary embedding."""
@@ -307,16 +308,20 @@ def with_given(step: Step, given: dict[StepKey, Tensor]) -> Step:
 
 
 def _column_operand(step: Step, columns: slice) -> Operand:
-    """Return a range of columns of X or Z as an operand."""
-    column_range = f"{columns.start}:{columns.stop}"
+    """Return a range of columns of X or Z as an operand, whose symbol counts them from 1."""
+    first, last = columns.start + 1, columns.stop
+    text, latex = f"columns {first} to {last}", f"\\text{{columns }}{first}\\text{{ to }}{last}"
+    if first == last:
+        text, latex = f"column {first}", f"\\text{{column }}{first}"
     return Operand(
-        f"{step.symbol}[:, {column_range}]",
-        f"{step.latex_symbol}_{{:,\\,{column_range}}}",
+        f"{step.symbol}[{text}]",
+        f"{step.latex_symbol}_{{{latex}}}",
         step.values[:, columns],
         step.rows,
         "dimension",
         "row",
-        new=True,
+        new=True,  # as no step shows them
+        origin=step.origin or "computed",
     )
 
 

@@ -114,6 +114,11 @@ class LayerWidths:
         return f"weights.{name} is {shape}: {factor} × {shape} cannot be multiplied; expected {expected}"
 
 
+def unnested(weights: Tensor) -> Tensor:
+    """Return the weights as an example file states them: the matrix of a single head is not nested in a list."""
+    return weights[0] if weights.ndim == 3 and len(weights) == 1 else weights
+
+
 def _slice_width(name: str, width: int, count: int, heads: str) -> int:
     if width % count:
         raise ValueError(

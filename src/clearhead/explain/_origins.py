@@ -37,13 +37,13 @@ def with_origins(trace: Trace, example: Example) -> Trace:
 
 
 def _operand_origin(operand: Operand, example: Example) -> str:
-    if not operand.new:
+    if operand.origin or not operand.new:  # a step or columns of one
         return _STEP_ORIGINS.get(operand.origin, "computed")
     if operand.symbol == "M":
         return "mask of the example"
     name = _LETTERS.get(operand.symbol[2:3], "") if operand.symbol.startswith("W_") else ""
     if not name:
-        return PRINTED  # columns of the input
+        return PRINTED  # the embedding table, or a bias
     if name == "output" and is_identity(operand):
         return "identity: leaves C unchanged"
     return f"drawn at random (seed {example.seed})" if name in example.as_drawn else PRINTED

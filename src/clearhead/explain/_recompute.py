@@ -74,14 +74,23 @@ class Recomputation:
 
     def for_head(self, name: str, head: int) -> Tensor:
         """Return a matrix that a query head uses. Heads of a group share keys and values."""
-        return self.matrix(name, self._key_head(head) if name in KEY_HEAD_MATRICES else head)
+        return self.matrix(name, self.example.key_head(head) if name in KEY_HEAD_MATRICES else head)
 
-    def projected(self, name: str, head: int, weight: Tensor, *, with_bias: bool = True) -> Tensor:
-        """Return Q, K or V as computed with a weight, then biased and rotated."""
-        values = self.matrix(OPERANDS[name][0], head) @ weight
-        if with_bias and name in self.example.biases:
-            values = values + self.matrix(f"{name}_bias", head)
-        rope = None if name == "value" else self.example.rope
+    def projected(
+        self,
+        name: str,
+        head: int,
+        weight: Tensor,
+        *,
+        source: Tensor | None = None,
+        bias: Tensor | None = None,
+        rotated: bool = True,
+    ) -> Tensor:
+        """Return Q, K or V as computed with a weight. The input and the bias are those of the head by default."""
+        values = (self.matrix(OPERANDS[name][0], head) if source is None else source) @ weight
+        if name in self.example.biases:
+            values = values + (self.matrix(f"{name}_bias", head) if bias is None else bias)
+        rope = self.example.rope if rotated and name != "value" else None
         return values if rope is None else _rotate(rope, values)
 
     def _compute(self, name: str, head: int) -> Tensor:
@@ -133,9 +142,6 @@ class Recomputation:
             return self.matrix("slice", head)
         source = self.matrix("input" if example.memory is None else "memory", 0)
         return _columns(source, head, example.kv_heads) if example.split == "slice" else source
-
-    def _key_head(self, head: int) -> int:
-        return head * self.example.kv_heads // self.example.heads
 
 
 def _columns(matrix: Tensor, index: int, count: int) -> Tensor:

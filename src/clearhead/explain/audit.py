@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead._utils.checks import check_int
-from clearhead._utils.extras import missing_packages
 from clearhead._utils.text import json_text, short_token
 from clearhead.explain._printed_matrix import PrintedMatrix
 from clearhead.explain._recompute import calculation_order
@@ -154,13 +152,10 @@ class Audit:
         return f"Audit of {short_token(self.title)!r}: {self.summary().replace(':', ',', 1)}"
 
     def _repr_html_(self) -> str:
-        from clearhead.explain.render.audits import render_audit
+        from clearhead.explain.render.audits import render_audit  # imports this module
+        from clearhead.explain.render.notebooks import page_html
 
-        if missing_packages("explain"):
-            return f"<pre>{html.escape(render_audit(self, 'text'))}</pre>"
-        style = "width: 100%; height: 50rem; border: 0"
-        page = html.escape(render_audit(self, "html"))
-        return f'<iframe srcdoc="{page}" title="clearhead check" style="{style}"></iframe>'
+        return page_html(self, lambda style: render_audit(self, style), "clearhead check")
 
 
 def _result_to_dict(result: CheckResult, digits: int | None) -> dict[str, Any]:

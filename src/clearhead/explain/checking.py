@@ -19,7 +19,7 @@ from clearhead.explain._recompute import Recomputation, calculation_order
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison, Verdict
 from clearhead.explain.causes.finder import CauseFinder, matrix_axes
 from clearhead.explain.example import Example
-from clearhead.explain.steps import SCORE_STEPS, STEP_NAMES, Step
+from clearhead.explain.steps import ABSENT_STEPS, SCORE_STEPS, STEP_NAMES, Step
 from clearhead.explain.toml_format import load
 
 
@@ -40,17 +40,6 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
     return _Auditor(example).audit()
 
 
-# reasons why a claimed step does not occur
-_ABSENT_STEPS = {
-    "embedding": "no positions are added, so the rows of the tokens are the input",
-    "positions": "no positions are added to the input",
-    "memory": "the keys and the values are computed from X",
-    "slice": "every head reads all of X",
-    "scaled": "the scores are not scaled",
-    "masked": "there is no mask",
-}
-
-
 class _Auditor:
     """Auditor of one example: compares its claims with the computed matrices."""
 
@@ -68,7 +57,7 @@ class _Auditor:
 
     def _check(self, claim: Claim) -> CheckResult:
         if claim.step in STEP_NAMES and not self.trace.named(claim.step):
-            return _claim_result(claim, "differs", f"this calculation has no such step: {_ABSENT_STEPS[claim.step]}")
+            return _claim_result(claim, "differs", f"this calculation has no such step: {ABSENT_STEPS[claim.step]}")
         one_matrix = claim.head is not None or claim.step in SHARED_MATRICES
         count = head_count(claim.step, self.example.heads, self.example.kv_heads)
         heads = [claim.head or 0] if one_matrix else range(count)
@@ -194,7 +183,7 @@ class _Auditor:
         for head, matrix in enumerate(matrices, 1):
             name = "sum" if len(matrices) == 1 else f"sum, head {head}"
             totals = matrix.sum(dim=1 if which == "rows" else 0)
-            sums.append(" ".join(f"{value:.2f}" for value in totals.tolist()))
+            sums.append(", ".join(f"{value:.2f}" for value in totals.tolist()))
             for index in torch.nonzero((totals - 1).abs() > tolerance).flatten().tolist():
                 cell = (index, 0, rows[index], name) if which == "rows" else (0, index, name, columns[index])
                 cells.append(CellDifference(*cell, "1", 1.0, float(totals[index])))

@@ -12,9 +12,10 @@ from torch import Tensor
 from clearhead._utils.extras import needs_extra
 from clearhead.explain._claims import Claim
 from clearhead.explain._input_steps import InputParts
-from clearhead.explain._layer_weights import WEIGHT_NAMES
+from clearhead.explain._layer_weights import WEIGHT_NAMES, unnested
 from clearhead.explain._printed_matrix import PrintedMatrix
-from clearhead.explain.steps import StepKey, Trace
+from clearhead.explain._toml_text import toml_value
+from clearhead.explain.steps import StepKey, Trace, key_head
 from clearhead.explain.tracing import GivenMatrices, trace_parts
 from clearhead.nn import MultiHeadAttention, Rotary
 from clearhead.nn.parameters import assign_parameters
@@ -51,6 +52,10 @@ class Example:
     def kv_heads(self) -> int:
         """Number of heads of K and V, each shared by heads / kv_heads query heads."""
         return self.weights["key"].shape[0]
+
+    def key_head(self, head: int) -> int:
+        """Return the key head that a query head uses, both counted from 0."""
+        return key_head(head, self.heads, self.kv_heads)
 
     @property
     def d_k(self) -> int:
@@ -134,17 +139,6 @@ class Example:
         if self.drawn and "weights" not in document:
             document["weights"] = tomlkit.table()
         for name in self.drawn:
-            document["weights"][name] = tomlkit.value(_toml_matrix(self.weights[name]))  # pyright: ignore[reportIndexIssue]
+            matrices = unnested(self.weights[name]).tolist()
+            document["weights"][name] = tomlkit.value(toml_value(matrices))  # pyright: ignore[reportIndexIssue]
         return document.as_string()
-
-
-def _toml_matrix(values: Tensor, indent: str = "") -> str:
-    """Format one matrix, or a list of one matrix per head, with one row per line.
-
-    The matrix of a single head is not nested in a list.
-    """
-    if values.ndim == 3 and len(values) == 1:
-        return _toml_matrix(values[0])
-    inner_indent = indent + "  "
-    rows = (_toml_matrix(entry, inner_indent) if entry.ndim == 2 else str(entry.tolist()) for entry in values)
-    return "[\n" + "".join(f"{inner_indent}{row},\n" for row in rows) + f"{indent}]"

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead._utils.text import visible_text
+from clearhead.explain._layer_options import LayerOptions
 from clearhead.explain._printed_matrix import short_repr
-from clearhead.explain.steps import MAX_SCORES, Axis, Operand, Step, Trace
+from clearhead.explain.steps import Axis, Operand, Step, Trace, key_head
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import query_positions
 from clearhead.recording.recording import Address, Recording
 from clearhead.weights.matrix import AttentionWeights
 
+MAX_SCORES = 4_000_000  # of the head; more take longer than a few seconds
 _MAX_WIDTH, _SHOWN_COLUMNS = 8, 4  # a wider query, key or value shows its first numbers
 _MAX_TOKENS, _FIRST_TOKENS, _LAST_TOKENS, _STRONGEST_KEYS = 16, 6, 4, 6
 
@@ -70,6 +72,7 @@ def trace_head(recording: Recording, head: str) -> Trace:
         counting=f"Layers and heads are counted from 0, as in the model: {visible_text(name)} is head {index} of layer"
         f" {layer} of the stack {visible_text(stack)}. Rows and columns are counted from 1.",
         visible=_visible(steps, matrix),
+        options=LayerOptions(softcap=weights.softcap),  # queries and keys are already normed and rotated
     )
 
 
@@ -97,9 +100,9 @@ def _shared_note(layer: AttentionWeights, head: int) -> str:
     heads, key_heads = layer.shape[1], layer.key_heads
     if heads == key_heads:
         return ""
-    group = heads // key_heads
-    first = head // group * group
-    return f"Heads {first} to {first + group - 1} of this layer share these numbers (key head {head // group})."
+    index, group = key_head(head, heads, key_heads), heads // key_heads
+    first = index * group
+    return f"Heads {first} to {first + group - 1} of this layer share these numbers (key head {index})."
 
 
 @dataclass(frozen=True)

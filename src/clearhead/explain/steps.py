@@ -11,10 +11,10 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.text import count_noun
+from clearhead.explain._layer_options import LayerOptions
 from clearhead.nn.head import check_head_indices
 
-# in order; embedding and positions occur only if they are added, memory in cross-attention, slice with split="slice",
-# scaled unless the scores are used unscaled, masked with a mask
+# in order; the steps of ABSENT_STEPS occur in some calculations only
 STEP_NAMES = (
     "embedding",
     "positions",
@@ -32,6 +32,15 @@ STEP_NAMES = (
     "concat",
     "output",
 )
+# reasons why a step does not occur
+ABSENT_STEPS = {
+    "embedding": "no positions are added, so the rows of the tokens are the input",
+    "positions": "no positions are added to the input",
+    "memory": "the keys and the values are computed from X",
+    "slice": "every head reads all of X",
+    "scaled": "the scores are not scaled",
+    "masked": "there is no mask",
+}
 MASK = "mask"  # M, which is an operand of "masked" and can be selected as a step
 SCORE_STEPS = ("scores", "scaled", "masked", "weights")  # a row for each query, a column for each key
 
@@ -39,11 +48,15 @@ StepKey = tuple[str, int | None]  # a step and its head, counted from 0; None fo
 KEY_HEAD_STEPS = ("key", "value")  # computed once for all query heads that share a key head
 Axis = Literal["token", "memory", "vocabulary", "dimension"]  # meaning of a matrix's rows or columns
 Marks = Literal["row", "column", "cell", "all"]
-MAX_SCORES = 4_000_000  # of one calculation; more take longer than a few seconds
 COUNTING = "Heads, rows and columns are counted from 1."
 Operation = Literal[
     "input", "lookup", "sum", "given", "partly", "slice", "product", "scaled", "masked", "softmax", "concat", "other"
 ]
+
+
+def key_head(head: int, heads: int, kv_heads: int) -> int:
+    """Return the key head that a query head uses, both counted from 0."""
+    return head * kv_heads // heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +145,7 @@ class Trace:
         counting: sentence about the counting of heads, rows and columns in every output.
         visible: indices of the rows or columns to show of a matrix that is too large (default: the first and last).
         cells: rows and columns, counted from 0, whose arithmetic is shown (default: one sample of each step).
+        options: rotation, norms and softcap of the layer.
     """
 
     steps: tuple[Step, ...]
@@ -146,6 +160,7 @@ class Trace:
     counting: str = COUNTING
     visible: Mapping[Axis, Collection[int]] = field(default_factory=dict)
     cells: Mapping[StepKey, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    options: LayerOptions = field(default_factory=LayerOptions)
 
     def __post_init__(self) -> None:
         if not self.all_steps:
@@ -161,6 +176,11 @@ class Trace:
     def numbered(self) -> Iterator[tuple[int, Step]]:
         """Yield each step with its position among all steps, counted from 1."""
         return zip(self.positions, self.steps, strict=True)
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key heads, each shared by `group` query heads."""
+        return self.heads // self.group
 
     @property
     def is_whole(self) -> bool:
@@ -198,7 +218,7 @@ class Trace:
         for head in heads:
             if not 0 <= head < self.heads:
                 raise ValueError(f"head {head + 1} does not occur; expected 1 to {self.heads}, counted from 1")
-        key_heads = {head // self.group for head in heads}
+        key_heads = {key_head(head, self.heads, self.kv_heads) for head in heads}
         chosen: list[tuple[int, Step]] = []
         for position, step in self.numbered():
             if heads and step.head not in (key_heads if step.name in KEY_HEAD_STEPS else heads):
@@ -245,9 +265,10 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        from clearhead.explain.render.notebooks import trace_html  # imports this module
+        from clearhead.explain.render.formats import render  # imports this module
+        from clearhead.explain.render.notebooks import page_html
 
-        return trace_html(self)
+        return page_html(self, lambda style: render(self, style), "A worked example")
 
 
 def _mask_step(masked: Step) -> Step:

@@ -75,7 +75,7 @@ def _load_text(path: str | os.PathLike[str]) -> Example:
     draft = load_draft(path)
     for line in draft.question_lines():
         warnings.warn(line, stacklevel=3)
-    return draft.example()
+    return replace(draft.example(), name=str(path))
 
 
 def read_bounded(path: Path) -> bytes:

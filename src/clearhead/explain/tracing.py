@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.explain._input_steps import InputParts, input_steps
+from clearhead.explain._layer_options import LayerOptions
 from clearhead.explain._layer_steps import HeadTracer, output_steps
 from clearhead.explain.steps import Step, StepKey, Trace
 from clearhead.nn import MultiHeadAttention
@@ -88,7 +89,15 @@ def trace_parts(
         name, head = next(iter(given))
         raise ValueError(f"given has {(name, head)}, but this calculation has no such step and head")
     group = layer.heads // layer.kv_heads
-    return Trace(tuple(steps), names, memory_names, layer.heads, group=group, vocabulary=parts.vocabulary)
+    return Trace(
+        tuple(steps),
+        names,
+        memory_names,
+        layer.heads,
+        group=group,
+        vocabulary=parts.vocabulary,
+        options=LayerOptions.of(layer),
+    )
 
 
 def _check_input(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length width"]:

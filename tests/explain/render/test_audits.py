@@ -184,7 +184,7 @@ class TestNotebook:
         assert html.unescape(page) == render_audit(life(), "html")
 
     def test_text_is_shown_without_the_extra(self, monkeypatch):
-        monkeypatch.setattr("clearhead.explain.audit.missing_packages", lambda extra: ["jinja2"])
+        monkeypatch.setattr("clearhead.explain.render.notebooks.missing_packages", lambda extra: ["jinja2"])
         shown = hostile()._repr_html_()
         assert shown.startswith("<pre>&lt;/title&gt;")
         assert "<b>" not in shown

@@ -39,29 +39,51 @@ def rebuilt(document):
     outputs = []
     for head in range(1, document["heads"] + 1):
         steps = {step["name"]: step for step in document["steps"] if step["head"] == head}
-        inputs = x
-        if document["split"] == "slice":
-            width = x.shape[1] // document["heads"]
-            inputs = x[:, (head - 1) * width : head * width]
         projected = {}
-        for name, source in (("query", inputs), ("key", inputs if memory is x else memory), ("value", memory)):
-            source = inputs if document["split"] == "slice" else source
+        for name, source in (("query", x), ("key", memory), ("value", memory)):
             if name not in document["weights"]:
                 assert steps[name]["origin"].startswith("given")
                 projected[name] = array(steps[name]["values"])
                 continue
             index = head if name == "query" else (head - 1) * document["kv_heads"] // document["heads"] + 1
+            if document["split"] == "slice":
+                source = np.split(source, document["heads" if name == "query" else "kv_heads"], axis=1)[index - 1]
             [weight] = [entry for entry in document["weights"][name] if entry["head"] == index]
             projected[name] = source @ array(weight["values"])
             for bias in document["biases"].get(name, ()):
                 projected[name] = projected[name] + (array(bias["values"]) if bias["head"] == index else 0)
+            if name in document["norms"]:
+                norm = document["norms"][name]
+                mean_square = (projected[name] ** 2).mean(axis=1, keepdims=True)
+                projected[name] = projected[name] / np.sqrt(mean_square + norm["eps"]) * np.array(norm["weight"])
+            if name != "value" and document["rope"] is not None:
+                projected[name] = rotated(projected[name], document["rope"])
         scores = projected["query"] @ projected["key"].T * document["scale"]
+        if document["softcap"] is not None:
+            scores = document["softcap"] * np.tanh(scores / document["softcap"])
         for mask in document["mask"] or ():
             scores = scores + (array(mask["values"]) if mask["head"] == head else 0)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        outputs.append(weights / weights.sum(axis=1, keepdims=True) @ projected["value"])
+        weights = np.exp(scores)
+        sink = 0 if document["sinks"] is None else np.exp(document["sinks"][head - 1])
+        outputs.append(weights / (weights.sum(axis=1, keepdims=True) + sink) @ projected["value"])
     output = np.concatenate(outputs, axis=1) @ array(document["weights"]["output"]["values"])
     return output + (array(document["biases"]["output"]["values"]) if "output" in document["biases"] else 0)
+
+
+def rotated(matrix, rope):
+    """Rotate pairs of columns, as complex numbers."""
+    dims = rope["dims"]
+    np.testing.assert_allclose(rope["frequencies"], rope["base"] ** (-np.arange(0, dims, 2) / dims))
+    first, second = (
+        (slice(0, dims // 2), slice(dims // 2, dims))
+        if rope["layout"] == "half"
+        else (slice(0, dims, 2), slice(1, dims, 2))
+    )
+    turned = (matrix[:, first] + 1j * matrix[:, second]) * rope["factor"]
+    turned = turned * np.exp(1j * np.outer(np.arange(len(matrix)), rope["frequencies"]))
+    result = matrix.copy()
+    result[:, first], result[:, second] = turned.real, turned.imag
+    return result
 
 
 class TestJson:
@@ -85,6 +107,20 @@ class TestJson:
         traced = load(name).trace()
         output = rebuilt(json.loads(render(traced, "json")))
         np.testing.assert_allclose(output, traced.output.numpy(), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("positions", ["rotary", "rotary-interleaved"])
+    def test_rotary_example_can_be_rebuilt(self, positions):
+        traced = parse(f"x = {torch.randn(5, 4).tolist()}\npositions = '{positions}'\nseed = 3").trace()
+        output = rebuilt(json.loads(render(traced, "json")))
+        np.testing.assert_allclose(output, traced.output.numpy(), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("options", slow_except(OPTIONS, "all", "softcap", "slices, grouped", "rope, partly"))
+    def test_layer_with_any_option_can_be_rebuilt(self, options):
+        layer = make(options, torch.float64)
+        memory = torch.randn(7, layer.kv_input_dim).double() if layer.kv_input_dim != 30 else None
+        traced = trace(layer, torch.randn(5, 30).double(), memory)
+        document = json.loads(render(traced, "json"))
+        np.testing.assert_allclose(rebuilt(document), traced.output.detach().numpy(), rtol=1e-10, atol=1e-12)
 
     def test_layer_with_biases_memory_and_scale_can_be_rebuilt(self):
         layer = MultiHeadAttention(6, 2, kv_input_dim=5, scale=0.37).double()

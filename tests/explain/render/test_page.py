@@ -22,7 +22,7 @@ AWKWARD = ["</script>", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&a
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    traces = {name: load(name).trace() for name in ("two-heads", "song-causal")}
+    traces = {name: load(name).trace() for name in ("two-heads", "song-causal", "embeddings")}
     everything = MultiHeadAttention(8, 2, kv_input_dim=6, qk_norm=True, softcap=3.0, sinks=True, key_dim=4)
     traces["everything"] = trace(everything, torch.randn(3, 8), torch.randn(5, 6), mask=Causal())
     plain = MultiHeadAttention(8, 2)
@@ -104,6 +104,7 @@ def test_fractions_are_rendered_as_mathml(browser, pages):
         ("song-causal", "weights-1", (2, 4), [[[2, column] for column in range(6)]]),
         ("two-heads", "head_output-2", (3, 1), [[[3, c] for c in range(8)], [[r, 1] for r in range(8)]]),
         ("two-heads", "concat", (3, 3), [[], [[3, 1]]]),
+        ("embeddings", "input", (3, 1), [[[3, 1]], [[3, 1]]]),
         ("two-heads", "output", (3, 2), [[[3, c] for c in range(4)], [[r, 2] for r in range(4)]]),
         ("biased", "query-2", (1, 3), [[[1, c] for c in range(8)], [[r, 3] for r in range(8)], [[0, 3]]]),
         ("everything", "query-1", (1, 3), [[[1, c] for c in range(8)], [[r, c] for r in range(8) for c in range(4)],
@@ -131,6 +132,7 @@ def test_pointing_at_a_cell_marks_its_operands(browser, pages, name, section, in
         ("song-causal", "head_output-1", (4, 3)),
         ("biased", "value-2", (2, 0)),
         ("two-heads", "output", (0, 3)),
+        ("embeddings", "input", (3, 1)),
     ],
 )
 def test_arithmetic_line_evaluates_to_the_cell(browser, pages, name, section, index):

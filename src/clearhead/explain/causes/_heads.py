@@ -24,8 +24,9 @@ def joining_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     def outputs(matrices: Recomputation) -> list[Tensor]:
         return [matrices.matrix("head_output", head) for head in wrong.heads]
 
-    def mistake(name: str, done: str, compute: Replacement) -> Mistake:
-        return Mistake(name, done, _RULE, {"concat": compute})
+    def mistake(name: str, done: str, join: Replacement) -> Mistake:
+        # the output as well, because a text may print the heads joined correctly and continue with others
+        return Mistake(name, done, _RULE, {"concat": join, "output": lambda m, h: _projected(m, join(m, h))})
 
     for order in _orders(wrong.example.heads):
         listed = ", ".join(str(head + 1) for head in order)
@@ -40,6 +41,11 @@ def joining_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         lambda m, h: torch.stack(outputs(m), dim=-1).flatten(-2),
     )
     yield mistake(
+        "heads reshaped without transposing",
+        "The heads were reshaped into rows without transposing them first",
+        lambda m, h: torch.stack(outputs(m)).reshape(len(outputs(m)[0]), -1),
+    )
+    yield mistake(
         "heads stacked by rows",
         "The heads were stacked below each other",
         lambda m, h: torch.cat(outputs(m), dim=-2),
@@ -48,6 +54,12 @@ def joining_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     yield mistake(
         "heads averaged", "The outputs of the heads were averaged", lambda m, h: torch.stack(outputs(m)).mean(0)
     )
+
+
+def _projected(matrices: Recomputation, joined: Tensor) -> Tensor:
+    """Return the output of joined heads. Heads that were added use the first rows of W_O."""
+    product = joined @ matrices.matrix("output_weight", 0)[: joined.shape[-1]]
+    return product + matrices.matrix("output_bias", 0) if "output" in matrices.example.biases else product
 
 
 def _orders(heads: int) -> Iterator[Sequence[int]]:
@@ -75,9 +87,6 @@ def output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         rows = matrices.matrix("output_weight", 0).split([output.shape[-1] for output in outputs])
         return [output @ part for output, part in zip(outputs, rows, strict=True)]
 
-    def biased(matrices: Recomputation, product: Tensor) -> Tensor:
-        return product + matrices.matrix("output_bias", 0) if "output" in wrong.example.biases else product
-
     yield mistake("W_O forgotten", "The output is C, not multiplied by W_O", lambda m, h: m.matrix("concat", h))
     if "output" in wrong.example.biases:
         yield Mistake(
@@ -89,7 +98,7 @@ def output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     yield mistake(
         "W_O transposed",
         "The output was computed with the transpose of W_O",
-        lambda m, h: biased(m, m.matrix("concat", h) @ m.matrix("output_weight", h).mT),
+        lambda m, h: _transposed_output(m),
     )
     if wrong.example.heads > 1:
         before = "Each head was multiplied by its rows of W_O before the heads were"
@@ -106,3 +115,8 @@ def output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
             f"{before} averaged",
             lambda m, h: torch.stack(head_products(m)).mean(0),
         )
+
+
+def _transposed_output(matrices: Recomputation) -> Tensor:
+    product = matrices.matrix("concat", 0) @ matrices.matrix("output_weight", 0).mT
+    return product + matrices.matrix("output_bias", 0) if "output" in matrices.example.biases else product

@@ -42,4 +42,4 @@ class MistakenCalculation(Recomputation):
         """Return the heads of a matrix that are computed with the mistake, key heads for keys and values."""
         if name not in KEY_HEAD_MATRICES:
             return self.heads
-        return frozenset(head * self.example.kv_heads // self.example.heads for head in self.heads)
+        return frozenset(self.example.key_head(head) for head in self.heads)

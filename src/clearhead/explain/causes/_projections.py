@@ -31,6 +31,13 @@ def projection_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
                     rule,
                     {name: _projected_with(name, other)},
                 )
+                if {name, other} <= wrong.example.biases.keys():
+                    yield Mistake(
+                        f"W_{other[0].upper()} and its bias used for {letter}",
+                        f"{letter} was computed with W_{other[0].upper()} and b_{other[0].upper()}",
+                        rule,
+                        {name: _projected_with(name, other, with_bias=True)},
+                    )
         yield Mistake(
             f"X W_{letter}ᵀ",
             f"{letter} was computed with the transpose of W_{letter}",
@@ -43,19 +50,12 @@ def projection_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
             rule,
             {name: lambda m, h, name=name: m.matrix(OPERANDS[name][0], h)},
         )
-        if name in wrong.example.biases:
+        for head, owner in _other_owners(wrong, name):
             yield Mistake(
-                f"b_{letter} forgotten",
-                f"The bias b_{letter} was not added",
-                f"{rule} + b_{letter}",
-                {name: lambda m, h, n=name: m.projected(n, h, m.matrix(f"{n}_weight", h), with_bias=False)},
-            )
-        for head in wrong.other_heads if wrong.head is not None else ():
-            yield Mistake(
-                f"W_{letter} of head {head + 1}",
-                f"{letter} was computed with W_{letter} of head {head + 1}",
+                f"W_{letter} of {owner}",
+                f"{letter} was computed with W_{letter} of {owner}",
                 f"use W_{letter} of this head",
-                {name: lambda m, h, n=name, head=head: m.projected(n, h, _weight_of_head(wrong, m, n, head))},
+                {name: lambda m, h, n=name, head=head: m.projected(n, h, m.matrix(f"{n}_weight", head))},
             )
     if _is_exchanged(wrong):
         yield Mistake(
@@ -66,23 +66,26 @@ def projection_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
         )
 
 
-def _weight_of_head(wrong: WrongMatrix, matrices: Recomputation, name: str, head: int) -> Tensor:
-    """Return W_Q, W_K or W_V of another head, which is a key head if the wrong matrix is K or V."""
-    find = matrices.matrix if wrong.step in KEY_HEAD_STEPS else matrices.for_head
-    return find(f"{name}_weight", head)
+def _other_owners(wrong: WrongMatrix, name: str) -> list[tuple[int, str]]:
+    """Return the other heads that have a W_Q, W_K or W_V, and the words for each."""
+    if name in KEY_HEAD_STEPS:
+        return wrong.other_key_heads()
+    if wrong.head is None or wrong.step in KEY_HEAD_STEPS:
+        return []
+    return [(head, f"head {head + 1}") for head in wrong.other_heads]
 
 
-def _projected_with(name: str, other: str) -> Replacement:
-    """Return the computation of Q, K or V with the weight of another one."""
+def _projected_with(name: str, other: str, *, with_bias: bool = False) -> Replacement:
+    """Return the computation of Q, K or V with the weight, and perhaps the bias, of another one."""
 
     def compute(matrices: Recomputation, head: int) -> Tensor:
+        example, find, index = matrices.example, matrices.matrix, head
         if name == "query":
-            weight = matrices.for_head(f"{other}_weight", head)
-        else:  # `head` is a key head, whose first query head is meant
-            example = matrices.example
-            index = head * example.heads // example.kv_heads if other == "query" else head
-            weight = matrices.matrix(f"{other}_weight", index)
-        return matrices.projected(name, head, weight)
+            find = matrices.for_head
+        elif other == "query":  # `head` is a key head, whose first query head is meant
+            index = head * example.heads // example.kv_heads
+        bias = find(f"{other}_bias", index) if with_bias else None
+        return matrices.projected(name, head, find(f"{other}_weight", index), bias=bias)
 
     return compute
 
@@ -139,12 +142,13 @@ def head_output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     yield mistake(
         "A X", "A X, the mean of the inputs", lambda m, h: m.matrix("weights", h) @ m.for_head("key_input", h)
     )
-    for other in wrong.other_heads if wrong.head is not None else ():
+    for other, owner in wrong.other_key_heads():
         yield mistake(
-            f"A V with V of head {other + 1}",
-            f"computed with the values of head {other + 1}",
-            lambda m, h, other=other: m.matrix("weights", h) @ m.for_head("value", other),
+            f"A V with V of {owner}",
+            f"computed with the values of {owner}",
+            lambda m, h, other=other: m.matrix("weights", h) @ m.matrix("value", other),
         )
+    for other in wrong.other_heads if wrong.head is not None else ():
         yield mistake(
             f"A V with A of head {other + 1}",
             f"computed with the weights of head {other + 1}",

@@ -23,12 +23,13 @@ def score_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     yield product("scores Q Vᵀ", "Q Vᵀ, the queries with the values", lambda m, h: _product(m, "query", h, "value", h))
     yield product("scores Q K", "Q K, without the transpose", lambda m, h: m.matrix("query", h) @ m.for_head("key", h))
     yield product("scores Qᵀ K", "Qᵀ K", lambda m, h: m.matrix("query", h).mT @ m.for_head("key", h))
-    for other in wrong.other_heads if wrong.head is not None else ():
+    for other, owner in wrong.other_key_heads():
         yield product(
-            f"keys of head {other + 1}",
-            f"computed with the keys of head {other + 1}",
-            lambda m, h, other=other: _product(m, "query", h, "key", other),
+            f"keys of {owner}",
+            f"computed with the keys of {owner}",
+            lambda m, h, other=other: m.matrix("query", h) @ m.matrix("key", other).mT,
         )
+    for other in wrong.other_heads if wrong.head is not None else ():
         yield product(
             f"queries of head {other + 1}",
             f"computed with the queries of head {other + 1}",

@@ -17,6 +17,7 @@ from clearhead.explain.causes._heads import joining_mistakes, output_mistakes
 from clearhead.explain.causes._masks import mask_mistakes
 from clearhead.explain.causes._mistake import Mistake, MistakenCalculation
 from clearhead.explain.causes._printing import printing_mistakes
+from clearhead.explain.causes._projection_parts import bias_mistakes, memory_mistakes, rotary_mistakes
 from clearhead.explain.causes._projections import head_output_mistakes, projection_mistakes, slice_mistakes
 from clearhead.explain.causes._scores import scale_mistakes, score_mistakes
 from clearhead.explain.causes._slips import cell_slips, matrix_slips, row_sum_slips
@@ -28,6 +29,9 @@ _MIN_CELLS = 2  # wrong cells that a cause reproduces if it has exceptions or ce
 _GROUPS = (
     slice_mistakes,
     projection_mistakes,
+    bias_mistakes,
+    rotary_mistakes,
+    memory_mistakes,
     score_mistakes,
     scale_mistakes,
     mask_mistakes,
@@ -48,7 +52,7 @@ def explain_errors(wrong: WrongMatrix) -> list[Explanation]:
     if not wrong.shape_is_wrong:
         explanations += matrix_slips(wrong)
     explanations = _best(explanations)
-    slips = [] if wrong.shape_is_wrong else list(cell_slips(wrong))
+    slips = [] if wrong.shape_is_wrong else _main_slips(wrong)
     if explanations and explanations[0].is_complete:
         return explanations + [slip for slip in slips if slip.is_complete]
     explanations += slips
@@ -56,6 +60,13 @@ def explain_errors(wrong: WrongMatrix) -> list[Explanation]:
     for explanation in explanations:
         explained |= explanation.cells
     return [*explanations, *row_sum_slips(wrong, explained)]
+
+
+def _main_slips(wrong: WrongMatrix) -> list[Explanation]:
+    """Return the slips in single cells, if they explain at least half of the new errors."""
+    slips = list(cell_slips(wrong))
+    explained = sum(int(slip.cells.sum()) for slip in slips)
+    return slips if 2 * explained >= int(wrong.new_errors.sum()) else []
 
 
 def _best(explanations: Sequence[Explanation]) -> list[Explanation]:

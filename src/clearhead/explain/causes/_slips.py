@@ -127,7 +127,7 @@ class _RoundedCalculation(Recomputation):
 
 
 def _rounded_starts(wrong: WrongMatrix, digits: int) -> Iterator[Recomputation]:
-    """Yield calculations with all earlier matrices rounded, or with only the operands of this one rounded."""
+    """Yield calculations with all earlier matrices rounded, with the operands of this one, or with one operand."""
     operands = [name for name in OPERANDS.get(wrong.step, ()) if name in _ROUNDED_STEPS]
     for start in wrong.starts:
         yield _RoundedCalculation(start, wrong.step, digits)
@@ -137,6 +137,9 @@ def _rounded_starts(wrong: WrongMatrix, digits: int) -> Iterator[Recomputation]:
             for head in range(head_count(name, start.example.heads, start.example.kv_heads))
         }
         yield Recomputation(start.example, {**start.given, **nearest})
+        for name in operands if len(operands) > 1 else ():
+            only = {key: values for key, values in nearest.items() if key[0] == name}
+            yield Recomputation(start.example, {**start.given, **only})
 
 
 def row_sum_slips(wrong: WrongMatrix, explained: Bool[Tensor, "rows columns"]) -> Iterator[Explanation]:

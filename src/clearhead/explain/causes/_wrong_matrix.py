@@ -64,6 +64,15 @@ class WrongMatrix:
         count = head_count(self.step, self.example.heads, self.example.kv_heads)
         return [head for head in range(count) if head != self.head]
 
+    def other_key_heads(self) -> list[tuple[int, str]]:
+        """Return the key heads that this head does not use, and the words for each."""
+        heads, kv_heads = self.example.heads, self.example.kv_heads
+        if self.head is None:
+            return []
+        noun = "head" if kv_heads == heads else "key head"
+        used = self.head if self.step in KEY_HEAD_MATRICES else self.head * kv_heads // heads
+        return [(index, f"{noun} {index + 1}") for index in range(kv_heads) if index != used]
+
     @cached_property
     def reachable(self) -> frozenset[str]:
         """Steps between this matrix and the nearest earlier matrices that the text prints."""
@@ -83,7 +92,7 @@ class WrongMatrix:
         else:
             heads = range(head_count(name, self.example.heads, self.example.kv_heads))
         if name in KEY_HEAD_MATRICES and self.step not in KEY_HEAD_MATRICES and self.head is not None:
-            heads = [self.head * self.example.kv_heads // self.example.heads]
+            heads = [self.example.key_head(self.head)]
         return all((name, head) in self.printed for head in heads)
 
     def matches(self, result: Float[Tensor, "rows columns"]) -> Bool[Tensor, "rows columns"]:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.explain._layer_weights import WEIGHT_NAMES
+from clearhead.explain._layer_weights import WEIGHT_NAMES, unnested
+from clearhead.explain._toml_text import toml_string, toml_value
 from clearhead.explain.example import Example
-from clearhead.explain.exercises._toml import tenths, toml_text, toml_value
 from clearhead.explain.toml_format import parse
 
 # Drawn again, or about the text that the example was taken from. An embedding is replaced by the rows of x.
@@ -49,7 +49,7 @@ def redraw(example: Example, seed: int) -> Example:
 def givens_source(raw: dict[str, Any], title: str, x: object, weights: dict[str, object]) -> str:
     """Return the TOML text of an example without claims. Other keys, such as heads and mask, are taken from `raw`."""
     kept = {key: value for key, value in raw.items() if key not in _REPLACED_KEYS}
-    lines = [f"title = {toml_text(title)}"]
+    lines = [f"title = {toml_string(title)}"]
     lines += [f"{key} = {toml_value(value)}" for key, value in ({"x": x} | kept).items()]
     lines += ["", "[weights]", *(f"{name} = {toml_value(value)}" for name, value in weights.items())]
     return "\n".join(lines) + "\n"
@@ -63,12 +63,12 @@ def _draw_example(example: Example, generator: random.Random, limit: int) -> Exa
     memory = raw.get("memory")
     if isinstance(memory, list):
         shape = torch.Size((len(memory), len(memory[0])))
-        raw["memory"] = tenths(_draw(generator, shape, _INPUT_LIMIT, signed=signed))
+        raw["memory"] = _tenths(_draw(generator, shape, _INPUT_LIMIT, signed=signed))
     weights = {}
     for name in WEIGHT_NAMES:
         drawn = _draw(generator, example.weights[name].shape, limit if name in ("query", "key") else _VALUE_LIMIT)
-        weights[name] = tenths(drawn[0] if drawn.ndim == 3 and len(drawn) == 1 else drawn)
-    return parse(givens_source(raw, example.title, tenths(x), weights))
+        weights[name] = _tenths(unnested(drawn))
+    return parse(givens_source(raw, example.title, _tenths(x), weights))
 
 
 def _draw(generator: random.Random, shape: torch.Size, limit: int, *, signed: bool = True) -> Tensor:
@@ -76,6 +76,13 @@ def _draw(generator: random.Random, shape: torch.Size, limit: int, *, signed: bo
     choices = [value for value in range(-limit if signed else 1, limit + 1) if value]
     drawn = generator.choices(choices, k=shape.numel())
     return torch.tensor(drawn, dtype=torch.float64).reshape(shape) / 10
+
+
+def _tenths(values: Tensor) -> list[object]:
+    """Return a matrix, or a list of matrices, as decimal numbers with one digit after the point."""
+    if values.ndim == 1:
+        return [Decimal(f"{value:.1f}") for value in values.tolist()]
+    return [_tenths(entry) for entry in values]
 
 
 def _range_errors(example: Example) -> tuple[float, float]:

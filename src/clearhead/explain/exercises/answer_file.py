@@ -17,8 +17,8 @@ from typing import Any
 from clearhead._utils.checks import describe
 from clearhead.explain._claims import check_keys
 from clearhead.explain._printed_matrix import BLANK, short_repr
+from clearhead.explain._toml_text import toml_lines, toml_string, toml_value
 from clearhead.explain.exercises._drawing import givens_source
-from clearhead.explain.exercises._toml import toml_text, toml_value
 from clearhead.explain.exercises.exercise import MAX_DIGITS, Exercise, check_exercise, read_blanks, with_points
 from clearhead.explain.steps import StepKey
 from clearhead.explain.toml_format import named_errors, parse, read_bounded
@@ -59,7 +59,7 @@ def to_toml(exercise: Exercise, *, student: str = "", answers: Mapping[StepKey, 
     for key in exercise.blanks:
         rows, columns = exercise.steps[key].shape
         claims.append(_claim(key, answers.get(key, [[BLANK] * columns] * rows)))
-    return f"{before}{toml_text(student)}{after}{''.join(claims)}"
+    return f"{before}{toml_string(student)}{after}{''.join(claims)}"
 
 
 def file_parts(exercise: Exercise) -> tuple[str, str]:
@@ -86,9 +86,8 @@ def file_parts(exercise: Exercise) -> tuple[str, str]:
 def _claim(key: StepKey, rows: AnswerRows) -> str:
     name, head = key
     lines = ["[[claims]]", f'step = "{name}"', *([] if head is None else [f"head = {head + 1}"])]
-    cells = [[_cell(cell) for cell in row] for row in rows]
-    body = "".join(f"  [{', '.join(row)}],\n" for row in cells)
-    return "\n".join([*lines, f"values = [\n{body}]\n\n"])
+    values = toml_lines(f"[{', '.join(map(_cell, row))}]" for row in rows)
+    return "\n".join([*lines, f"values = {values}\n\n"])
 
 
 def _cell(cell: Cell) -> str:
@@ -98,7 +97,7 @@ def _cell(cell: Cell) -> str:
     try:
         return str(cell) if isinstance(cell, str) and tomllib.loads(f"cell = {cell}") else toml_value(cell)
     except tomllib.TOMLDecodeError:
-        return toml_text(str(cell))
+        return toml_string(str(cell))
 
 
 def read_answers(path: str | os.PathLike[str]) -> AnswerFile:

@@ -13,17 +13,12 @@ from clearhead.explain._claims import SHARED_MATRICES, suggestion
 from clearhead.explain.example import Example
 from clearhead.explain.exercises._drawing import redraw
 from clearhead.explain.render.wording import format_matrix
-from clearhead.explain.steps import STEP_NAMES, Step, StepKey, Trace
+from clearhead.explain.steps import ABSENT_STEPS, STEP_NAMES, Step, StepKey, Trace
 from clearhead.explain.toml_format import load
 
 MAX_DIGITS = 6
 MAX_BLANK_CELLS = 2000
 _COMPUTED_STEPS = STEP_NAMES[STEP_NAMES.index("slice") :]  # all before are given
-_MISSING = {
-    "slice": "every head reads all of X",
-    "scaled": "the scores are not scaled",
-    "masked": "there is no mask",
-}
 # a step -> the later step that repeats its numbers
 _COPIES = {"scaled": "masked", "head_output": "concat"}
 
@@ -120,8 +115,8 @@ def exercise(
         >>> sheet.blanks
         (('weights', 0), ('weights', 1), ('output', None))
     """
-    name = example.title if isinstance(example, Example) else Path(check_path("example", example)).stem
-    example = example if isinstance(example, Example) else load(example)
+    example = example if isinstance(example, Example) else load(check_path("example", example))
+    name = Path(example.name).stem or example.title
     seed = check_int("seed", seed, least=0)
     digits = check_int("digits", digits, least=1, most=MAX_DIGITS)
     blanks = read_blanks(blank, example.trace_without_given())
@@ -179,7 +174,7 @@ def _blank_keys(entry: object, trace: Trace) -> Iterable[StepKey]:
         raise ValueError(f"blank has {name!r}; {suggestion(name, _COMPUTED_STEPS)}")
     steps = trace.named(name)
     if not steps:
-        raise ValueError(f"blank has {name!r}, but this calculation has no such step: {_MISSING[name]}")
+        raise ValueError(f"blank has {name!r}, but this calculation has no such step: {ABSENT_STEPS[name]}")
     if not colon:
         return [(name, step.head) for step in steps]
     if name in SHARED_MATRICES:

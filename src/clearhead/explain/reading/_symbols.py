@@ -46,7 +46,7 @@ _WEIGHT_STEPS = {"q": "query_weight", "k": "key_weight", "v": "value_weight", "o
 _WORDS = "|".join(sorted((word for word in _SYMBOL_STEPS if len(word) > 1), key=len, reverse=True))
 _FACTOR = re.compile(rf"((?i:softmax|{_WORDS})|[A-Zα])(\d{{0,3}})((?:[_^](?:\{{[^{{}}]{{0,40}}\}}|\w))*)")
 _ROW_SYMBOL = re.compile(r"([qkvxzo])_?\{?\d{1,3}\}?(?:\^\{?T\}?)?")
-_SLICE = re.compile(r"X\[|X_\{:,")
+_SLICE = re.compile(r"X\[|X_\{(?::,|columns?\d)")
 _PRODUCT_SIGNS = re.compile(r"[\s×·⊙@]+|\\")
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clearhead._utils.text import visible_text
 from clearhead.explain._claims import SHARED_MATRICES
+from clearhead.explain._toml_text import Cells, toml_comment, toml_matrices, toml_matrix, toml_string
 from clearhead.explain.reading._calculation import Calculation
 from clearhead.explain.reading._contexts import MatrixContext
 from clearhead.explain.reading._matching import MatchedMatrix, step_name
-from clearhead.explain.reading._toml_text import (
-    Cells,
-    toml_comment,
-    toml_matrices,
-    toml_matrix,
-    toml_string,
-)
 from clearhead.explain.steps import STEP_NAMES
 
 
@@ -30,10 +25,10 @@ def draft_text(
     x = calculation.x
     lines = [
         toml_comment(f"Draft from {name}. Edit it where a matrix was read wrongly, then run `clearhead check` on it."),
-        f"title = {toml_string(title)}",
+        f"title = {toml_string(visible_text(title))}",
     ]
     if calculation.tokens is not None:
-        lines.append(f"tokens = [{', '.join(map(toml_string, calculation.tokens))}]")
+        lines.append(f"tokens = [{', '.join(toml_string(visible_text(token)) for token in calculation.tokens)}]")
     lines += [_source(name, x), f"x = {toml_matrix(x.grid.cells)}", f"heads = {calculation.heads}"]
     if calculation.heads > 1:
         lines.append(f'split = "{calculation.split}"')

@@ -116,7 +116,9 @@ def _line(step: Step, row: int, column: int, digits: int, max_terms: int | None)
     writers = {
         "product": _product,
         "scaled": _scaled,
-        "masked": _masked,
+        "masked": _added,
+        "sum": _added,
+        "lookup": _looked_up,
         "softmax": _softmax,
         "slice": _copied,
         "concat": _copied,
@@ -143,6 +145,16 @@ def _other(step: Step, row: int, column: int) -> _Line:
         remark=f", computed from {' and '.join(f'{part}{operand.symbol}' for part, operand in parts)}",
         latex_remark=r"\text{, computed from }"
         + r"\text{ and }".join(f"\\text{{{part}}}{operand.latex}" for part, operand in parts),
+    )
+
+
+def _looked_up(step: Step, row: int, column: int, digits: int, max_terms: int | None) -> _Line:
+    [table] = step.operands
+    return _Line(
+        "",
+        exact=True,
+        remark=f", column {column + 1} of the token's row of {table.symbol}",
+        latex_remark=f"\\text{{, column {column + 1} of the token's row of }}{table.latex}",
     )
 
 
@@ -173,7 +185,7 @@ def _scaled(step: Step, row: int, column: int, digits: int, max_terms: int | Non
     return _Line(right.replace(scores.symbol, form.bracketed(value), 1), form.is_exact(value))
 
 
-def _masked(step: Step, row: int, column: int, digits: int, max_terms: int | None) -> _Line:
+def _added(step: Step, row: int, column: int, digits: int, max_terms: int | None) -> _Line:
     terms, exact = [], True
     for operand in step.operands:
         value, form = float(operand.values[row, column]), NumberFormat(operand.values, digits)

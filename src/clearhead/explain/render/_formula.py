@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from clearhead._utils.text import count_noun
-from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace
+from clearhead.explain.steps import KEY_HEAD_STEPS, Step, Trace, key_head
 
 Formula = tuple[str, str]  # as text and as LaTeX
+_KEY_HEADS = {"i": "head", "j": "key head"}  # by the index of K and V
 
 
 def whole_formula(trace: Trace) -> list[Formula]:
@@ -13,7 +16,7 @@ def whole_formula(trace: Trace) -> list[Formula]:
     first: dict[str, Step] = {}
     for step in trace.all_steps:
         first.setdefault(step.name, step)
-    many = trace.heads > 1
+    many, shared = trace.heads > 1, trace.group > 1 and trace.kv_heads > 1
     lines: list[Formula] = []
     if "output" in first and "concat" in first:
         lines.append(_output_line(first["output"], first["concat"], many))
@@ -22,10 +25,14 @@ def whole_formula(trace: Trace) -> list[Formula]:
     projections = [first[name] for name in ("query", "key", "value") if name in first and first[name].how != "input"]
     if projections:
         lines.append((",  ".join(step.formula for step in projections), ",\\quad ".join(s.latex for s in projections)))
-    return [
-        (_any_head(text, "₁", "ᵢ"), _any_head(latex, "_{1}", "_{i}")) if many else (text, latex)
-        for text, latex in lines
-    ]
+    if many:
+        key_index = "j" if shared else "i"
+        lines = [(_any_head(text, key_index), _any_head_latex(latex, key_index)) for text, latex in lines]
+    if shared:
+        division = f"i / {trace.group}"
+        explanation = f"j = \\lceil {division} \\rceil\\text{{, the key head of head }}i"
+        lines.append((f"j = ⌈{division}⌉, the key head of head i", explanation))
+    return lines
 
 
 def cost_sentences(trace: Trace) -> list[str]:
@@ -93,14 +100,16 @@ def _head_line(first: dict[str, Step]) -> Formula:
     """Return softmax(Q Kᵀ / √d + M) V of the first head."""
     weights, output = first["weights"], first["head_output"]
     value = first.get("value")
-    if weights.how != "softmax" or value is None or "scaled" not in first or output.how == "given":
+    scores = first.get("scaled", first.get("scores"))  # without scaling, there is no step "scaled"
+    if weights.how != "softmax" or value is None or scores is None or output.how == "given":
         return output.formula, output.latex
-    scaled = first["scaled"]
-    text, latex = (formula.split(" = ", 1)[-1] for formula in (scaled.formula, scaled.latex))
-    if scaled.how == "given":
-        text, latex = scaled.symbol, scaled.latex_symbol
-    for name in ("biased", "masked"):
-        for operand in first[name].operands[1:] if name in first else ():
+    text, latex = (formula.split(" = ", 1)[-1] for formula in (scores.formula, scores.latex))
+    if scores.how == "given":
+        text, latex = scores.symbol, scores.latex_symbol
+    for step in (first[name] for name in ("biased", "masked") if name in first):
+        if step.how == "given":
+            text, latex = step.symbol, step.latex_symbol
+        for operand in step.operands[1:]:
             text, latex = f"{text} + {operand.symbol}", f"{latex} + {operand.latex}"
     if len(weights.operands) > 1:
         text, latex = f"{text}; sink", f"{latex};\\ \\text{{sink}}"
@@ -110,12 +119,26 @@ def _head_line(first: dict[str, Step]) -> Formula:
     )
 
 
-def _any_head(formula: str, head: str, index: str) -> str:
-    """Write i for the index of the first head, except in a list of all heads."""
-    return formula if "Concat" in formula else formula.replace(head, index)
+def _any_head(formula: str, key_index: str) -> str:
+    """Write i for the index of the first head, and `key_index` for that of K and V, except in a list of all heads."""
+    if "Concat" in formula:
+        return formula
+    formula = re.sub("(?<=[KV])₁", {"i": "ᵢ", "j": "ⱼ"}[key_index], formula)
+    return re.sub(r"\[columns? [^\]]*\]", f"[columns of {_KEY_HEADS[key_index]} {key_index}]", formula).replace(
+        "₁", "ᵢ"
+    )
+
+
+def _any_head_latex(formula: str, key_index: str) -> str:
+    """Do the same in LaTeX."""
+    if "Concat" in formula:
+        return formula
+    formula = re.sub(r"(?<=[KV])_\{1\}", f"_{{{key_index}}}", formula)
+    columns = f"_{{\\\\text{{columns of {_KEY_HEADS[key_index]} }}{key_index}}}"
+    return re.sub(r"_\{\\text\{columns? \}\d+(?:\\text\{ to \}\d+)?\}", columns, formula).replace("_{1}", "_{i}")
 
 
 def _head_cost(trace: Trace, head: int) -> int:
-    key_head = head // trace.group
-    steps = (step for step in trace.all_steps if step.head == (key_head if step.name in KEY_HEAD_STEPS else head))
+    shared = key_head(head, trace.heads, trace.kv_heads)
+    steps = (step for step in trace.all_steps if step.head == (shared if step.name in KEY_HEAD_STEPS else head))
     return sum(step.multiply_adds for step in steps)

@@ -107,7 +107,7 @@ def _section(position: int, step: Step, trace: Trace, layout: Layout, digits: in
 
 
 def _anchor(step: Step, trace: Trace) -> str:
-    """Return the id of a step's section, used in URLs: weights-2 for head 2, input-2 for the memory."""
+    """Return the id of a step's section, used in URLs: weights-2 for head 2, mask-2 for a second mask."""
     if step.head is not None:
         return f"{step.name}-{step.head + 1}"
     same = [other for other in trace.steps if other.name == step.name]

@@ -34,7 +34,7 @@ def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
         "tokens": trace.tokens,
         "memory_tokens": trace.memory_tokens,
         "heads": trace.heads,
-        "kv_heads": trace.heads // trace.group,
+        "kv_heads": trace.kv_heads,
         **(_ingredients(trace, digits) if trace.is_whole else {}),
         "steps": [_step(position, step, trace, digits) for position, step in trace.numbered()],
     }
@@ -42,7 +42,7 @@ def as_json(trace: Trace, title: str, digits: int | None = None) -> str:
 
 
 def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
-    """Return everything that the output is computed from: input, weights, biases, mask, scale and sinks."""
+    """Return everything that the output is computed from: input, weights, biases, mask, and the layer's options."""
     weights: dict[str, Any] = {}
     biases: dict[str, Any] = {}
     parts: dict[str, Any] = {"x": None, "memory": None, "mask": None, "bias": None, "scale": None, "sinks": None}
@@ -62,7 +62,29 @@ def _ingredients(trace: Trace, digits: int | None) -> dict[str, Any]:
     if all(step.name != "scaled" for step in trace.all_steps):
         parts["scale"] = 1.0
     split = "slice" if any(step.name == "slice" for step in trace.all_steps) else "project"
-    return {"split": split, **parts, "weights": weights, "biases": biases}
+    return {"split": split, **parts, **_options(trace, digits), "weights": weights, "biases": biases}
+
+
+def _options(trace: Trace, digits: int | None) -> dict[str, Any]:
+    """Return the softcap, the norms and the rotation. Rotated columns are paired as `layout` says."""
+    options = trace.options
+    norms = {
+        name: {"weight": _row(norm.weight.tolist(), digits), "eps": norm.eps}
+        for name, norm in (("query", options.query_norm), ("key", options.key_norm))
+        if norm is not None
+    }
+    rope = options.rope
+    if rope is None:
+        return {"softcap": options.softcap, "norms": norms, "rope": None}
+    dims = rope.rotary_dims(trace.named("query")[0].shape[1])
+    rotation = {
+        "layout": rope.layout,
+        "base": rope.base,
+        "dims": dims,
+        "frequencies": rope.frequencies(dims).tolist(),  # radians per position, counted from 0
+        "factor": 1.0 if rope.scaling is None else rope.scaling.attention_factor,
+    }
+    return {"softcap": options.softcap, "norms": norms, "rope": rotation}
 
 
 def _append(table: dict[str, Any], name: str, entry: dict[str, Any], head: int | None) -> None:
@@ -96,7 +118,11 @@ def _step(position: int, step: Step, trace: Trace, digits: int | None) -> dict[s
 
 
 def _cells(values: Tensor, digits: int | None) -> list[list[float | str]]:
-    return [[_number(cell, digits) for cell in row] for row in values.tolist()]
+    return [_row(row, digits) for row in values.tolist()]
+
+
+def _row(row: list[float], digits: int | None) -> list[float | str]:
+    return [_number(cell, digits) for cell in row]
 
 
 def _number(cell: float, digits: int | None) -> float | str:

@@ -59,7 +59,7 @@ STEP_SENTENCES = {
 
 def step_sentence(step: Step, trace: Trace) -> str:
     """Return one or more sentences that explain a step."""
-    return " ".join(part for part in (_sentence(step, trace), _remark(step, trace), step.note) if part)
+    return " ".join(part for part in (_sentence(step, trace), _remark(step), step.note) if part)
 
 
 def _sentence(step: Step, trace: Trace) -> str:
@@ -76,7 +76,7 @@ def _sentence(step: Step, trace: Trace) -> str:
     return STEP_SENTENCES.get(step.name, "")
 
 
-def _remark(step: Step, trace: Trace) -> str:
+def _remark(step: Step) -> str:
     """Return a sentence about a special case, or an empty string."""
     if step.name == "weights" and step.how == "softmax":
         empty = int((step.operands[0].values == -math.inf).all(dim=1).sum())

@@ -167,6 +167,7 @@ function arithmetic(section, operands, sources, cell) {
   if (cell.dataset.note) return cell.dataset.note;
   const texts = sources.map((cells) => cells.map((other) => other.textContent));
   const [first = [], second = [], third = []] = texts;
+  const sum = () => [[first[0], ...texts.slice(1).map(([text]) => bracketed(text))].join(" + ")];
   const left = {
     product: () => {
       // a masked weight adds 0
@@ -179,7 +180,8 @@ function arithmetic(section, operands, sources, cell) {
       return [text, gap];
     },
     scaled: () => [`${first[0]} ${section.dataset.scaling}`],
-    masked: () => [[first[0], ...texts.slice(1).map(([text]) => bracketed(text))].join(" + ")],
+    masked: sum,
+    sum,
     softmax: () => {
       // a masked key adds 0
       const open = first.map((text, index) => ({ text, index })).filter(({ text }) => text !== "−∞");
