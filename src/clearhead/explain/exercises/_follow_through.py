@@ -50,6 +50,7 @@ class FollowThrough:
         self.written = {key: printed_values(exercise, key) for key in exercise.shown} | dict(answers)
         self.right: dict[StepKey, Cells] = {}
         self.carried: dict[StepKey, Cells] = {}
+        self.sound: dict[StepKey, Cells] = {}  # right, and independent of errors
         # a student continues from the shown steps, or ignores them and continues from the answers alone
         self.versions = (_Version(self.written), _Version(answers), _Version(answers, rounds=True))
         for key in exercise.steps:
@@ -61,7 +62,7 @@ class FollowThrough:
     def _judge(self, key: StepKey, answers: Matrix) -> None:
         unit = torch.full_like(answers, self.exercise.tolerance)
         right = agree(answers, self.exact[key], unit)
-        carried = torch.zeros_like(right)
+        carried, affected = torch.zeros_like(right), torch.zeros_like(right)
         certain = {operand: torch.zeros_like(self.exact[operand]) for operand in self.operands[key]}
         for version in self.versions:
             for chosen in self._choices(key):
@@ -70,10 +71,11 @@ class FollowThrough:
                 operands = self._pick(key, chosen, version.values, self.exact)
                 result = self._recompute(key, operands)
                 dependent = _differ(result, correct)
+                affected |= dependent
                 if dependent.any():
                     spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, certain), result)
                     carried |= dependent & agree(answers, result, torch.maximum(unit, spread + self.half_unit))
-        self.right[key], self.carried[key] = right, carried & ~right
+        self.right[key], self.carried[key], self.sound[key] = right, carried & ~right, right & ~affected
 
     def _continue(self, version: _Version, key: StepKey) -> None:
         """Add a step to a version: its written numbers, and computed ones where none are written."""
@@ -90,7 +92,7 @@ class FollowThrough:
             spread += self.half_unit * _differ(computed, correct)
         if version.rounds:
             computed, correct = (_round_half_up(values, self.exercise.digits) for values in (computed, correct))
-        without_errors = torch.where(self.right[key], written, self.exact[key]) if key in self.right else written
+        without_errors = torch.where(self.sound[key], written, self.exact[key]) if key in self.sound else written
         version.values[key] = torch.where(blank, computed, written)
         version.uncertainty[key] = torch.where(blank, spread, self.half_unit)
         version.without_errors[key] = torch.where(blank, correct, without_errors)

@@ -87,6 +87,7 @@ function judge(index, answers, exact, versions) {
   const certain = Object.fromEntries(sources[index].map((source) => [source, constant(steps[source].shape, 0)]));
   const right = agree(answers, exact[index], unit);
   const carried = constant(steps[index].shape, false);
+  const affected = constant(steps[index].shape, false);
   for (const version of versions) {
     for (const chosen of choices(index)) {
       const correct = compute(index, pick(index, chosen, version.withoutErrors, exact));
@@ -96,19 +97,21 @@ function judge(index, answers, exact, versions) {
       const result = compute(index, operands);
       const dependent = differ(result, correct, index);
       if (!dependent.flat().some(Boolean)) continue;
+      mapCells(dependent, (match, r, c) => (affected[r][c] ||= match));
       const bound = spread(index, operands, pick(index, chosen, version.uncertainty, certain), result);
       const close = agree(answers, result, mapCells(bound, (cell) => Math.max(exercise.tolerance, cell + halfUnit)));
       mapCells(close, (match, r, c) => (carried[r][c] ||= match && dependent[r][c]));
     }
   }
-  return { right, carried };
+  const sound = mapCells(right, (match, r, c) => match && !affected[r][c]); // right, and independent of errors
+  return { right, carried, sound };
 }
 
 function roundHalfUp(value) {
   return (Math.sign(value) * Math.floor(Math.abs(value) * 10 ** exercise.digits + 0.5 + SMALLEST_CHANGE)) / 10 ** exercise.digits;
 }
 
-function continueWith(version, index, written, right, exact) {
+function continueWith(version, index, written, sound, exact) {
   let computed = compute(index, version.values);
   let correct = compute(index, version.withoutErrors);
   const cells = written ?? constant(steps[index].shape, NaN);
@@ -124,7 +127,7 @@ function continueWith(version, index, written, right, exact) {
     mapCells(cells, (cell, r, c) => (Number.isNaN(cell) ? ifBlank[r][c] : otherwise(cell, r, c)));
   version.values[index] = choose(computed, (cell) => cell);
   version.uncertainty[index] = choose(bound, () => halfUnit);
-  version.withoutErrors[index] = choose(correct, (cell, r, c) => (right && !right[r][c] ? exact[index][r][c] : cell));
+  version.withoutErrors[index] = choose(correct, (cell, r, c) => (sound && !sound[r][c] ? exact[index][r][c] : cell));
 }
 
 function check() {
@@ -141,16 +144,16 @@ function check() {
   steps.forEach((step, index) => {
     const position = exercise.answers.findIndex(({ id }) => id === step.id);
     const answers = step.blank ? mapCells(grids[position], answerOf) : null;
-    let right = null;
+    let sound = null;
     if (answers) {
       const verdicts = judge(index, answers, exact, versions);
-      right = verdicts.right;
+      sound = verdicts.sound;
       const earned = showVerdicts(step, grids[position], verdicts);
       points += earned;
       possible += step.points;
     }
     const printed = step.printed === null ? null : fromJson(step.printed);
-    for (const version of versions) continueWith(version, index, answers ?? (version.usesShown ? printed : null), right, exact);
+    for (const version of versions) continueWith(version, index, answers ?? (version.usesShown ? printed : null), sound, exact);
   });
   statusLine.textContent = `${shortNumber(points)} of ${shortNumber(possible)} points. For the causes of errors, run clearhead mark on the saved file.`;
 }
