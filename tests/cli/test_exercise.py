@@ -96,7 +96,7 @@ class TestMark:
         teacher.write_text(to_toml(sheet))
         student.write_text(to_toml(sheet).replace(f"x = [\n  [{sheet.example.x[0, 0]:.1f}", "x = [\n  [0.05"))
         stderr = run_cli("mark", student, "--exercise", teacher, code=2).stderr
-        assert "x[1][1] is 0.05; expected" in stderr
+        assert "x, row 1, column 1 is 0.05; expected" in stderr
         assert stderr.endswith("the given numbers must not be changed\n")
 
     def test_folder_is_marked_completely_and_exit_code_2_tells_of_unreadable_files(self, tmp_path, sheet):

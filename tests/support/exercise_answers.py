@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from clearhead.explain._recompute import Recomputation
@@ -16,9 +17,13 @@ Errors = Mapping[StepKey, Mapping[tuple[int, int], float]]  # what a student add
 
 
 def answers_of(
-    exercise: Exercise, errors: Errors | None = None, *, rounded: bool = True, ignore_shown: bool = False
+    exercise: Exercise,
+    errors: Errors | None = None,
+    *,
+    rounded: bool | Mapping[StepKey, bool] = True,
+    ignore_shown: bool = False,
 ) -> dict[StepKey, list[list[str]]]:
-    """Return the answers of a student, who continues with rounded or with unrounded numbers."""
+    """Return the answers of a student, who continues with rounded or with unrounded numbers, of all or some steps."""
     used: dict[StepKey, Tensor] = {}
     answers = {}
     for key in exercise.steps:
@@ -26,13 +31,22 @@ def answers_of(
         for cell, error in (errors or {}).get(key, {}).items():
             values[cell] += error
         printed = values.round(decimals=exercise.digits)
+        is_rounded = rounded if isinstance(rounded, bool) else rounded[key]
         if key in exercise.shown and not ignore_shown:
-            used[key] = printed_values(exercise, key) if rounded else values
+            used[key] = printed_values(exercise, key) if is_rounded else values
         else:
-            used[key] = printed if rounded else values
+            used[key] = printed if is_rounded else values
         if key in exercise.blanks:
             answers[key] = [[_text(cell, exercise.digits) for cell in row] for row in printed.tolist()]
     return answers
+
+
+def answers_with_swapped_heads(exercise: Exercise) -> dict[StepKey, list[list[str]]]:
+    """Return right answers, except for an output computed from the heads in the opposite order."""
+    heads = [exercise.steps["head_output", head].values for head in reversed(range(exercise.example.heads))]
+    output = torch.cat(heads, dim=-1) @ exercise.example.weights["output"]
+    rows = [[_text(cell, exercise.digits) for cell in row] for row in output.tolist()]
+    return {**answers_of(exercise), ("output", None): rows}
 
 
 def marked(exercise: Exercise, answers: Mapping[StepKey, list[list[str]]], folder: Path) -> Marks:

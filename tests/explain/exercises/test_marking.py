@@ -10,9 +10,9 @@ import pytest
 
 from clearhead.explain import BUILT_IN, parse
 from clearhead.explain.audit import Audit, Cause, CheckResult
-from clearhead.explain.exercises import MARKS_FORMATS, exercise, mark, mark_folder, render_marks, to_toml
+from clearhead.explain.exercises import MARKS_FORMATS, exercise, mark, mark_folder, render_marks, render_sheet, to_toml
 from clearhead.explain.exercises import marking as marking_module
-from support.exercise_answers import answers_of, marked, verdicts
+from support.exercise_answers import answers_of, answers_with_swapped_heads, marked, verdicts
 
 ALL_STEPS = "query,key,value,scores,scaled,weights,head_output,concat,output"
 
@@ -69,6 +69,51 @@ def test_random_errors_cost_exactly_their_cells(tmp_path, seed):
         errors[key] = {(generator.randrange(rows), generator.randrange(columns)): generator.choice([-2.0, 1.5])}
     marks = marked(sheet, answers_of(sheet, errors, rounded=seed % 2 == 0), tmp_path)
     assert marks.points == marks.possible - 2
+
+
+def test_heads_in_another_order_are_wrong_and_named(tmp_path):
+    sheet = exercise("causal-decoder", "query,weights,output", seed=7)
+    answers = answers_with_swapped_heads(sheet)
+    *earlier, output = marked(sheet, answers, tmp_path).steps
+    assert all(step.count("right") == len(step.cells) for step in earlier)
+    assert output.count("carried") == 0
+    for cell in output.cells:  # one cell is right by chance
+        assert (cell.verdict == "right") == (abs(float(cell.answer) - cell.expected) <= 0.01)
+    assert output.count("wrong") == 15
+    assert [cause.name for cause in output.causes] == ["heads in another order"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("blank", [ALL_STEPS, "query,weights,output"])
+def test_each_matrix_may_be_rounded_or_not(tmp_path, seed, blank):
+    sheet = exercise(["causal-decoder", "two-heads", "song", "song-causal"][seed], blank, seed=seed)
+    generator = random.Random(seed)
+    rounded = {key: generator.random() < 0.5 for key in sheet.steps}
+    marks = marked(sheet, answers_of(sheet, rounded=rounded, ignore_shown=seed % 2 == 0), tmp_path)
+    assert verdicts(marks)["right"] == marks.possible
+
+
+def test_answer_may_differ_by_one_unit_from_the_unrounded_number(tmp_path):
+    sheet = exercise("song", "output", seed=2)
+    answers = answers_of(sheet)
+    exact = float(sheet.steps["output", None].values[0, 0])
+    for difference, verdict in [(0.0099, "right"), (-0.0099, "right"), (0.03, "wrong"), (-0.03, "wrong")]:
+        answers["output", None][0][0] = f"{exact + difference:.6f}"
+        [step] = marked(sheet, answers, tmp_path).steps
+        assert step.cells[0].verdict == verdict, difference
+    text = render_marks(marked(sheet, answers, tmp_path))
+    assert f"expected {exact:.3f}\n" in text
+
+
+def test_queries_have_no_slack_beyond_one_unit(tmp_path):
+    sheet = exercise("song", "query", seed=2)  # follows from given numbers, which are not rounded
+    answers = answers_of(sheet)
+    exact = float(sheet.steps["query", 0].values[0, 0])
+    for difference, verdict in [(0.01, "right"), (-0.01, "right"), (0.0101, "wrong"), (-0.0101, "wrong")]:
+        answers["query", 0][0][0] = f"{exact + difference:.6f}"
+        [step] = marked(sheet, answers, tmp_path).steps
+        assert step.cells[0].verdict == verdict, difference
+    assert "An answer may differ from the exact number by 0.01." in render_sheet(sheet, "markdown")
 
 
 def test_blank_cells_get_no_points_and_do_not_stop_the_rest(tmp_path):
@@ -155,10 +200,18 @@ def test_points_are_shared_among_heads_and_cells(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("x = [\n  [{}", "x = [\n  [0.05", "x[1][1] is 0.05; expected"),
+        (
+            "x = [\n  [{}",
+            "x = [\n  [0.05",
+            "x, row 1, column 1 is 0.05; expected {}, as in the exercise; the given numbers",
+        ),
         ("heads = 2", "heads = 2\nmask = 'causal'", "mask is not in the exercise"),
         ('split = "slice"\n', "", "weights.query is (2, 2)"),
-        ("output = [\n  [{}", "output = [\n  [0.05", "weights.output[1][1] is 0.05; expected"),
+        (
+            "output = [\n  [{}",
+            "output = [\n  [0.05",
+            "weights.output, row 1, column 1 is 0.05; expected {}, as in the exercise",
+        ),
     ],
 )
 def test_changed_givens_are_refused(tmp_path, old, new, message):
@@ -170,8 +223,48 @@ def test_changed_givens_are_refused(tmp_path, old, new, message):
     old = old.format(f"{first[0, 0]:.1f}")
     assert text.count(old) == 1
     student.write_text(text.replace(old, new))
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(message.format(f"{first[0, 0]:.1f}"))):
         mark(student, teacher)
+
+
+def test_answers_to_another_exercise_are_refused_with_both_names(tmp_path):
+    teacher, student = tmp_path / "exercise.toml", tmp_path / "student.toml"
+    for name, seed in [("song", 7), ("causal-decoder", 8)]:
+        teacher.write_text(to_toml(exercise(name, "weights", seed=seed)))
+        student.write_text(to_toml(exercise("causal-decoder", "weights", seed=7)))
+        with pytest.raises(ValueError, match="these are answers to") as error:
+            mark(student, teacher)
+        title = "List new ideas for a song" if name == "song" else "A decoder with two heads"
+        assert str(error.value) == (
+            f"{student}: these are answers to 'A decoder with two heads' (seed 7),"
+            f" but the exercise is '{title}' (seed {seed})"
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            r"query = \[\n  \[\n    \[[^,]+,",
+            "query = [\n  [\n    [0.05,",
+            "weights.query, head 1, row 1, column 1 is 0.05",
+        ),
+        (r"x = \[\n  \[[^,]+,", "x = [\n  [0.1, 0.2,", "{student}: "),
+        (r"x = \[\n  \[.*\],\n", "x = [\n", "{student}: "),
+        (r'tokens = \["[^"]*"', 'tokens = ["zzz"', "tokens, item 1 is 'zzz'; expected '"),
+    ],
+)
+def test_changed_given_is_named_without_python_types(tmp_path, old, new, message):
+    teacher, student = tmp_path / "exercise.toml", tmp_path / "student.toml"
+    text = to_toml(exercise("two-heads", "weights", seed=7))
+    teacher.write_text(text)
+    changed, count = re.subn(old, new, text, count=1)
+    assert count == 1
+    student.write_text(changed)
+    with pytest.raises(ValueError, match=re.escape(message.format(student=student))) as error:
+        mark(student, teacher)
+    assert "Decimal" not in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_blanks_and_digits_are_those_of_the_teacher(tmp_path):

@@ -10,7 +10,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from clearhead.explain import BUILT_IN, load, parse
 from clearhead.explain.exercises import exercise, mark, render_sheet, to_toml
 from support.browser import complaints, emulate, requested, resize
-from support.exercise_answers import answers_of
+from support.exercise_answers import answers_of, answers_with_swapped_heads
 
 ALL_STEPS = "query,key,value,scores,scaled,weights,head_output,concat,output"
 
@@ -125,6 +125,15 @@ def test_page_and_command_agree_on_random_answers(browser, tmp_path, seed):
     for step in marks.steps:
         section = section_of((step.step, step.head))
         assert page_verdicts(browser, section) == [cell.verdict for cell in step.cells], section
+
+
+def test_page_and_command_agree_on_heads_in_another_order(browser, tmp_path):
+    sheet = exercise("causal-decoder", "query,weights,output", seed=7)
+    open_sheet(browser, tmp_path, sheet)
+    fill(browser, answers_with_swapped_heads(sheet))
+    marks = mark(saved(browser, tmp_path, "answers.toml"))
+    assert marks.steps[-1].count("wrong") == 15
+    assert_same_marks(browser, marks)
 
 
 def test_answers_survive_a_reload_until_they_are_cleared(browser, tmp_path):

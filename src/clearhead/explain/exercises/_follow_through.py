@@ -3,8 +3,10 @@
 A number is right if it equals the exact one, or follows from right numbers as printed. It is carried if it follows from
 earlier numbers of which some are wrong. Every other number is wrong. The self-check of the page has the same rules.
 
-A student continues either with the printed numbers of the step before, or with unrounded ones. Those lie within half a
-unit of the printed digits, so a carried number may differ by what these digits can change.
+Rounding alone never makes a number carried. As long as all earlier numbers are right, an answer may differ by one unit
+from what follows from the exact numbers, from the printed ones, or from the student's, rounded on the way or not. After
+an error, the unrounded numbers of the student are known only to half a unit of the printed digits. A carried number may
+differ by one unit, or by half a unit and what these digits can change, whichever is more.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ class _Version:
     """Numbers with which a student may have continued. Cells that are not written follow from the earlier ones."""
 
     written: Mapping[StepKey, Matrix]
+    rounds: bool = False  # the student rounds numbers that are not written
     values: dict[StepKey, Matrix] = field(default_factory=dict)
     uncertainty: dict[StepKey, Matrix] = field(default_factory=dict)  # possible change by digits that are not printed
-    without_errors: dict[StepKey, Matrix] = field(default_factory=dict)
+    without_errors: dict[StepKey, Matrix] = field(default_factory=dict)  # equal to `values` if no earlier cell is wrong
 
 
 class FollowThrough:
@@ -43,11 +46,13 @@ class FollowThrough:
         self.exercise = exercise
         self.exact = {key: step.values for key, step in exercise.steps.items()}
         self.operands = {key: operand_keys(exercise, step) for key, step in exercise.steps.items()}
+        self.half_unit = 0.5 * 10.0**-exercise.digits
         self.written = {key: printed_values(exercise, key) for key in exercise.shown} | dict(answers)
         self.right: dict[StepKey, Cells] = {}
         self.carried: dict[StepKey, Cells] = {}
+        self.sound: dict[StepKey, Cells] = {}  # right, and independent of errors
         # a student continues from the shown steps, or ignores them and continues from the answers alone
-        self.versions = (_Version(self.written), _Version(answers))
+        self.versions = (_Version(self.written), _Version(answers), _Version(answers, rounds=True))
         for key in exercise.steps:
             if key in answers:
                 self._judge(key, answers[key])
@@ -55,37 +60,42 @@ class FollowThrough:
                 self._continue(version, key)
 
     def _judge(self, key: StepKey, answers: Matrix) -> None:
-        tolerance = torch.full_like(answers, self.exercise.tolerance)
-        right = agree(answers, self.exact[key], tolerance)
-        carried = torch.zeros_like(right)
+        unit = torch.full_like(answers, self.exercise.tolerance)
+        right = agree(answers, self.exact[key], unit)
+        carried, affected = torch.zeros_like(right), torch.zeros_like(right)
         certain = {operand: torch.zeros_like(self.exact[operand]) for operand in self.operands[key]}
         for version in self.versions:
             for chosen in self._choices(key):
                 correct = self._recompute(key, self._pick(key, chosen, version.without_errors, self.exact))
-                right |= agree(answers, correct, tolerance)
+                right |= agree(answers, correct, unit)
                 operands = self._pick(key, chosen, version.values, self.exact)
                 result = self._recompute(key, operands)
-                dependent = ~agree(result, correct, torch.full_like(result, _SMALLEST_CHANGE))
+                dependent = _differ(result, correct)
+                affected |= dependent
                 if dependent.any():
                     spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, certain), result)
-                    carried |= dependent & agree(answers, result, tolerance + spread)
-        self.right[key], self.carried[key] = right, carried & ~right
+                    carried |= dependent & agree(answers, result, torch.maximum(unit, spread + self.half_unit))
+        self.right[key], self.carried[key], self.sound[key] = right, carried & ~right, right & ~affected
 
     def _continue(self, version: _Version, key: StepKey) -> None:
         """Add a step to a version: its written numbers, and computed ones where none are written."""
         chosen = (True,) * len(self.operands[key])
         operands = self._pick(key, chosen, version.values, self.exact)
         computed = self._recompute(key, operands)
+        correct = self._recompute(key, self._pick(key, chosen, version.without_errors, self.exact))
         written = version.written.get(key, torch.full_like(computed, torch.nan))
         blank = written.isnan()
-        spread = half_unit = torch.full_like(computed, 0.5 * 10.0**-self.exercise.digits)
+        spread = torch.full_like(computed, self.half_unit)
         if blank.any():
-            spread = self._spread(key, operands, self._pick(key, chosen, version.uncertainty, {}), computed)
+            spread = self._spread(key, operands, version.uncertainty, computed)
             # the student may have rounded a number that is not written and follows from an error
-            spread = spread + half_unit * ~agree(computed, self.exact[key], torch.full_like(computed, _SMALLEST_CHANGE))
+            spread += self.half_unit * _differ(computed, correct)
+        if version.rounds:
+            computed, correct = (_round_half_up(values, self.exercise.digits) for values in (computed, correct))
+        without_errors = torch.where(self.sound[key], written, self.exact[key]) if key in self.sound else written
         version.values[key] = torch.where(blank, computed, written)
-        version.uncertainty[key] = torch.where(blank, spread, half_unit)
-        version.without_errors[key] = torch.where(self.right.get(key, True) & ~blank, written, self.exact[key])
+        version.uncertainty[key] = torch.where(blank, spread, self.half_unit)
+        version.without_errors[key] = torch.where(blank, correct, without_errors)
 
     def _choices(self, key: StepKey) -> Iterator[tuple[bool, ...]]:
         """Yield for each operand whether the student continued with it, or with the exact one."""
@@ -119,6 +129,15 @@ class FollowThrough:
 
     def _recompute(self, key: StepKey, operands: Mapping[StepKey, Tensor]) -> Tensor:
         return Recomputation(self.exercise.example, operands).matrix(key[0], key[1] or 0)
+
+
+def _differ(left: Matrix, right: Matrix) -> Cells:
+    return ~agree(left, right, torch.full_like(left, _SMALLEST_CHANGE))
+
+
+def _round_half_up(values: Matrix, digits: int) -> Matrix:
+    """Round as students do: 0.125 to 0.13, and −0.125 to −0.13. The page rounds in the same way."""
+    return values.sign() * (values.abs() * 10.0**digits + 0.5 + _SMALLEST_CHANGE).floor() / 10.0**digits
 
 
 def operand_keys(exercise: Exercise, step: Step) -> tuple[StepKey, ...]:

@@ -46,11 +46,12 @@ class SheetSection:
 
 
 def instructions(exercise: Exercise) -> str:
-    """Return what a student has to do, in three sentences."""
+    """Return what a student has to do, and which answers are accepted."""
     total = sum(exercise.possible_points(key) for key in exercise.blanks)
     return (
         f"Compute the blank cells. Round each answer to {count_noun(exercise.digits, 'digit')} after the point, and"
         f" continue with your numbers: an answer that follows from an earlier mistake still counts."
+        f" An answer may differ from the exact number by {exercise.tolerance:.{exercise.digits}f}."
         f" {_points_text(total)} in all; sheet {exercise.seed}."
     )
 

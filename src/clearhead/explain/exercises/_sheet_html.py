@@ -12,22 +12,25 @@ from clearhead.explain.exercises._self_check import calculation
 from clearhead.explain.exercises._sheet import WITHHELD, SheetSection, instructions, sections
 from clearhead.explain.exercises.answer_file import file_parts
 from clearhead.explain.exercises.exercise import Exercise
+from clearhead.explain.render._html import TEMPLATES as PAGE_TEMPLATES
 from clearhead.explain.render.wording import format_number
 
 with needs_extra("explain", "the HTML format"):
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, PackageLoader
     from latex2mathml.converter import convert
     from markupsafe import Markup
 
-TEMPLATES = Environment(
-    loader=ChoiceLoader([PackageLoader("clearhead.explain.exercises"), PackageLoader("clearhead.explain.render")]),
-    autoescape=True,
-    undefined=StrictUndefined,
+# the settings of the other pages, and their style sheet
+TEMPLATES = PAGE_TEMPLATES.overlay(
+    loader=ChoiceLoader([PackageLoader("clearhead.explain.exercises"), PackageLoader("clearhead.explain.render")])
 )
-TEMPLATES.filters["visible"] = visible_text
-TEMPLATES.filters["mathml"] = lambda latex, display="inline": Markup(convert(latex, display=display))
-TEMPLATES.filters["rounded"] = lambda value, digits: format_number(value, digits).replace("-", "−")
-TEMPLATES.filters["signed"] = lambda cell: cell.replace("-", "−")
+TEMPLATES.filters = {
+    **PAGE_TEMPLATES.filters,
+    "visible": visible_text,
+    "mathml": lambda latex, display="inline": Markup(convert(latex, display=display)),
+    "rounded": lambda value, digits: format_number(value, digits).replace("-", "−"),
+    "signed": lambda cell: cell.replace("-", "−"),
+}
 
 
 def html_sheet(exercise: Exercise, *, self_check: bool = False) -> str:

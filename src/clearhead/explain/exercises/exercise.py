@@ -106,7 +106,8 @@ def exercise(
         blank: steps to leave blank, such as `("query", "weights:1")`, or the same as one text, "query,weights:1".
             Heads are counted from 1; without a head, the step is blank in all heads.
         seed: seed of the new numbers.
-        digits: digits after the decimal point that answers need. An answer may differ by one unit of the last digit.
+        digits: digits after the decimal point that answers need. An answer may differ from the unrounded number by one
+            unit of the last digit.
         points: points for a step, such as `{"weights": 6}` (default: one point for each cell).
 
     Examples:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_path, describe
 from clearhead.explain._claims import Claim, heads_that_use
-from clearhead.explain._printed_matrix import BLANK, PrintedMatrix, short_repr
+from clearhead.explain._printed_matrix import BLANK, PrintedMatrix
 from clearhead.explain.audit import Cause
 from clearhead.explain.checking import check
 from clearhead.explain.exercises._answers import Answers, read_matrix, too_few_digits
+from clearhead.explain.exercises._changes import changed_exercise
 from clearhead.explain.exercises._follow_through import FollowThrough
 from clearhead.explain.exercises.answer_file import AnswerFile, read_answers
 from clearhead.explain.exercises.exercise import Exercise
@@ -117,9 +118,8 @@ class _Exercises:
 def _mark(file: FilePath, exercises: _Exercises) -> Marks:
     student = read_answers(file)
     teacher = exercises.exercise_of(student)
-    changed = _difference(student.givens, teacher.givens)
-    if changed:
-        raise ValueError(f"{file}: {changed}; the given numbers must not be changed")
+    if problem := changed_exercise(student, teacher):
+        raise ValueError(f"{file}: {problem}")
     exercise = teacher.exercise
     answers = {}
     for key in exercise.blanks:
@@ -138,25 +138,6 @@ def _mark(file: FilePath, exercises: _Exercises) -> Marks:
         exercises.source is not None,
         tuple(_step_marks(exercise, key, answers[key], compared, causes.get(key, ())) for key in exercise.blanks),
     )
-
-
-def _difference(student: object, teacher: object, name: str = "") -> str | None:
-    """Return a description of the first difference between two parsed files, or None."""
-    if isinstance(student, Mapping) and isinstance(teacher, Mapping):
-        prefix = f"{name}." if name else ""
-        for key in dict.fromkeys([*teacher, *student]):
-            if key not in student or key not in teacher:
-                return f"{prefix}{key} is {'missing' if key in teacher else 'not in the exercise'}"
-            changed = _difference(student[key], teacher[key], f"{prefix}{key}")
-            if changed:
-                return changed
-        return None
-    if isinstance(student, list) and isinstance(teacher, list) and len(student) == len(teacher):
-        entries = enumerate(zip(student, teacher, strict=True), 1)
-        return next(filter(None, (_difference(*pair, f"{name}[{index}]") for index, pair in entries)), None)
-    if student == teacher and isinstance(student, bool) == isinstance(teacher, bool):
-        return None
-    return f"{name} is {short_repr(student)}; expected {short_repr(teacher)}, as in the exercise"
 
 
 def _step_marks(

@@ -14,6 +14,7 @@ from clearhead.explain.render.wording import format_number, short_label
 
 MARKS_FORMATS = ("text", "json", "markdown", "html", "csv")
 _MAX_LISTED_CELLS = 5
+MORE_EXPECTED_DIGITS = 1  # 0.44 is wrong for 0.428, which would be printed as 0.43
 _FORMULA_STARTS = ("=", "+", "-", "@")
 
 
@@ -35,7 +36,7 @@ def render_marks(marks: Marks | ClassMarks, style: str = "text") -> str:
 
         table = list(class_table(group)) if group is marks else []
         return TEMPLATES.get_template("marks.html").render(
-            group=group, table=table, is_class=group is marks, cells=listed_cells, points=format_points
+            group=group, table=table, is_class=group is marks, digits=MORE_EXPECTED_DIGITS, points=format_points
         )
     if style == "csv":
         return _csv(group)
@@ -59,7 +60,7 @@ def listed_cells(step: StepMarks, digits: int) -> list[str]:
     wrong = [cell for cell in step.cells if cell.verdict == "wrong"]
     lines = [
         f"{short_label(cell.row_label)}, {short_label(cell.column_label)}: {visible_text(cell.answer)},"
-        f" expected {format_number(cell.expected, digits)}"
+        f" expected {format_number(cell.expected, digits + MORE_EXPECTED_DIGITS)}"
         for cell in wrong[:_MAX_LISTED_CELLS]
     ]
     more = len(wrong) - len(lines)

@@ -4,6 +4,7 @@
 const steps = exercise.calculation;
 const SMALLEST_CHANGE = 1e-9;
 const ROUNDING = 1e-12;
+const halfUnit = 0.5 * 10 ** -exercise.digits;
 const mapCells = (matrix, change) => matrix.map((row, r) => row.map((cell, c) => change(cell, r, c)));
 const constant = ([rows, columns], value) => Array.from({ length: rows }, () => Array(columns).fill(value));
 const transpose = (matrix) => matrix[0].map((_, column) => matrix.map((row) => row[column]));
@@ -78,70 +79,81 @@ function answerOf(input) {
   return isNumber(text) ? Number(text) : NaN;
 }
 
+const differ = (left, right, index) =>
+  mapCells(agree(left, right, constant(steps[index].shape, SMALLEST_CHANGE)), (equal) => !equal);
+
 function judge(index, answers, exact, versions) {
-  const tolerance = constant(steps[index].shape, exercise.tolerance);
+  const unit = constant(steps[index].shape, exercise.tolerance);
   const certain = Object.fromEntries(sources[index].map((source) => [source, constant(steps[source].shape, 0)]));
-  const right = agree(answers, exact[index], tolerance);
+  const right = agree(answers, exact[index], unit);
   const carried = constant(steps[index].shape, false);
+  const affected = constant(steps[index].shape, false);
   for (const version of versions) {
     for (const chosen of choices(index)) {
       const correct = compute(index, pick(index, chosen, version.withoutErrors, exact));
-      const matches = agree(answers, correct, tolerance);
+      const matches = agree(answers, correct, unit);
       mapCells(matches, (match, r, c) => (right[r][c] ||= match));
       const operands = pick(index, chosen, version.values, exact);
       const result = compute(index, operands);
-      const unchanged = agree(result, correct, constant(steps[index].shape, SMALLEST_CHANGE));
-      if (unchanged.flat().every(Boolean)) continue;
+      const dependent = differ(result, correct, index);
+      if (!dependent.flat().some(Boolean)) continue;
+      mapCells(dependent, (match, r, c) => (affected[r][c] ||= match));
       const bound = spread(index, operands, pick(index, chosen, version.uncertainty, certain), result);
-      const close = agree(answers, result, mapCells(bound, (cell) => cell + exercise.tolerance));
-      mapCells(close, (match, r, c) => (carried[r][c] ||= match && !unchanged[r][c]));
+      const close = agree(answers, result, mapCells(bound, (cell) => Math.max(exercise.tolerance, cell + halfUnit)));
+      mapCells(close, (match, r, c) => (carried[r][c] ||= match && dependent[r][c]));
     }
   }
-  return { right, carried };
+  const sound = mapCells(right, (match, r, c) => match && !affected[r][c]); // right, and independent of errors
+  return { right, carried, sound };
 }
 
-function continueWith(version, index, written, right, exact) {
-  const chosen = Array(sources[index].length).fill(true);
-  const operands = pick(index, chosen, version.values, exact);
-  const computed = compute(index, operands);
+function roundHalfUp(value) {
+  return (Math.sign(value) * Math.floor(Math.abs(value) * 10 ** exercise.digits + 0.5 + SMALLEST_CHANGE)) / 10 ** exercise.digits;
+}
+
+function continueWith(version, index, written, sound, exact) {
+  let computed = compute(index, version.values);
+  let correct = compute(index, version.withoutErrors);
   const cells = written ?? constant(steps[index].shape, NaN);
-  const blank = mapCells(cells, Number.isNaN);
-  const halfUnit = 0.5 * 10 ** -exercise.digits;
   let bound = constant(steps[index].shape, halfUnit);
-  if (blank.flat().some(Boolean)) {
+  if (cells.flat().some(Number.isNaN)) {
     // the student may have rounded a number that is not written and follows from an error
-    const unchanged = agree(computed, exact[index], constant(steps[index].shape, SMALLEST_CHANGE));
-    bound = spread(index, operands, pick(index, chosen, version.uncertainty, {}), computed);
-    bound = mapCells(bound, (cell, r, c) => cell + (unchanged[r][c] ? 0 : halfUnit));
+    const changed = differ(computed, correct, index);
+    bound = spread(index, version.values, version.uncertainty, computed);
+    bound = mapCells(bound, (cell, r, c) => cell + (changed[r][c] ? halfUnit : 0));
   }
-  version.values[index] = mapCells(cells, (cell, r, c) => (blank[r][c] ? computed[r][c] : cell));
-  version.uncertainty[index] = mapCells(blank, (isUnwritten, r, c) => (isUnwritten ? bound[r][c] : halfUnit));
-  version.withoutErrors[index] = mapCells(cells, (cell, r, c) =>
-    (right ? right[r][c] : true) && !blank[r][c] ? cell : exact[index][r][c],
-  );
+  if (version.rounds) [computed, correct] = [computed, correct].map((matrix) => mapCells(matrix, roundHalfUp));
+  const choose = (ifBlank, otherwise) =>
+    mapCells(cells, (cell, r, c) => (Number.isNaN(cell) ? ifBlank[r][c] : otherwise(cell, r, c)));
+  version.values[index] = choose(computed, (cell) => cell);
+  version.uncertainty[index] = choose(bound, () => halfUnit);
+  version.withoutErrors[index] = choose(correct, (cell, r, c) => (sound && !sound[r][c] ? exact[index][r][c] : cell));
 }
 
 function check() {
   const exact = [];
   steps.forEach((_, index) => (exact[index] = compute(index, exact)));
-  const version = () => ({ values: [], uncertainty: [], withoutErrors: [] });
-  const [shownVersion, answersVersion] = [version(), version()]; // the second ignores the shown steps
+  // the student continues from the shown steps, or from the answers alone, and may round what is not written
+  const versions = [
+    { usesShown: true, rounds: false },
+    { usesShown: false, rounds: false },
+    { usesShown: false, rounds: true },
+  ].map((version) => ({ ...version, values: [], uncertainty: [], withoutErrors: [] }));
   let points = 0;
   let possible = 0;
   steps.forEach((step, index) => {
     const position = exercise.answers.findIndex(({ id }) => id === step.id);
     const answers = step.blank ? mapCells(grids[position], answerOf) : null;
-    let right = null;
+    let sound = null;
     if (answers) {
-      const verdicts = judge(index, answers, exact, [shownVersion, answersVersion]);
-      right = verdicts.right;
+      const verdicts = judge(index, answers, exact, versions);
+      sound = verdicts.sound;
       const earned = showVerdicts(step, grids[position], verdicts);
       points += earned;
       possible += step.points;
     }
     const printed = step.printed === null ? null : fromJson(step.printed);
-    continueWith(shownVersion, index, answers ?? printed, right, exact);
-    continueWith(answersVersion, index, answers, right, exact);
+    for (const version of versions) continueWith(version, index, answers ?? (version.usesShown ? printed : null), sound, exact);
   });
   statusLine.textContent = `${shortNumber(points)} of ${shortNumber(possible)} points. For the causes of errors, run clearhead mark on the saved file.`;
 }
