@@ -120,6 +120,10 @@ class TestVectors:
         [note] = draft.notes
         assert "the keys of head 1 cannot be checked" in note
 
+    def test_vectors_of_all_rows_of_x_are_the_queries(self):
+        text = X + formula("q_1 = <1 0>") + formula("q_2 = <1 0.5>")
+        assert parse_draft(text).example().given_values["query", 0].tolist() == [[1, 0], [1, 0.5]]
+
     def test_headings_are_stronger_than_labels_of_tokens(self):
         table = "| | a | b |\n|--|--|--|\n| x1 | {} | {} |\n| x2 | {} | {} |\n\n"
         text = f"{X}## W_Q\n\n{table.format(1, 0, 1, 1)}## Queries\n\n{table.format(1, 0, 2, 2)}"

@@ -100,7 +100,7 @@ def parse_draft(text: str, *, name: str = "text.md", answers: Mapping[int, str] 
         example = _read(text, name, others)[0].example()
     except ValueError:  # the matrices do not fit together, which the example of the draft says
         return draft
-    first_row = min((context.row for context in contexts if context.row is not None), default=1) and 1
+    first_row = 0 if any(context.row == 0 for context in contexts) else 1
     parts = [(question, contexts[question.matrix - 1]) for question in decidable]
     agreeing = agreeing_answers(
         example,
