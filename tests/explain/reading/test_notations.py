@@ -120,6 +120,10 @@ class TestVectors:
         [note] = draft.notes
         assert "the keys of head 1 cannot be checked" in note
 
+    def test_vectors_of_all_rows_of_x_are_the_queries(self):
+        text = X + formula("q_1 = <1 0>") + formula("q_2 = <1 0.5>")
+        assert parse_draft(text).example().given_values["query", 0].tolist() == [[1, 0], [1, 0.5]]
+
     def test_headings_are_stronger_than_labels_of_tokens(self):
         table = "| | a | b |\n|--|--|--|\n| x1 | {} | {} |\n| x2 | {} | {} |\n\n"
         text = f"{X}## W_Q\n\n{table.format(1, 0, 1, 1)}## Queries\n\n{table.format(1, 0, 2, 2)}"
@@ -273,3 +277,20 @@ class TestSharedKeys:
 
     def test_other_texts_share_nothing(self):
         assert "kv_heads" not in parse_draft(X + self.QUERIES + W_K).toml
+
+
+def test_rows_of_scores_are_read_by_their_numbers():
+    text = BASE + formula("s_1 = <0 2>") + formula("s_2 = <2 4>") + formula(r"\alpha_1 = <0.2 0.8>")
+    assert claims(text) == [("scores", 0), ("scores", 0), ("weights", 0)]
+
+
+def test_unexplained_m_that_fits_the_keys_is_asked_about_as_memory():
+    draft = parse_draft(BASE + formula("M = <1 0; 0 1; 1 1>") + formula("K = <0 1; 1 0; 1 1>"))
+    [question] = draft.questions
+    assert question.text.endswith("could be the memory or the mask; assumed memory")
+    assert check(draft.example()).agrees
+
+
+def test_m_of_the_width_of_the_keys_is_the_memory():
+    text = X + W_Q + formula("W_K = <0 1; 1 0; 1 1>") + formula("M = <1 0 0>") + formula("K = <0 1>")
+    assert claims(text) == [("key", 0)]

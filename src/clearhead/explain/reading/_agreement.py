@@ -21,17 +21,22 @@ def is_decidable(question: Question) -> bool:
     return question.assumed is not None and steps == _DECIDED_BY_NUMBERS
 
 
-def agreeing_answers(example: Example, questions: Sequence[tuple[Question, Grid]]) -> dict[int, str]:
-    """Return the answers to questions with exactly one choice that agrees with the calculation of an example."""
+def agreeing_answers(example: Example, questions: Sequence[tuple[Question, Grid, int | None]]) -> dict[int, str]:
+    """Return the answers to questions with exactly one choice that agrees with the calculation of an example.
+
+    Args:
+        example: the calculation.
+        questions: questions, each with its matrix, and with its row, counted from 0, if the matrix is a single row.
+    """
     trace = example.trace()
     computed = {(step.name, step.head): step.values for step in trace}
     answers = {}
-    for question, grid in questions:
+    for question, grid, row in questions:
         agreeing = []
         for choice in question.choices:
             step, _, head = choice.partition(" ")
             values = computed.get((step, int(head) - 1))
-            if values is not None and _agrees(grid, values):
+            if values is not None and _agrees(grid, values if row is None else values[row : row + 1]):
                 agreeing.append(choice)
         if len(agreeing) == 1:
             answers[question.matrix] = agreeing[0]

@@ -121,7 +121,7 @@ def _is_header(header: list[str], body: list[list[str]], *, required: bool) -> b
     cells = [read_cell(cell) for cell in header]
     written = [cell for cell in cells if cell != BLANK]
     if any(is_exact(cell) for cell in header) and not required:
-        return False  # a number that cannot be read is no label
+        return False  # a number that cannot be read, not a label
     if all(cell == BLANK and text.strip() for cell, text in zip(cells[1:], header[1:], strict=True)):
         return False  # blanks written as "_" or "…" are cells; Markdown leaves the cells of an unused header empty
     has_labels = any(cell is None for cell in written[1:])

@@ -12,7 +12,7 @@ from clearhead.explain.reading._wording import read_name
 _ROW = r"\[[^\[\]A-Za-z]{1,2000}\]"
 _LITERAL = re.compile(
     rf"\[\s*{_ROW}(?:\s*[,;]?\s*{_ROW}){{0,200}}\s*,?\s*\]"
-    r"|(?<=[=≈])\s*(?:\[[^\[\]()A-Za-z]{1,400}[,;\s][^\[\]()A-Za-z]{0,400}\]|\([^()A-Za-z]{1,400},[^()A-Za-z]{0,400}\))"
+    r"|(?<=[=≈])\s*(?:\[(?=[^\[\]()A-Za-z]{1,400}[,;\s])[^\[\]()A-Za-z]{2,800}\]|\((?=[^()A-Za-z]{1,400},)[^()A-Za-z]{2,800}\))"
 )
 _CLAUSE = re.compile(r"[.;:,]\s|\$|\\[()]|\b(?:and|so|get|is|are|that|thus|then|have|gives|gives us)\b", re.IGNORECASE)
 _EQUALS = re.compile(r"=|≈|\\approx\b")

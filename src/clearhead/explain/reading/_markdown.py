@@ -119,7 +119,7 @@ def _read_text(text: str, line: int) -> list[Block]:
         return read_latex(text, line)
     if is_sentence(text):
         return read_sentences(text, line)
-    if re.search(r"\[\s*\[|[:=≈]\s*\[|[=≈]\s*\([^()A-Za-z]{1,400},[^()A-Za-z]{0,400}\)", text):
+    if re.search(r"\[\s*\[|[:=≈]\s*\[|[=≈]\s*\((?=[^()A-Za-z]{1,400},)[^()A-Za-z]{2,800}\)", text):
         blocks = read_lines(text, line, in_code=False)
         if any(isinstance(block, Table) for block in blocks):
             return blocks

@@ -9,6 +9,7 @@ from clearhead._utils.text import visible_text
 from clearhead.explain._claims import BIASES, CLAIMABLE_MATRICES, KEY_HEAD_MATRICES, SHARED_MATRICES
 from clearhead.explain.reading._contexts import MatrixContext
 from clearhead.explain.reading._grids import Grid
+from clearhead.explain.reading._markup import plain_text
 from clearhead.explain.reading._prose import Statements
 
 LEAVE_OUT = "leave out"
@@ -88,7 +89,9 @@ class Matcher:
         self.first_row = 0 if any(context.row == 0 for context in contexts) else 1
         self.whole = [context for context in contexts if context.row is None]
         self.tokens, self.width = self._input_shape()
-        memories = [context.grid.shape[0] for context in self.whole if context.steps == ("memory",)]
+        self.contexts = [self._with_memory(context) for context in self.contexts]
+        self.whole = [context for context in self.contexts if context.row is None]
+        memories = [context.grid.shape[0] for context in self.whole if context.steps[:1] == ("memory",)]
         self.key_tokens = memories[0] if memories else self.tokens
         self.heads = self._count_heads({head - self.first_head + 1 for head in printed})
         self.key_heads = self._count_key_heads()
@@ -111,6 +114,16 @@ class Matcher:
                 if context.steps == (step,):
                     return _upright_shape(context)
         return None, None
+
+    def _with_memory(self, context: MatrixContext) -> MatrixContext:
+        """Return M or H as the memory if W_K can be applied to it, and its shape is not that of X or of a mask."""
+        rows, columns = context.grid.shape
+        symbol = plain_text(context.grid.symbols[0]) if context.grid.symbols else ""
+        inputs = {other.grid.shape[0] for other in self.whole if other.steps == ("key_weight",)}
+        if self.tokens in (None, rows) or symbol not in ("M", "H") or inputs != {columns}:
+            return context
+        is_certain = columns != self.width or context.steps == ("memory",)
+        return replace(context, steps=("memory",) if is_certain else ("memory", *(context.steps or ("input",))))
 
     def _count_heads(self, printed: set[int]) -> int:
         stated = self.statements.heads
@@ -187,7 +200,7 @@ class Matcher:
         steps = list(context.steps)
         if self.statements.unscaled:  # then there is no step of scaled scores
             steps = list(dict.fromkeys("scores" if step == "scaled" else step for step in steps))
-        if len(steps) < 2:
+        if len(steps) < 2 or steps[0] == "memory":
             return steps
         steps = [step for step in steps if self._fits(step, context)] or steps
         if set(steps) == {"head_output", "output"}:
@@ -205,6 +218,8 @@ class Matcher:
                 steps = [step for step in steps if step not in named]
             elif context.mentions_scaling:
                 steps = ["scaled"]
+        if context.row is not None:  # other rows of the same matrix do not exclude a step
+            return steps
         used = {(matrix.step, matrix.head) for matrix in self.matched} | self.explicit
         free = [step for step in steps if not {(step, head), (step, head or 1), (step, None)} & used]
         return free or steps

@@ -12,7 +12,7 @@ _CALL = re.compile(r"(?:\w{1,20}\.)?(?:array|tensor|Tensor|matrix|asarray)\s*\("
 _NEXT_ROW = re.compile(r"\]\s*[,;]?\s*\[")
 _LABEL = re.compile(r"^\s*(?:[-*+]\s+)?([^\[\]=:]{0,80}?)\s*(:=|=|:)\s*(.*)$")
 _SIDE = re.compile(r"([^\[\]=:≈\d][^\[\]=:≈]{0,79}?)\s*(?:=|≈)\s*(?=[\[(])")  # a formula between two equals signs
-_TUPLE = re.compile(r"(?<=[=≈])(\s*)\(([^()A-Za-z]{1,400},[^()A-Za-z]{0,400})\)")
+_TUPLE = re.compile(r"(?<=[=≈])(\s*)\((?=[^()A-Za-z]{1,400},)([^()A-Za-z]{2,800})\)")
 _EDGES = "[]⎡⎤⎢⎥⎣⎦⎛⎞⎜⎟⎝⎠|│┃,; \t"
 _SEPARATORS = re.compile(r"[,;|&\s│]+")
 MAX_LINE_LETTERS = 20_000

@@ -24,11 +24,11 @@ def join_vectors(contexts: list[MatrixContext]) -> list[MatrixContext]:
         if context.row is not None and context.steps[0] in _JOINED and context.head is None:
             vectors[context.steps[0]].append(context)
     inputs = [context.grid.shape[0] for context in contexts if context.row is None and context.steps == ("input",)]
-    tokens = inputs[0] if inputs else None
+    tokens = inputs[0] if inputs else len(vectors.get("input", []))
     joined = {
         id(group[0]): _join(group)
         for step, group in vectors.items()
-        if not whole & set(_JOINED[step]) and _is_complete(group) and len(group) in (tokens, len(vectors["input"]))
+        if not whole & set(_JOINED[step]) and _is_complete(group) and len(group) == tokens
     }
     parts = {id(context) for step, group in vectors.items() if id(group[0]) in joined for context in vectors[step]}
     return [

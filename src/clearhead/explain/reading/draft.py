@@ -100,7 +100,12 @@ def parse_draft(text: str, *, name: str = "text.md", answers: Mapping[int, str] 
         example = _read(text, name, others)[0].example()
     except ValueError:  # the matrices do not fit together, which the example of the draft says
         return draft
-    agreeing = agreeing_answers(example, [(question, contexts[question.matrix - 1].grid) for question in decidable])
+    first_row = 0 if any(context.row == 0 for context in contexts) else 1
+    parts = [(question, contexts[question.matrix - 1]) for question in decidable]
+    agreeing = agreeing_answers(
+        example,
+        [(question, part.grid, None if part.row is None else part.row - first_row) for question, part in parts],
+    )
     return _read(text, name, {**(answers or {}), **agreeing})[0] if agreeing else draft
 
 
