@@ -64,7 +64,7 @@ def test_questions_are_printed_and_the_draft_is_written_next_to_the_text(tmp_pat
 
 @pytest.mark.parametrize("command", ["explain", "exercise"])
 def test_explain_and_exercise_ask_the_same_questions(tmp_path, notes, command, monkeypatch):
-    checked = run_cli("check", str(notes)).stderr
+    checked = run_cli("check", str(notes), code=1).stderr
     (tmp_path / "notes.toml").unlink()
     result = run_cli(command, str(notes))
     assert result.stderr == checked

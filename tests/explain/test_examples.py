@@ -192,5 +192,5 @@ class TestUnreadableFiles:
         assert load(tmp_path / "notepad.toml").heads == 1
 
     def test_rejects_folder(self, tmp_path):
-        with pytest.raises(ValueError, match="a folder; expected a TOML file"):
+        with pytest.raises(ValueError, match="a folder; expected a TOML, Markdown or LaTeX file"):
             load(tmp_path)
