@@ -59,11 +59,8 @@ def cell_arithmetic(
         max_terms = check_int("max_terms", max_terms, least=1)
     check_bool("latex", latex)
     digits = check_int("digits", digits, least=0, most=15)
-    row, column = check_int("row", row, least=0), check_int("column", column, least=0)
-    if row >= rows or column >= columns:
-        raise ValueError(
-            f"cell ({row + 1}, {column + 1}) of {step.symbol} does not exist; expected at most {step.shape}"
-        )
+    row = check_int("row", row, least=0, most=rows - 1)
+    column = check_int("column", column, least=0, most=columns - 1)
     line = _line(step, row, column, digits, max_terms)
     value = NumberFormat(step.values, digits).signed(float(step.values[row, column]))
     exact = line.exact and NumberFormat(step.values, digits).is_exact(float(step.values[row, column]))
