@@ -58,7 +58,10 @@ def joining_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
 
 def _projected(matrices: Recomputation, joined: Tensor) -> Tensor:
     """Return the output of joined heads. Heads that were added use the first rows of W_O."""
-    product = joined @ matrices.matrix("output_weight", 0)[: joined.shape[-1]]
+    return _biased(matrices, joined @ matrices.matrix("output_weight", 0)[: joined.shape[-1]])
+
+
+def _biased(matrices: Recomputation, product: Tensor) -> Tensor:
     return product + matrices.matrix("output_bias", 0) if "output" in matrices.example.biases else product
 
 
@@ -98,7 +101,7 @@ def output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
     yield mistake(
         "W_O transposed",
         "The output was computed with the transpose of W_O",
-        lambda m, h: _transposed_output(m),
+        lambda m, h: _biased(m, m.matrix("concat", h) @ m.matrix("output_weight", h).mT),
     )
     if wrong.example.heads > 1:
         before = "Each head was multiplied by its rows of W_O before the heads were"
@@ -115,8 +118,3 @@ def output_mistakes(wrong: WrongMatrix) -> Iterator[Mistake]:
             f"{before} averaged",
             lambda m, h: torch.stack(head_products(m)).mean(0),
         )
-
-
-def _transposed_output(matrices: Recomputation) -> Tensor:
-    product = matrices.matrix("concat", 0) @ matrices.matrix("output_weight", 0).mT
-    return product + matrices.matrix("output_bias", 0) if "output" in matrices.example.biases else product
