@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clearhead import Causal, Dense, attention
 from clearhead._utils import color_scales
 from clearhead._utils.text import short_token
-from clearhead.analysis.roles import Roles
+from clearhead.analysis import HeadStatistics, RelationScore, Roles
 from clearhead.recording.recording import Stack
 from clearhead.viewer import _heatmap, _recording_cache, _thumbnails
 from clearhead.viewer._heatmap import HeadOverview, HeatmapWindow, ProgressiveHeatmap
@@ -256,6 +256,22 @@ class TestRecordingCache:
         assert cache.labels(("decoder", 0, 0)) == ("induction", "first token")
         assert cache.labels(("decoder", 1, 3)) == ()
         assert "induction" not in RecordingCache(recording).labels(("decoder", 0, 0))
+
+    def test_labels_are_shown_most_specific_first(self):
+        address = ("decoder", 0, 0)
+        scores = {"sink": 0.9, "previous": 0.5, "induction": 0.4, "delimiter": 0.8, "positional": 0.95, "spread": 0.05}
+        relation = RelationScore("amod", "dependent → head", address, 0.9, 0.8, 0.95, 99, 0.2, 1)
+        roles = Roles("a model", {address: HeadStatistics(99, keys=50.0, offset=-1, **scores)}, (relation,))
+        assert roles.labels(address)[0] == "sink"
+        assert _recording_cache.labels_of(roles, address) == (
+            "induction",
+            "amod: dependent → head",
+            "previous token",
+            "positional −1",
+            "delimiter",
+            "first token",
+            "sharp",
+        )
 
     def test_first_head_is_the_sharpest_and_its_cell_the_strongest(self):
         cache = RecordingCache(translation("abcdefgh", "uvwxyz"))

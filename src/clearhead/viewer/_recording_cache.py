@@ -14,6 +14,19 @@ from clearhead.weights.matrix import AttentionWeights
 
 OVERVIEW_CACHE_BYTES = 2**28  # the least recently used overviews are evicted
 MAX_SEARCHED_CELLS = 2**18  # largest matrix that is searched for its largest weight
+_LABEL_ORDER = (  # most specific first
+    "induction",
+    "duplicate token",
+    "relation",
+    "previous token",
+    "next token",
+    "self",
+    "positional",
+    "delimiter",
+    "first token",
+    "broad",
+    "sharp",
+)
 
 
 class RecordingCache:
@@ -42,7 +55,7 @@ class RecordingCache:
         return self._roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:
-        """Return the labels of a head, strongest first."""
+        """Return the labels of a head, most specific first."""
         roles = self._roles
         if roles is None:
             stack, layer, head = address
@@ -109,9 +122,18 @@ class RecordingCache:
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:
-    """Return the displayed labels of a head; empty if the head was not measured."""
+    """Return the displayed labels of a head, most specific first; empty if the head was not measured.
+
+    Labels of the same kind, such as relations, are strongest first.
+    """
     labels = roles.labels(address) if address in roles.heads else ()
-    return tuple("first token" if label == "sink" else label for label in labels)
+    return tuple(sorted(("first token" if label == "sink" else label for label in labels), key=_generality))
+
+
+def _generality(label: str) -> int:
+    """Return the position of a label in the display order."""
+    kind = "relation" if ": " in label else "positional" if label.startswith("positional ") else label
+    return _LABEL_ORDER.index(kind)
 
 
 def clarity(statistics: HeadStatistics) -> float:
