@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from clearhead._utils.color_scales import log_shades
+from clearhead._utils.color_scales import visible_shades
 from clearhead._utils.text import short_token
 from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._heatmap import HeatmapWindow
@@ -41,11 +41,14 @@ def model_payload(cache: RecordingCache) -> Payload:
     return {"name": cache.recording.model, "stacks": stacks, "labeled": cache.labeled_by_roles}
 
 
-def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
-    """Return the thumbnail (as shades), entropy and labels of every head of a layer."""
+def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool = False) -> Payload:
+    """Return the thumbnail (as shades, 0 if masked), entropy and labels of every head of a layer.
+
+    `hide` masks the sink keys in the thumbnails.
+    """
     kv_len = len(cache.recording[stack].keys)
     heads = []
-    for head, thumbnail in enumerate(cache.thumbnails(stack, layer)):
+    for head, thumbnail in enumerate(cache.thumbnails(stack, layer, hide=hide)):
         rows, columns = thumbnail.values.shape
         heads.append(
             {
@@ -53,10 +56,10 @@ def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
                 "labels": list(cache.labels((stack, layer, head))),
                 "rows": rows,
                 "keys": columns,
-                "levels": log_shades(thumbnail.values, kv_len).tobytes(),
+                "levels": visible_shades(thumbnail.values, kv_len).tobytes(),
             }
         )
-    return {"stack": stack, "layer": layer, "heads": heads}
+    return {"stack": stack, "layer": layer, "hide": hide, "heads": heads}
 
 
 def head_payload(cache: RecordingCache, address: Address) -> Payload:
@@ -103,11 +106,16 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
     }
 
 
-def row_payload(cache: RecordingCache, address: Address, query: int, window: HeatmapWindow) -> Payload:
-    """Return a query's weights for the keys of a window; empty if the window is too wide to read."""
+def row_payload(
+    cache: RecordingCache, address: Address, query: int, window: HeatmapWindow, *, hide: bool = False
+) -> Payload:
+    """Return a query's weights for the keys of a window; empty if the window is too wide to read.
+
+    `hide` sets the weights of the sink keys to 0.
+    """
     if window.key_end - window.key > MAX_WINDOW_TOKENS:
         return {}
-    row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
+    row = cache.weights(address, hide=hide)[0, 0, query, window.key : window.key_end]
     return {"start": window.key, "row": row.float().cpu().numpy()}
 
 
@@ -120,16 +128,21 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
     return {**calculation, "token": short_token(stack.queries.texts[query])}
 
 
-def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -> Iterator[Payload | None]:
+def top_tokens_payload(
+    cache: RecordingCache, name: str, query: int, key: int, *, hide: bool = False
+) -> Iterator[Payload | None]:
     """Yield None after each layer, then the payload.
 
     The payload lists, for every head, the keys that `query` attends to most and the queries that attend most to `key`.
+    `hide` leaves the sink keys out of the first list and out of its means.
     """
     stack = cache.recording[name]
+    hidden = cache.hidden_keys(name) if hide else []
     payload: Payload = {
         "query": short_token(stack.queries.texts[query]),
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
+        "hide": bool(hidden),
     }
     directions: tuple[tuple[AttentionDirection, int, Tokens], ...] = (
         ("from", query, stack.keys),
@@ -140,7 +153,7 @@ def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -
         def with_texts(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
             return [[index, short_token(others.texts[index]), weight] for index, weight in tokens]
 
-        for top in top_tokens(stack, direction, token):
+        for top in top_tokens(stack, direction, token, hidden):
             heads = sorted(top.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
             payload[direction] = {
                 "everywhere": with_texts(top.everywhere),

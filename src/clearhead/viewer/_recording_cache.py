@@ -9,7 +9,7 @@ import torch
 from clearhead.analysis import HeadStatistics, Roles
 from clearhead.recording import Address, Recording, is_self_attention
 from clearhead.viewer._heatmap import HeadOverview
-from clearhead.viewer._thumbnails import Thumbnail, layer_thumbnails
+from clearhead.viewer._thumbnails import Thumbnail, hide_keys, layer_thumbnails
 from clearhead.weights.matrix import AttentionWeights
 
 OVERVIEW_CACHE_BYTES = 2**28  # the least recently used overviews are evicted
@@ -40,14 +40,20 @@ class RecordingCache:
             _check_roles(roles, recording)
         self.recording = recording
         self._roles = roles
-        self._thumbnails: dict[tuple[str, int], list[Thumbnail]] = {}
+        self._thumbnails: dict[tuple[str, int, bool], list[Thumbnail]] = {}
         self._overviews: OrderedDict[tuple[Address, bool], HeadOverview] = OrderedDict()
 
-    def thumbnails(self, stack: str, layer: int) -> list[Thumbnail]:
-        """Return the thumbnail of each head of a layer. The first call computes it."""
-        if (stack, layer) not in self._thumbnails:
-            self._thumbnails[stack, layer] = layer_thumbnails(stack, self.recording[stack], layer)
-        return self._thumbnails[stack, layer]
+    def thumbnails(self, stack: str, layer: int, *, hide: bool = False) -> list[Thumbnail]:
+        """Return the thumbnail of each head of a layer. The first call computes it. `hide` masks the sink keys."""
+        hidden = self.hidden_keys(stack) if hide else []
+        cache_key = (stack, layer, bool(hidden))
+        if cache_key not in self._thumbnails:
+            self._thumbnails[cache_key] = (
+                hide_keys(self.thumbnails(stack, layer), self.recording[stack], layer, hidden)
+                if hidden
+                else layer_thumbnails(stack, self.recording[stack], layer)
+            )
+        return self._thumbnails[cache_key]
 
     @property
     def labeled_by_roles(self) -> bool:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int, UInt8
+from jaxtyping import Float, Float16, Int
 from torch import Tensor
 
-from clearhead._utils.color_scales import log_shades
+from clearhead._utils.color_scales import visible_shades
 from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
 from clearhead.ops.statistics import Reduce
 from clearhead.recording import Stack
@@ -93,7 +93,7 @@ class ReportLayer:
         heatmaps = (
             (_as_half(self.largest),)
             if plan.single_cells
-            else (_as_shades(self.largest, kv_len), _as_shades(self.mean, kv_len))
+            else (visible_shades(self.largest, kv_len), visible_shades(self.mean, kv_len))
         )
         arrays = (top_keys, self.top_weights, self.entropy, (self.received / unit).astype(np.float16), *heatmaps)
         return b"".join(array.tobytes() for array in arrays)
@@ -154,11 +154,6 @@ def _as_half(weights: Float[np.ndarray, "heads rows keys"]) -> Float16[np.ndarra
     """Round to float16. Weights that would underflow become the smallest subnormal, since 0 means masked."""
     half = weights.astype(np.float16)
     return np.where((weights > 0) & (half == 0), np.finfo(np.float16).smallest_subnormal, half).astype(np.float16)
-
-
-def _as_shades(weights: Float[np.ndarray, "heads rows keys"], kv_len: int) -> UInt8[np.ndarray, "heads rows keys"]:
-    """Return shades from 1 to 255 on a logarithmic scale, and 0 for a weight of 0."""
-    return np.where(weights > 0, np.maximum(log_shades(weights, kv_len), 1), 0).astype(np.uint8)
 
 
 def _full_window(stack: Stack) -> HeatmapWindow:
