@@ -12,6 +12,7 @@ from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
+from clearhead.viewer._statistics_table import COLUMNS, head_values
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
 
@@ -22,7 +23,7 @@ Payload = dict[str, Any]
 
 
 def model_payload(cache: RecordingCache) -> Payload:
-    """Return the stacks of a model, with their sizes and sink keys."""
+    """Return the stacks of a model, with their sizes and sink keys, and the columns of the statistics table."""
     stacks = []
     for name, stack in cache.recording.stacks.items():
         hidden = cache.hidden_keys(name)
@@ -38,11 +39,16 @@ def model_payload(cache: RecordingCache) -> Payload:
                 "hidden": hidden[:MAX_WINDOW_TOKENS],
             }
         )
-    return {"name": cache.recording.model, "stacks": stacks, "labeled": cache.labeled_by_roles}
+    return {
+        "name": cache.recording.model,
+        "stacks": stacks,
+        "labeled": cache.labeled_by_roles,
+        "columns": [list(column) for column in COLUMNS],
+    }
 
 
 def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool = False) -> Payload:
-    """Return the thumbnail (as shades, 0 if masked), entropy and labels of every head of a layer.
+    """Return the thumbnail (as shades, 0 if masked), entropy, statistics and labels of every head of a layer.
 
     `hide` masks the sink keys in the thumbnails.
     """
@@ -54,6 +60,7 @@ def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool =
             {
                 "entropy": thumbnail.statistics.entropy,
                 "labels": list(cache.labels((stack, layer, head))),
+                "statistics": head_values(thumbnail.statistics),
                 "rows": rows,
                 "keys": columns,
                 "levels": visible_shades(thumbnail.values, kv_len).tobytes(),
