@@ -14,7 +14,7 @@ from bokeh.io.doc import patch_curdoc
 from bokeh.resources import INLINE
 
 from clearhead._utils.color_scales import weight_floor
-from clearhead._utils.text import short_token
+from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
 from clearhead.recording import Address, Tokens, is_self_attention
@@ -23,6 +23,7 @@ from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
 from clearhead.viewer._templates import TEMPLATES
+from clearhead.viewer.report._details import ReportDetails
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
 
@@ -40,7 +41,9 @@ def compress(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
-def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, notes: tuple[str, ...]) -> str:
+def render_page(
+    cache: RecordingCache, data: ReportData, roles: Roles | None, details: ReportDetails, notes: tuple[str, ...]
+) -> str:
     """Return the report as one HTML document."""
     recording = cache.recording
     statistics = {
@@ -61,12 +64,19 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
         return file_html(
             (chart.map, chart.entropy, chart.received),
             INLINE,
-            f"clearhead: {recording.model}",
+            visible_text(details.title) if details.title else f"clearhead: {recording.model}",
             template=TEMPLATES.get_template("report.html"),
             template_variables={
                 "model": recording.model,
                 "notes": notes,
-                "model_payload": {**model_payload(cache), "stacks": stacks, "first": head_id(first_head), "chosen": 0},
+                **details.template_variables(recording),
+                "model_payload": {
+                    **model_payload(cache),
+                    "stacks": stacks,
+                    "first": head_id(first_head),
+                    "view": details.view,
+                    "chosen": 0,
+                },
                 "palettes": PALETTES,
                 "live": False,
                 "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),

@@ -14,6 +14,7 @@ from clearhead._utils.files import replacing
 from clearhead.analysis import Roles
 from clearhead.recording import Recording
 from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.viewer.report._details import ReportDetails, focused_queries
 from clearhead.viewer.report._page import ReportData, compress, render_page
 from clearhead.viewer.report._report_layer import MAX_BARS, SamplingPlan, summarize_layer
 from clearhead.watching.seen import Seen
@@ -47,19 +48,30 @@ def report(
     path: str | os.PathLike[str] | None = None,
     *,
     roles: Roles | None = None,
+    title: str | None = None,
+    note: str | None = None,
+    command: str | None = None,
+    view: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Export a recording as one HTML page with the heatmap, top keys, statistics and labels of every head.
 
         report(record(model, "The old dog barked."), "report.html")
 
-    Heatmaps have at most 128 × 128 bins. Above 2,048 tokens, the page stores a subset of the queries. Above 4,096
-    tokens, everything is computed from a sample of queries. The page and `Report.notes` list such omissions.
+    Heatmaps have at most 128 × 128 bins. Above 2,048 tokens, the page stores a subset of the queries. It always
+    includes the last tokens, the query of `view`, and the tokens that these attend to most. Above 4,096 tokens,
+    everything is computed from a sample of queries. The page and `Report.notes` list such omissions.
+
+    The page also shows the text, the translation if there is one, and the date: that of SOURCE_DATE_EPOCH if it is set.
 
     Args:
         recording: the recording to export, or the result of `watch`.
         path: a file to write the page to (default: none).
         roles: labels from `clearhead.analysis.head_roles` (default: labels computed from this text alone).
+        title: title of the page (default: the name of the model).
+        note: a note to the reader, as plain text.
+        command: the command that wrote the report.
+        view: URL fragment of the view to open on, such as "head=cross.2.5&cell=4-2" (default: the clearest head).
         progress: called after each layer with the number of finished layers and the total number of layers.
 
     Returns:
@@ -70,20 +82,25 @@ def report(
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
     cache = RecordingCache(recording, roles)
+    details = ReportDetails.checked(title=title, note=note, command=command, view=view)
     with nullcontext() if path is None else replacing(path) as temporary:  # an unwritable path fails before the work
-        data = _fit_to_size(recording, _summarize(recording, progress))
+        data = _fit_to_size(recording, _summarize(cache, details, progress))
         notes = _notes(recording, data.plans)
-        page = render_page(cache, data, roles, notes)
+        page = render_page(cache, data, roles, details, notes)
         if temporary is not None:
             temporary.write_text(page, encoding="utf-8")
     return Report(page, notes, None if path is None else Path(path))
 
 
-def _summarize(recording: Recording, progress: Callable[[int, int], None]) -> ReportData:
+def _summarize(cache: RecordingCache, details: ReportDetails, progress: Callable[[int, int], None]) -> ReportData:
+    recording, cursor = cache.recording, details.cursor(cache.recording)
     heads = len(list(recording.heads()))
     max_bins = max(MIN_HEATMAP_BINS, int(MAX_HEATMAP_BINS * math.sqrt(min(1.0, MAX_FULL_SIZE_HEADS / heads))))
     max_bars = max(MIN_BARS, MAX_BARS * MAX_FULL_SIZE_HEADS // max(MAX_FULL_SIZE_HEADS, heads))
-    plans = {name: SamplingPlan.from_stack(stack, max_bins, max_bars) for name, stack in recording.stacks.items()}
+    plans = {
+        name: SamplingPlan.from_stack(stack, max_bins, max_bars, focused_queries(cache, name, cursor))
+        for name, stack in recording.stacks.items()
+    }
     addresses = [(name, layer) for name, stack in recording.stacks.items() for layer in range(len(stack.layers))]
     layers = {}
     for done, (name, layer) in enumerate(addresses, start=1):
@@ -96,10 +113,11 @@ def _fit_to_size(recording: Recording, data: ReportData) -> ReportData:
     """Pack and compress the layers, with half the queries until they fit into `MAX_ARRAY_BYTES`."""
     queries = max(len(plan.query_indices) for plan in data.plans.values())
     while True:
-        plans = {name: plan.subsampled(queries) for name, plan in data.plans.items()}
+        positions = {name: plan.positions(queries) for name, plan in data.plans.items()}
+        plans = {name: plan.subsampled(positions[name]) for name, plan in data.plans.items()}
         compressed = {}
         for (name, layer_index), layer in data.layers.items():
-            packed = layer.subsampled(queries).pack(plans[name], len(recording[name].keys))
+            packed = layer.subsampled(positions[name]).pack(plans[name], len(recording[name].keys))
             compressed[name, layer_index] = compress(packed)
         if sum(map(len, compressed.values())) <= MAX_ARRAY_BYTES or queries <= MIN_STORED_QUERIES:
             return ReportData(plans, data.layers, compressed)
@@ -113,7 +131,7 @@ def _notes(recording: Recording, plans: dict[str, SamplingPlan]) -> tuple[str, .
         if plan.sampled:
             queries = f"{plan.sampled:,} evenly spaced queries of {q_len:,}"
             notes.append(f"{name}: sampled, everything is computed from {queries} (exact rows)")
-        if stored < (plan.sampled or q_len):
-            queries = f"{stored:,} evenly spaced queries of {q_len:,}"
+        if stored < q_len:
+            queries = f"{stored:,} of {q_len:,} queries: evenly spaced, and the tokens at the end and in focus"
             notes.append(f"{name}: subsampled, top keys and entropy are stored for {queries}")
     return tuple(notes)
