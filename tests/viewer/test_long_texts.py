@@ -60,7 +60,7 @@ def test_overview_window_and_cells_match_the_matrix(page, long):
     values, key, row, across, down = sent_heatmap(page, 0)
     assert torch.equal(values, dense[300:330, 200:225])
     assert (across, down, key, row) == (1, 1, 200, 300)
-    assert page.script("return pageState.tokens.rows") == [f"t{index}" for index in range(300, 330)]
+    assert page.module_script("return state.tokens.rows") == [f"t{index}" for index in range(300, 330)]
 
 
 def test_table_ranges_do_not_overlap(page, long):

@@ -22,7 +22,7 @@ from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
-from clearhead.viewer._templates import TEMPLATES
+from clearhead.viewer._templates import TEMPLATES, inline_modules
 from clearhead.viewer.report._details import ReportDetails
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
@@ -78,6 +78,7 @@ def render_page(
                     "chosen": 0,
                 },
                 "palettes": PALETTES,
+                "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
                 "layers": [
