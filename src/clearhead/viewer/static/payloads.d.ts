@@ -15,7 +15,7 @@ interface StackPayload {
 interface StoredStack extends StackPayload {
   tokens: [number, number]; // indices of the token lists of queries and keys
   same: boolean; // self-attention
-  layers: { entropy: number | null; labels: string[]; received: number }[][];
+  layers: { entropy: number | null; labels: string[]; statistics: Record<string, number | null>; received: number }[][];
   bins: [number, number];
   kept: number;
   places: number[] | null; // stored queries, or null if all are stored
@@ -29,6 +29,7 @@ interface ModelPayload {
   name: string;
   stacks: StackPayload[];
   labeled: boolean;
+  columns: [name: string, heading: string, tooltip: string][]; // of the statistics
   chosen: number | null; // index of the given text, or null for a typed text
   text: string;
   given: string[];
@@ -40,6 +41,7 @@ interface ModelPayload {
 interface StoredModel extends ModelPayload {
   stacks: StoredStack[];
   first: string;
+  view: string; // fragment of the view to open on
 }
 
 interface HeadPayload {
@@ -71,15 +73,17 @@ interface CellPayload {
 
 interface ThumbnailPayload {
   entropy: number | null;
-  labels: string[];
+  labels: string[]; // most specific first
+  statistics: Record<string, number | null>; // by the names of the model's `columns`
   rows: number;
   keys: number;
-  levels: ArrayBuffer | Uint8Array;
+  levels: ArrayBuffer | Uint8Array; // 0 only where masked
 }
 
 interface LayerPayload {
   stack: string;
   layer: number;
+  hide?: boolean; // sink keys are masked
   heads: ThumbnailPayload[];
 }
 
@@ -92,6 +96,8 @@ interface TopTokensPayload {
   query: string;
   key: string;
   same: boolean;
+  hide?: boolean; // sink keys are left out of `from`
+  nearest?: number; // stored query that a report lists instead of the selected one
   from: TopTokens;
   to?: TopTokens; // absent in reports of longer texts, which do not store columns
 }
