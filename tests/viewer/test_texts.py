@@ -133,8 +133,8 @@ def test_awkward_tokens_are_shown_verbatim(page, browser):
             "return document.querySelectorAll('head script, body > script').length"
         )
         assert page.all("main b") == []
-        labels = page.script(
-            "return [...chart.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
+        labels = page.module_script(
+            "return [...figures.map.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
         )
         assert {kind for kind, _ in labels} == {"PlainText"}
         assert labels[2][1] == "\u2068$$x$$\u2069"
