@@ -39,7 +39,7 @@ class RecordingCache:
         if roles is not None:
             _check_roles(roles, recording)
         self.recording = recording
-        self._roles = roles
+        self.roles = roles
         self._thumbnails: dict[tuple[str, int, bool], list[Thumbnail]] = {}
         self._overviews: OrderedDict[tuple[Address, bool], HeadOverview] = OrderedDict()
 
@@ -58,11 +58,11 @@ class RecordingCache:
     @property
     def labeled_by_roles(self) -> bool:
         """True if labels come from roles instead of this text."""
-        return self._roles is not None
+        return self.roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:
         """Return the labels of a head, most specific first."""
-        roles = self._roles
+        roles = self.roles
         if roles is None:
             stack, layer, head = address
             roles = Roles(self.recording.model, {address: self.thumbnails(stack, layer)[head].statistics})
