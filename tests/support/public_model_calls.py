@@ -74,6 +74,7 @@ def model_calls() -> list[Call]:
                 "max_terms": None,
             },
         ),
+        Call("NextTokens.at", record("en-ja", "A dog.").next_tokens.at, lambda: {"position": 1}),
         Call(
             "load",
             load,

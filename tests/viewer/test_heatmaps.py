@@ -121,7 +121,7 @@ def test_overview_has_both_heatmaps_and_both_profiles(monkeypatch):
 
 def test_hidden_keys_are_excluded_from_heatmaps_but_not_from_profiles():
     weights = layer(12, 12, heads=1, kv_heads=1)
-    overview = HeadOverview(weights, hidden_keys=[0, 5])
+    overview = HeadOverview(weights, weights.hiding([0, 5]))
     compute(overview)
     expected = weights.dense()[0, 0].clone()
     expected[:, [0, 5]] = 0
