@@ -8,6 +8,8 @@ import urllib.parse
 import pytest
 
 from clearhead import report, view
+from clearhead.viewer._explain_page import explain_page
+from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report import _details
 from clearhead.viewer.server import _downloads
 from support.recordings import decoder
@@ -22,8 +24,8 @@ def viewer():
         yield viewer
 
 
-def download(viewer, headers=None, **parameters):
-    address = f"{home(viewer)}report.html?{urllib.parse.urlencode(parameters)}"
+def download(viewer, headers=None, name="report", **parameters):
+    address = f"{home(viewer)}{name}.html?{urllib.parse.urlencode(parameters)}"
     return fetch(address, **{"Cookie": cookie(viewer), **(headers or {})})
 
 
@@ -92,6 +94,35 @@ def test_wrong_parameters_are_refused_as_plain_text(viewer, parameters, message,
     if message is not None:
         assert headers["Content-Type"] == "text/plain; charset=utf-8"
         assert message in text
+    assert caplog.records == []
+
+
+def test_explanation_is_that_of_the_cell(viewer):
+    status, headers, page = download(viewer, name="explain", head="decoder.1.2", cell="7-4")
+    assert status == 200
+    assert "Content-Disposition" not in headers  # shown in a tab
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert page == explain_page(RecordingCache(RECORDING), ("decoder", 1, 2), 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("headers", "parameters", "status"),
+    [
+        ({"Cookie": ""}, {"head": "decoder.1.2", "cell": "7-4"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, {"head": "decoder.1.2", "cell": "7-4"}, 403),
+        ({}, {"head": "decoder.1.2"}, 400),
+        ({}, {"head": "decoder.1.2", "cell": "7-4-1"}, 400),
+        ({}, {"head": "decoder.1.2", "cell": "10-4"}, 400),
+        ({}, {"head": "decoder.1.2", "cell": f"{10**12}-4"}, 400),
+        ({}, {"head": "<script>.1.2", "cell": "7-4"}, 400),
+        ({}, {"cell": "7-4"}, 400),
+    ],
+)
+def test_wrong_requests_for_an_explanation_are_refused(viewer, headers, parameters, status, caplog):
+    got, answered, text = download(viewer, headers, "explain", **parameters)
+    assert got == status
+    assert "<script>" not in text
+    assert status == 403 or answered["Content-Type"] == "text/plain; charset=utf-8"
     assert caplog.records == []
 
 

@@ -1,19 +1,23 @@
-"""Files that the page offers: the report on the text that it shows."""
+"""Files that the page offers: the report on the text that it shows, and the calculation of one row."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from tornado.web import HTTPError, RequestHandler
 
+from clearhead.viewer._explain_page import explain_page
 from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.viewer._statistics_table import head_id
 from clearhead.viewer.report._details import ReportDetails
 from clearhead.viewer.report.export import finish_report, fit_to_size, sampling_plans, summarize_layers
 from clearhead.viewer.server._auth import Access
+from clearhead.viewer.server._page_state import parse_address
 from clearhead.viewer.server._texts import Texts
 
-REPORT_PATH = "/report.html"
+REPORT_PATH, EXPLAIN_PATH = "/report.html", "/explain.html"
 MAX_DOWNLOADS = 2  # computed at a time; each one keeps the layers of its text in memory
 _DONE: Any = object()
 
@@ -62,7 +66,7 @@ class DownloadHandler(RequestHandler):
         self.downloads.active += 1
         try:
             await self.respond()
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, ImportError) as error:
             self.set_status(400)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.finish(" ".join(str(error).split())[:500])
@@ -90,3 +94,17 @@ class ReportHandler(DownloadHandler):
         data = await self.in_worker(fit_to_size, cache, plans, layers)
         self.set_header("Content-Disposition", 'attachment; filename="clearhead-report.html"')
         self.finish(finish_report(cache, data, details).html)
+
+
+class ExplainHandler(DownloadHandler):
+    """Page with every step of the calculation of one cell, as `clearhead explain` shows it."""
+
+    async def respond(self) -> None:
+        cache = await self.cache()
+        head, cell = self.argument("head") or "", re.fullmatch(r"(\d{1,9})-(\d{1,9})", self.argument("cell") or "")
+        if cell is None:
+            raise ValueError("cell is missing or wrong; expected a query and a key, such as 4-2")
+        address = parse_address(cache.recording, head)
+        if head_id(address) != head:
+            raise ValueError("head is missing or unknown; expected a name such as decoder.3.5")
+        self.finish(await self.in_worker(explain_page, cache, address, int(cell[1]), int(cell[2])))

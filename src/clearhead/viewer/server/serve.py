@@ -24,7 +24,7 @@ from clearhead._utils.checks import check_int
 from clearhead.analysis import Roles
 from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
-from clearhead.viewer.server._downloads import REPORT_PATH, Downloads, ReportHandler
+from clearhead.viewer.server._downloads import EXPLAIN_PATH, REPORT_PATH, Downloads, ExplainHandler, ReportHandler
 from clearhead.viewer.server._redirect_file import write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
 from clearhead.viewer.server._session_handler import SessionHandler
@@ -210,6 +210,7 @@ def _server(texts: Texts, access: Access, bound: socket.socket) -> tuple[BaseSer
         extra_patterns=[
             (rf"{MODULES_PATH}(.*)", StaticFileHandler, {"path": str(STATIC_FOLDER)}),
             (REPORT_PATH, ReportHandler, {"downloads": downloads}),
+            (EXPLAIN_PATH, ExplainHandler, {"downloads": downloads}),
         ],
         extra_websocket_origins=[f"{host}:{port}" for host in LOCAL_HOSTS],
         use_index=False,
