@@ -17,10 +17,19 @@ function settingsChanged() {
 
 /** Send the colors of the theme to the figures. */
 export function paintTheme() {
-  ask("theme", { text: themeColor("ink"), line: themeColor("line"), paper: themeColor("paper"), nothing: themeColor("panel") });
+  ask("theme", { text: themeColor("ink"), line: themeColor("line"), paper: themeColor("paper"), nothing: themeColor("edge") });
   announce("theme");
 }
 
+// the menu closes on Escape and on a click elsewhere
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !element("more").open) return;
+  element("more").open = false;
+  element("more").querySelector("summary").focus();
+});
+document.addEventListener("click", (event) => {
+  if (!element("more").contains(event.target)) element("more").open = false;
+});
 for (const input of document.querySelectorAll(".controls input, #palette")) input.addEventListener("change", settingsChanged);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.model && paintTheme());
 on("drawn", showLegend);

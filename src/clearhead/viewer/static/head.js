@@ -16,7 +16,7 @@ function headShown() {
     element("hide").disabled = !hides.length;
   }
   describeHead();
-  element("chart").setAttribute("aria-label", `Attention heatmap of ${title}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Plus and minus zoom. 0 shows the whole matrix.`);
+  element("chart").setAttribute("aria-label", `Attention heatmap of ${title}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Home and End go to the ends of the row, with Control to the corners. Plus and minus zoom, Q the queries and K the keys only. 0 shows the whole matrix. N and P open the next and the previous head.`);
 }
 
 function describeHead() {

@@ -1,7 +1,10 @@
 // The live page: requests to the server through Bokeh's WebSocket, and their answers.
 
 import "clearhead/calculation.js";
+import "clearhead/borders.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/table.js";
 import "clearhead/text_form.js";

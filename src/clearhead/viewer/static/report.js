@@ -1,6 +1,9 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/borders.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
