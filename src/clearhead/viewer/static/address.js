@@ -3,9 +3,9 @@
 import { headId } from "clearhead/format.js";
 import { ask, on, stackShown, state, textAsked, windowShown } from "clearhead/state.js";
 
-/** Return the request that the fragment describes. */
-export function fromAddress() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
+/** Return the request that a fragment describes. */
+export function fromAddress(fragment = location.hash) {
+  const parameters = new URLSearchParams(fragment.slice(1));
   const pair = (/** @type {string} */ name) => {
     const value = parameters.get(name) ?? "";
     return /^\d+-\d+$/.test(value) ? value.split("-").map(Number) : undefined;
