@@ -2,8 +2,10 @@
 
 import "clearhead/calculation.js";
 import "clearhead/borders.js";
+import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/table.js";

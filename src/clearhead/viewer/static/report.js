@@ -1,8 +1,10 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/borders.js";
+import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
@@ -18,6 +20,7 @@ import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { showLines, showStrip } from "clearhead/lines.js";
 import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
@@ -188,6 +191,8 @@ const answers = {
   go,
   window: zoom,
   cursor: select,
+  search: answerSearch,
+  links: answerLinks,
   settings: () => {
     setPalette();
     if (state.head) drawStoredHead(shown, stackShown());
