@@ -59,7 +59,7 @@ class HeadChart:
         self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0, nan_color=transparent)
         # an annotation, because Bokeh 3.9 cannot draw a figure whose background has a hatch
         self._hatch = BoxAnnotation(
-            name="masked", level="image", fill_color=None, line_color=None, hatch_pattern="/", hatch_scale=6
+            name="masked", level="image", fill_color=None, line_color=None, hatch_pattern="/", hatch_scale=10
         )
         self._shape, self.window = (1, 1), HeatmapWindow(0, 1, 0, 1)
         self._max_weights: dict[str, float] = {}  # the largest drawn weight of "overview" and "detail"

@@ -245,7 +245,7 @@ def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     page.open(written["short"][1], "#head=decoder.0.0")
     assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"
     masked = "return figures.map.center.find((part) => part.name === 'masked').hatch_color"
-    assert page.module_script(masked) == "rgb(127, 136, 153)"
+    assert page.module_script(masked) == "rgb(93, 100, 115)"
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
     assert page.color(0, 0) == [0, 0, 0]

@@ -9,6 +9,7 @@ function settingsChanged() {
   settings.reduce = chosen("reduce");
   settings.log = chosen("scale") === "log";
   settings.hide = element("hide")?.checked ?? false;
+  settings.weighted = element("weighted")?.checked ?? false;
   settings.palette = element("palette").value;
   ask("settings", settings);
   showLegend();
@@ -17,7 +18,7 @@ function settingsChanged() {
 
 /** Send the colors of the theme to the figures. */
 export function paintTheme() {
-  ask("theme", { text: themeColor("ink"), line: themeColor("line"), paper: themeColor("paper"), nothing: themeColor("edge") });
+  ask("theme", { text: themeColor("ink"), line: themeColor("line"), paper: themeColor("paper"), nothing: themeColor("hatch") });
   announce("theme");
 }
 

@@ -77,6 +77,9 @@ export function dataAt(figure, { clientX, clientY }) {
   return { x: view.frame.x_scale.invert(sx), y: view.frame.y_scale.invert(sy), part };
 }
 
+/** Return whether the heatmap shows ‖weight · v · W_O‖ as a share of the largest ‖v · W_O‖. */
+export const isWeighted = () => Boolean(settings.weighted && stackShown()?.value_weighted);
+
 /** @param {Bin} bin */
 export const isCell = (bin) => bin.queryEnd - bin.query === 1 && bin.keyEnd - bin.key === 1;
 
@@ -102,7 +105,7 @@ export function showLegend() {
     followed.add(mapper);
     for (const end of [mapper.properties.low, mapper.properties.high]) end.change.connect(showLegend);
   }
-  element("legend-title").textContent = `weight, ${settings.log ? "log" : "linear"} scale`;
+  element("legend-title").textContent = `weight${isWeighted() ? " × value norm" : ""}, ${settings.log ? "log" : "linear"} scale`;
   element("low").textContent = significant(mapper.low ?? 0, 2);
   element("high").textContent = significant(mapper.high ?? 1, 2);
 }

@@ -59,7 +59,8 @@ function showLinks() {
     return make("li", {}, button);
   });
   const left = first.distance === null ? "Sinks are left out." : `Sinks and tokens nearer than ${nearest()} are left out.`;
-  element("links").replaceChildren(sentence, make("ol", {}, ...listed), make("p", { className: "quiet", textContent: left }));
+  sentence.append(" ", make("span", { className: "quiet", textContent: left }));
+  element("links").replaceChildren(sentence, make("ol", {}, ...listed));
   open(query, first);
 }
 

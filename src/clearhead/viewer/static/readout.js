@@ -2,7 +2,7 @@
 
 import { element, literal, make } from "clearhead/dom.js";
 import { headTitle, rangeText, significant } from "clearhead/format.js";
-import { binAt, isCell } from "clearhead/heatmap.js";
+import { binAt, isCell, isWeighted } from "clearhead/heatmap.js";
 import { on, settings, stackShown, state, tokenAt } from "clearhead/state.js";
 
 /** @param {Bin} bin */
@@ -17,9 +17,10 @@ function weightText({ value, shades }) {
 export function valueText(bin) {
   if (!isCell(bin)) {
     const note = bin.preview ? " (preview)" : bin.sampled ? " (sampled)" : "";
-    return `${settings.reduce === "max" ? "largest" : "mean"} weight ${weightText(bin)}${note}`;
+    return `${settings.reduce === "max" ? "largest" : "mean"} weight ${isWeighted() ? "× value norm " : ""}${weightText(bin)}${note}`;
   }
   if (settings.hide && !bin.announced && stackShown().hidden.includes(bin.key)) return "hidden";
+  if (isWeighted() && !bin.announced) return `weight × value norm ${weightText(bin)}`;
   if (bin.score === -Infinity) return "masked: weight 0, score −∞";
   return `weight ${weightText(bin)}${bin.score === undefined ? "" : `, score ${significant(bin.score)}`}`;
 }

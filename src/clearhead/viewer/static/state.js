@@ -24,7 +24,7 @@ export const state = {
 };
 
 /** Settings of the heatmap. */
-export const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
+export const settings = { reduce: "max", log: true, hide: false, weighted: false, palette: "viridis" };
 
 /** @type {Map<string, ((detail?: any) => void)[]>} */
 const listeners = new Map();
