@@ -108,6 +108,8 @@ class PageSession:
         self._chart.set_palette(request["palette"], bool(request["log"]))
         if (reduce, hide) != (self._shown.reduce, self._shown.hide):
             self._shown = replace(self._shown, reduce=reduce, hide=hide)
+            if self._state.head is None:  # settings of an address, which come before its head
+                return
             self._draw()
             for panel in self._panels:
                 panel.settings_changed()

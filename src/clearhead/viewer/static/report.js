@@ -1,11 +1,12 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/export.js";
 import "clearhead/head.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
@@ -198,6 +199,7 @@ whenReady(async () => {
   buildGrid();
   setColors();
   paintTheme();
+  restoreSettings();
   ask("settings", settings);
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
