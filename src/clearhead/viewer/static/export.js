@@ -4,7 +4,8 @@ import { IN_NOTEBOOK, toAddress } from "clearhead/address.js";
 import { asCsv } from "clearhead/csv.js";
 import { element, make } from "clearhead/dom.js";
 import { headId, headTitle } from "clearhead/format.js";
-import { asPng, mapPicture, svgText, wordsPicture } from "clearhead/picture.js";
+import { asPng, mapPicture, svgText } from "clearhead/picture.js";
+import { regionPicture } from "clearhead/region_picture.js";
 import { shownMatrix } from "clearhead/shown_matrix.js";
 import { on, stackShown, state, windowShown } from "clearhead/state.js";
 
@@ -36,11 +37,10 @@ async function take(kind, ending) {
   if (!state.head) return;
   const title = `${state.model.name}: ${headTitle(state.head)}`;
   const matrix = kind === "map" ? shownMatrix() : undefined;
-  const drawn = /** @type {SVGSVGElement | null} */ (document.querySelector("#lines svg"));
-  if (kind === "map" ? !matrix : !drawn) return say(kind === "map" ? "The map is still being computed." : "The words have no lines now.");
+  if (kind === "map" && !matrix) return say("The map is still being computed.");
   const name = fileName(kind, ending);
   if (matrix && ending === "csv") return download(new Blob([asCsv(matrix)], { type: CSV }), name);
-  const picture = matrix ? mapPicture(matrix, title) : wordsPicture(/** @type {SVGSVGElement} */ (drawn), title);
+  const picture = matrix ? mapPicture(matrix, title) : regionPicture(element("lines"), title);
   download(ending === "svg" ? new Blob([svgText(picture)], { type: SVG }) : await asPng(picture), name);
 }
 

@@ -1,4 +1,4 @@
-// Pictures to save: the heatmap as an SVG document with tokens, title and legend; the words; and both as PNG.
+// The heatmap as an SVG document with tokens, title and legend, and the conversion of pictures to files.
 
 import { draw, make, themeColor } from "clearhead/dom.js";
 import { clamp, significant } from "clearhead/format.js";
@@ -11,7 +11,7 @@ const MAX_CELL = 28; // pixels of a cell
 const MAX_RECTANGLES = 64; // per axis; a larger map is an embedded image
 const MIN_LABEL = 9; // pixels between labels
 const MAX_LABEL_WIDTH = 150;
-const [FONT, FONT_SIZE, MARGIN] = ["system-ui, 'DejaVu Sans', sans-serif", 12, 12];
+export const [FONT, FONT_SIZE, MARGIN] = ["system-ui, 'DejaVu Sans', sans-serif", 12, 12];
 const PNG_SCALE = 2;
 const MAX_PNG_SIDE = 8192;
 
@@ -135,37 +135,6 @@ function legendOf(matrix, x, y) {
     text(150, "end", significant(mapper.high ?? 1, 2)),
     draw("text", { x: x + 160, y: y + 9, fill: themeColor("ink", "light") }, `${valueTitle(matrix)}, ${settings.log ? "log" : "linear"} scale`),
   ];
-}
-
-const COPIED_STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "opacity", "font-size", "font-weight", "text-anchor", "dominant-baseline", "display", "visibility"];
-
-/**
- * Return a drawn SVG element as a document of its own: styles of the page become attributes, in light colors.
- * @param {SVGSVGElement} drawn
- * @param {string} title
- */
-export function wordsPicture(drawn, title) {
-  const before = drawn.getAttribute("style");
-  // resolves light-dark() and currentColor for a light page; restored before the next frame is painted
-  drawn.setAttribute("style", `${before ?? ""}; color-scheme: light; color: ${themeColor("ink", "light")}`);
-  const copy = /** @type {SVGSVGElement} */ (drawn.cloneNode(true));
-  const copies = copy.querySelectorAll("*");
-  drawn.querySelectorAll("*").forEach((part, index) => {
-    const style = getComputedStyle(part);
-    for (const name of COPIED_STYLES) copies[index].setAttribute(name, style.getPropertyValue(name));
-    for (const name of ["class", "style", "tabindex", "role"]) copies[index].removeAttribute(name);
-  });
-  if (before === null) drawn.removeAttribute("style");
-  else drawn.setAttribute("style", before);
-  const { x, y, width, height } = drawn.viewBox.baseVal;
-  for (const name of ["style", "class", "role"]) copy.removeAttribute(name);
-  for (const [name, value] of Object.entries({ xmlns: "http://www.w3.org/2000/svg", x: 0, y: 0, width, height: height + 30, viewBox: `${x} ${y - 30} ${width} ${height + 30}`, "font-family": FONT })) copy.setAttribute(name, String(value));
-  copy.prepend(
-    draw("title", {}, title),
-    draw("rect", { x, y: y - 30, width, height: height + 30, fill: themeColor("paper", "light") }),
-    draw("text", { x: x + MARGIN, y: y - 12, "font-size": 15, "font-weight": 600, fill: themeColor("ink", "light") }, title),
-  );
-  return copy;
 }
 
 /** @param {SVGElement} picture */
