@@ -5,6 +5,7 @@ import "clearhead/export.js";
 import "clearhead/head.js";
 import "clearhead/readout.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/text_form.js";
 import "clearhead/token.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";

@@ -5,6 +5,7 @@ import "clearhead/head.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/token.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
