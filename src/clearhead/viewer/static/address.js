@@ -16,15 +16,15 @@ const kept = new Map();
  */
 export const keepInAddress = (name, read, write) => void kept.set(name, { read, write, initial: read() });
 
-/** Apply the settings of the address. A setting that it does not contain gets its default. */
-export function restoreSettings() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
+/** Apply the settings of a fragment. A setting that it does not contain gets its default. */
+export function restoreSettings(fragment = location.hash) {
+  const parameters = new URLSearchParams(fragment.slice(1));
   for (const [name, { write, initial }] of kept) write(parameters.get(name) ?? initial);
 }
 
-/** Return the request that the fragment describes. */
-export function fromAddress() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
+/** Return the request that a fragment describes. */
+export function fromAddress(fragment = location.hash) {
+  const parameters = new URLSearchParams(fragment.slice(1));
   const pair = (/** @type {string} */ name) => {
     const value = parameters.get(name) ?? "";
     return /^\d+-\d+$/.test(value) ? value.split("-").map(Number) : undefined;

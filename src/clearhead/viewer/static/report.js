@@ -136,8 +136,10 @@ async function answerTopTokens(stack, asked) {
   const { query, key } = asked;
   const texts = { query: textsOf(stack, "query"), key: textsOf(stack, "key") };
   const from = heads.map(({ layer, head, data }) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largestWeights(data, stack, query).tops.slice(0, 5)]));
+  const listed = largestWeights(shown, stack, query).query;
+  const nearest = listed === query ? undefined : listed;
   /** @type {TopTokensPayload} */
-  const answer = { query: texts.query[query], key: texts.key[key], same: stack.same, from: { heads: strongestFirst(from) } };
+  const answer = { query: texts.query[listed], key: texts.key[key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
   if (stack.cells) {
     const matrices = heads.map(({ data }) => data.values("max"));
     const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
@@ -200,11 +202,12 @@ whenReady(async () => {
   buildGrid();
   setColors();
   paintTheme();
-  restoreSettings();
+  const view = location.hash.length > 1 ? location.hash : `#${MODEL.view}`;
+  restoreSettings(view);
   ask("settings", settings);
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
-  ask("go", fromAddress());
+  ask("go", fromAddress(view));
   for (const { name, heads } of MODEL.stacks) {
     for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
   }
