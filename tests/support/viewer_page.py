@@ -16,7 +16,7 @@ from support.pretrained import axe
 PLAIN_TOKENS = [f"t{index}" for index in range(12)]
 TIMEOUT = 30  # seconds; the machine may be busy
 MODULES = {
-    "address": "isAddressPending",
+    "address": "isAddressPending, toAddress",
     "heatmap": "binAt, figures, renderers",
     "state": "ask, settings, state, windowShown",
 }

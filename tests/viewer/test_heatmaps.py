@@ -303,6 +303,14 @@ class TestRecordingCache:
         dense = cache.recording["cross"].layers[0].dense()[0, head]
         assert dense[query, key] == dense.max()
 
+    def test_strongest_cell_of_a_long_text_is_in_the_middle_row_and_not_a_sink(self, monkeypatch):
+        monkeypatch.setattr(_recording_cache, "MAX_SEARCHED_CELLS", 100)
+        cache = RecordingCache(decoder("abcdefghijklmno", special=(3,)))
+        for address in cache.recording.heads():
+            row = cache.recording.weights(address)[0, 0, 7].clone()
+            row[[0, 3]] *= 0.01
+            assert cache.strongest_cell(address) == (7, int(row.argmax()))
+
 
 @pytest.mark.parametrize("direction", ["from", "to"])
 def test_top_tokens_have_the_largest_weights(direction):

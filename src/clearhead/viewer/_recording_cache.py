@@ -162,13 +162,13 @@ class RecordingCache:
         stack = self.recording[address[0]]
         weights = self.recording.weights(address)
         _, _, q_len, kv_len = weights.shape
-        if q_len * kv_len > MAX_SEARCHED_CELLS:
-            return q_len // 2, int(weights[0, 0, q_len // 2].argmax())
-        cells = weights.dense()[0, 0].clone()
-        cells[torch.tensor(stack.queries.special)] *= 0.01
+        middle = q_len // 2
+        rows = slice(middle, middle + 1) if q_len * kv_len > MAX_SEARCHED_CELLS else slice(0, q_len)
+        cells = weights[0, 0, rows].clone()
+        cells[torch.tensor(stack.queries.special[rows])] *= 0.01
         cells[:, self.hidden_keys(address[0])] *= 0.01
         query, key = divmod(int(cells.argmax()), kv_len)
-        return query, key
+        return rows.start + query, key
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:

@@ -109,6 +109,8 @@ class PageSession:
         changed = replace(self._shown, reduce=reduce, hide=hide, weighted=weighted)
         if changed != self._shown:
             self._shown = changed
+            if self._state.head is None:  # settings of an address, which come before its head
+                return
             self._draw()
             for panel in self._panels:
                 panel.settings_changed()

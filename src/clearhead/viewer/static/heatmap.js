@@ -90,7 +90,8 @@ export const renderers = () => figures.map.renderers.filter((/** @type {any} */ 
 export const isLog = (renderer) => renderer.glyph.color_mapper.type === "LogColorMapper";
 /** @returns {Set<any>} */
 export const colorMappers = () => new Set(renderers().map((renderer) => renderer.glyph.color_mapper));
-const mapperShown = () => renderers().find((renderer) => isLog(renderer) === settings.log).glyph.color_mapper;
+/** Return the color mapper of the selected scale. */
+export const mapperShown = () => renderers().find((renderer) => isLog(renderer) === settings.log).glyph.color_mapper;
 
 // mappers whose ends, which change with the text and the window, update the legend
 const followed = new Set();

@@ -1,6 +1,7 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/borders.js";
+import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
@@ -9,8 +10,9 @@ import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
@@ -208,10 +210,12 @@ whenReady(async () => {
   buildGrid();
   setColors();
   paintTheme();
+  const view = location.hash.length > 1 ? location.hash : `#${MODEL.view}`;
+  restoreSettings(view);
   ask("settings", settings);
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
-  ask("go", fromAddress(location.hash.length > 1 ? location.hash : `#${MODEL.view}`));
+  ask("go", fromAddress(view));
   for (const { name, heads } of MODEL.stacks) {
     for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
   }

@@ -47,7 +47,7 @@ export const connectRequests = (handler) => void (answerRequest = handler);
 export const ask = (kind, payload = {}) => answerRequest(kind, payload);
 
 /** Return the stack of the selected head. @returns {any} */
-export const stackShown = () => state.model.stacks.find((stack) => stack.name === state.head?.stack);
+export const stackShown = () => state.model?.stacks.find((stack) => stack.name === state.head?.stack);
 
 /** Return the visible window: row, row_end, key, key_end. */
 export const windowShown = () => state.tokens?.window ?? [0, 1, 0, 1];
