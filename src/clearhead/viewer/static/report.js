@@ -1,11 +1,18 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/borders.js";
+import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
@@ -15,6 +22,7 @@ import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { showLines, showStrip } from "clearhead/lines.js";
 import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
@@ -185,6 +193,8 @@ const answers = {
   go,
   window: zoom,
   cursor: select,
+  search: answerSearch,
+  links: answerLinks,
   settings: () => {
     setPalette();
     if (state.head) drawStoredHead(shown, stackShown());
@@ -200,10 +210,12 @@ whenReady(async () => {
   buildGrid();
   setColors();
   paintTheme();
+  const view = location.hash.length > 1 ? location.hash : `#${MODEL.view}`;
+  restoreSettings(view);
   ask("settings", settings);
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
-  ask("go", fromAddress(location.hash.length > 1 ? location.hash : `#${MODEL.view}`));
+  ask("go", fromAddress(view));
   for (const { name, heads } of MODEL.stacks) {
     for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
   }
