@@ -9,6 +9,7 @@ import "clearhead/head.js";
 import "clearhead/links.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
+import "clearhead/save_report.js";
 import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/text_form.js";
