@@ -137,7 +137,7 @@ def _write_report(output: Path, source: str, texts: list[str] | None, options: L
         from clearhead.viewer.report.export import report
 
         named, arguments = options.load(source)
-        loaded = load_source(named, **arguments)
+        loaded = load_source(named, **arguments, head=None)
         if isinstance(loaded, Recording):
             recording = loaded
         else:

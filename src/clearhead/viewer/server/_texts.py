@@ -55,7 +55,7 @@ class Texts:
         self._model: RecordableModel | None = None
 
         def begin() -> list[str]:
-            return self._begin(load_source(source, device=device, dtype=dtype, download=download), text)
+            return self._begin(load_source(source, device=device, dtype=dtype, download=download, head=None), text)
 
         self.choices = self.worker.submit(begin).result()
 
