@@ -14,10 +14,11 @@ from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
+from clearhead.viewer._words_payload import stack_languages, written_text, written_texts
 
-MAX_LINE_TOKENS = 48  # longest side for which lines between tokens are drawn
 MAX_WINDOW_TOKENS = 512  # longest side of a window whose token texts are sent
 MAX_LISTED_HEADS = 400  # heads listed with their top-attended tokens
+MAX_SHOWN_LETTERS = 2_000  # of the text that a model read or wrote
 Payload = dict[str, Any]
 
 
@@ -36,9 +37,11 @@ def model_payload(cache: RecordingCache) -> Payload:
                 "sampled": SAMPLED_QUERIES if is_sampled(stack) else 0,
                 "hides": [short_token(stack.keys.texts[key], 14) for key in hidden[:3]],
                 "hidden": hidden[:MAX_WINDOW_TOKENS],
+                "languages": stack_languages(cache.recording, name),
             }
         )
-    return {"name": cache.recording.model, "stacks": stacks, "labeled": cache.labeled_by_roles}
+    texts = {side: _shortened(getattr(cache.recording, side)) for side in ("input", "output")}
+    return {"name": cache.recording.model, "stacks": stacks, "labeled": cache.labeled_by_roles, **texts}
 
 
 def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
@@ -59,23 +62,16 @@ def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
     return {"stack": stack, "layer": layer, "heads": heads}
 
 
-def head_payload(cache: RecordingCache, address: Address) -> Payload:
-    """Return the address of a head. Includes all tokens if the text is short enough to draw lines between them."""
+def head_payload(address: Address) -> Payload:
+    """Return the address of a head."""
     name, layer, head = address
-    stack = cache.recording[name]
-    short = max(len(stack.queries), len(stack.keys)) <= MAX_LINE_TOKENS
-    sides = {"queries": stack.queries, "keys": stack.keys} if short else {}
-    return {
-        "stack": name,
-        "layer": layer,
-        "head": head,
-        **{side: [short_token(text) for text in tokens.texts] for side, tokens in sides.items()},
-    }
+    return {"stack": name, "layer": layer, "head": head}
 
 
 def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> Payload:
     """Return the tokens along both sides of a window. The list is empty for a side that is too long to read."""
     queries, keys = cache.recording[stack].queries, cache.recording[stack].keys
+    short = window.row_end - window.row <= MAX_WINDOW_TOKENS
 
     def texts(tokens: Tokens, start: int, end: int) -> list[str]:
         return [short_token(text) for text in tokens.texts[start:end]] if end - start <= MAX_WINDOW_TOKENS else []
@@ -85,6 +81,7 @@ def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> 
         "window": list(window),
         "row": row,
         "rows": texts(queries, row, row_end),
+        "written": written_texts(cache.recording[stack], row, row_end) if short else None,
         "key": key,
         "keys": texts(keys, key, key_end),
     }
@@ -98,17 +95,10 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
         "key": key,
         "query_token": short_token(stack.queries.texts[query]),
         "key_token": short_token(stack.keys.texts[key]),
+        "written": written_text(stack, query),
         "weight": float(weights[0, 0, query, key]),
         "score": float(weights.scores[0, 0, query, key]),
     }
-
-
-def row_payload(cache: RecordingCache, address: Address, query: int, window: HeatmapWindow) -> Payload:
-    """Return a query's weights for the keys of a window; empty if the window is too wide to read."""
-    if window.key_end - window.key > MAX_WINDOW_TOKENS:
-        return {}
-    row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
-    return {"start": window.key, "row": row.float().cpu().numpy()}
 
 
 def calculation_payload(cache: RecordingCache, address: Address, query: int, key: int) -> Payload:
@@ -128,6 +118,7 @@ def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -
     stack = cache.recording[name]
     payload: Payload = {
         "query": short_token(stack.queries.texts[query]),
+        "written": written_text(stack, query),
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
     }
@@ -148,3 +139,7 @@ def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -
             }
             yield None
     yield payload
+
+
+def _shortened(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MAX_SHOWN_LETTERS else f"{text[: MAX_SHOWN_LETTERS - 1]}…"

@@ -22,6 +22,7 @@ from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._templates import TEMPLATES, inline_modules
+from clearhead.viewer._words_payload import written_texts
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
 # statistic, heading, tooltip
@@ -65,7 +66,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
     labels = {address: labels_of(label_source, address) for address in statistics}
     last = list(recording.stacks)[-1]
     first_head = max((head for head in statistics if head[0] == last), key=lambda head: clarity(statistics[head]))
-    tokens, stacks = _stack_payloads(cache, data, labels)
+    texts, stacks = _stack_payloads(cache, data, labels)
     columns = [
         column for column in _COLUMNS if any(getattr(head, column[0]) is not None for head in statistics.values())
     ]
@@ -85,7 +86,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
                 "palettes": PALETTES,
                 "import_map": inline_modules(),
                 "live": False,
-                "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
+                "tokens": compress(json.dumps(texts).encode()),
                 "layers": [
                     {"stack": name, "index": layer_index, "data": text}
                     for (name, layer_index), text in data.compressed.items()
@@ -104,9 +105,10 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
 
 def _stack_payloads(
     cache: RecordingCache, data: ReportData, labels: dict[Address, tuple[str, ...]]
-) -> tuple[list[Tokens], list[Payload]]:
-    """Return the distinct token lists, and the payload of each stack with its sampling plan."""
+) -> tuple[list[list[str]], list[Payload]]:
+    """Return the texts of the distinct token lists, and the payload of each stack with its sampling plan."""
     tokens: list[Tokens] = []
+    written: list[list[str]] = []
     payloads = model_payload(cache)["stacks"]
     for payload in payloads:
         name = payload["name"]
@@ -128,7 +130,7 @@ def _stack_payloads(
         ]
         indices = plan.query_indices
         payload |= {
-            "tokens": [tokens.index(stack.queries), tokens.index(stack.keys)],
+            "tokens": [tokens.index(stack.queries), tokens.index(stack.keys), None],
             "same": is_self_attention(name, stack),
             "layers": heads,
             "sampled": plan.sampled,
@@ -140,7 +142,14 @@ def _stack_payloads(
             "top": data.layers[name, 0].top_keys.shape[2],
             "floor": weight_floor(len(stack.keys)),
         }
-    return tokens, payloads
+    for payload in payloads:
+        texts = written_texts(cache.recording[payload["name"]])
+        if texts is None:
+            continue
+        if texts not in written:
+            written.append(texts)
+        payload["tokens"][2] = len(tokens) + written.index(texts)
+    return [*map(_short_tokens, tokens), *written], payloads
 
 
 def _statistics_row(

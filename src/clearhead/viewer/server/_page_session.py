@@ -27,11 +27,12 @@ from clearhead.viewer.server._page_state import PageState, Request, parse_addres
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
+from clearhead.viewer.server._panels.words import NextTokensPanel, RowPanel, WordsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
 from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts, check_typed
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel)
+_PANELS = (WordsPanel, ThumbnailsPanel, CellPanel, RowPanel, NextTokensPanel, TopTokensPanel)
 
 
 class PageSession:
@@ -77,7 +78,7 @@ class PageSession:
             self._show_error(error)
 
     def _go(self, request: Request) -> None:
-        """Show the requested text, head and window, each of which is optional."""
+        """Show the requested text, head and window, each of which is optional. Another text keeps the shown head."""
         texts = self._texts.choices
         text = str(request["text"]) if "text" in request else texts[int(request.get("given", 0)) % len(texts)]
         recorded = self._texts.cached(text)
@@ -119,6 +120,8 @@ class PageSession:
 
     def _show_text(self, text: str, recorded: Recorded, request: Request) -> None:
         self._tasks.cancel_all()
+        if "head" not in request and self._state.head is not None:
+            request = {**request, "head": ".".join(map(str, self._shown.address))}
         self._text, cache = text, recorded.cache
         self._shown = replace(self._shown, cache=cache, address=next(iter(cache.recording.heads())), cursor=None)
         texts = self._texts.choices
@@ -156,7 +159,7 @@ class PageSession:
             cursor = None if before is not None and before["stack"] != address[0] else self._shown.cursor
             self._shown = replace(self._shown, address=address, cursor=cursor)
         shown = self._shown
-        now = _payloads.head_payload(shown.cache, shown.address)
+        now = _payloads.head_payload(shown.address)
         if now != before:
             self._chart.open(*shown.shape, weight_floor(shown.shape[1]))
             self._state.head = now

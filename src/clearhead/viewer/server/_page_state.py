@@ -25,6 +25,9 @@ class PageState(DataModel):
     cell: Any = AnyValue(default=None)
     top_tokens: Any = AnyValue(default=None)
     calculation: Any = AnyValue(default=None)
+    words: Any = AnyValue(default=None)
+    row: Any = AnyValue(default=None)
+    next_tokens: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
 
 

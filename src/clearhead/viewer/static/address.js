@@ -32,6 +32,7 @@ export function toAddress() {
 
 const IN_NOTEBOOK = location.protocol === "about:"; // a srcdoc frame, which has no URL to update
 let isFollowing = true; // while following an address, which adds no history entry
+let isTyping = false; // while a text is typed, its versions share one history entry
 /** Timer of a pending update. @type {ReturnType<typeof setTimeout> | undefined} */
 let pending;
 
@@ -45,7 +46,7 @@ function writeAddress() {
     pending = undefined;
     const address = toAddress();
     const withoutCell = (/** @type {string} */ hash) => hash.replace(/&cell=[^&]*/, "");
-    const isStep = withoutCell(address) !== withoutCell(location.hash) && !isFollowing;
+    const isStep = withoutCell(address) !== withoutCell(location.hash) && !isFollowing && !isTyping;
     if (address !== location.hash && !IN_NOTEBOOK) history[isStep ? "pushState" : "replaceState"](null, "", address);
     isFollowing = false;
   }, 300);
@@ -57,4 +58,5 @@ window.addEventListener("popstate", () => {
   isFollowing = true;
   ask("go", fromAddress());
 });
+on("typed", ({ again }) => (isTyping = again));
 for (const event of ["tokens", "cell"]) on(event, writeAddress);

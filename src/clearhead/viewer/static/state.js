@@ -8,7 +8,7 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   status: StatusPayload | null }}
+ *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null, status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -18,6 +18,9 @@ export const state = {
   thumbnails: null,
   top_tokens: null,
   calculation: null,
+  words: null,
+  row: null,
+  next_tokens: null,
   status: null,
 };
 

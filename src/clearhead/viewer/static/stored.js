@@ -27,8 +27,14 @@ export const unpackTokens = async () => void (texts = JSON.parse(new TextDecoder
 
 /** @param {string} name */
 export const stackNamed = (name) => /** @type {StoredStack} */ (MODEL.stacks.find((stack) => stack.name === name));
-/** @param {StoredStack} stack @param {"query" | "key"} side */
-export const textsOf = (stack, side) => texts[stack.tokens[side === "query" ? 0 : 1]];
+/**
+ * Return the tokens of one side, or the tokens that the queries write, if they write any.
+ * @template {"query" | "key" | "written"} Side
+ * @param {StoredStack} stack
+ * @param {Side} side
+ * @returns {Side extends "written" ? string[] | null : string[]}
+ */
+export const textsOf = (stack, side) => /** @type {any} */ (texts[stack.tokens[["query", "key", "written"].indexOf(side)] ?? -1] ?? null);
 
 /**
  * @typedef {ThumbnailPayload & { topKeys: any, topWeights: any, entropies: () => Float32Array,
