@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from clearhead._utils.color_scales import log_shades
-from clearhead._utils.text import short_token
+from clearhead._utils.text import TOKEN_COLUMNS, short_token
 from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
+from clearhead.viewer._row_labels import row_label, written_text, written_texts
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
-from clearhead.viewer._words_payload import stack_languages, written_text, written_texts
+from clearhead.viewer._words_payload import stack_languages
 
 MAX_WINDOW_TOKENS = 512  # longest side of a window whose token texts are sent
 MAX_LISTED_HEADS = 400  # heads listed with their top-attended tokens
@@ -122,14 +123,14 @@ def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
     }
-    directions: tuple[tuple[AttentionDirection, int, Tokens], ...] = (
-        ("from", query, stack.keys),
-        ("to", key, stack.queries),
+    directions: tuple[tuple[AttentionDirection, int, Callable[[int], str]], ...] = (
+        ("from", query, lambda index: short_token(stack.keys.texts[index])),
+        ("to", key, lambda index: row_label(stack, index, TOKEN_COLUMNS)),
     )
-    for direction, token, others in directions:
+    for direction, token, text_of in directions:
 
-        def with_texts(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
-            return [[index, short_token(others.texts[index]), weight] for index, weight in tokens]
+        def with_texts(tokens: list[tuple[int, float]], text_of: Callable[[int], str] = text_of) -> list[list[Any]]:
+            return [[index, text_of(index), weight] for index, weight in tokens]
 
         for top in top_tokens(stack, direction, token):
             heads = sorted(top.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from clearhead._utils.text import short_token
-from clearhead.recording import Address, Recording, Stack, is_self_attention
+from clearhead.recording import Address, Recording, is_self_attention
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.viewer._row_labels import written_texts
 
 MAX_WHOLE_TOKENS = 48  # longest side that is drawn as a whole
-WINDOW_TOKENS = 24  # tokens of a longer side, around the cursor
+WINDOW_TOKENS = 20  # tokens of a longer side, around the cursor
 WINDOW_STEP = 8  # a window moves in steps, so that words stay in position while the cursor moves
-MAX_DISTANT_KEYS = 8  # strongest keys outside of the window
+MAX_DISTANT_KEYS = 6  # strongest keys outside of the window
 MAX_WEIGHTS = 2**20  # sent for a layer; layers with many heads get fewer tokens
 MAX_ROW_TOKENS = 512  # longest window whose keys are shown as running text
 Payload = dict[str, Any]
@@ -83,18 +84,6 @@ def row_payload(cache: RecordingCache, address: Address, query: int, window: Hea
         return None
     row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
     return {"query": query, "start": window.key, "row": row.float().cpu().numpy()}
-
-
-def written_texts(stack: Stack, start: int = 0, end: int | None = None) -> list[str] | None:
-    """Return the token that each query of a range writes, empty where it is unknown; None for other attention."""
-    if stack.written is None:
-        return None
-    return [short_token(text) if text else "" for text in stack.written.texts[start:end]]
-
-
-def written_text(stack: Stack, query: int) -> str:
-    """Return the token that a query writes; empty if it is unknown."""
-    return (written_texts(stack, query, query + 1) or [""])[0]
 
 
 def next_tokens_payload(cache: RecordingCache, name: str, query: int) -> Payload | None:

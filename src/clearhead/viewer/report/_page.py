@@ -21,8 +21,8 @@ from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
+from clearhead.viewer._row_labels import written_texts
 from clearhead.viewer._templates import TEMPLATES, inline_modules
-from clearhead.viewer._words_payload import written_texts
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
 # statistic, heading, tooltip

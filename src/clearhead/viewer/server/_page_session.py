@@ -218,7 +218,7 @@ class PageSession:
             return
         is_moved = self._shown.window != self._chart.window
         self._shown = shown = replace(self._shown, window=self._chart.window)
-        self._chart.label_axes(shown.stack.queries, shown.stack.keys)
+        self._chart.label_axes(shown.stack)
         self._state.tokens = _payloads.window_payload(shown.cache, shown.address[0], shown.window)
         self._tasks.start("window", self._window_steps(shown))
         for panel in self._panels if is_moved else ():

@@ -2,7 +2,7 @@
 
 import { element, literal, make } from "clearhead/dom.js";
 import { percent } from "clearhead/format.js";
-import { on, state } from "clearhead/state.js";
+import { languageOf, on, state } from "clearhead/state.js";
 
 /** Return a text with the name of its language. @param {string} text @param {string} [language] */
 const passage = (text, language) => make("span", { className: "passage" }, ...(language ? [make("abbr", { textContent: language.toUpperCase() }), " "] : []), literal(text, language));
@@ -17,16 +17,15 @@ export function showOutput() {
 }
 
 function showNextTokens() {
-  const { cell, head } = state;
-  const languages = state.model.stacks.find(({ name }) => name === head?.stack)?.languages;
+  const { cell } = state;
   const shown = state.next_tokens?.query === cell?.query ? state.next_tokens : null;
   if (!shown || !cell) return element("next").replaceChildren();
   const tokens = shown.tokens.map(([text, probability]) => {
-    const token = make("span", { className: "key" }, literal(text, languages?.[0]), ` ${percent(probability)}`);
+    const token = make("span", { className: "key" }, literal(text, languageOf("query")), ` ${percent(probability)}`);
     token.style.setProperty("--share", probability.toFixed(3));
     return token;
   });
-  element("next").replaceChildren("After ", make("strong", {}, literal(cell.query_token, languages?.[0])), " the model expects ", ...tokens);
+  element("next").replaceChildren("After ", make("strong", {}, literal(cell.query_token, languageOf("query"))), " the model expects ", ...tokens);
 }
 
 on("model", showOutput);

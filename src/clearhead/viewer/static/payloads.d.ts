@@ -162,6 +162,7 @@ interface Bin {
   score?: number;
   query_token?: string;
   key_token?: string;
+  written?: string; // token that the query's row writes
   preview?: boolean; // a sketch of rows that are still being computed
   sampled?: boolean; // a report of a long text: computed from some queries only
   shades?: { digits: number; least: number }; // a report: precision, and the smallest weight that a shade can represent

@@ -151,8 +151,10 @@ async function answerTopTokens(stack, asked) {
     const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
     const column = (/** @type {Float32Array} */ values) => Array.from({ length: stack.queries }, (_, index) => values[index * stack.keys + key]);
     answer.from.everywhere = largest(mean(matrices.map(row)), texts.key);
-    const to = heads.map(({ layer, head }, index) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largest(column(matrices[index]), texts.query)]));
-    answer.to = { everywhere: largest(mean(matrices.map(column)), texts.query), heads: strongestFirst(to) };
+    const written = textsOf(stack, "written");
+    const rows = texts.query.map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read));
+    const to = heads.map(({ layer, head }, index) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largest(column(matrices[index]), rows)]));
+    answer.to = { everywhere: largest(mean(matrices.map(column)), rows), heads: strongestFirst(to) };
   }
   state.top_tokens = answer;
   announce("top_tokens");

@@ -59,6 +59,12 @@ export function tokenAt(side, index) {
   return tokens ? (side === "query" ? tokens.rows[index - tokens.row] : tokens.keys[index - tokens.key]) : undefined;
 }
 
+/** Return the token that a query's row writes; empty if it writes none. @param {number} query */
+export const writtenAt = (query) => state.tokens?.written?.[query - state.tokens.row] ?? "";
+
+/** Return the language of a side's tokens, if it is known. @param {"query" | "key"} side @returns {string | undefined} */
+export const languageOf = (side) => stackShown()?.languages?.[side === "query" ? 0 : 1];
+
 /** Return the text parameter of a request or an address; empty for the first listed text, which is the default. */
 export function textAsked() {
   const { text, chosen } = state.model;

@@ -5,9 +5,9 @@ import { largestWeights, textsOf } from "clearhead/stored.js";
 
 // as in `_words_payload.py`
 const MAX_WHOLE_TOKENS = 48;
-const WINDOW_TOKENS = 24;
+const WINDOW_TOKENS = 20;
 const WINDOW_STEP = 8;
-const MAX_DISTANT_KEYS = 8;
+const MAX_DISTANT_KEYS = 6;
 
 /**
  * Return the tokens of one side: all of them, the heatmap's window, or the surroundings of a token.

@@ -59,6 +59,7 @@ function run() {
   const reason = refusal(text);
   if (!reason) {
     awaited = text === state.model.text ? undefined : text;
+    if (awaited === undefined) element("notes").textContent = state.model.notes.join("; ");
     return ask("go", { text });
   }
   Object.assign(element("status"), { className: "error", textContent: reason });

@@ -3,7 +3,7 @@
 import { element, literal, make } from "clearhead/dom.js";
 import { headId, percent, stackTitle } from "clearhead/format.js";
 import { headsOn } from "clearhead/head_toggles.js";
-import { on, openHead, stackShown, state } from "clearhead/state.js";
+import { languageOf, on, openHead, state } from "clearhead/state.js";
 import { drawing, openLine } from "clearhead/word_lines.js";
 
 /** @typedef {import("clearhead/word_lines.js").Line} Line */
@@ -11,16 +11,15 @@ import { drawing, openLine } from "clearhead/word_lines.js";
 const MAX_FINDS = 3; // in one caption
 const MIN_FOUND = 0.3; // smaller weights are not a find
 
-const queryLanguage = () => stackShown().languages?.[0];
-const keyToken = (/** @type {string} */ text) => make("strong", {}, literal(text, stackShown().languages?.[1]));
+const keyToken = (/** @type {string} */ text) => make("strong", {}, literal(text, languageOf("key")));
 const stackName = (/** @type {string} */ stack) => `(${stackTitle(stack).toLowerCase()})`;
 
 /** Return the row of a query in words: the token that it writes, or that it is. @param {string} read @param {string} [written] */
-const rowText = (read, written) => (written ? ["when it writes ", make("strong", {}, literal(written, queryLanguage()))] : ["for ", make("strong", {}, literal(read, queryLanguage()))]);
+const rowText = (read, written) => (written ? ["when it writes ", make("strong", {}, literal(written, languageOf("query")))] : ["for ", make("strong", {}, literal(read, languageOf("query")))]);
 
-/** @param {string} stack @param {number} layer @param {number} head @param {() => void} open */
-function headButton(stack, layer, head, open) {
-  const button = make("button", { type: "button", className: "place", textContent: `Head ${layer}.${head}`, title: `Open the heatmap of ${stackTitle(stack)} ${layer}.${head}` });
+/** @param {string} stack @param {number} layer @param {number} head @param {() => void} open @param {string} [word] */
+function headButton(stack, layer, head, open, word = "Head") {
+  const button = make("button", { type: "button", className: "place", textContent: `${word} ${layer}.${head}`, title: `Open the heatmap of ${stackTitle(stack)} ${layer}.${head}` });
   button.addEventListener("click", open);
   return button;
 }
@@ -55,9 +54,9 @@ function wordSentence() {
 /** Return the other end of a line, with its weight. @param {Line} line @param {"query" | "key"} side @param {boolean} named */
 function partner(line, side, named) {
   const words = /** @type {WordsPayload} */ (drawing.words);
-  const head = named ? [headButton(words.stack, words.layer, line.head, () => openLine(line)), " "] : [];
+  const head = named ? [headButton(words.stack, words.layer, line.head, () => openLine(line), "head"), " "] : [];
   const end = side === "query" ? [keyToken(words.key_tokens[line.key])] : rowText(words.query_tokens[line.query], words.written?.[line.query]);
-  return [...head, ...end, ` ${percent(line.weight)}`];
+  return [...head, named && side === "query" ? "finds " : "", ...end, ` ${percent(line.weight)}`];
 }
 
 /** Return the sentence of the selected cell. */

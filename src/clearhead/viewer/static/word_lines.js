@@ -1,10 +1,9 @@
 // Queries on the left, keys on the right, and a line for each weight of the heads that are turned on.
 
-import { pointAtToken } from "clearhead/cursor.js";
 import { draw, element, literal, make, rowLabel } from "clearhead/dom.js";
 import { clamp, headId, percent } from "clearhead/format.js";
 import { colorSlots } from "clearhead/head_toggles.js";
-import { announce, openHead, settings, stackShown, state, windowShown } from "clearhead/state.js";
+import { announce, languageOf, openHead, settings, stackShown, state, windowShown } from "clearhead/state.js";
 
 /**
  * @typedef {"query" | "key"} Side
@@ -13,8 +12,7 @@ import { announce, openHead, settings, stackShown, state, windowShown } from "cl
  */
 
 const MIN_WEIGHT = 0.02; // of a drawn line
-const LINE_WIDTH = 7; // pixels of a weight of 1
-const NEAR = 6; // pixels between the pointer and a line
+export const LINE_WIDTH = 7; // pixels of a weight of 1
 const HEIGHT = 480; // pixels for the longer side, unless its words would be too small
 const [MIN_STEP, MAX_STEP] = [15, 25]; // pixels between words
 const SPAN = 300; // width of the lines in their coordinates, scaled to the page
@@ -30,11 +28,11 @@ let step = MAX_STEP;
 /** Rows of the words of each side, which include gaps. @type {Record<Side, number[]>} */
 let rows = { query: [], key: [] };
 /** @type {Record<Side, any[]>} */
-let buttons = { query: [], key: [] };
+export let buttons = { query: [], key: [] };
 /** Labels at the isolated word's partners. @type {Element[]} */
 let shares = [];
 const groups = { every: draw("g", { class: "every" }), isolated: draw("g", { class: "isolated" }), pointed: draw("g", { class: "pointed" }) };
-const picture = draw("svg", { class: "links", preserveAspectRatio: "none", "aria-hidden": "true" }, groups.every, groups.isolated, groups.pointed);
+export const picture = draw("svg", { class: "links", preserveAspectRatio: "none", "aria-hidden": "true" }, groups.every, groups.isolated, groups.pointed);
 const sides = { query: make("div", { className: "column queries" }), key: make("div", { className: "column keys" }) };
 
 /** @param {Side} side @param {number} position @returns {number} index of a word in the text */
@@ -48,15 +46,14 @@ export function drawWords(words) {
   const focused = wordAt(document.activeElement);
   const kept = [focused, drawing.isolated].map((word) => word && { side: word.side, index: indexOf(word.side, word.position) });
   drawing.words = words;
-  const languages = stackShown().languages ?? [];
   const length = { query: stackShown().queries, key: stackShown().keys };
   const parts = { query: sideWords("query", words.queries, length.query), key: sideWords("key", words.keys, length.key) };
   const most = Math.max(parts.query.height, parts.key.height);
   step = clamp(Math.floor(HEIGHT / most), MIN_STEP, MAX_STEP);
   rows = { query: parts.query.rows, key: parts.key.rows };
   buttons = {
-    query: words.query_tokens.map((text, position) => wordButton("query", position, rowLabel(text, words.written?.[position], languages[0]))),
-    key: words.key_tokens.map((text, position) => wordButton("key", position, literal(text, languages[1]))),
+    query: words.query_tokens.map((text, position) => wordButton("query", position, rowLabel(text, words.written?.[position], languageOf("query")))),
+    key: words.key_tokens.map((text, position) => wordButton("key", position, literal(text, languageOf("key")))),
   };
   for (const side of /** @type {Side[]} */ (["query", "key"])) {
     const gaps = parts[side].gaps.map((row) => make("span", { className: "gap", textContent: "⋮", title: "Tokens that are not shown", style: `grid-row: ${row + 1}` }));
@@ -99,7 +96,7 @@ function wordButton(side, position, label) {
 }
 
 /** @param {any} target @returns {Word | undefined} */
-function wordAt(target) {
+export function wordAt(target) {
   const button = target instanceof Element ? /** @type {HTMLElement | null} */ (target.closest("#lines .word")) : null;
   return button ? { side: /** @type {Side} */ (button.dataset.side), position: Number(button.dataset.position) } : undefined;
 }
@@ -146,7 +143,8 @@ export function paintLines() {
   groups.every.replaceChildren(...drawing.lines.map((line) => pathOf(line, slots, line.query === selected ? 0.4 + 0.6 * line.weight : 0.1 + 0.5 * line.weight)));
 }
 
-const heightOf = (/** @type {Side} */ side, /** @type {number} */ position) => step * (rows[side][position] + 0.5);
+/** Return the height of a word in the picture, in pixels. */
+export const heightOf = (/** @type {Side} */ side, /** @type {number} */ position) => step * (rows[side][position] + 0.5);
 
 /** @param {Line} line @param {Map<number, number>} slots @param {number} opacity */
 function pathOf({ head, query, key, weight }, slots, opacity) {
@@ -186,26 +184,10 @@ function sharesOf(word, shown, slots) {
 }
 
 /** @param {Line | undefined} line */
-function pointAtLine(line) {
+export function pointAtLine(line) {
   drawing.pointed = line;
   groups.pointed.replaceChildren(...(line ? [pathOf({ ...line, weight: line.weight + 0.3 }, colorSlots(), 1)] : []));
   announce("isolated");
-}
-
-/** Return the line nearest to the pointer. A line's height is a smooth step from its query to its key. @param {MouseEvent} event */
-function lineAt({ clientX, clientY }) {
-  const box = picture.getBoundingClientRect();
-  const across = (clientX - box.left) / box.width;
-  const down = clientY - box.top;
-  const share = 3 * across ** 2 - 2 * across ** 3;
-  let [best, least] = [/** @type {Line | undefined} */ (undefined), NEAR];
-  for (const line of drawing.lines) {
-    if (drawing.isolated && line[drawing.isolated.side] !== drawing.isolated.position) continue;
-    const height = (1 - share) * heightOf("query", line.query) + share * heightOf("key", line.key);
-    const distance = Math.abs(height - down) - (LINE_WIDTH * line.weight) / 2;
-    if (distance < least) [best, least] = [line, distance];
-  }
-  return best;
 }
 
 /** Open the head of a line in the heatmap, with its cell selected. @param {Line} line */
@@ -218,57 +200,3 @@ export function openLine({ head, query, key }) {
   openHead(headId({ stack: words.stack, layer: words.layer, head }), { cursor, ...(inside ? { rows: [row, rowEnd], keys: [first, end] } : {}) });
   element("head").scrollIntoView({ block: "start" });
 }
-
-// -- pointer and keys ----------------------------------------------------------------------------------------------------------
-
-/** Isolate the focused word when the pointer leaves. */
-function leave() {
-  const { activeElement } = document;
-  isolate(activeElement?.matches(":focus-visible") ? wordAt(activeElement) : undefined);
-}
-
-/** @param {KeyboardEvent} event */
-function pressed(event) {
-  const word = wordAt(event.target);
-  if (!word || event.ctrlKey || event.metaKey || event.altKey) return;
-  const { side, position } = word;
-  const other = side === "query" ? "key" : "query";
-  const last = buttons[side].length - 1;
-  /** @type {Record<string, () => any>} */
-  const targets = {
-    ArrowUp: () => buttons[side][Math.max(0, position - 1)],
-    ArrowDown: () => buttons[side][Math.min(last, position + 1)],
-    Home: () => buttons[side][0],
-    End: () => buttons[side][last],
-    ArrowLeft: () => (side === "key" ? buttons[other][Math.min(position, buttons[other].length - 1)] : undefined),
-    ArrowRight: () => (side === "query" ? buttons[other][Math.min(position, buttons[other].length - 1)] : undefined),
-  };
-  const target = targets[event.key]?.();
-  if (!target) return;
-  event.preventDefault();
-  target.focus();
-}
-
-const box = element("lines");
-box.addEventListener("pointerover", (/** @type {PointerEvent} */ event) => {
-  const word = wordAt(event.target);
-  if (word) isolate(word);
-  else if (event.target !== picture && event.pointerType === "mouse") leave();
-});
-box.addEventListener("pointerleave", leave);
-box.addEventListener("focusin", (/** @type {FocusEvent} */ event) => isolate(wordAt(event.target)));
-box.addEventListener("focusout", () => isolate(undefined));
-box.addEventListener("keydown", pressed);
-box.addEventListener("click", (/** @type {MouseEvent} */ event) => {
-  const word = wordAt(event.target);
-  if (word) return pointAtToken(word.side, indexOf(word.side, word.position));
-  const line = picture.contains(/** @type {Node} */ (event.target)) ? lineAt(event) : undefined;
-  if (line) openLine(line);
-});
-picture.addEventListener("pointerenter", leave);
-picture.addEventListener("pointermove", (event) => {
-  const line = lineAt(event);
-  picture.style.cursor = line ? "pointer" : "";
-  if (line !== drawing.pointed) pointAtLine(line);
-});
-picture.addEventListener("pointerleave", () => pointAtLine(undefined));

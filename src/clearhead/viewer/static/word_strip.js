@@ -3,7 +3,7 @@
 import { pointAtToken } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
 import { significant } from "clearhead/format.js";
-import { on, settings, stackShown, state } from "clearhead/state.js";
+import { languageOf, on, settings, stackShown, state } from "clearhead/state.js";
 import { drawing } from "clearhead/word_lines.js";
 
 const LEGEND = [0, 0.01, 0.1, 0.5, 1]; // weights whose shades are explained
@@ -33,13 +33,13 @@ export function showStrip() {
     const index = key + offset;
     const weight = hidden.has(index) ? 0 : row[offset];
     const title = `key ${index}, ${hidden.has(index) ? "hidden" : `weight ${significant(weight)}`}`;
-    const token = make("button", { type: "button", className: index === state.cell?.key ? "tok chosen" : "tok", title }, literal(text, stack.languages?.[1]));
+    const token = make("button", { type: "button", className: index === state.cell?.key ? "tok chosen" : "tok", title }, literal(text, languageOf("key")));
     token.addEventListener("click", () => pointAtToken("key", index));
     return shade(token, weight);
   });
   const legend = LEGEND.map((weight) => shade(make("span", { className: "tok", textContent: String(weight) }), weight));
   element("strip").replaceChildren(
-    make("p", { className: "quiet" }, "The window's text, shaded by weight for ", literal(state.cell?.query_token ?? "", stack.languages?.[0]), ": ", ...legend),
+    make("p", { className: "quiet" }, "The window's text, shaded by weight for ", literal(state.cell?.query_token ?? "", languageOf("query")), ": ", ...legend),
     make("div", { className: "strip", role: "group", ariaLabel: "Keys of the window, shaded by weight" }, ...words),
   );
 }

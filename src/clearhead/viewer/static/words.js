@@ -1,6 +1,7 @@
 // The words: the lines of a layer's heads, the choice of stack, layer and heads, and labels for screen readers.
 
 import "clearhead/word_caption.js";
+import "clearhead/word_pointer.js";
 import { element, make } from "clearhead/dom.js";
 import { headId, percent, stackTitle } from "clearhead/format.js";
 import { thumbnailOf } from "clearhead/grid.js";
