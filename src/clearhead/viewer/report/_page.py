@@ -17,7 +17,7 @@ from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead._utils.version import __version__
 from clearhead.analysis import HeadStatistics, RelationScore, Roles
-from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.recording import Address, Recording, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
@@ -87,6 +87,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
                 "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps(texts).encode()),
+                "next_tokens": compress(json.dumps(_next_tokens(recording)).encode()),
                 "layers": [
                     {"stack": name, "index": layer_index, "data": text}
                     for (name, layer_index), text in data.compressed.items()
@@ -182,6 +183,17 @@ def _head_id(address: Address) -> str:
 def _head_title(address: Address) -> str:
     stack, layer, head = address
     return f"{stack} {layer}.{head}"
+
+
+def _next_tokens(recording: Recording) -> list[tuple[int, list[tuple[str, float]]]]:
+    """Return the most probable next tokens by position; empty for a model that predicts none."""
+    predicted = recording.next_tokens and recording.next_tokens.computed()
+    if predicted is None:
+        return []
+    return [
+        (position, [(short_token(text), round(probability, 4)) for text, probability in predicted.at(position)])
+        for position in predicted.positions
+    ]
 
 
 def _short_tokens(tokens: Tokens) -> list[str]:

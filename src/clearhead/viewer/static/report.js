@@ -16,7 +16,7 @@ import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
 import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { showOutput } from "clearhead/model_output.js";
 import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
-import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
 import { storedWords } from "clearhead/stored_words.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
@@ -112,6 +112,8 @@ function select({ query, key }) {
   cursor.data_source.data = { x: [cell.key + 0.5], y: [cell.query + 0.5] };
   state.cell = { ...cell, query_token: textsOf(stack, "query")[cell.query], key_token: textsOf(stack, "key")[cell.key], written: textsOf(stack, "written")?.[cell.query] ?? "", weight: weightAt(stack, cell) };
   announce("cell");
+  state.next_tokens = nextTokensAt(stack.name, cell.query);
+  announce("next_tokens");
   announceWords();
   answerTopTokens(stack, cell);
 }
@@ -127,8 +129,11 @@ function weightAt(stack, cell) {
 function announceWords() {
   const stack = stackShown();
   if (!cell || !state.head) return;
-  state.words = storedWords(layerHeads, stack, state.head.layer, cell);
-  announce("words");
+  const words = storedWords(layerHeads, stack, state.head.layer, cell);
+  if (words !== state.words) {
+    state.words = words;
+    announce("words");
+  }
   if (!stack.cells) return showTopKeys();
   const [, , key, keyEnd] = windowShown();
   const { query } = cell;

@@ -23,7 +23,23 @@ async function unpacked(id) {
   return new Response(stream).arrayBuffer();
 }
 
-export const unpackTokens = async () => void (texts = JSON.parse(new TextDecoder().decode(await unpacked("tokens"))));
+/** @param {string} id */
+const unpackedJson = async (id) => JSON.parse(new TextDecoder().decode(await unpacked(id)));
+
+/** Most probable next tokens by position. @type {Map<number, [string, number][]>} */
+let nextTokens = new Map();
+
+export async function unpackTokens() {
+  texts = await unpackedJson("tokens");
+  nextTokens = new Map(await unpackedJson("next-tokens"));
+}
+
+/** Return the next tokens after a query, if its stack predicts any. @param {string} stack @param {number} query @returns {NextTokensPayload | null} */
+export function nextTokensAt(stack, query) {
+  const isSource = stack === "encoder" && MODEL.stacks.some(({ name }) => name === "decoder");
+  const tokens = isSource ? undefined : nextTokens.get(query);
+  return tokens ? { query, tokens } : null;
+}
 
 /** @param {string} name */
 export const stackNamed = (name) => /** @type {StoredStack} */ (MODEL.stacks.find((stack) => stack.name === name));

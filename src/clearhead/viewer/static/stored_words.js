@@ -23,16 +23,22 @@ function side(length, [start, end], center) {
   return range(first, first + WINDOW_TOKENS);
 }
 
-/** Return the stored weights of a query by key. @param {import("clearhead/stored.js").StoredHead} head @param {StoredStack} stack @param {number} query */
+/** @typedef {import("clearhead/stored.js").StoredHead} StoredHead */
+
+/** Matrices of heads of a short text. @type {WeakMap<StoredHead, Float32Array>} */
+const matrices = new WeakMap();
+
+/** Return the stored weights of a query by key. @param {StoredHead} head @param {StoredStack} stack @param {number} query */
 function storedRow(head, stack, query) {
   if (!stack.cells) return new Map(largestWeights(head, stack, query).tops.map(([key, , weight]) => [key, weight]));
-  const values = head.values("max").subarray(query * stack.keys, (query + 1) * stack.keys);
-  return new Map(Array.from(values, (weight, key) => [key, weight]));
+  const matrix = matrices.get(head) ?? head.values("max");
+  matrices.set(head, matrix);
+  return new Map(Array.from(matrix.subarray(query * stack.keys, (query + 1) * stack.keys), (weight, key) => [key, weight]));
 }
 
 /**
- * Return the words around a cell. Queries of a long text are those that are stored.
- * @param {import("clearhead/stored.js").StoredHead[]} heads heads of the layer
+ * Return the words around a cell, or the shown words if they stay the same. Queries of a long text are those that are stored.
+ * @param {StoredHead[]} heads heads of the layer
  * @param {StoredStack} stack
  * @param {number} layer
  * @param {{ query: number, key: number }} cell
@@ -56,6 +62,8 @@ export function storedWords(heads, stack, layer, { query, key }) {
   const distant = [...strengths].filter(([index, weight]) => weight > 0 && !keys.has(index)).sort(([, one], [, other]) => other - one);
   for (const [index] of distant.slice(0, MAX_DISTANT_KEYS)) keys.add(index);
   const columns = [...keys].sort((one, other) => one - other);
+  const { words } = state;
+  if (words?.stack === stack.name && words.layer === layer && String(words.queries) === String(queries) && String(words.keys) === String(columns)) return words;
   const weights = heads.flatMap((head) => queries.flatMap((index) => {
     const stored = storedRow(head, stack, index);
     return columns.map((column) => stored.get(column) ?? 0);
