@@ -34,7 +34,9 @@ from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.ops.spans import SpansLike
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens, TopTokens
+from clearhead.recording.output_projection import OutputProjection
 from clearhead.recording.recording import Recording, Stack
+from clearhead.watching.output_projections import ProjectionInputs, with_projections
 from clearhead.watching.seen import Seen
 from clearhead.watching.watcher import watch
 from clearhead.weights.matrix import AttentionWeights
@@ -200,22 +202,28 @@ class HuggingFaceModel:
         weights: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
         hooks = {module: _WeightsRecorder(layers, values) for module, layers in weights.items()}
         states = FinalStates(self.model)
+        projected = ProjectionInputs(self.model, [attention.name for attention in modules] if values else [])
         with evaluating(self.model), torch.no_grad():
-            with hooked(self.model, hooks), states.kept():
+            with hooked(self.model, hooks), states.kept(), projected.kept():
                 outputs = self._run(inputs, states.base)
             next_tokens = self._next_tokens(inputs, outputs, states) if predict else None
         written = inputs.complete_written(next_tokens, self.tokenizer)
         stacks: dict[str, list[AttentionWeights]] = {}
+        projections: dict[str, list[OutputProjection | None]] = {}
         for attention in modules:
-            if not weights[attention.module]:
+            layers = weights[attention.module]
+            if not layers:
                 raise ValueError(f"{self.name}: {attention.name} did not run, so its attention cannot be recorded")
-            stacks.setdefault(attention.stack, []).extend(weights[attention.module])
+            stacks.setdefault(attention.stack, []).extend(layers)
+            if values:
+                projections.setdefault(attention.stack, []).extend(projected.projections(attention.name, layers))
+        made = {
+            name: Stack(tuple(layers), *inputs.axes[name], None if name == "encoder" else written)
+            for name, layers in stacks.items()
+        }
         return Recording(
             self.name,
-            {
-                name: Stack(tuple(layers), *inputs.axes[name], None if name == "encoder" else written)
-                for name, layers in stacks.items()
-            },
+            {name: with_projections(stack, projections.get(name, ())) for name, stack in made.items()},
             inputs.input,
             inputs.output,
             next_tokens,

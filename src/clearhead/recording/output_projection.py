@@ -34,14 +34,18 @@ class OutputProjection:
         object.__setattr__(self, "_version", _version(self.weight))
 
     @property
+    def value_dim(self) -> int:
+        """Width of the values of one head."""
+        return self.weight.shape[0] // self.heads
+
+    @property
     def is_unchanged(self) -> bool:
         """False if the parameter was changed in place, as by training, after this reference was made."""
         return _version(self.weight) == self._version
 
     def of_head(self, head: int) -> Float[Tensor, "value_dim output_dim"]:
         """Return the rows of one head, as a view."""
-        width = self.weight.shape[0] // self.heads
-        return self.weight.detach()[head * width : (head + 1) * width]
+        return self.weight.detach()[head * self.value_dim : (head + 1) * self.value_dim]
 
     @torch.no_grad()
     def value_norms(self, value: Float[Tensor, "1 kv_heads kv_len value_dim"]) -> Float[Tensor, "heads kv_len"]:

@@ -22,6 +22,7 @@ from clearhead.translation.config import Config
 from clearhead.translation.model import Transformer
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import END, START, UNKNOWN, Vocabulary
+from clearhead.watching.output_projections import find_projection, with_projections
 
 BUNDLED_MODELS = ("en-ja",)
 SENTENCES_PER_BATCH = 256
@@ -162,7 +163,7 @@ class Translator:
         stacks = {}
         for name, (queries, keys, next_tokens) in sides.items():
             layers = tuple(weights if values else weights.without_values() for weights in attentions[name])
-            stacks[name] = Stack(layers, queries, keys, next_tokens)
+            stacks[name] = self._with_projections(name, Stack(layers, queries, keys, next_tokens))
         return Recording(
             self.name,
             stacks,
@@ -170,6 +171,11 @@ class Translator:
             output=self.vocabulary.decode(translation),
             next_tokens=TopTokens.of(logits[0]).named(lambda token_id: self._texts([token_id])[0]),
         )
+
+    def _with_projections(self, name: str, stack: Stack) -> Stack:
+        side, attention = ("decoder", "cross") if name == "cross" else (name, "attention")
+        modules = [f"{side}.{layer}.{attention}" for layer in range(len(stack.layers))]
+        return with_projections(stack, [find_projection(self.model, module) for module in modules])
 
     def _encode_source(self, text: str, index: int, count: int) -> list[int]:
         """Return the token ids of a text, with the end token. Warn about unknown characters and long texts.

@@ -28,6 +28,10 @@ class PageState(DataModel):
     words: Any = AnyValue(default=None)
     row: Any = AnyValue(default=None)
     next_tokens: Any = AnyValue(default=None)
+    search: Any = AnyValue(default=None)
+    links: Any = AnyValue(default=None)
+    picture: Any = AnyValue(default=None)
+    statistics: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
 
 

@@ -8,7 +8,8 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null, status: StatusPayload | null }}
+ *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
+ *   search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -21,11 +22,13 @@ export const state = {
   words: null,
   row: null,
   next_tokens: null,
+  search: null,
+  links: null,
   status: null,
 };
 
 /** Settings of the heatmap. */
-export const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
+export const settings = { reduce: "max", log: true, hide: false, weighted: false, palette: "viridis" };
 
 /** @type {Map<string, ((detail?: any) => void)[]>} */
 const listeners = new Map();
@@ -48,7 +51,7 @@ export const connectRequests = (handler) => void (answerRequest = handler);
 export const ask = (kind, payload = {}) => answerRequest(kind, payload);
 
 /** Return the stack of the selected head. @returns {any} */
-export const stackShown = () => state.model.stacks.find((stack) => stack.name === state.head?.stack);
+export const stackShown = () => state.model?.stacks.find((stack) => stack.name === state.head?.stack);
 
 /** Return the visible window: row, row_end, key, key_end. */
 export const windowShown = () => state.tokens?.window ?? [0, 1, 0, 1];
@@ -65,7 +68,7 @@ export const writtenAt = (query) => state.tokens?.written?.[query - state.tokens
 /** Return the language of a side's tokens, if it is known. @param {"query" | "key"} side @returns {string | undefined} */
 export const languageOf = (side) => stackShown()?.languages?.[side === "query" ? 0 : 1];
 
-/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. */
+/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. @returns {Record<string, any>} */
 export function textAsked() {
   const { text, chosen } = state.model;
   return chosen === null ? { text } : chosen ? { given: chosen } : {};
