@@ -58,7 +58,7 @@ def test_short_texts_show_every_cell(page, written):
     ]
     assert cells[0] == ["", *PLAIN_TOKENS]
     assert parse_number(cells[8][5]) == pytest.approx(float(weights[7, 4]), rel=1e-2)
-    lines = page.all("#lines path")
+    lines = page.all("#lines .every path")
     assert len(lines) == int((weights >= 0.02).sum())
 
 
@@ -145,7 +145,7 @@ def test_wheel_zooms_and_axes_show_tokens(page, written):
 def test_tokens_are_escaped(page, written, browser):
     _, url = written["awkward"]
     page.open(url)
-    shown = page.script("return [...document.querySelectorAll('#lines text')].map((word) => word.textContent)")
+    shown = page.script("return [...document.querySelectorAll('#lines .word')].map((word) => word.textContent)")
     assert "</script>" in shown
     assert "$$x$$" in shown
     assert "日本語" in shown
@@ -223,7 +223,7 @@ def test_page_marks_sampled_data(page, tmp_path, monkeypatch):
     assert "Sampled: computed from 50 evenly spaced queries" in page.text("heads-note")
     assert "(sampled)" in page.text("head-facts")
     assert "(sampled)" in page.point(3.5, 100.5)
-    note = page.find("#lines p").text
+    note = page.find("#strip p").text
     nearest = int(re.match(r"Query (\d+) w\1, the stored query nearest to 100", note)[1])
     assert abs(nearest - 100) <= 3
     assert page.text("from-heading") == f"w{nearest} (query {nearest}, the nearest that is stored) attends to"
