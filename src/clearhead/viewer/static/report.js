@@ -6,6 +6,7 @@ import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
@@ -21,10 +22,9 @@ import { element, literal, make } from "clearhead/dom.js";
 import { clamp, significant } from "clearhead/format.js";
 import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
 import { binAt, figures, whenReady } from "clearhead/heatmap.js";
-import { showOutput } from "clearhead/model_output.js";
 import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
-import { storedWords } from "clearhead/stored_words.js";
+import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
@@ -145,7 +145,8 @@ function announceWords() {
   if (!stack.cells) return showTopKeys();
   const [, , key, keyEnd] = windowShown();
   const { query } = cell;
-  state.row = { query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => binAt(key + offset + 0.5, query + 0.5)?.value ?? 0) };
+  const weights = storedRow(shown, stack, query);
+  state.row = { query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
   announce("row");
 }
 
@@ -223,7 +224,6 @@ connectRequests((kind, payload) => answers[kind]?.(payload));
 whenReady(async () => {
   state.model = MODEL;
   announce("ready");
-  showOutput();
   buildGrid();
   setColors();
   paintTheme();
