@@ -15,6 +15,7 @@ import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/text_form.js";
 import "clearhead/token.js";
+import "clearhead/word_matches.js";
 import "clearhead/word_strip.js";
 import "clearhead/words.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";

@@ -13,6 +13,7 @@ import "clearhead/statistics_table.js";
 import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/token.js";
+import "clearhead/word_matches.js";
 import "clearhead/word_strip.js";
 import "clearhead/words.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";
