@@ -7,13 +7,15 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from selenium.webdriver.common.keys import Keys
 
 from clearhead import report
 from clearhead._utils.text import short_token
 from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
+from support.browser import complaints
 from support.recordings import AWKWARD, decoder
-from support.viewer_page import PLAIN_TOKENS, showing
+from support.viewer_page import PLAIN_TOKENS, parse_number, showing
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", 'say "hi", twice']
 HOSTILE = [*AWKWARD, *FORMULAS]
@@ -167,3 +169,49 @@ def test_every_setting_is_in_the_address(page, browser):
         page.until(lambda: page.text("head-heading") == "Decoder, layer 1, head 3")
         page.settle()
         assert page.fragment.items() >= {**expected, "head": "decoder.1.3"}.items()
+
+
+def test_report_of_what_is_shown_can_be_saved(page, browser, downloads):
+    with showing(page, "en-ja") as viewer:
+        page.open(viewer.url, "#head=cross.1.3&cell=4-2&palette=magma&text=The old dog barked.")
+        page.click("#take summary")
+        page.click("#save-report")
+        page.find("#report-title").send_keys("<b>Dogs</b>")
+        page.find("#report-note").send_keys("Look at the verb & the noun.")
+        page.find("#report-dialog").send_keys(Keys.ESCAPE)
+        assert not page.find("#report-dialog").is_displayed()
+        page.click("#save-report")
+        page.click("#report-save")
+        page.until(lambda: not page.find("#report-dialog").is_displayed())
+        path = page.until(lambda: next((path for path in downloads.iterdir() if path.suffix == ".html"), None))
+        assert page.text("take-status") == f"Saved {path.name}."
+        page.script("document.getElementById('report-title').value = 'x'.repeat(201)")  # the server refuses it
+        page.click("#save-report")
+        page.click("#report-save")
+        page.until(lambda: "title has 201 characters" in page.text("report-status"))
+        assert complaints(browser)  # Chromium logs the status 400
+        page.find("#report-dialog").send_keys(Keys.ESCAPE)
+    page.open(path.as_uri())
+    assert page.text("head-heading") == "Cross-attention, layer 1, head 3"
+    assert page.fragment.items() >= {"head": "cross.1.3", "cell": "4-2", "palette": "magma"}.items()
+    assert page.text("model") == "<b>Dogs</b>"
+    assert page.text("author-note") == "Look at the verb & the noun."
+
+
+def test_calculation_ends_at_the_output_and_links_to_its_page(page, browser, translator):
+    page.open(translator.url, "#head=cross.2.5&cell=3-11")
+    assert page.text("calculation-output").startswith("Output: W_O maps Σ weight · v to the vector that this head adds")
+    rows = {row.text.split(" ")[0]: row for row in page.all("#terms tbody tr")}
+    norms = {name: parse_number(row.text.rsplit(" ", 1)[1]) for name, row in rows.items() if name.isdigit()}
+    stated = page.text("calculation-output").rpartition("The largest part comes from home, with length ")[2]
+    assert parse_number(stated.rstrip(".")) == max(norms.values()) == norms["11"]
+    width = page.script("return document.querySelector('#vectors tr:last-child').cells.length - 2")
+    assert f"{width} numbers" in page.text("vectors-note")
+    first = browser.current_window_handle
+    page.click("#explain-link")
+    page.until(lambda: len(browser.window_handles) == 2)
+    browser.switch_to.window(next(handle for handle in browser.window_handles if handle != first))
+    page.until(lambda: "Head cross.2.5 of en-ja, row 4" in browser.title)
+    assert complaints(browser) == []
+    browser.close()
+    browser.switch_to.window(first)

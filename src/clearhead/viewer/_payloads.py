@@ -9,6 +9,7 @@ from typing import Any
 from clearhead._utils.color_scales import visible_shades
 from clearhead._utils.text import short_token
 from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.viewer._explain_page import is_explainable
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
@@ -138,7 +139,12 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
     calculation = asdict(calculate_row(weights, query, key, value_norms=norms, output_weight=output_weight))
     for term in calculation["terms"]:
         term["token"] = short_token(stack.keys.texts[term["key"]])
-    return {**calculation, "token": short_token(stack.queries.texts[query])}
+    return {
+        **calculation,
+        "token": short_token(stack.queries.texts[query]),
+        "position": query,
+        "explained": is_explainable(cache, address),
+    }
 
 
 def top_tokens_payload(

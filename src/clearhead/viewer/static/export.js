@@ -99,5 +99,7 @@ element("take").addEventListener("toggle", () => {
   const isDrawn = Boolean(document.querySelector("#lines svg"));
   for (const button of document.querySelectorAll("[data-take^=words]")) button.toggleAttribute("disabled", !isDrawn);
 });
-document.addEventListener("pointerdown", ({ target }) => element("take").contains(/** @type {Node} */ (target)) || closeMenu());
+document.addEventListener("pointerdown", ({ target }) => {
+  if (target instanceof Element && !target.closest("#take, dialog")) closeMenu();
+});
 on("head", () => say(""));

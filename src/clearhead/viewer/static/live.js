@@ -4,6 +4,7 @@ import "clearhead/calculation.js";
 import "clearhead/export.js";
 import "clearhead/head.js";
 import "clearhead/readout.js";
+import "clearhead/save_report.js";
 import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/text_form.js";

@@ -145,6 +145,7 @@ interface RowTerm {
   score: number;
   weight: number;
   contribution: number[] | null;
+  projected_norm?: number | null; // length of the contribution after W_O, if W_O is known
 }
 interface CalculationPayload {
   token: string;
@@ -155,6 +156,9 @@ interface CalculationPayload {
   terms: RowTerm[];
   others: number;
   output: number[] | null;
+  projected?: number[] | null; // output through W_O, if it is known
+  position: number; // index of the query
+  explained: boolean; // /explain.html can work out this row
 }
 
 interface StatusPayload {

@@ -56,7 +56,7 @@ export function tokenAt(side, index) {
   return tokens ? (side === "query" ? tokens.rows[index - tokens.row] : tokens.keys[index - tokens.key]) : undefined;
 }
 
-/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. */
+/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. @returns {Record<string, any>} */
 export function textAsked() {
   const { text, chosen } = state.model;
   return chosen === null ? { text } : chosen ? { given: chosen } : {};
