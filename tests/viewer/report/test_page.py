@@ -244,7 +244,8 @@ def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1], "#head=decoder.0.0")
     assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"
-    assert page.color(0, 5) == [27, 30, 36]  # a weight of 0 has the panel's color
+    masked = "return figures.map.center.find((part) => part.name === 'masked').hatch_color"
+    assert page.module_script(masked) == "rgb(93, 100, 115)"
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
     assert page.color(0, 0) == [0, 0, 0]

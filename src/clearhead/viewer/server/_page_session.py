@@ -102,12 +102,13 @@ class PageSession:
         self._select(*parse_cell(request["query"], request["key"], self._shown.shape))
 
     def _apply_settings(self, request: Request) -> None:
-        reduce, hide = request["reduce"], bool(request["hide"])
+        reduce, hide, weighted = request["reduce"], bool(request["hide"]), bool(request.get("weighted"))
         if reduce not in ("max", "mean"):
             raise ValueError(f"reduce is {reduce!r}; expected 'max' or 'mean'")
         self._chart.set_palette(request["palette"], bool(request["log"]))
-        if (reduce, hide) != (self._shown.reduce, self._shown.hide):
-            self._shown = replace(self._shown, reduce=reduce, hide=hide)
+        changed = replace(self._shown, reduce=reduce, hide=hide, weighted=weighted)
+        if changed != self._shown:
+            self._shown = changed
             if self._state.head is None:  # settings of an address, which come before its head
                 return
             self._draw()
@@ -182,7 +183,7 @@ class PageSession:
 
     def _overview_steps(self, shown: Selection) -> Steps:
         cache, address, reduce = shown.cache, shown.address, shown.reduce
-        overview = cache.overview(address, hide=shown.hide)
+        overview = cache.overview(address, **shown.heatmap_options)
         window = overview.heatmaps.window
         if not overview.finished and window.cells > band_cells(cache.recording.weights(address)):
             thumbnail = cache.thumbnails(address[0], address[1])[address[2]].values
@@ -225,7 +226,7 @@ class PageSession:
 
     def _window_steps(self, shown: Selection) -> Steps:
         cache, address, reduce, hide = shown.cache, shown.address, shown.reduce, shown.hide
-        overview = cache.overview(address, hide=hide)
+        overview = cache.overview(address, **shown.heatmap_options)
         if overview.finished:
             received = overview.received.copy()
             received[cache.hidden_keys(address[0]) if hide else []] = 0
@@ -233,7 +234,7 @@ class PageSession:
             if max(shown.shape) <= MAX_PAGE_BINS:  # the overview has every cell
                 yield lambda: self._chart.draw_detail(None)
                 return
-        weights = cache.weights(address, hide=hide)
+        weights = cache.weights(address, **shown.heatmap_options)
         if is_exact(weights, shown.window):
             detail = ProgressiveHeatmap(weights, shown.window, MAX_PAGE_BINS, (reduce,))
             while not detail.finished:

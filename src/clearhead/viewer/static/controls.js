@@ -10,6 +10,7 @@ function settingsChanged() {
   settings.reduce = chosen("reduce");
   settings.log = chosen("scale") === "log";
   settings.hide = element("hide")?.checked ?? false;
+  settings.weighted = element("weighted")?.checked ?? false;
   settings.palette = element("palette").value;
   ask("settings", settings);
   showLegend();
@@ -29,11 +30,20 @@ function keepChecked(parameter, inputs) {
 
 /** Send the colors of the theme to the figures. */
 export function paintTheme() {
-  ask("theme", { text: themeColor("ink"), line: themeColor("line"), paper: themeColor("paper"), nothing: themeColor("panel") });
+  ask("theme", { text: themeColor("ink"), line: themeColor("line"), paper: themeColor("paper"), nothing: themeColor("hatch") });
   announce("theme");
 }
 
-for (const [parameter, selector] of [["bins", "[name=reduce]"], ["scale", "[name=scale]"], ["hide", "#hide"]]) {
+// the menu closes on Escape and on a click elsewhere
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !element("more").open) return;
+  element("more").open = false;
+  element("more").querySelector("summary").focus();
+});
+document.addEventListener("click", (event) => {
+  if (!element("more").contains(event.target)) element("more").open = false;
+});
+for (const [parameter, selector] of [["bins", "[name=reduce]"], ["scale", "[name=scale]"], ["hide", "#hide"], ["weighted", "#weighted"]]) {
   const inputs = /** @type {HTMLInputElement[]} */ ([...document.querySelectorAll(selector)]);
   if (inputs.length) keepChecked(parameter, inputs);
 }

@@ -1,8 +1,13 @@
 // The live page: requests to the server through Bokeh's WebSocket, and their answers.
 
+import "clearhead/borders.js";
 import "clearhead/calculation.js";
 import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/save_report.js";
 import "clearhead/table.js";

@@ -10,6 +10,7 @@ interface StackPayload {
   sampled: number; // number of sampled queries of a long text, or 0
   hides: string[]; // texts of the first sink keys
   hidden: number[]; // sink keys
+  value_weighted: boolean; // the norms of the values are known
 }
 
 interface StoredStack extends StackPayload {

@@ -1,7 +1,12 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/borders.js";
 import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
@@ -17,6 +22,7 @@ import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { showLines, showStrip } from "clearhead/lines.js";
 import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
@@ -187,6 +193,8 @@ const answers = {
   go,
   window: zoom,
   cursor: select,
+  search: answerSearch,
+  links: answerLinks,
   settings: () => {
     setPalette();
     if (state.head) drawStoredHead(shown, stackShown());

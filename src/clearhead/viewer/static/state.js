@@ -8,7 +8,7 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   status: StatusPayload | null }}
+ *   search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -18,11 +18,13 @@ export const state = {
   thumbnails: null,
   top_tokens: null,
   calculation: null,
+  search: null,
+  links: null,
   status: null,
 };
 
 /** Settings of the heatmap. */
-export const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
+export const settings = { reduce: "max", log: true, hide: false, weighted: false, palette: "viridis" };
 
 /** @type {Map<string, ((detail?: any) => void)[]>} */
 const listeners = new Map();
