@@ -32,6 +32,8 @@ class PageState(DataModel):
     links: Any = AnyValue(default=None)
     picture: Any = AnyValue(default=None)
     statistics: Any = AnyValue(default=None)
+    compare: Any = AnyValue(default=None)
+    compared_cell: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
 
 

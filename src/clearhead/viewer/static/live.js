@@ -2,6 +2,7 @@
 
 import "clearhead/borders.js";
 import "clearhead/calculation.js";
+import "clearhead/compare.js";
 import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";

@@ -189,6 +189,28 @@ interface CalculationPayload {
   explained: boolean; // /explain.html can work out this row
 }
 
+/** Pinned head, and its difference from the shown head: shown − pinned. */
+interface ComparePayload {
+  stack: string;
+  layer: number;
+  head: number;
+  window: number[];
+  row: number;
+  key: number;
+  bins: number[];
+  shape: number[];
+  values: ArrayLike<number>;
+  difference: ArrayLike<number> | null;
+  reason: string; // why there is no difference
+  queries: string[];
+  keys: string[];
+}
+interface ComparedCellPayload {
+  query: number;
+  key: number;
+  weights: number[]; // of the shown and of the pinned head; empty if their shapes differ
+}
+
 interface StatusPayload {
   text: string;
   busy: boolean;

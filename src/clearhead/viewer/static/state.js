@@ -9,7 +9,8 @@
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
  *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
- *   search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null }}
+ *   search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
+ *   compared_cell: ComparedCellPayload | null, status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -24,6 +25,8 @@ export const state = {
   next_tokens: null,
   search: null,
   links: null,
+  compare: null,
+  compared_cell: null,
   status: null,
 };
 
