@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
 from clearhead._utils.checks import describe
+from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
 from clearhead.weights import serialization
 from clearhead.weights.matrix import AttentionWeights
 
@@ -24,11 +25,13 @@ class Tokens:
         texts: text of each token.
         special: True for special tokens, which the tokenizer added.
         words: index of each token's word in the text. None for a token outside of words, or if unknown.
+        regions: tokens that are patches of a picture or frames of a sound. They do not overlap.
     """
 
     texts: tuple[str, ...]
     special: tuple[bool, ...]
     words: tuple[int | None, ...]
+    regions: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.texts), len(self.special), len(self.words)}
@@ -41,9 +44,15 @@ class Tokens:
                 raise ValueError(f"Tokens: special[{index}] is {describe(special)}; expected True or False")
             if word is not None and (type(word) is not int or not 0 <= word < 2**31):
                 raise ValueError(f"Tokens: words[{index}] is {describe(word)}; expected a word's index from 0, or None")
+        check_regions(self.regions, len(self.texts))
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def part(self, start: int, end: int) -> Tokens:
+        """Return the tokens from `start` to `end`, with the regions that lie within them."""
+        regions = regions_between(self.regions, start, end)
+        return Tokens(self.texts[start:end], self.special[start:end], self.words[start:end], regions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +102,12 @@ class Recording:
         model: name of the model.
         stacks: stacks by name ("encoder", "decoder", "cross"), in the order in which the model runs them. There is at
             least one.
+        media: pictures and sounds that the model ran on, to which the regions of the tokens refer.
     """
 
     model: str
     stacks: dict[str, Stack]
+    media: Media = field(default_factory=Media)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not _is_unicode(self.model):
@@ -106,6 +117,10 @@ class Recording:
         for name in self.stacks:
             if not isinstance(name, str) or not name.isprintable() or not name.strip():
                 raise ValueError(f"Recording: a stack is named {describe(name)}; expected printable text")
+        if not isinstance(self.media, Media):
+            raise ValueError(f"Recording: media is {describe(self.media)}; expected Media")
+        for stack in self.stacks.values():
+            check_references((*stack.queries.regions, *stack.keys.regions), self.media)
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
@@ -135,7 +150,7 @@ class Recording:
         def moved(stack: Stack) -> Stack:
             return Stack(tuple(weights.to(device) for weights in stack.layers), stack.queries, stack.keys)
 
-        return Recording(self.model, {name: moved(stack) for name, stack in self.stacks.items()})
+        return replace(self, stacks={name: moved(stack) for name, stack in self.stacks.items()})
 
     def __repr__(self) -> str:
         parts = []
@@ -146,7 +161,7 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to one safetensors file, with O(n · d) numbers per layer."""
-        tensors, stacks = {}, {}
+        (tensors, media), stacks = self.media.pack(), {}
         for name, stack in self.stacks.items():
             layers = []
             for index, weights in enumerate(stack.layers):
@@ -154,7 +169,7 @@ class Recording:
                 tensors |= {f"{name}.{index}.{key}": tensor for key, tensor in packed.items()}
                 layers.append(layer_header)
             stacks[name] = {"queries": asdict(stack.queries), "keys": asdict(stack.keys), "layers": layers}
-        header = {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks}
+        header = {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks, "media": media}
         serialization.write(path, tensors, header)
 
     @classmethod
@@ -170,7 +185,8 @@ class Recording:
                     packed = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
                     layers.append(AttentionWeights(*serialization.unpack(packed, layer_header)))
                 stacks[name] = Stack(tuple(layers), _tokens(stack["queries"]), _tokens(stack["keys"]))
-            return cls(header["model"], stacks)
+            media = Media.unpack(tensors, header["media"]) if "media" in header else Media()
+            return cls(header["model"], stacks, media=media)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
 
@@ -202,7 +218,8 @@ def is_self_attention(name: str, stack: Stack) -> bool:
 
 
 def _tokens(fields: dict[str, list]) -> Tokens:
-    return Tokens(tuple(fields["texts"]), tuple(fields["special"]), tuple(fields["words"]))
+    regions = tuple(unpack_region(region) for region in fields.get("regions", ()))
+    return Tokens(tuple(fields["texts"]), tuple(fields["special"]), tuple(fields["words"]), regions)
 
 
 def _is_unicode(text: str) -> bool:
