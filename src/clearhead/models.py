@@ -163,8 +163,9 @@ def record(
             _refuse_load_options(model, device, dtype, download)
         return request.record(model, tokenizer, values=values, device=device, dtype=dtype, download=download)
     if (text is None) == (input_ids is None):
-        given = "text and input_ids are both given" if text is not None else "text and input_ids are both None"
-        raise ValueError(f"{given}; expected one of them")
+        if text is not None:
+            raise ValueError("text and input_ids are both given; expected one of them")
+        raise ValueError("text, input_ids, image, pixel_values and audio are None; expected one of them")
     if decoder_input_ids is not None and input_ids is None:
         raise ValueError("decoder_input_ids is given without input_ids; expected target with a text")
     if isinstance(model, str | os.PathLike):

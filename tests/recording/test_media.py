@@ -82,7 +82,10 @@ def test_files_without_media_are_read(tmp_path):
         (lambda tensors, header: region(header).update(rows=0), "Patches: rows is 0"),
         (lambda tensors, header: region(header).update(start=-1), "Patches: start is -1"),
         (lambda tensors, header: region(header).update(picture="a"), "Patches: picture is 'a'"),
-        (lambda tensors, header: region(header).update(block=2), "2 × 3 patches; expected multiples of block 2"),
+        (
+            lambda tensors, header: region(header).update(block=2),
+            "rows is 2 and columns 3; expected multiples of block, 2",
+        ),
         (lambda tensors, header: region(header).update(extra=2), "unexpected keyword argument 'extra'"),
         (
             lambda tensors, header: regions(header).append(dict(region(header))),

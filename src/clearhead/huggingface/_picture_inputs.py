@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import check_float_tensor
 from clearhead.huggingface._model_inputs import checked_ids
 from clearhead.recording.media import MAX_FILES, Picture
 from clearhead.recording.pictures import picture_of_values, read_image
@@ -142,10 +143,7 @@ def _given_values(pixel_values: object) -> dict[str, Any]:
     expected = "expected a tensor [channels, height, width] or [pictures, channels, height, width]"
     if not isinstance(pixel_values, Tensor):
         raise TypeError(f"pixel_values is {describe(pixel_values)}; {expected}")
-    if not pixel_values.is_floating_point():
-        raise TypeError(
-            f"pixel_values is a tensor of {pixel_values.dtype}; expected floating point, as a processor does"
-        )
+    check_float_tensor("pixel_values", pixel_values, expected.removeprefix("expected "))
     if pixel_values.ndim not in (3, 4) or not pixel_values.numel() or pixel_values.is_meta:
         raise ValueError(f"pixel_values has shape {list(pixel_values.shape)}; {expected}")
     return {"pixel_values": pixel_values if pixel_values.ndim == 4 else pixel_values[None]}

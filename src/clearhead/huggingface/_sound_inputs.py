@@ -69,7 +69,10 @@ def prepare_sound(
     new_rate = int(extractor.sampling_rate)
     seconds, longest = len(samples) / rate, getattr(extractor, "chunk_length", None)
     if longest is not None and seconds > longest:
-        raise ValueError(f"audio lasts {seconds:.1f} s; expected at most {longest} s, which {owner.name} reads at once")
+        raise ValueError(
+            f"audio lasts {seconds:.1f} s at a sampling_rate of {rate}; expected at most {longest} s,"
+            f" which {owner.name} reads at once"
+        )
     features = extractor(
         resample(samples, rate, new_rate).numpy(),
         sampling_rate=new_rate,

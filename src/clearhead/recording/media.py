@@ -44,7 +44,9 @@ class Patches:
         for name in ("rows", "columns", "block"):
             check_int(f"Patches: {name}", getattr(self, name))
         if self.rows % self.block or self.columns % self.block:
-            raise ValueError(f"Patches: {self.rows} × {self.columns} patches; expected multiples of block {self.block}")
+            raise ValueError(
+                f"Patches: rows is {self.rows} and columns {self.columns}; expected multiples of block, {self.block}"
+            )
 
     def __len__(self) -> int:
         return self.rows * self.columns
@@ -99,6 +101,8 @@ class Timestamps:
     def __post_init__(self) -> None:
         check_int("Timestamps: start", self.start, least=0)
         _check_reference("Timestamps: sound", self.sound)
+        if not isinstance(self.seconds, tuple):
+            raise TypeError(f"Timestamps: seconds is {describe(self.seconds)}; expected a tuple of numbers")
         for index, time in enumerate(self.seconds):
             if not 0 <= check_float(f"Timestamps: seconds[{index}]", time) <= MAX_SECONDS:
                 raise ValueError(f"Timestamps: seconds[{index}] is {time}; expected a time from 0")

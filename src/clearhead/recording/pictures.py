@@ -42,8 +42,8 @@ def read_image(source: object, name: str = "image") -> Any:
     try:
         with Image.open(source, formats=IMAGE_FORMATS) as image:
             return image.convert("RGB")
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, error.strerror, error.filename) from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"{source}: {error}; expected a PNG or JPEG image") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import wave
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead._utils.checks import check_int, check_path, describe
+from clearhead._utils.checks import check_float, check_int, check_path, describe
+from clearhead._utils.tensor_checks import check_dense_tensor
 from clearhead.recording.media import MAX_BINS, Frames, Sound, Timestamps
 from clearhead.recording.recording import Tokens
 
@@ -58,6 +60,7 @@ def check_samples(audio: object, sampling_rate: object) -> tuple[Float[Tensor, "
         return read_sound(audio)
     try:
         samples = audio if isinstance(audio, Tensor) else torch.as_tensor(np.asarray(audio))
+        check_dense_tensor("audio", samples, EXPECTED.removeprefix("expected "))
         samples = samples.detach().float().cpu()
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         raise TypeError(f"audio is {describe(audio)}; {EXPECTED}") from None
@@ -101,8 +104,9 @@ def frame_tokens(count: int, seconds: float, *, sound: int | None = None) -> Tok
         seconds: duration of a frame.
         sound: index of the sound in the recording's `media` (default: the sound is not recorded).
     """
+    seconds = check_float("seconds", seconds)
     frames = Frames(0, count, seconds, sound)
-    digits = max(0, min(4, -int(np.floor(np.log10(seconds)))))
+    digits = max(0, min(4, -math.floor(math.log10(seconds))))
     texts = tuple(f"{index * seconds:.{digits}f} s" for index in range(count))
     return Tokens(texts, (False,) * count, (None,) * count, (frames,))
 
