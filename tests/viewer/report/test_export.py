@@ -34,7 +34,7 @@ def summarize(recording, name="decoder", layer=0, max_bins=128):
 
 
 def model_payload(written):
-    return json.loads(re.search(r"const FACTS = (.*);", written.html)[1])
+    return json.loads(re.search(r'id="stored-model">(.*)</script>', written.html)[1])
 
 
 def array_bytes(written):

@@ -37,7 +37,8 @@ def test_opens_without_network_requests(page, written, browser):
     assert len(page.all(".thumb")) == 12
     assert page.text("head-heading").startswith("Cross-attention, layer 0")
     assert "4 × 3 tokens · entropy" in page.text("head-facts")
-    assert {address.split("#")[0] for address in requested(browser)} <= {url, "about:blank", "data:,"}
+    addresses = {address.split("#")[0] for address in requested(browser)}
+    assert {address for address in addresses if not address.startswith("data:")} <= {url, "about:blank"}
     rows = page.all("#statistics tbody tr")
     assert len(rows) == len(list(recording.heads()))
     assert page.script("return [...document.querySelectorAll('.thumb canvas')].every((canvas) => canvas.width > 1)")
@@ -126,14 +127,16 @@ def test_keyboard_moves_the_cursor_and_zooms(page, written):
 def test_wheel_zooms_and_axes_show_tokens(page, written):
     _, url = written["binned"]
     page.open(url, "#head=decoder.0.0")
-    assert page.script("return chart.left[0].major_label_overrides.size") == 0
+    assert page.module_script("return figures.map.left[0].major_label_overrides.size") == 0
     page.wheel(100, 100, 12)
     row, row_end, _, _ = page.window()
     assert row_end - row < 300
     assert "rows" in page.fragment
     page.open(url, "#head=decoder.0.0&rows=100-120&keys=90-110")
     assert (
-        page.script("return [...chart.left[0].major_label_overrides.values()].map((label) => label.text)[0]")
+        page.module_script(
+            "return [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text)[0]"
+        )
         == "\u2068w100\u2069"
     )
 
@@ -175,13 +178,15 @@ def test_entropy_bars_align_with_stored_queries(page, tmp_path, monkeypatch):
     recording = decoder([f"w{index}" for index in range(300)])
     report(recording, tmp_path / "subsampled.html")
     page.open((tmp_path / "subsampled.html").as_uri(), "#head=decoder.0.1")
-    code = "const { start, end, value } = entropy.renderers[0].data_source.data; return [start, end, [...value]]"
-    starts, ends, values = page.script(code)
+    code = (
+        "const { start, end, value } = figures.entropy.renderers[0].data_source.data; return [start, end, [...value]]"
+    )
+    starts, ends, values = page.module_script(code)
     assert starts[0] == 0
     assert ends[-1] == 300
     assert starts[1:] == ends[:-1]
     entropies = recording.weights(("decoder", 0, 1)).entropy()[0, 0]
-    queries = page.script("return stackShown().places")
+    queries = page.module_script("return state.model.stacks[0].places")
     assert all(start <= query and query <= end for start, query, end in zip(starts, queries, ends, strict=True))
     assert {later - earlier for earlier, later in itertools.pairwise(queries)} == {1, 2}
     assert values == pytest.approx(entropies[queries].tolist(), abs=3e-3)
@@ -224,7 +229,7 @@ def test_page_has_no_accessibility_violations(page, written, browser, theme, wid
 def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1], "#head=decoder.0.0")
-    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"
+    assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"
     assert page.color(0, 5) == [27, 30, 36]  # a weight of 0 has the panel's color
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
@@ -240,4 +245,4 @@ def test_prints_with_light_colors(page, written, browser):
     assert page.script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.find(".controls .zoom").is_displayed()
     emulate(browser, theme="dark")
-    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"  # dark again
+    assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"  # dark again

@@ -21,7 +21,7 @@ from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
-from clearhead.viewer._templates import TEMPLATES
+from clearhead.viewer._templates import TEMPLATES, inline_modules
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
 # statistic, heading, tooltip
@@ -83,6 +83,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
                 "notes": notes,
                 "model_payload": {**model_payload(cache), "stacks": stacks, "first": _head_id(first_head), "chosen": 0},
                 "palettes": PALETTES,
+                "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
                 "layers": [

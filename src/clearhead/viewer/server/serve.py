@@ -18,9 +18,11 @@ from bokeh.application import Application
 from bokeh.server.server import BaseServer
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
+from tornado.web import StaticFileHandler
 
 from clearhead._utils.checks import check_int
 from clearhead.analysis import Roles
+from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
 from clearhead.viewer.server._redirect_file import write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
@@ -203,6 +205,7 @@ def _server(application: Application, access: Access, bound: socket.socket) -> t
     tornado = FilteredTornado(
         {"/": application},
         auth_provider=access,
+        extra_patterns=[(rf"{MODULES_PATH}(.*)", StaticFileHandler, {"path": str(STATIC_FOLDER)})],
         extra_websocket_origins=[f"{host}:{port}" for host in LOCAL_HOSTS],
         use_index=False,
         include_cookies=[],  # Bokeh would embed them in the page's HTML

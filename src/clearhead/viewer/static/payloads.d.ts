@@ -1,0 +1,147 @@
+// Types of the data that the server or a report sends to the page. The Python side is in `_payloads.py` and `report/_page.py`.
+
+/** Stack of a model: its sizes, and for reports the layout of its stored arrays. */
+interface StackPayload {
+  name: string;
+  heads: number[]; // number of heads of each layer
+  groups: number[]; // number of key heads of each layer
+  queries: number;
+  keys: number;
+  sampled: number; // number of sampled queries of a long text, or 0
+  hides: string[]; // texts of the first sink keys
+  hidden: number[]; // sink keys
+}
+
+interface StoredStack extends StackPayload {
+  tokens: [number, number]; // indices of the token lists of queries and keys
+  same: boolean; // self-attention
+  layers: { entropy: number | null; labels: string[]; received: number }[][];
+  bins: [number, number];
+  kept: number;
+  places: number[] | null; // stored queries, or null if all are stored
+  bar: number;
+  cells: boolean; // every bin is a single cell
+  top: number;
+  floor: number;
+}
+
+interface ModelPayload {
+  name: string;
+  stacks: StackPayload[];
+  labeled: boolean;
+  chosen: number | null; // index of the given text, or null for a typed text
+  text: string;
+  given: string[];
+  runs: boolean;
+  longest: number;
+  notes: string[];
+}
+
+interface StoredModel extends ModelPayload {
+  stacks: StoredStack[];
+  first: string;
+}
+
+interface HeadPayload {
+  stack: string;
+  layer: number;
+  head: number;
+  queries?: string[]; // only for short texts
+  keys?: string[];
+}
+
+interface WindowPayload {
+  window: [number, number, number, number]; // row, row_end, key, key_end
+  row: number;
+  rows: string[];
+  key: number;
+  keys: string[];
+}
+
+interface CellPayload {
+  query: number;
+  key: number;
+  query_token: string;
+  key_token: string;
+  weight?: number; // undefined if a report does not store it
+  score?: number;
+  start?: number; // first key of `row`
+  row?: ArrayLike<number>;
+}
+
+interface ThumbnailPayload {
+  entropy: number | null;
+  labels: string[];
+  rows: number;
+  keys: number;
+  levels: ArrayBuffer | Uint8Array;
+}
+
+interface LayerPayload {
+  stack: string;
+  layer: number;
+  heads: ThumbnailPayload[];
+}
+
+type TopToken = [index: number, text: string, weight: number];
+interface TopTokens {
+  everywhere?: TopToken[];
+  heads: [layer: number, head: number, tokens: TopToken[]][];
+}
+interface TopTokensPayload {
+  query: string;
+  key: string;
+  same: boolean;
+  from: TopTokens;
+  to?: TopTokens; // absent in reports of longer texts, which do not store columns
+}
+
+interface RowTerm {
+  key: number;
+  token: string;
+  vector: number[] | null;
+  product: number | null;
+  scaled: number | null;
+  capped: number | null;
+  score: number;
+  weight: number;
+  contribution: number[] | null;
+}
+interface CalculationPayload {
+  token: string;
+  query: number[] | null;
+  scale: number;
+  softcap: number | null;
+  lse: number;
+  terms: RowTerm[];
+  others: number;
+  output: number[] | null;
+}
+
+interface StatusPayload {
+  text: string;
+  busy: boolean;
+  percent: number | null;
+  error: boolean;
+}
+
+/** Bin or cell of the heatmap, with half-open ranges of queries and keys. */
+interface Bin {
+  query: number;
+  queryEnd: number;
+  key: number;
+  keyEnd: number;
+  value: number;
+  score?: number;
+  query_token?: string;
+  key_token?: string;
+  preview?: boolean; // a sketch of rows that are still being computed
+  sampled?: boolean; // a report of a long text: computed from some queries only
+  shades?: { digits: number; least: number }; // a report: precision, and the smallest weight that a shade can represent
+  announced?: boolean; // the selected cell, which is read out even if it is hidden
+}
+
+declare const Bokeh: any;
+interface Window {
+  Bokeh?: any;
+}
