@@ -19,6 +19,7 @@ from clearhead._utils.version import __version__
 from clearhead.analysis import HeadStatistics, RelationScore, Roles
 from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
+from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._templates import TEMPLATES, inline_modules
@@ -83,6 +84,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
                 "notes": notes,
                 "model_payload": {**model_payload(cache), "stacks": stacks, "first": _head_id(first_head), "chosen": 0},
                 "palettes": PALETTES,
+                "media": media_payload(recording),
                 "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),

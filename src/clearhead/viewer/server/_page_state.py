@@ -26,6 +26,8 @@ class PageState(DataModel):
     top_tokens: Any = AnyValue(default=None)
     calculation: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
+    media: Any = AnyValue(default=None)
+    picture: Any = AnyValue(default=None)
 
 
 def parse_address(recording: Recording, text: str) -> Address:

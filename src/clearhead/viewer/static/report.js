@@ -1,6 +1,7 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/head.js";
+import "clearhead/picture.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
@@ -156,6 +157,17 @@ const mean = (lines) => lines[0].map((_, index) => lines.reduce((sum, line) => s
 const largest = (weights, texts) =>
   weights.map((weight, index) => /** @type {TopToken} */ ([index, texts[index], weight])).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
 
+/** Answer with the weights over a picture or a sound. Those of a larger matrix are the weights of bins. @param {{ index: number }} request */
+function answerPicture({ index }) {
+  const { queries, keys, bins } = stackNamed(/** @type {HeadPayload} */ (state.head).stack);
+  const ofQuery = state.media?.stacks[state.head?.stack ?? ""]?.side === "key";
+  const values = shown.values(settings.reduce); // not those of the heatmap, which may still show another head
+  const weightOf = (/** @type {number} */ query, /** @type {number} */ key) => values[Math.floor(query / bins[0]) * shown.keys + Math.floor(key / bins[1])];
+  const weights = Array.from({ length: ofQuery ? keys : queries }, (_, other) => (ofQuery ? weightOf(index, other) : weightOf(other, index)));
+  state.picture = { .../** @type {HeadPayload} */ (state.head), index, weights };
+  announce("picture");
+}
+
 // -- the text ------------------------------------------------------------------------------------------------------------------
 
 function showTokens() {
@@ -188,12 +200,14 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
+  picture: answerPicture,
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
 for (const event of ["tokens", "cell", "drawn"]) on(event, showTokens);
 
 whenReady(async () => {
   state.model = MODEL;
+  state.media = JSON.parse(element("stored-media").textContent);
   announce("ready");
   buildGrid();
   setColors();

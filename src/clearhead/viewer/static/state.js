@@ -8,7 +8,7 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   status: StatusPayload | null }}
+ *   status: StatusPayload | null, media: MediaPayload | null, picture: GridWeights | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -19,6 +19,8 @@ export const state = {
   top_tokens: null,
   calculation: null,
   status: null,
+  media: null,
+  picture: null,
 };
 
 /** Settings of the heatmap. */
