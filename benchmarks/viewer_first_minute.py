@@ -97,7 +97,11 @@ def main() -> None:
         with view(browser=False, wait=False) as served:
             open_watched(page, served.url)
             page.until(lambda: page.script("return seen.lines"))
-            add("default page: first lines after the server answers", page.script("return seen.lines") - answered(browser), "1,500")
+            add(
+                "default page: first lines after the server answers",
+                page.script("return seen.lines") - answered(browser),
+                "1,500",
+            )
             page.settle()
             taken = hover_times(page)
             add(f"hover a word, median of {HOVERS}", statistics.median(taken), "")
@@ -116,7 +120,9 @@ def main() -> None:
                 milliseconds = page.script("return seen.thumbnails") - answered(browser)
                 add(f"thumbnails of {heads} heads on {tokens:,} tokens", milliseconds, "5,000")
                 browser.get("about:blank")
-    write("viewer-first-minute", "The first minute of the viewer in Chromium, CPU; milliseconds", rows, arguments.output)
+    write(
+        "viewer-first-minute", "The first minute of the viewer in Chromium, CPU; milliseconds", rows, arguments.output
+    )
 
 
 if __name__ == "__main__":

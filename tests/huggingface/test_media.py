@@ -146,6 +146,19 @@ def test_qwen_has_grids_after_merging_and_blocks_before():
         assert np.abs(shown.pixels.numpy().astype(int) - expected).max() <= 1  # blocks are in their place again
 
 
+def test_towers_with_windows_are_left_out_with_a_warning():
+    model = media_models.make("qwen2.5-vl")
+    picture = media_models.IMAGE_TOKEN
+    given = {"pixel_values": torch.randn(48, 96), "image_grid_thw": torch.tensor([[1, 6, 8]])}
+    with pytest.warns(
+        UserWarning, match="attends within windows, so the attention of the vision tower is not"
+    ) as warned:
+        recording = record(model, pixel_values=given, input_ids=[1, *[picture] * 12, 7])
+    assert warned[0].filename == __file__
+    assert list(recording.stacks) == ["decoder"]
+    assert recording["decoder"].keys.regions == (Patches(1, 3, 4, picture=0),)
+
+
 def layers_in_order(recording, names):
     """Return a recording whose layers are in the order in which the model calls them: picture by picture."""
     first, second, rest = (recording[name].layers for name in names)

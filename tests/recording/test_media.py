@@ -1,5 +1,8 @@
 """Tests of pictures and sounds in recordings: regions, files, checks, and damaged files."""
 
+import sys
+import wave
+
 import numpy as np
 import pytest
 import torch
@@ -159,6 +162,13 @@ def test_pictures_are_reduced_and_keep_their_proportions(tmp_path):
     assert gray.pixels[0, :, 0].tolist() == [0, 0, 255, 0]
 
 
+def test_missing_pillow_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match="image= needs pillow: pip install 'clearhead.view.'"):
+        picture_of(tmp_path / "picture.png")
+    assert picture_of_values(torch.zeros(3, 2, 2)).height == 2  # needs none
+
+
 @pytest.mark.parametrize("content", [b"", b"not an image", b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"])
 def test_files_that_are_not_pictures_are_refused(tmp_path, content):
     path = tmp_path / "picture.png"
@@ -169,8 +179,6 @@ def test_files_that_are_not_pictures_are_refused(tmp_path, content):
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_wav_files_of_every_width_are_read(tmp_path, width):
-    import wave
-
     path, expected = tmp_path / "sound.wav", np.sin(np.arange(100) / 3)
     integers = np.round(expected * (2 ** (8 * width - 1) - 1)).astype(np.int64)
     raw = (integers + 128).astype(np.uint8) if width == 1 else integers.astype("<i8")

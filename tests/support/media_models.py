@@ -12,6 +12,8 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaProcessor,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     SiglipConfig,
@@ -57,6 +59,20 @@ MAKERS = {
             vision_config={
                 "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2,
                 "spatial_merge_size": 2, "temporal_patch_size": 2,
+            },
+            text_config={
+                **TEXT, "num_key_value_heads": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            },
+            image_token_id=IMAGE_TOKEN, vision_start_token_id=97, vision_end_token_id=96, video_token_id=95,
+        )
+    ),
+    "qwen2.5-vl": lambda: Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            vision_config={
+                "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 4,
+                "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
+                "fullatt_block_indexes": [1],
             },
             text_config={
                 **TEXT, "num_key_value_heads": 2,

@@ -43,7 +43,19 @@ def vision_axes(
     return _patch_axis(model, inputs, picture, q_len) or _positions(q_len), keys
 
 
-def text_axis(model: Any, inputs: PictureInputs) -> Tokens:
+def text_axes(model: Any, inputs: PictureInputs, q_len: int, kv_len: int) -> tuple[Tokens, Tokens]:
+    """Return the tokens of the queries and keys of a layer that reads a text, and may attend to a picture."""
+    text = _text_axis(model, inputs) if "input_ids" in inputs.arguments else None
+
+    def of_length(length: int) -> Tokens:
+        if text is not None and len(text) == length:
+            return text
+        return _patch_axis(model, inputs, 0, length) or _positions(length)
+
+    return of_length(q_len), of_length(kv_len)
+
+
+def _text_axis(model: Any, inputs: PictureInputs) -> Tokens:
     """Return the tokens of a text. Runs of image tokens are the patches of pictures, as far as their grid is known."""
     ids: Int[Tensor, " tokens"] = inputs.arguments["input_ids"][0].cpu()
     tokens, image_token = decoded(inputs.tokenizer, ids), image_token_of(model)

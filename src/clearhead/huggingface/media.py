@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import nn
 
 from clearhead._utils.checks import describe
 from clearhead._utils.evaluating import evaluating
-from clearhead.huggingface._media_axes import is_vision, text_axis, vision_axes
+from clearhead.huggingface._media_axes import is_vision, text_axes, vision_axes
 from clearhead.huggingface._media_loading import load_with_processor
 from clearhead.huggingface._picture_inputs import PictureInputs, is_pair, prepare_pictures, takes
 from clearhead.huggingface._sound_inputs import SoundInputs, prepare_sound
@@ -122,7 +123,7 @@ def record_pictures(
         else:
             _run(owner.model, inputs.arguments)
     stacks: dict[str, list[tuple[int, AttentionWeights, Axes]]] = {}
-    for watched in seen.values():
+    for watched in _recordable(owner, inputs, seen):
         stack, layer = seen.address(watched)
         for title, weights, axes in _picture_matrices(owner, inputs, watched, stack):
             stacks.setdefault(title, []).append((layer, weights, axes))
@@ -158,7 +159,13 @@ def _watched(owner: HuggingFaceModel, values: bool) -> Iterator[Seen]:
     try:
         with evaluating(owner.model), torch.no_grad(), watch(owner.model, values=values) as seen:
             yield seen
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # input that does not fit the model
+    except (
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # input that does not fit the model
         raise ValueError(f"{owner.name} raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -179,17 +186,30 @@ def _run_pair(model: Any, arguments: dict[str, Any]) -> None:
         )
 
 
+def _recordable(owner: HuggingFaceModel, inputs: PictureInputs, seen: Seen) -> list[Watched]:
+    """Return the modules to record: not a vision tower with windows, if the model reads a text too."""
+    tower = [watched for watched in seen.values() if is_vision(owner.model, watched.name)]
+    windowed = [watched for watched in tower if len(list(_sequences(watched))) != max(1, len(inputs.pictures))]
+    others = [watched for watched in seen.values() if watched not in tower]
+    if not windowed or not others:
+        return list(seen.values())
+    warnings.warn(
+        f"{owner.name}: {windowed[0].name!r} attends within windows, so the attention of the vision tower is not"
+        " recorded",
+        stacklevel=5,  # the call of `record`
+    )
+    return others
+
+
 def _picture_matrices(
     owner: HuggingFaceModel, inputs: PictureInputs, watched: Watched, stack: str
 ) -> Iterator[tuple[str, AttentionWeights, Axes]]:
     """Yield the stack, the weights and the tokens of a module, once for each picture of a vision tower."""
-    if not is_vision(owner.model, watched.name):
-        tokens = text_axis(owner.model, inputs)
-        yield stack, _only(owner, watched), (tokens, tokens)
-        return
     matrices = list(_sequences(watched))
-    if len(matrices) != max(1, len(inputs.pictures)):
-        _only(owner, watched)
+    if not is_vision(owner.model, watched.name) or len(matrices) != max(1, len(inputs.pictures)):
+        weights = _only(owner, watched)
+        yield stack, weights, text_axes(owner.model, inputs, *weights.shape[2:])
+        return
     for picture, weights in enumerate(matrices):
         title = stack if len(matrices) == 1 else f"{stack}, picture {picture + 1}"
         yield title, weights, vision_axes(owner.model, inputs, picture, *weights.shape[2:])
