@@ -27,7 +27,7 @@ class PageState(DataModel):
     calculation: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
     media: Any = AnyValue(default=None)
-    picture: Any = AnyValue(default=None)
+    grid_weights: Any = AnyValue(default=None)
 
 
 def parse_address(recording: Recording, text: str) -> Address:

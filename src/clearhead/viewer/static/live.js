@@ -2,7 +2,7 @@
 
 import "clearhead/calculation.js";
 import "clearhead/head.js";
-import "clearhead/picture.js";
+import "clearhead/media.js";
 import "clearhead/readout.js";
 import "clearhead/table.js";
 import "clearhead/text_form.js";

@@ -1,7 +1,7 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/head.js";
-import "clearhead/picture.js";
+import "clearhead/media.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
@@ -158,14 +158,14 @@ const largest = (weights, texts) =>
   weights.map((weight, index) => /** @type {TopToken} */ ([index, texts[index], weight])).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
 
 /** Answer with the weights over a picture or a sound. Those of a larger matrix are the weights of bins. @param {{ index: number }} request */
-function answerPicture({ index }) {
+function answerGridWeights({ index }) {
   const { queries, keys, bins } = stackNamed(/** @type {HeadPayload} */ (state.head).stack);
   const ofQuery = state.media?.stacks[state.head?.stack ?? ""]?.side === "key";
   const values = shown.values(settings.reduce); // not those of the heatmap, which may still show another head
   const weightOf = (/** @type {number} */ query, /** @type {number} */ key) => values[Math.floor(query / bins[0]) * shown.keys + Math.floor(key / bins[1])];
   const weights = Array.from({ length: ofQuery ? keys : queries }, (_, other) => (ofQuery ? weightOf(index, other) : weightOf(other, index)));
-  state.picture = { .../** @type {HeadPayload} */ (state.head), index, weights };
-  announce("picture");
+  state.grid_weights = { .../** @type {HeadPayload} */ (state.head), index, weights };
+  announce("grid_weights");
 }
 
 // -- the text ------------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
-  picture: answerPicture,
+  grid_weights: answerGridWeights,
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
 for (const event of ["tokens", "cell", "drawn"]) on(event, showTokens);

@@ -8,7 +8,7 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   status: StatusPayload | null, media: MediaPayload | null, picture: GridWeights | null }}
+ *   status: StatusPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -20,7 +20,7 @@ export const state = {
   calculation: null,
   status: null,
   media: null,
-  picture: null,
+  grid_weights: null,
 };
 
 /** Settings of the heatmap. */

@@ -34,14 +34,14 @@ const sourceShown = () => (pointed?.isSource ? pointed.position : chosenSource()
 
 function build() {
   const shown = grid();
-  element("picture").hidden = !shown;
+  element("media").hidden = !shown;
   element("words").classList.toggle("pictured", Boolean(shown)); // the picture replaces the words
   element("words-heading").textContent = !shown ? "Words" : isSound() ? "Sound" : "Picture";
   if (!shown || !state.head || built === state.head.stack) return;
   built = state.head.stack;
   pointed = undefined;
   boards = shown.regions.map((region) => boardOf(region, shown.same));
-  element("picture-boards").replaceChildren(...boards.map(({ element: board }) => board));
+  element("media-boards").replaceChildren(...boards.map(({ element: board }) => board));
   boards.forEach(({ element: board }, index) => {
     const [kind, unit, units] = isSound() ? ["Sound", "frame", "frames"] : ["Picture", "patch", "patches"];
     const label = boards.length > 1 ? `${kind} ${index + 1}` : kind;
@@ -51,8 +51,8 @@ function build() {
   for (const [position, text, time] of shown.chips) chips.set(position, chipOf(position, text, time));
   const [first] = chips.values();
   if (first) first.tabIndex = 0;
-  element("picture-tokens").replaceChildren(...chips.values());
-  element("picture-tokens").hidden = !chips.size;
+  element("media-tokens").replaceChildren(...chips.values());
+  element("media-tokens").hidden = !chips.size;
 }
 
 /** @param {PatchesRegion | FramesRegion} region @param {boolean} same @returns {Board} */
@@ -76,7 +76,7 @@ function chipOf(position, text, time) {
 }
 
 // one tab stop for all chips; arrow keys move between them
-element("picture-tokens").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+element("media-tokens").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
   const all = [...chips.values()];
   const at = all.indexOf(/** @type {HTMLElement} */ (document.activeElement));
   const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: all.length - 1 }[event.key];
@@ -84,7 +84,7 @@ element("picture-tokens").addEventListener("keydown", (/** @type {KeyboardEvent}
   event.preventDefault();
   all[clamp(to, 0, all.length - 1)].focus();
 });
-element("picture-tokens").addEventListener("focusin", (/** @type {FocusEvent} */ event) => {
+element("media-tokens").addEventListener("focusin", (/** @type {FocusEvent} */ event) => {
   for (const chip of chips.values()) chip.tabIndex = chip === event.target ? 0 : -1;
 });
 
@@ -120,11 +120,11 @@ function refresh() {
   }
   const weights = kept.get(source);
   if (weights) show(source, weights);
-  else if (requested === undefined) ask("picture", { index: (requested = source) });
+  else if (requested === undefined) ask("grid_weights", { index: (requested = source) });
 }
 
 function arrived() {
-  const answer = state.picture;
+  const answer = state.grid_weights;
   if (!answer || headId(answer) !== keptHead) return;
   requested = undefined;
   if (kept.size >= MAX_KEPT) kept.clear();
@@ -167,8 +167,8 @@ function describe(source, weights, strongest, inGrid) {
   const rest = side === "key" ? `; ${whole} ${fixed(share)} of its attention` : "";
   const line = [name, `${verb}${nameOf(strongest, true)}, ${significant(weights[strongest], 3)}${rest}`];
   if (pointed && !pointed.isSource) line.push(` · at the pointer ${nameOf(pointed.position, true)}: ${significant(weights[pointed.position], 3)}`);
-  element("picture-readout").replaceChildren(...line);
-  if (!pointed) element("picture-live").textContent = element("picture-readout").textContent;
+  element("media-readout").replaceChildren(...line);
+  if (!pointed) element("media-live").textContent = element("media-readout").textContent;
 }
 
 on("head", () => {
@@ -176,4 +176,4 @@ on("head", () => {
   refresh();
 });
 for (const event of ["cell", "settings", "theme"]) on(event, refresh);
-on("picture", arrived);
+on("grid_weights", arrived);

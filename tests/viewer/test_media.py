@@ -101,7 +101,7 @@ def test_map_of_a_patch_lies_over_the_picture(shown, page, browser):
     image = page.find(".board img")
     assert image.get_attribute("src").startswith("data:image/png;base64,")
     assert (image.get_property("naturalWidth"), image.get_property("naturalHeight")) == (6, 4)
-    assert page.text("picture-readout") == (
+    assert page.text("media-readout") == (
         "patch 0,0 attends most to patch 0,1, 0.900; the picture receives 0.90 of its attention"
     )
     yellow = [int(Viridis256[-1][start : start + 2], 16) for start in (1, 3, 5)]
@@ -112,27 +112,27 @@ def test_map_of_a_patch_lies_over_the_picture(shown, page, browser):
 
     # the pointer shows another patch, and leaving the picture shows the selected one again
     hover(page, ".board", 0.5 / 3, 0.75)
-    assert page.text("picture-readout").startswith("patch 1,0 attends most to patch 1,1, 0.900")
+    assert page.text("media-readout").startswith("patch 1,0 attends most to patch 1,1, 0.900")
     assert heat(page)[1, 1, 3] == round(255 * 0.85)
     assert page.fragment["cell"] == "2-3"
     hover(page, "#words-heading", 0.5, 0.5)
-    assert page.text("picture-readout").startswith("patch 0,0 ")
+    assert page.text("media-readout").startswith("patch 0,0 ")
 
     # keys move between patches, and select them in the matrix too
     page.find(".board").send_keys(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
     page.settle()
-    assert page.text("picture-live").startswith("patch 1,1 attends most to patch 1,2, 0.900")
+    assert page.text("media-live").startswith("patch 1,1 attends most to patch 1,2, 0.900")
     assert page.fragment["cell"] == "6-3"
     spot = page.find(".board .spot").rect
     board = page.find(".board").rect
     assert spot["x"] == pytest.approx(board["x"] + board["width"] / 3, abs=3)
 
     # class token and registers are apart; their names are text
-    chips = page.all("#picture-tokens button")
+    chips = page.all("#media-tokens button")
     assert [chip.text for chip in chips] == ["cls", HOSTILE]
     chips[1].click()
     page.settle()
-    assert page.text("picture-readout").startswith(f"{HOSTILE} attends most to patch 0,0")
+    assert page.text("media-readout").startswith(f"{HOSTILE} attends most to patch 0,0")
     assert page.fragment["cell"] == "1-3"
     assert chips[1].get_attribute("aria-pressed") == "true"
     chips[1].send_keys(Keys.ARROW_LEFT)
@@ -141,7 +141,7 @@ def test_map_of_a_patch_lies_over_the_picture(shown, page, browser):
     # another head and another palette
     page.module_script("ask('go', { head: 'encoder.0.1' })")
     page.settle()
-    assert page.text("picture-readout") == (
+    assert page.text("media-readout") == (
         f"{HOSTILE} attends most to patch 0,1, 1.00; the picture receives 1.00 of its attention"
     )
     page.choose("palette", "greys")
@@ -158,7 +158,7 @@ def test_map_of_a_patch_lies_over_the_picture(shown, page, browser):
 def test_weights_stand_above_a_sound(shown, page, browser):
     shown(sound_recording(), "#head=cross.0.0&cell=1-3")
     assert page.text("words-heading") == "Sound"
-    assert page.text("picture-readout") == " My attends most to 1.50 s, 1.00; the sound receives 1.00 of its attention"
+    assert page.text("media-readout") == " My attends most to 1.50 s, 1.00; the sound receives 1.00 of its attention"
     assert [tick.text for tick in page.all(".sound .tick")] == ["0 s", "1 s", "2 s", "3 s", "4 s", "5 s"]
     bars = page.find(".sound .weights").get_attribute("d")
     assert "L300.0 0.0 L400.0 0.0" in bars  # full height from 1.5 to 2 seconds
@@ -166,11 +166,11 @@ def test_weights_stand_above_a_sound(shown, page, browser):
     assert float(page.find(".sound .spoken").get_attribute("x1")) == 300  # the token is spoken at 1.5 s
     ends = page.script("return document.querySelector('.sound .wave').getBBox().width")
     assert ends == pytest.approx(800, abs=2)  # a sound of 4 seconds of 5
-    page.all("#picture-tokens button")[2].click()
+    page.all("#media-tokens button")[2].click()
     page.settle()
-    assert page.text("picture-readout").startswith(" mother attends most to 3.00 s")
+    assert page.text("media-readout").startswith(" mother attends most to 3.00 s")
     hover(page, ".sound", 0.25, 0.3)
-    assert page.text("picture-readout").endswith("· at the pointer 1.00 s: 0")
+    assert page.text("media-readout").endswith("· at the pointer 1.00 s: 0")
     page.find(".sound").send_keys(Keys.END)
     page.settle()
     assert page.fragment["cell"] == "2-9"
@@ -179,10 +179,10 @@ def test_weights_stand_above_a_sound(shown, page, browser):
 
 def test_words_are_mapped_to_pixels(shown, page):
     shown(word_recording(), "#head=attn2.0.0&cell=0-1")
-    assert page.text("picture-readout") == "cat receives most from patch 0,1, 1.00"
+    assert page.text("media-readout") == "cat receives most from patch 0,1, 1.00"
     assert heat(page)[:, :, 3].tolist() == [[0, round(255 * 0.85)], [0, 0]]
-    hover(page, "#picture-tokens button", 0.5, 0.5)
-    assert page.text("picture-readout").startswith("a receives most from patch 0,0")
+    hover(page, "#media-tokens button", 0.5, 0.5)
+    assert page.text("media-readout").startswith("a receives most from patch 0,0")
     assert not page.all(".board img")
 
 
@@ -198,5 +198,5 @@ def test_blocks_of_patches_are_drawn_at_their_position(page):
 def test_texts_have_no_picture(page, translator):
     page.open(translator.url)
     assert page.text("words-heading") == "Words"
-    assert not page.find("#picture").is_displayed()
+    assert not page.find("#media").is_displayed()
     assert page.find("#lines").is_displayed()
