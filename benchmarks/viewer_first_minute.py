@@ -14,9 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from selenium.webdriver import Chrome
+
 from clearhead import view
 from measuring import RESULTS, write
-from selenium.webdriver import Chrome
 from support.browser import launched, resize  # pyright: ignore[reportMissingImports]
 from support.viewer_page import Page  # pyright: ignore[reportMissingImports]
 

@@ -113,6 +113,9 @@ def test_llava_has_patches_within_its_text():
     tokens = recording["decoder"].keys
     assert tokens.regions == (Patches(1, 4, 4, picture=0),)
     assert tokens.texts[:3] == ("[CLS]", "0,0", "0,1")
+    assert recording.input == "the dogs"
+    assert recording["decoder"].written.texts[17:] == ("dog", "##s", "[SEP]", "")
+    assert recording["encoder"].written is None
     assert tokens.texts[16:] == ("3,3", "the", "dog", "##s", "[SEP]")
     assert tokens.special == (True, *(False,) * 19, True)
     assert recording["encoder"].keys.regions == (Patches(1, 4, 4, picture=0),)
@@ -214,6 +217,8 @@ def test_wav_files_are_read_and_words_have_times(tmp_path):
         file.writeframes(np.stack([samples, samples], axis=1).tobytes())
     recording = record(media_models.make("whisper"), audio=path, tokenizer=tokenizer(), decoder_input_ids=[2, 4, 5])
     assert recording.media.sounds[0].seconds == pytest.approx(0.6)
+    assert recording.output == "the dog"
+    assert recording["cross"].written.texts == ("the", "dog", "")
     transcript = clearhead.recording.Tokens(
         ("<s>", " My", " moth", "er"),
         (True, False, False, False),

@@ -33,12 +33,14 @@ class SoundInputs:
         sound: the sound.
         seconds: duration of what the encoder reads, with padding.
         written: tokens of the decoder, with timestamps if the model gives them; None without a decoder.
+        output: transcript; None without a decoder or a tokenizer.
     """
 
     arguments: dict[str, Tensor]
     sound: Sound
     seconds: float
     written: Tokens | None
+    output: str | None = None
 
 
 def prepare_sound(
@@ -85,14 +87,15 @@ def prepare_sound(
         arguments["attention_mask"] = features["attention_mask"].to(model.device)
     hop = getattr(extractor, "hop_length", 1) if name == "input_features" else 1
     tokenizer = getattr(processor, "tokenizer", None) or owner.tokenizer
-    written = None
+    written, output = None, None
     if takes(model, "decoder_input_ids"):
         ids, times = _decoder_ids(owner, arguments, tokenizer, target, decoder_input_ids)
         arguments["decoder_input_ids"] = ids.to(model.device)
         written = _written(tokenizer, ids[0].cpu(), times)
+        output = None if tokenizer is None else tokenizer.decode(ids[0].tolist(), skip_special_tokens=True)
     elif target is not None or decoder_input_ids is not None:
         raise ValueError(f"target or decoder_input_ids is given, but {owner.name} has no decoder; omit it")
-    return SoundInputs(arguments, sound_of(samples, rate), values.shape[-1] * hop / new_rate, written)
+    return SoundInputs(arguments, sound_of(samples, rate), values.shape[-1] * hop / new_rate, written, output)
 
 
 def _extractor(owner: Any, processor: Any) -> Any:

@@ -127,7 +127,7 @@ def record_pictures(
         stack, layer = seen.address(watched)
         for title, weights, axes in _picture_matrices(owner, inputs, watched, stack):
             stacks.setdefault(title, []).append((layer, weights, axes))
-    return Recording(owner.name, _stacks(stacks), media=Media(pictures=inputs.pictures))
+    return Recording(owner.name, _stacks(stacks), input=text, media=Media(pictures=inputs.pictures))
 
 
 def record_sound(
@@ -151,7 +151,7 @@ def record_sound(
         stack, layer = seen.address(watched)
         weights = _only(owner, watched)
         stacks.setdefault(stack, []).append((layer, weights, _sound_axes(stack, weights, inputs)))
-    return Recording(owner.name, _stacks(stacks), media=Media(sounds=(inputs.sound,)))
+    return Recording(owner.name, _stacks(stacks), output=inputs.output, media=Media(sounds=(inputs.sound,)))
 
 
 @contextmanager
@@ -256,5 +256,11 @@ def _stacks(layers: dict[str, list[tuple[int, AttentionWeights, Axes]]]) -> dict
         for axes, group in by_axes.items():
             size = "" if len(by_axes) == 1 else f" {len(axes[0])} × {len(axes[1])}"
             ordered = tuple(weights for _, weights in sorted(group, key=lambda entry: entry[0]))
-            stacks[f"{name}{size}"] = Stack(ordered, *axes)
+            written = _written(axes[0]) if name.endswith(("decoder", "cross")) else None
+            stacks[f"{name}{size}"] = Stack(ordered, *axes, written)
     return stacks
+
+
+def _written(read: Tokens) -> Tokens:
+    """Return the token that follows each token of a decoder. That of the last one is unknown."""
+    return Tokens((*read.texts[1:], ""), (*read.special[1:], False), (*read.words[1:], None))

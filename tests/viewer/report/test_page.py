@@ -25,8 +25,9 @@ def written(tmp_path_factory):
         "two": translation(["a", "b", "c"], ["d", "e", "f", "g"]),
         "binned": decoder([f"w{index}" for index in range(300)]),
     }
+    details = {"awkward": {"title": "<b>T", "note": "1\n</p><b>2", "view": "#head=decoder.1.2&cell=7-4"}}
     for name, recording in recordings.items():
-        report(recording, folder / f"{name}.html")
+        report(recording, folder / f"{name}.html", **details.get(name, {}))
     return {name: (recording, (folder / f"{name}.html").as_uri()) for name, recording in recordings.items()}
 
 
@@ -141,7 +142,7 @@ def test_wheel_zooms_and_axes_show_tokens(page, written):
     )
 
 
-def test_tokens_are_escaped(page, written):
+def test_tokens_are_escaped(page, written, browser):
     _, url = written["awkward"]
     page.open(url)
     shown = page.script("return [...document.querySelectorAll('#lines text')].map((word) => word.textContent)")
@@ -151,6 +152,18 @@ def test_tokens_are_escaped(page, written):
     assert page.script("return document.querySelectorAll('#lines b').length") == 0
     page.point(0.5, 3.5)
     assert "</script>" in page.text("readout")
+    assert browser.title == "<b>T"
+    assert page.find("#author-note").text == "1\n</p><b>2"
+    assert page.text("origin").startswith("a model · 20")
+
+
+def test_opens_on_the_view_of_the_sender(page, written):
+    _, url = written["awkward"]
+    page.open(url)
+    assert page.text("head-heading") == "Decoder, layer 1, head 2"
+    assert page.fragment["cell"] == "7-4"
+    page.open(url, "#head=decoder.0.1")
+    assert page.text("head-heading") == "Decoder, layer 0, head 1"
 
 
 def test_table_sorts_and_opens_heads(page, written):
@@ -213,6 +226,7 @@ def test_page_marks_sampled_data(page, tmp_path, monkeypatch):
     note = page.find("#lines p").text
     nearest = int(re.match(r"Query (\d+) w\1, the stored query nearest to 100", note)[1])
     assert abs(nearest - 100) <= 3
+    assert page.text("from-heading") == f"w{nearest} (query {nearest}, the nearest that is stored) attends to"
     top = recording.weights(("decoder", 0, 2)).topk(1).keys[0, 0, nearest, 0]
     assert page.find(".kept button").text.startswith(f"w{top} ")
 
@@ -230,7 +244,8 @@ def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1], "#head=decoder.0.0")
     assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"
-    assert page.color(0, 5) == [27, 30, 36]  # a weight of 0 has the panel's color
+    masked = "return figures.map.center.find((part) => part.name === 'masked').hatch_color"
+    assert page.module_script(masked) == "rgb(93, 100, 115)"
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
     assert page.color(0, 0) == [0, 0, 0]

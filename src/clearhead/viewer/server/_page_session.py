@@ -25,14 +25,15 @@ from clearhead.viewer._heatmap import (
 from clearhead.viewer._templates import TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
-from clearhead.viewer.server._panels.panel import Panel, Selection
+from clearhead.viewer.server._panels.find import FindPanel
 from clearhead.viewer.server._panels.media import MediaPanel
+from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
-from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts, check_typed
+from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (MediaPanel, ThumbnailsPanel, CellPanel, TopTokensPanel)
+_PANELS = (MediaPanel, ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel)
 
 
 class PageSession:
@@ -79,8 +80,7 @@ class PageSession:
 
     def _go(self, request: Request) -> None:
         """Show the requested text, head and window, each of which is optional."""
-        texts = self._texts.choices
-        text = str(request["text"]) if "text" in request else texts[int(request.get("given", 0)) % len(texts)]
+        text = self._texts.chosen(request)
         recorded = self._texts.cached(text)
         self._tasks.cancel("text")  # a later request replaces a text that is still being recorded
         if text == self._text and self._state.model is not None:
@@ -88,7 +88,7 @@ class PageSession:
         elif recorded is not None:
             self._show_text(text, recorded, request)
         else:
-            self._tasks.start("text", self._record_steps(text if text in texts else check_typed(text), request))
+            self._tasks.start("text", self._record_steps(text, request))
 
     def _record_steps(self, text: str, request: Request) -> Steps:
         yield lambda: self._show_status("running the model …", busy=True)
@@ -103,12 +103,15 @@ class PageSession:
         self._select(*parse_cell(request["query"], request["key"], self._shown.shape))
 
     def _apply_settings(self, request: Request) -> None:
-        reduce, hide = request["reduce"], bool(request["hide"])
+        reduce, hide, weighted = request["reduce"], bool(request["hide"]), bool(request.get("weighted"))
         if reduce not in ("max", "mean"):
             raise ValueError(f"reduce is {reduce!r}; expected 'max' or 'mean'")
         self._chart.set_palette(request["palette"], bool(request["log"]))
-        if (reduce, hide) != (self._shown.reduce, self._shown.hide):
-            self._shown = replace(self._shown, reduce=reduce, hide=hide)
+        changed = replace(self._shown, reduce=reduce, hide=hide, weighted=weighted)
+        if changed != self._shown:
+            self._shown = changed
+            if self._state.head is None:  # settings of an address, which come before its head
+                return
             self._draw()
             for panel in self._panels:
                 panel.settings_changed()
@@ -181,7 +184,7 @@ class PageSession:
 
     def _overview_steps(self, shown: Selection) -> Steps:
         cache, address, reduce = shown.cache, shown.address, shown.reduce
-        overview = cache.overview(address, hide=shown.hide)
+        overview = cache.overview(address, **shown.heatmap_options)
         window = overview.heatmaps.window
         if not overview.finished and window.cells > band_cells(cache.recording.weights(address)):
             thumbnail = cache.thumbnails(address[0], address[1])[address[2]].values
@@ -224,7 +227,7 @@ class PageSession:
 
     def _window_steps(self, shown: Selection) -> Steps:
         cache, address, reduce, hide = shown.cache, shown.address, shown.reduce, shown.hide
-        overview = cache.overview(address, hide=hide)
+        overview = cache.overview(address, **shown.heatmap_options)
         if overview.finished:
             received = overview.received.copy()
             received[cache.hidden_keys(address[0]) if hide else []] = 0
@@ -232,7 +235,7 @@ class PageSession:
             if max(shown.shape) <= MAX_PAGE_BINS:  # the overview has every cell
                 yield lambda: self._chart.draw_detail(None)
                 return
-        weights = cache.weights(address, hide=hide)
+        weights = cache.weights(address, **shown.heatmap_options)
         if is_exact(weights, shown.window):
             detail = ProgressiveHeatmap(weights, shown.window, MAX_PAGE_BINS, (reduce,))
             while not detail.finished:

@@ -36,9 +36,13 @@ export function draw(name, attributes, ...children) {
 /** @param {string} text token, isolated from the direction of the text around it */
 export const literal = (text) => make("bdi", { textContent: text });
 
-/** @param {string} name custom property; return its color in the current theme */
-export function themeColor(name) {
-  const probe = make("span", { style: `color: var(--${name})` });
+/**
+ * Return the color of a custom property.
+ * @param {string} name
+ * @param {string} [scheme] "light" or "dark" (default: the current theme)
+ */
+export function themeColor(name, scheme) {
+  const probe = make("span", { style: `color: var(--${name})${scheme ? `; color-scheme: ${scheme}` : ""}` });
   document.body.append(probe);
   const { color } = getComputedStyle(probe);
   probe.remove();

@@ -1,5 +1,6 @@
 // Thumbnails of all heads, sorted and filtered.
 
+import { keepInAddress, writeAddress } from "clearhead/address.js";
 import { element, make } from "clearhead/dom.js";
 import { fixed, headId, headTitle, stackTitle } from "clearhead/format.js";
 import { PALETTES } from "clearhead/heatmap.js";
@@ -95,6 +96,7 @@ export function fillGrid(payload) {
   if (element("sort").value !== "layer" || element("filter").value) arrange();
 }
 
+let wantedFilter = ""; // filter of the address, whose label may not have arrived yet
 function fillFilter() {
   const filter = element("filter");
   const stacks = state.model.stacks.map((stack) => [`stack:${stack.name}`, stackTitle(stack.name)]);
@@ -102,7 +104,7 @@ function fillFilter() {
   const options = [["", "all"], ...(stacks.length > 1 ? stacks : []), ...[...labels].sort().map((label) => [`label:${label}`, label])];
   const listed = [...filter.options].map((option) => option.value);
   if (options.map(([value]) => value).join("\n") === listed.join("\n")) return;
-  const chosen = filter.value;
+  const chosen = wantedFilter || filter.value;
   filter.replaceChildren(...options.map(([value, text]) => make("option", { value, textContent: text })));
   filter.value = options.some(([value]) => value === chosen) ? chosen : "";
 }
@@ -172,8 +174,29 @@ function markHead() {
   isFirst = false;
 }
 
-element("sort").addEventListener("change", arrange);
-element("filter").addEventListener("change", arrange);
+/** @param {string} value */
+function restoreSort(value) {
+  if (![...element("sort").options].some((option) => option.value === value)) return;
+  element("sort").value = value;
+  if (state.model) arrange();
+}
+
+/** @param {string} value */
+function restoreFilter(value) {
+  wantedFilter = value;
+  element("filter").value = [...element("filter").options].some((option) => option.value === value) ? value : "";
+  if (state.model) arrange();
+}
+
+for (const name of ["sort", "filter"]) {
+  element(name).addEventListener("change", () => {
+    wantedFilter = "";
+    arrange();
+    writeAddress();
+  });
+}
+keepInAddress("sort", () => element("sort").value, restoreSort);
+keepInAddress("filter", () => element("filter").value || wantedFilter, restoreFilter);
 on("model", buildGrid);
 on("thumbnails", () => fillGrid(state.thumbnails));
 on("head", markHead);

@@ -1,13 +1,21 @@
 // The live page: requests to the server through Bokeh's WebSocket, and their answers.
 
+import "clearhead/borders.js";
 import "clearhead/calculation.js";
+import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
 import "clearhead/media.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
+import "clearhead/save_report.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/text_form.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { element } from "clearhead/dom.js";
 import { setColors } from "clearhead/grid.js";
@@ -43,6 +51,7 @@ whenReady((bokehDocument) => {
   announce("ready");
   setColors();
   paintTheme();
+  restoreSettings();
   ask("settings", settings);
   ask("go", fromAddress());
 });

@@ -10,12 +10,13 @@ interface StackPayload {
   sampled: number; // number of sampled queries of a long text, or 0
   hides: string[]; // texts of the first sink keys
   hidden: number[]; // sink keys
+  value_weighted: boolean; // the norms of the values are known
 }
 
 interface StoredStack extends StackPayload {
   tokens: [number, number]; // indices of the token lists of queries and keys
   same: boolean; // self-attention
-  layers: { entropy: number | null; labels: string[]; received: number }[][];
+  layers: { entropy: number | null; labels: string[]; statistics: Record<string, number | null>; received: number }[][];
   bins: [number, number];
   kept: number;
   places: number[] | null; // stored queries, or null if all are stored
@@ -29,6 +30,7 @@ interface ModelPayload {
   name: string;
   stacks: StackPayload[];
   labeled: boolean;
+  columns: [name: string, heading: string, tooltip: string][]; // of the statistics
   chosen: number | null; // index of the given text, or null for a typed text
   text: string;
   given: string[];
@@ -40,6 +42,7 @@ interface ModelPayload {
 interface StoredModel extends ModelPayload {
   stacks: StoredStack[];
   first: string;
+  view: string; // fragment of the view to open on
 }
 
 interface HeadPayload {
@@ -71,15 +74,17 @@ interface CellPayload {
 
 interface ThumbnailPayload {
   entropy: number | null;
-  labels: string[];
+  labels: string[]; // most specific first
+  statistics: Record<string, number | null>; // by the names of the model's `columns`
   rows: number;
   keys: number;
-  levels: ArrayBuffer | Uint8Array;
+  levels: ArrayBuffer | Uint8Array; // 0 only where masked
 }
 
 interface LayerPayload {
   stack: string;
   layer: number;
+  hide?: boolean; // sink keys are masked
   heads: ThumbnailPayload[];
 }
 
@@ -92,8 +97,43 @@ interface TopTokensPayload {
   query: string;
   key: string;
   same: boolean;
+  hide?: boolean; // sink keys are left out of `from`
+  nearest?: number; // stored query that a report lists instead of the selected one
   from: TopTokens;
   to?: TopTokens; // absent in reports of longer texts, which do not store columns
+}
+
+/** Answer to `{kind: "search", axis, text}`. */
+interface SearchPayload {
+  stack: string;
+  axis: "queries" | "keys";
+  text: string;
+  ranges: [start: number, end: number][]; // tokens of the first 1,000 hits
+  count: number; // of all hits
+}
+
+/** Answer to `{kind: "links", query?, hide?, min_distance?}`; the default query is the last token. */
+interface LinksPayload {
+  stack: string;
+  query: number;
+  token: string;
+  hide: boolean;
+  links: { layer: number; head: number; key: number; token: string; weight: number; distance: number | null }[];
+}
+
+/** Answer to `{kind: "picture", query?, hide?}`: the top key of one query in every head. */
+interface PicturePayload {
+  stack: string;
+  query: number;
+  token: string;
+  hide: boolean;
+  layers: ([key: number, token: string, weight: number] | null)[][];
+}
+
+/** Answer to `{kind: "statistics"}`: the table of all heads. */
+interface StatisticsPayload {
+  columns: [name: string, heading: string, tooltip: string][];
+  rows: { id: string; head: string; labels: string; cells: string[] }[];
 }
 
 interface RowTerm {
@@ -106,6 +146,7 @@ interface RowTerm {
   score: number;
   weight: number;
   contribution: number[] | null;
+  projected_norm?: number | null; // length of the contribution after W_O, if W_O is known
 }
 interface CalculationPayload {
   token: string;
@@ -116,6 +157,9 @@ interface CalculationPayload {
   terms: RowTerm[];
   others: number;
   output: number[] | null;
+  projected?: number[] | null; // output through W_O, if it is known
+  position: number; // index of the query
+  explained: boolean; // /explain.html can work out this row
 }
 
 /** Pictures and sounds of a recording, and the grid of each stack that has one (`_media_payload.py`). */

@@ -1,12 +1,19 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/borders.js";
+import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
 import "clearhead/media.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
@@ -16,6 +23,7 @@ import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { showLines, showStrip } from "clearhead/lines.js";
 import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
@@ -135,8 +143,10 @@ async function answerTopTokens(stack, asked) {
   const { query, key } = asked;
   const texts = { query: textsOf(stack, "query"), key: textsOf(stack, "key") };
   const from = heads.map(({ layer, head, data }) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largestWeights(data, stack, query).tops.slice(0, 5)]));
+  const listed = largestWeights(shown, stack, query).query;
+  const nearest = listed === query ? undefined : listed;
   /** @type {TopTokensPayload} */
-  const answer = { query: texts.query[query], key: texts.key[key], same: stack.same, from: { heads: strongestFirst(from) } };
+  const answer = { query: texts.query[listed], key: texts.key[key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
   if (stack.cells) {
     const matrices = heads.map(({ data }) => data.values("max"));
     const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
@@ -195,6 +205,8 @@ const answers = {
   go,
   window: zoom,
   cursor: select,
+  search: answerSearch,
+  links: answerLinks,
   settings: () => {
     setPalette();
     if (state.head) drawStoredHead(shown, stackShown());
@@ -212,10 +224,12 @@ whenReady(async () => {
   buildGrid();
   setColors();
   paintTheme();
+  const view = location.hash.length > 1 ? location.hash : `#${MODEL.view}`;
+  restoreSettings(view);
   ask("settings", settings);
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
-  ask("go", fromAddress());
+  ask("go", fromAddress(view));
   for (const { name, heads } of MODEL.stacks) {
     for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
   }

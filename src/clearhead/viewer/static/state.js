@@ -8,7 +8,8 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   status: StatusPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null }}
+ *   search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null, media: MediaPayload | null,
+ *   grid_weights: GridWeights | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -18,13 +19,15 @@ export const state = {
   thumbnails: null,
   top_tokens: null,
   calculation: null,
+  search: null,
+  links: null,
   status: null,
   media: null,
   grid_weights: null,
 };
 
 /** Settings of the heatmap. */
-export const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
+export const settings = { reduce: "max", log: true, hide: false, weighted: false, palette: "viridis" };
 
 /** @type {Map<string, ((detail?: any) => void)[]>} */
 const listeners = new Map();
@@ -47,7 +50,7 @@ export const connectRequests = (handler) => void (answerRequest = handler);
 export const ask = (kind, payload = {}) => answerRequest(kind, payload);
 
 /** Return the stack of the selected head. @returns {any} */
-export const stackShown = () => state.model.stacks.find((stack) => stack.name === state.head?.stack);
+export const stackShown = () => state.model?.stacks.find((stack) => stack.name === state.head?.stack);
 
 /** Return the visible window: row, row_end, key, key_end. */
 export const windowShown = () => state.tokens?.window ?? [0, 1, 0, 1];
@@ -58,7 +61,7 @@ export function tokenAt(side, index) {
   return tokens ? (side === "query" ? tokens.rows[index - tokens.row] : tokens.keys[index - tokens.key]) : undefined;
 }
 
-/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. */
+/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. @returns {Record<string, any>} */
 export function textAsked() {
   const { text, chosen } = state.model;
   return chosen === null ? { text } : chosen ? { given: chosen } : {};

@@ -26,6 +26,7 @@ export function drawStoredHead(stored, stack) {
     range.setv({ start: 0, end: 1.05 * maximum(value) || 1 });
   };
   const { received, entropy, sources } = figures;
+  received.tags = ["mean"]; // a stored bar is the mean of its keys
   const across = Array.from({ length: Math.ceil(stack.keys / stack.bar) + 1 }, (_, index) => Math.min(stack.keys, stack.bar * index));
   bars(received, received.y_range, across, stored.receipts());
   bars(entropy, entropy.x_range, rowEdges(stack), stored.entropies());
@@ -67,7 +68,7 @@ export function setPalette() {
 
 /** @param {{ text: string, line: string, paper: string, nothing: string }} colors */
 export function setTheme({ text, line, paper, nothing }) {
-  for (const mapper of colorMappers()) mapper.nan_color = nothing;
+  figures.map.center.find((/** @type {any} */ part) => part.name === "masked").hatch_color = nothing;
   for (const figure of [figures.map, figures.entropy, figures.received]) {
     figure.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: line });
     for (const axis of [...figure.left, ...figure.above, ...figure.below]) {

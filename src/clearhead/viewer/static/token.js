@@ -6,8 +6,9 @@ import { on, openHead, state } from "clearhead/state.js";
 
 function showTopTokens() {
   if (!state.top_tokens) return;
-  const { from, to, query, key } = state.top_tokens;
-  element("from-heading").replaceChildren(literal(query), " attends to");
+  const { from, to, query, key, nearest } = state.top_tokens;
+  const stored = nearest === undefined ? "" : ` (query ${nearest.toLocaleString("en")}, the nearest that is stored)`;
+  element("from-heading").replaceChildren(literal(query), `${stored} attends to`);
   element("to-heading").replaceChildren(literal(key), " receives attention from");
   element("from").replaceChildren(listOf(from, "key"));
   element("to").closest("div").parentElement.hidden = !to;
