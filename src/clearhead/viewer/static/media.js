@@ -47,6 +47,8 @@ function build() {
     const label = boards.length > 1 ? `${kind} ${index + 1}` : kind;
     board.setAttribute("aria-label", `${label} with the attention of ${shown.same ? `a ${unit} or ` : ""}a token. Arrow keys move between ${units}.`);
   });
+  const [unit, deed] = [isSound() ? "frame" : "patch", shown.side === "key" ? "where it looks" : `which ${isSound() ? "frames" : "patches"} look at it`];
+  element("media-note").textContent = `Point at ${shown.same ? `a ${unit}${shown.chips.length ? " or " : ""}` : ""}${shown.chips.length ? "a token" : ""} to see ${deed}; select it to keep it.`;
   chips.clear();
   for (const [position, text, time] of shown.chips) chips.set(position, chipOf(position, text, time));
   const [first] = chips.values();
