@@ -27,6 +27,7 @@ from clearhead.viewer.server._page_state import PageState, Request, parse_addres
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
 from clearhead.viewer.server._panels.compare import ComparePanel
 from clearhead.viewer.server._panels.find import FindPanel
+from clearhead.viewer.server._panels.media import MediaPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
 from clearhead.viewer.server._panels.words import NextTokensPanel, RowPanel, WordsPanel
@@ -34,7 +35,17 @@ from clearhead.viewer.server._tasks import PageTasks, Steps
 from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (WordsPanel, ThumbnailsPanel, CellPanel, RowPanel, NextTokensPanel, TopTokensPanel, FindPanel, ComparePanel)
+_PANELS = (
+    WordsPanel,
+    MediaPanel,
+    ThumbnailsPanel,
+    CellPanel,
+    RowPanel,
+    NextTokensPanel,
+    TopTokensPanel,
+    FindPanel,
+    ComparePanel,
+)
 
 
 class PageSession:

@@ -35,6 +35,8 @@ class PageState(DataModel):
     compare: Any = AnyValue(default=None)
     compared_cell: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
+    media: Any = AnyValue(default=None)
+    grid_weights: Any = AnyValue(default=None)
 
 
 def parse_address(recording: Recording, text: str) -> Address:

@@ -8,6 +8,7 @@ import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/media.js";
 import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";

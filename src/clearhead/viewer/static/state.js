@@ -10,7 +10,8 @@
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
  *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
  *   search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
- *   compared_cell: ComparedCellPayload | null, status: StatusPayload | null }}
+ *   compared_cell: ComparedCellPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null,
+ *   status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -28,6 +29,8 @@ export const state = {
   compare: null,
   compared_cell: null,
   status: null,
+  media: null,
+  grid_weights: null,
 };
 
 /** Settings of the heatmap. */
