@@ -120,7 +120,7 @@ def test_hovering_or_focusing_a_word_isolates_its_lines(page, small):
     )
     largest = [float(cells.max()) for cells in weights[:, :, 3].T if float(cells.max()) >= MIN_WEIGHT]
     assert sorted(shares) == sorted(percent(weight) for weight in largest)
-    hover(page, page.find("#words-heading ~ .word-controls"))
+    hover(page, page.find("#caption"))
     page.until(lambda: "isolating" not in page.find("#lines").get_attribute("class"))
     assert drawn_weights(page, "isolated") == []
     page.click("#word-heads button:nth-child(2)")

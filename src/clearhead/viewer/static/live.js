@@ -2,11 +2,13 @@
 
 import "clearhead/borders.js";
 import "clearhead/calculation.js";
+import "clearhead/compare.js";
 import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/media.js";
 import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";

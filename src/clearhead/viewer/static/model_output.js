@@ -7,7 +7,7 @@ import { languageOf, on, state } from "clearhead/state.js";
 /** Return a text with the name of its language. @param {string} text @param {string} [language] */
 const passage = (text, language) => make("span", { className: "passage" }, ...(language ? [make("abbr", { textContent: language.toUpperCase() }), " "] : []), literal(text, language));
 
-export function showOutput() {
+function showOutput() {
   const { input, output, stacks, runs } = state.model;
   const cross = stacks.find(({ name }) => name === "cross");
   const [target, source] = cross?.languages ?? [];

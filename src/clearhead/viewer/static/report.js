@@ -6,6 +6,8 @@ import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/media.js";
+import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/statistics_table.js";
@@ -22,10 +24,9 @@ import { element, literal, make } from "clearhead/dom.js";
 import { clamp, significant } from "clearhead/format.js";
 import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
 import { binAt, figures, whenReady } from "clearhead/heatmap.js";
-import { showOutput } from "clearhead/model_output.js";
 import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
-import { storedWords } from "clearhead/stored_words.js";
+import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
@@ -146,7 +147,8 @@ function announceWords() {
   if (!stack.cells) return showTopKeys();
   const [, , key, keyEnd] = windowShown();
   const { query } = cell;
-  state.row = { query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => binAt(key + offset + 0.5, query + 0.5)?.value ?? 0) };
+  const weights = storedRow(shown, stack, query);
+  state.row = { query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
   announce("row");
 }
 
@@ -184,6 +186,17 @@ const mean = (lines) => lines[0].map((_, index) => lines.reduce((sum, line) => s
 const largest = (weights, texts) =>
   weights.map((weight, index) => /** @type {TopToken} */ ([index, texts[index], weight])).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
 
+/** Answer with the weights over a picture or a sound. Those of a larger matrix are the weights of bins. @param {{ index: number }} request */
+function answerGridWeights({ index }) {
+  const { queries, keys, bins } = stackNamed(/** @type {HeadPayload} */ (state.head).stack);
+  const ofQuery = state.media?.stacks[state.head?.stack ?? ""]?.side === "key";
+  const values = shown.values(settings.reduce); // not those of the heatmap, which may still show another head
+  const weightOf = (/** @type {number} */ query, /** @type {number} */ key) => values[Math.floor(query / bins[0]) * shown.keys + Math.floor(key / bins[1])];
+  const weights = Array.from({ length: ofQuery ? keys : queries }, (_, other) => (ofQuery ? weightOf(index, other) : weightOf(other, index)));
+  state.grid_weights = { .../** @type {HeadPayload} */ (state.head), index, weights };
+  announce("grid_weights");
+}
+
 // -- the text ------------------------------------------------------------------------------------------------------------------
 
 /** List the keys that the selected query attends to most. Reports of long texts do not store all weights. */
@@ -218,13 +231,14 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
+  grid_weights: answerGridWeights,
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
 
 whenReady(async () => {
   state.model = MODEL;
+  state.media = JSON.parse(element("stored-media").textContent);
   announce("ready");
-  showOutput();
   buildGrid();
   setColors();
   paintTheme();

@@ -29,7 +29,7 @@ function side(length, [start, end], center) {
 const matrices = new WeakMap();
 
 /** Return the stored weights of a query by key. @param {StoredHead} head @param {StoredStack} stack @param {number} query */
-function storedRow(head, stack, query) {
+export function storedRow(head, stack, query) {
   if (!stack.cells) return new Map(largestWeights(head, stack, query).tops.map(([key, , weight]) => [key, weight]));
   const matrix = matrices.get(head) ?? head.values("max");
   matrices.set(head, matrix);

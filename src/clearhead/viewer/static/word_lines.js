@@ -150,7 +150,7 @@ export const heightOf = (/** @type {Side} */ side, /** @type {number} */ positio
 function pathOf({ head, query, key, weight }, slots, opacity) {
   const [start, end] = [heightOf("query", query), heightOf("key", key)];
   return draw("path", {
-    class: `slot-${slots.get(head)}`, d: `M0 ${start} C${SPAN / 3} ${start} ${(2 * SPAN) / 3} ${end} ${SPAN} ${end}`,
+    class: `slot-${slots.get(head)}`, "vector-effect": "non-scaling-stroke", "stroke-linecap": "round", d: `M0 ${start} C${SPAN / 3} ${start} ${(2 * SPAN) / 3} ${end} ${SPAN} ${end}`,
     "stroke-width": Math.max(0.6, LINE_WIDTH * weight).toFixed(2), "stroke-opacity": Math.min(1, opacity).toFixed(3),
   });
 }
