@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.files import resolve_target
@@ -28,7 +27,7 @@ from clearhead.cli.inputs import (
     usable_device,
 )
 from clearhead.cli.options import DeviceOption, DownloadOption, Dtype, DtypeOption, FilesOption, ImageOption
-from clearhead.cli.output import progress_bar
+from clearhead.cli.output import progress_bar, stage_progress
 
 if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
@@ -131,16 +130,17 @@ def _write_report(output: Path, source: str, texts: list[str] | None, options: L
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; expected one for a report")
     labels = None if roles is None else _read_roles(roles)
-    with Console(stderr=True).status("loading and running the model …"):
+    with stage_progress() as report_stage:
         from clearhead.models import load_source
         from clearhead.recording.recording import Recording
         from clearhead.viewer.report.export import report
 
         named, arguments = options.load(source)
-        loaded = load_source(named, **arguments, head=None)
+        loaded = load_source(named, **arguments, head=None, progress=report_stage)
         if isinstance(loaded, Recording):
             recording = loaded
         else:
+            report_stage("running the model", 0, 0)
             recording = loaded.record(texts[0] if texts else loaded.default_text)
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
         written = report(recording, output, roles=labels, progress=advance)
@@ -157,11 +157,12 @@ def _serve(
     status, viewer = 0, None
     signal.signal(signal.SIGTERM, _stop)
     try:
-        with Console(stderr=True).status("loading and running the model …"):
+        with stage_progress() as report_stage:
             from clearhead.viewer.server.serve import view as start_viewer
 
             named, arguments = options.load(source)
-            viewer = start_viewer(named, texts, roles=labels, port=port, browser=False, wait=False, **arguments)
+            arguments |= {"port": port, "browser": False, "wait": False, "progress": report_stage}
+            viewer = start_viewer(named, texts, roles=labels, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()
