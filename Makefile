@@ -51,7 +51,7 @@ VISION_CORE := watching ops/test_attention.py weights/test_statistics.py weights
   test_torch_compat.py huggingface/test_attention_function.py
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all test-slow test-shapes test-cpus test-vision chromium lint docs docs-serve bench clean
+.PHONY: help demo test test-core test-all test-javascript test-slow test-shapes test-cpus test-vision chromium lint docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -71,7 +71,11 @@ test: lint test-core
 test-core: $(READY)
 	$(PYTEST) $(PARALLEL)
 
-test-all: chromium test test-slow test-shapes test-cpus
+test-all: chromium test test-javascript test-slow test-shapes test-cpus
+
+# TypeScript checks the JSDoc types of the viewer's scripts; npm downloads it once
+test-javascript: $(READY)
+	$(BIN)/python tests/javascript/check_types.py
 
 test-slow: chromium $(READY)
 	$(PYTEST) $(PARALLEL) -rs -m "slow or browser or pretrained or attack or wheel"
@@ -151,4 +155,4 @@ docs-serve: $(READY)
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf $(VENV) $(VISION) demo site dist .coverage* .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VISION) demo site dist tests/javascript/node_modules .coverage* .pytest_cache .ruff_cache .hypothesis

@@ -28,7 +28,7 @@ from viewer_maps import synthetic
 WATCH = """
 window.taken = [];
 let turned, shown;
-const canvas = Bokeh.index.find_one_by_id(chart.id).canvas_view.primary;
+const canvas = Bokeh.index.find_one(figures.map).canvas_view.primary;
 const pixels = () => canvas.ctx.getImageData(300, 300, 48, 48).data.join();
 document.querySelector(".map").addEventListener("wheel", () => {
   turned = performance.now();
@@ -39,7 +39,7 @@ document.querySelector(".map").addEventListener("wheel", () => {
   };
   requestAnimationFrame(frame);
 }, {capture: true});
-sources[0].properties.data.change.connect(() => {
+figures.sources[0].properties.data.change.connect(() => {
   if (turned === undefined) return;
   const [arrived, frame] = [performance.now() - turned, shown];
   turned = undefined;
@@ -77,14 +77,12 @@ def main() -> None:
         start = time.perf_counter()
         browser.get("about:blank")
         browser.get(f"{served.url}#head=decoder.0.0")
-        page.until(
-            lambda: page.script("return typeof sources !== 'undefined' && sources?.[1].data.image.length > 0"), 0.1
-        )
+        page.until(lambda: page.module_script("return figures.sources?.[1].data.image.length > 0"), 0.1)
         add("first picture after opening the address", 1e3 * (time.perf_counter() - start))
-        page.until(lambda: page.script("return sources[1].data.exact[0] === true"), 0.5)
+        page.until(lambda: page.module_script("return figures.sources[1].data.exact[0] === true"), 0.5)
         add("overview done", 1e3 * (time.perf_counter() - start))
         page.settle()
-        page.script(WATCH)
+        page.module_script(WATCH)
         middle = arguments.tokens * 0.7
         taken: list[tuple[float, float, list[int]]] = []
         direction = 1

@@ -65,6 +65,11 @@ def test_files_are_short_and_names_precise(path):
     assert not VAGUE_NAMES & set(bound_names(path))
 
 
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.js")), ids=lambda path: path.name)
+def test_scripts_are_short(path):
+    assert len(path.read_text().splitlines()) <= 300
+
+
 def test_tests_mirror_the_package():
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
     # vision contains the tests of `make test-vision`, of several packages

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from clearhead import view
@@ -14,6 +15,11 @@ from support.pretrained import axe
 
 PLAIN_TOKENS = [f"t{index}" for index in range(12)]
 TIMEOUT = 30  # seconds; the machine may be busy
+MODULES = {
+    "address": "isAddressPending, toAddress",
+    "heatmap": "binAt, figures, renderers",
+    "state": "ask, settings, state, windowShown",
+}
 
 
 class Page:
@@ -35,16 +41,27 @@ class Page:
     def script(self, code: str, *arguments):
         return self.browser.execute_script(code, *arguments)
 
+    def module_script(self, code: str, *arguments):
+        """Run code that uses the exports of the page's modules."""
+        imports = "".join(
+            f"const {{ {names} }} = await import('clearhead/{module}.js');" for module, names in MODULES.items()
+        )
+        return self.browser.execute_async_script(
+            "const done = arguments[arguments.length - 1];"
+            f"(async function () {{ {imports} {code} }}).apply(null, arguments).then(done);",
+            *arguments,
+        )
+
     def settle(self) -> None:
         """Wait until the page has stopped changing."""
         state = """
-            const drawn = sources.map((source) => source.data.image[0]?.length);
-            return [location.hash, document.body.innerText, drawn, written !== undefined || pageState.status?.busy];
+            const drawn = figures.sources.map((source) => source.data.image[0]?.length);
+            return [location.hash, document.body.innerText, drawn, isAddressPending() || state.status?.busy];
         """
         states = []
 
         def still() -> bool:
-            states.append(self.script(state))
+            states.append(self.module_script(state))
             return len(states) >= 4 and all(earlier == states[-1] for earlier in states[-4:]) and not states[-1][3]
 
         WebDriverWait(self.browser, self.timeout, poll_frequency=0.08).until(lambda _: still())
@@ -59,7 +76,11 @@ class Page:
         return self.script("return document.getElementById(arguments[0]).textContent", name)
 
     def click(self, selector: str) -> None:
-        self.script("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
+        self.script(
+            "const [target] = arguments; if (target.localName !== 'summary' && target.closest('details'))"
+            " target.closest('details').open = true; target.scrollIntoView({block: 'center'})",
+            self.find(selector),
+        )
         self.find(selector).click()
         self.settle()
 
@@ -83,12 +104,12 @@ class Page:
         """Return the viewport coordinates of a cell of the heatmap."""
         self.script("document.getElementById('chart').scrollIntoView({block: 'center'})")
         code = """
-            const view = Bokeh.index.find_one_by_id(chart.id);
+            const view = Bokeh.index.find_one(figures.map);
             const frame = view.canvas_view.el.getBoundingClientRect();
             const x = view.frame.x_scale.compute(arguments[0]), y = view.frame.y_scale.compute(arguments[1]);
             return [frame.left + x, frame.top + y];
         """
-        return tuple(round(pixel) for pixel in self.script(code, key, query))
+        return tuple(round(pixel) for pixel in self.module_script(code, key, query))
 
     def point(self, key: float, query: float) -> str:
         """Move the mouse to a cell of the heatmap and return the readout."""
@@ -108,12 +129,18 @@ class Page:
         actions.perform()
         self.settle()
 
-    def wheel(self, key: float, query: float, steps: int) -> None:
-        """Zoom in at a cell, or out if `steps` is negative."""
+    def wheel(self, key: float, query: float, steps: int, *, modifier: str = Keys.CONTROL) -> None:
+        """Zoom in at a cell, or out if `steps` is negative. Without a modifier the page scrolls."""
         for _ in range(abs(steps)):
             x, y = self.screen_position(key, query)
             origin = ScrollOrigin.from_viewport(x, y)
-            ActionChains(self.browser).scroll_from_origin(origin, 0, -240 if steps > 0 else 240).perform()
+            actions = ActionChains(self.browser)
+            if modifier:
+                actions.key_down(modifier)
+            actions.scroll_from_origin(origin, 0, -240 if steps > 0 else 240)
+            if modifier:
+                actions.key_up(modifier)
+            actions.perform()
         self.settle()
 
     def keys(self, *pressed: str) -> str:
@@ -125,15 +152,15 @@ class Page:
     def color(self, query: int, key: int) -> list[int]:
         """Return the drawn color of a cell of the overview."""
         code = """
-            const heatmap = heatmaps().find((renderer) => renderer.name === "overview" && renderer.visible);
-            const views = [...Bokeh.index.find_one(chart).renderer_views.values()];
+            const heatmap = renderers().find((renderer) => renderer.name === "overview" && renderer.visible);
+            const views = [...Bokeh.index.find_one(figures.map).renderer_views.values()];
             const view = views.find((candidate) => candidate.model === heatmap);
             return [...view.glyph.image_data[0].getContext("2d").getImageData(arguments[1], arguments[0], 1, 1).data];
         """
-        return self.script(code, query, key)[:3]
+        return self.module_script(code, query, key)[:3]
 
     def window(self) -> list[int]:
-        return self.script("return windowShown()")
+        return self.module_script("return windowShown()")
 
 
 def served(source, **options):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from clearhead import Causal, Dense, attention
 from clearhead._utils import color_scales
 from clearhead._utils.text import short_token
-from clearhead.analysis.roles import Roles
+from clearhead.analysis import HeadStatistics, RelationScore, Roles
 from clearhead.recording.recording import Stack
-from clearhead.viewer import _heatmap, _recording_cache, _thumbnails
+from clearhead.viewer import _heatmap, _payloads, _recording_cache, _thumbnails
 from clearhead.viewer._heatmap import HeadOverview, HeatmapWindow, ProgressiveHeatmap
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
@@ -179,6 +179,9 @@ class TestThumbnails:
             assert thumbnail.sampled
             assert thumbnail.statistics.queries == 20
             pooled = torch.nn.functional.adaptive_max_pool1d(dense, 16)
+            for row, ends in ((0, slice(0, 8)), (19, slice(202, 210))):  # the ends of a text are always drawn
+                end_rows = torch.nn.functional.adaptive_max_pool1d(stack.layers[0].dense()[0, head, ends], 16)
+                pooled[row] = torch.maximum(pooled[row], end_rows.amax(dim=0))
             np.testing.assert_allclose(thumbnail.values, pooled, atol=1e-6)
             assert thumbnail.statistics.entropy == pytest.approx(
                 float(torch.special.entr(dense).sum(-1).mean()), abs=1e-4
@@ -212,6 +215,23 @@ class TestThumbnails:
             labels = Roles("", {("decoder", 0, 0): statistics}).labels(("decoder", 0, 0))
             assert {"previous token", "positional −1", "sharp"} <= set(labels)
         assert sampled.previous == pytest.approx(exact.previous, abs=0.05)
+
+    @pytest.mark.parametrize("longest", [4096, 20], ids=["exact", "sampled"])
+    def test_hidden_keys_are_masked_and_statistics_stay(self, longest, monkeypatch):
+        monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", longest)
+        cache = RecordingCache(decoder([str(index) for index in range(30)], special=(0, 4)))
+        shown, hidden = (_payloads.layer_payload(cache, "decoder", 1, hide=hide)["heads"] for hide in (False, True))
+        assert cache.thumbnails("decoder", 1, hide=True) is cache.thumbnails("decoder", 1, hide=True)
+        for head, (before, after) in enumerate(zip(shown, hidden, strict=True)):
+            assert (before["entropy"], before["labels"]) == (after["entropy"], after["labels"])
+            levels, masked = (np.frombuffer(payload["levels"], np.uint8).reshape(30, 30) for payload in (before, after))
+            visible = cache.recording["decoder"].layers[1].dense()[0, head].numpy() > 0
+            assert (levels > 0).tolist() == visible.tolist()  # 0 only where the mask is
+            assert not masked[:, [0, 4]].any()
+            others = [key for key in range(30) if key not in (0, 4)]
+            assert masked[:, others].tolist() == levels[:, others].tolist()
+        without_sinks = RecordingCache(translation("abcde", "xyz"))
+        assert without_sinks.thumbnails("cross", 0, hide=True) is without_sinks.thumbnails("cross", 0)
 
     def test_shades_are_logarithmic(self):
         values = np.array([[1.0, 0.1 / 100, 0.0], [10**-1.5, 0.5, 1e-9]], np.float32)
@@ -257,6 +277,22 @@ class TestRecordingCache:
         assert cache.labels(("decoder", 1, 3)) == ()
         assert "induction" not in RecordingCache(recording).labels(("decoder", 0, 0))
 
+    def test_labels_are_shown_most_specific_first(self):
+        address = ("decoder", 0, 0)
+        scores = {"sink": 0.9, "previous": 0.5, "induction": 0.4, "delimiter": 0.8, "positional": 0.95, "spread": 0.05}
+        relation = RelationScore("amod", "dependent → head", address, 0.9, 0.8, 0.95, 99, 0.2, 1)
+        roles = Roles("a model", {address: HeadStatistics(99, keys=50.0, offset=-1, **scores)}, (relation,))
+        assert roles.labels(address)[0] == "sink"
+        assert _recording_cache.labels_of(roles, address) == (
+            "induction",
+            "amod: dependent → head",
+            "previous token",
+            "positional −1",
+            "delimiter",
+            "first token",
+            "sharp",
+        )
+
     def test_first_head_is_the_sharpest_and_its_cell_the_strongest(self):
         cache = RecordingCache(translation("abcdefgh", "uvwxyz"))
         stack, _, head = cache.clearest_head()
@@ -266,6 +302,14 @@ class TestRecordingCache:
         query, key = cache.strongest_cell((stack, 0, head))
         dense = cache.recording["cross"].layers[0].dense()[0, head]
         assert dense[query, key] == dense.max()
+
+    def test_strongest_cell_of_a_long_text_is_in_the_middle_row_and_not_a_sink(self, monkeypatch):
+        monkeypatch.setattr(_recording_cache, "MAX_SEARCHED_CELLS", 100)
+        cache = RecordingCache(decoder("abcdefghijklmno", special=(3,)))
+        for address in cache.recording.heads():
+            row = cache.recording.weights(address)[0, 0, 7].clone()
+            row[[0, 3]] *= 0.01
+            assert cache.strongest_cell(address) == (7, int(row.argmax()))
 
 
 @pytest.mark.parametrize("direction", ["from", "to"])
@@ -282,6 +326,25 @@ def test_top_tokens_have_the_largest_weights(direction):
         assert [index for index, _ in tokens_of_head] == indices[values > 0].tolist()
         assert [weight for _, weight in tokens_of_head] == pytest.approx(values[values > 0].tolist(), abs=1e-6)
     assert [index for index, _ in top.everywhere] == mean.topk(5).indices.tolist()
+
+
+def test_hidden_keys_are_left_out_of_token_lists_and_rows():
+    cache = RecordingCache(decoder("abcdefghijk", special=(0, 3)))
+    *_, shown = _payloads.top_tokens_payload(cache, "decoder", 9, 2)
+    *_, without = _payloads.top_tokens_payload(cache, "decoder", 9, 2, hide=True)
+    assert without["to"] == shown["to"]
+    mean = torch.cat([weights[0, :, 9] for weights in cache.recording["decoder"].layers]).mean(dim=0)
+    mean[[0, 3]] = 0
+    assert [index for index, _, _ in without["from"]["everywhere"]] == mean.topk(5).indices.tolist()
+    listed = {index for _, _, tokens_of_head in without["from"]["heads"] for index, _, _ in tokens_of_head}
+    assert not listed & {0, 3}
+    assert {index for _, _, tokens_of_head in shown["from"]["heads"] for index, _, _ in tokens_of_head} & {0, 3}
+    window = HeatmapWindow(0, 11, 0, 11)
+    row, hidden_row = (
+        _payloads.row_payload(cache, ("decoder", 1, 2), 9, window, hide=hide)["row"] for hide in (False, True)
+    )
+    row[[0, 3]] = 0
+    assert hidden_row.tolist() == row.tolist()
 
 
 class TestRowCalculation:

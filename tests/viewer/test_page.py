@@ -106,7 +106,9 @@ def test_pointing_at_a_cell_reads_its_weight_and_score(page, small):
 def test_sent_weights_are_bit_exact(page, small):
     recording, url = small
     page.open(url, "#head=decoder.0.3")
-    sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
+    sent = page.module_script(
+        "return [...figures.sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)"
+    )
     assert torch.equal(torch.tensor(sent).view(12, 12), recording.weights(("decoder", 0, 3)).dense()[0, 0])
 
 
@@ -244,7 +246,9 @@ def test_sinks_can_be_hidden(page, small):
     page.open(url, "#head=decoder.0.1")
     assert page.text("hide-label") == "hide sinks t0"
     page.click("#hide")
-    sent = page.script("return [...sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)")
+    sent = page.module_script(
+        "return [...figures.sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)"
+    )
     expected = recording.weights(("decoder", 0, 1)).dense()[0, 0].clone()
     expected[:, 0] = 0
     torch.testing.assert_close(torch.tensor(sent).view(12, 12), expected, rtol=0, atol=1e-6)
@@ -295,4 +299,4 @@ def test_page_has_no_accessibility_violations(page, translator, browser, theme, 
 def test_dark_page_has_light_axis_labels(page, small, browser):
     emulate(browser, theme="dark")
     page.open(small[1])
-    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"
+    assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"

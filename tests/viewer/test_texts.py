@@ -124,7 +124,7 @@ def test_awkward_tokens_are_shown_verbatim(page, browser):
         page.open(viewer.url, "#head=decoder.0.0")
         expected = ["\\n" if token == "\n" else token for token in AWKWARD]
         expected[7] = "x" * 79 + "…"
-        assert page.script("return pageState.tokens.keys") == expected
+        assert page.module_script("return state.tokens.keys") == expected
         lines = [word.text for word in page.all("#lines text")]
         assert lines[:7] == expected[:7]
         page.click("#window-table summary")
@@ -133,8 +133,8 @@ def test_awkward_tokens_are_shown_verbatim(page, browser):
             "return document.querySelectorAll('head script, body > script').length"
         )
         assert page.all("main b") == []
-        labels = page.script(
-            "return [...chart.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
+        labels = page.module_script(
+            "return [...figures.map.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
         )
         assert {kind for kind, _ in labels} == {"PlainText"}
         assert labels[2][1] == "\u2068$$x$$\u2069"
@@ -149,11 +149,11 @@ def test_later_requests_replace_earlier_ones(page, translator, browser):
     page.open(translator.url)
     for layer in range(4):
         page.script("document.querySelector(arguments[0]).click()", f"[data-head='encoder.{layer}.3']")
-        page.script("ask('go', {text: arguments[0]})", f"She has {layer} books.")
+        page.module_script("ask('go', {text: arguments[0]})", f"She has {layer} books.")
         page.script("document.querySelector(arguments[0]).click()", f"[data-head='decoder.{layer}.1']")
     page.settle()
     assert page.text("head-heading") == "Decoder, layer 3, head 1"
-    assert page.script("return pageState.model.text") == page.find("#text").get_attribute("value")
+    assert page.module_script("return state.model.text") == page.find("#text").get_attribute("value")
     assert page.text("status") == ""
 
 

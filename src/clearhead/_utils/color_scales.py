@@ -46,3 +46,8 @@ def log_shades(weights: Float[np.ndarray, "*cells"], keys: int) -> UInt8[np.ndar
     with np.errstate(divide="ignore"):
         shades = (np.log(weights) - low) / -low
     return (shades.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def visible_shades(weights: Float[np.ndarray, "*cells"], keys: int) -> UInt8[np.ndarray, "*cells"]:
+    """Return `log_shades` with at least 1 for every weight above 0, so that 0 means masked."""
+    return np.where(weights > 0, np.maximum(log_shades(weights, keys), 1), 0).astype(np.uint8)

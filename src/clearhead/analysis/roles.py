@@ -11,6 +11,7 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.text import json_text
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.relations import RelationScore
+from clearhead.analysis.repeated_tokens import TEXT_SCORES
 from clearhead.analysis.statistics import (
     NEIGHBOR_OFFSETS,
     REPEAT_SCORES,
@@ -29,6 +30,8 @@ POSITIONAL_THRESHOLD = 0.90  # share of queries; positional heads as in Voita et
 DELIMITER_THRESHOLD = 0.50  # more weight than on the rest of the text
 INDUCTION_THRESHOLD = 0.30  # chance on random tokens is 1 / keys
 DUPLICATE_THRESHOLD = 0.30  # likewise
+TEXT_MARGIN = 0.10  # of scores on ordinary text above uniform attention, whose score depends on the text
+MIN_TEXT_REPEATS = 16  # queries of ordinary text; the mean over fewer is noise
 RELATION_MARGIN = 0.05  # of the interval's lower end above the baseline, which has a sampling error too
 BROAD_THRESHOLD = 0.90  # of the maximum entropy; with 100 keys, that of uniform attention to 63
 SHARP_THRESHOLD = 0.10  # likewise; with 100 keys, that of uniform attention to fewer than 2
@@ -43,6 +46,7 @@ SCORE_NAMES = (
     "delimiter",
     "duplicate",
     "induction",
+    *TEXT_SCORES,
 )
 _LABELS = (  # statistic, label, threshold
     ("self", "self", NEIGHBOR_THRESHOLD),
@@ -53,6 +57,10 @@ _LABELS = (  # statistic, label, threshold
     ("induction", "induction", INDUCTION_THRESHOLD),
     ("duplicate", "duplicate token", DUPLICATE_THRESHOLD),
 )
+_TEXT_LABELS = {  # score on ordinary text: label, and the score on repeated sequences, which has priority
+    "text_induction": ("induction", "induction"),
+    "text_duplicate": ("duplicate token", "duplicate"),
+}
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,9 @@ def head_roles(recordings: Iterable[Recording], *, relations: Iterable[RelationS
     scores. A repeated sequence is one of at least 8 tokens, followed by a copy, with or without special tokens at
     either end.
 
+    Without such a recording, the labels "induction" and "duplicate token" come from ordinary texts. The score must be
+    more than 0.10 above that of uniform attention, over at least 16 queries whose token has occurred before.
+
     The induction score covers the L queries of the second copy. The same token occurs L positions earlier, and the key
     after it is L − 1 positions earlier. The last query of the first copy also has a key L − 1 positions earlier. It is
     not counted, because its token has not occurred before.
@@ -219,6 +230,11 @@ def _role_labels(statistics: HeadStatistics, relations: list[RelationScore]) -> 
     for name, label, threshold in _LABELS:
         score = getattr(statistics, name)
         if score is not None and score > threshold and (name in REPEAT_SCORES or _sees_enough(statistics)):
+            strengths[label] = _strength(score, threshold)
+    for name, (label, repeated) in _TEXT_LABELS.items():
+        score, threshold = getattr(statistics, name), (statistics.text_chance or 0.0) + TEXT_MARGIN
+        enough = statistics.text_repeats is not None and statistics.text_repeats >= MIN_TEXT_REPEATS
+        if enough and getattr(statistics, repeated) is None and score is not None and score > threshold:
             strengths[label] = _strength(score, threshold)
     offset, positional = statistics.offset, statistics.positional
     if (

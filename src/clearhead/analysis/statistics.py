@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.repeated_tokens import RepeatedTokens
 from clearhead.recording.recording import Address, Recording, Stack, check_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.statistics import observe_with_entropy
@@ -44,6 +46,10 @@ class HeadStatistics:
         delimiter: total weight on special tokens, over queries that are not special tokens.
         duplicate: weight on the earlier occurrence of the query's token, over the second copy.
         induction: weight on the key after that occurrence, over the second copy.
+        text_repeats: number of queries whose token has occurred before, in ordinary texts. Special tokens do not count.
+        text_duplicate: total weight on all earlier occurrences of the query's token, over queries that have one.
+        text_induction: total weight on the keys after these occurrences, without the query's own position.
+        text_chance: share of the visible keys that follow an earlier occurrence: uniform attention's `text_induction`.
     """
 
     queries: int
@@ -60,6 +66,10 @@ class HeadStatistics:
     delimiter: float | None = None
     duplicate: float | None = None
     induction: float | None = None
+    text_repeats: int | None = None
+    text_duplicate: float | None = None
+    text_induction: float | None = None
+    text_chance: float | None = None
 
 
 def measure_heads(recordings: Iterable[Recording]) -> tuple[str, dict[Address, HeadStatistics]]:
@@ -115,7 +125,10 @@ def _head_statistics(sums: dict[str, Tensor], counts: dict[str, Tensor]) -> Head
     if largest:
         means["spread"] = means["entropy"] / largest
     offset, positional = _best_offset(sums["hits"], counts["hits"]) if "hits" in sums else (None, None)
-    return HeadStatistics(int(counts.get("entropy", 0)), offset=offset, positional=positional, **means)
+    repeats = int(counts["text_duplicate"]) if "text_duplicate" in counts else None
+    return HeadStatistics(
+        int(counts.get("entropy", 0)), offset=offset, positional=positional, text_repeats=repeats, **means
+    )
 
 
 def measure_layer(name: str, stack: Stack, layer: int) -> list[HeadStatistics]:
@@ -158,7 +171,7 @@ def measure_queries(
     visible = _visible_keys(weights)[indices].double()
     entropy = entropies.double().mean()
     largest = float(visible.clamp(min=1).log().mean())
-    means: dict[str, float] = {"keys": float(visible.mean()), "entropy": float(entropy)}
+    means: dict[str, Any] = {"keys": float(visible.mean()), "entropy": float(entropy)}
     means |= {"spread": float(entropy) / largest} if largest else {}
     offsets = rows.argmax(dim=-1).cpu() - queries
     offset = int(offsets.mode().values)
@@ -171,6 +184,14 @@ def measure_queries(
         for neighbor, neighbor_offset in NEIGHBOR_OFFSETS.items():
             means[neighbor] = float(weights.diagonal(neighbor_offset)[0, 0, indices].mean())
         means["sink"] = float(rows[:, 0].mean())
+        repeated = RepeatedTokens.from_tokens(stack.keys, queries.tolist())
+
+        def read(cell_queries: Tensor, keys: Tensor) -> Tensor:
+            return rows[None, torch.searchsorted(queries, cell_queries).to(rows.device), keys.to(rows.device)]
+
+        sums = repeated.sums(read, _visible_keys(weights))
+        means["text_repeats"] = repeated.query_count
+        means |= {score: float(sums[score]) / count for score, count in repeated.counts.items() if count}
     return HeadStatistics(len(queries), offset=offset, **means)
 
 
@@ -213,6 +234,7 @@ def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]
     if is_self_attention(name, stack):
         counts |= {neighbor: max(queries - abs(offset), 0) for neighbor, offset in NEIGHBOR_OFFSETS.items()}
         counts["sink"] = queries
+        counts |= RepeatedTokens.from_tokens(stack.keys).counts
     return counts
 
 
@@ -236,6 +258,8 @@ def _sums(name: str, stack: Stack, weights: AttentionWeights) -> dict[str, Tenso
     if self_attention:
         sums |= {neighbor: _total(weights.diagonal(offset)[0]) for neighbor, offset in NEIGHBOR_OFFSETS.items()}
         sums["sink"] = _total(observed.received[0, :, :1])
+        repeated = RepeatedTokens.from_tokens(stack.keys)
+        sums |= repeated.sums(lambda queries, keys: weights[0, :, queries, keys], visible)
     return sums
 
 

@@ -21,7 +21,18 @@ from clearhead.translation.tokenizer import SPECIAL_TOKENS, UNKNOWN
 
 MIN_ERROR_INCREASE = 0.005  # increases of a token kind's error rate below this are not printed
 EFFECT_COLUMNS = ("loss change, text", "loss change, repeats")  # without the head, in nats per token
-SCORE_ORDER = ("previous", "next", "self", "sink", "positional", "delimiter", "duplicate", "induction")
+SCORE_ORDER = (
+    "previous",
+    "next",
+    "self",
+    "sink",
+    "positional",
+    "delimiter",
+    "duplicate",
+    "induction",
+    "text_duplicate",
+    "text_induction",
+)
 
 
 def print_examples(console: Console) -> None:

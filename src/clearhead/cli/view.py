@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
     from clearhead.recording.recording import Recording
 
+MAX_COMMAND_LETTERS = 2_000  # shown in a report; longer commands contain a long text, which the report shows too
 WORKER_GRACE_S = 0.5  # an idle worker thread ends within this time
 
 
@@ -61,6 +63,8 @@ def view(
     output: Annotated[
         Path | None, typer.Option(help="Write a report, one self-contained HTML file, instead of serving the page.")
     ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the report (default: the name of the model).")] = None,
+    note: Annotated[str | None, typer.Option(help="Note to the readers of the report.")] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.float32,
     download: DownloadOption = False,
@@ -73,10 +77,12 @@ def view(
     if not has_input(source):
         check_no_image(image, source)
     options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text), image)
+    if output is None and (title is not None or note is not None):
+        raise ValueError("--title or --note is given without --output; expected the name of a report")
     if output is None:
         _serve(source, texts, options, roles, port, browser)
     else:
-        _write_report(output, source, texts, options, roles)
+        _write_report(output, source, texts, options, roles, {"title": title, "note": note})
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,14 @@ def _source(text: str | None, files: list[Path] | None, model: str | None) -> tu
     return "en-ja" if model is None else model, texts
 
 
-def _write_report(output: Path, source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None) -> None:
+def _write_report(
+    output: Path,
+    source: str,
+    texts: list[str] | None,
+    options: LoadOptions,
+    roles: Path | None,
+    details: dict[str, str | None],
+) -> None:
     """Write a report on one text, and print its size and its notes."""
     if output.suffix == RECORDING_SUFFIX:
         raise ValueError(f"--output is {output}; expected the name of an HTML file, such as report.html")
@@ -143,7 +156,8 @@ def _write_report(output: Path, source: str, texts: list[str] | None, options: L
             report_stage("running the model", 0, 0)
             recording = loaded.record(texts[0] if texts else loaded.default_text)
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
-        written = report(recording, output, roles=labels, progress=advance)
+        command = shlex.join(["clearhead", *sys.argv[1:]])[:MAX_COMMAND_LETTERS]
+        written = report(recording, output, roles=labels, command=command, progress=advance, **details)
     _print(f"wrote {output}: {recording!r}, {output.stat().st_size / 1e6:.1f} MB")
     for note in written.notes:
         _print(note)

@@ -8,6 +8,7 @@ import numpy as np
 from bokeh import palettes
 from bokeh.models import (
     BasicTicker,
+    BoxAnnotation,
     ColumnDataSource,
     FixedTicker,
     GlyphRenderer,
@@ -16,6 +17,7 @@ from bokeh.models import (
     NumeralTickFormatter,
     PanTool,
     PlainText,
+    PrintfTickFormatter,
     Range1d,
     WheelZoomTool,
 )
@@ -38,9 +40,10 @@ PALETTES: dict[str, tuple[str, ...]] = {
 MAX_AXIS_TOKENS = 40  # longer axes are labeled with numbers
 MAX_TOKEN_COLUMNS = 14  # width of an axis label, in character cells
 MAX_PROFILE_BARS = 512  # bars in a profile
-_BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # equal borders keep the frames aligned
+_BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # until borders.js fits them to the labels
+_FONT = 'system-ui, "DejaVu Sans", sans-serif'  # the font of page.css
 _BAR_COLOR = "#2f6fb0"
-_CURSOR_COLOR = "#e6007e"
+_CURSOR_COLORS = {"cursor outline": ("#16181d", 6), "cursor": ("#ffffff", 2)}  # one of them differs from any palette
 
 
 class HeadChart:
@@ -51,8 +54,13 @@ class HeadChart:
         self.overview, self.detail = ColumnDataSource(_NO_IMAGE), ColumnDataSource(_NO_IMAGE)
         self.cursor = ColumnDataSource(_NO_CELL)
         self._bars = {name: ColumnDataSource(_NO_BARS) for name in ("entropy", "received")}
-        self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0)
-        self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0)
+        transparent = (0, 0, 0, 0)  # masked cells show the hatch behind the heatmap
+        self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0, nan_color=transparent)
+        self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0, nan_color=transparent)
+        # an annotation, because Bokeh 3.9 cannot draw a figure whose background has a hatch
+        self._hatch = BoxAnnotation(
+            name="masked", level="image", fill_color=None, line_color=None, hatch_pattern="/", hatch_scale=10
+        )
         self._shape, self.window = (1, 1), HeatmapWindow(0, 1, 0, 1)
         self._max_weights: dict[str, float] = {}  # the largest drawn weight of "overview" and "detail"
         self.map = self._build_map()
@@ -113,6 +121,8 @@ class HeadChart:
     ) -> None:
         """Draw bars over the window: the entropy of each query and the attention each key receives."""
         window = self.window
+        for chart in (self.entropy, self.received):
+            chart.tags = [reduce]  # the page names the reduction of bars that cover several tokens
         self._bars["entropy"].data = bars = _bars(entropy, window.row, window.row_end, reduce)
         self.entropy.x_range.update(start=0, end=max(1e-6, 1.05 * float(np.max(bars["value"]))))
         self._bars["received"].data = bars = _bars(received, window.key, window.key_end, reduce)
@@ -132,9 +142,8 @@ class HeadChart:
             renderer.visible = (renderer.glyph.color_mapper is self._log) == logarithmic
 
     def set_theme(self, text: str, line: str, paper: str, nothing: str) -> None:
-        """Set the colors of a light or dark page. `nothing` is the color of cells with a weight of 0."""
-        for mapper in (self._linear, self._log):
-            mapper.nan_color = nothing
+        """Set the colors of a light or dark page. Cells with a weight of 0 show a hatch in the color `nothing`."""
+        self._hatch.hatch_color = nothing
         for chart in (self.map, self.entropy, self.received):
             # with a transparent fill Bokeh would not clear the previous frame
             chart.update(background_fill_color=paper, border_fill_color=paper, outline_line_color=line)
@@ -152,14 +161,16 @@ class HeadChart:
         chart.add_tools(wheel, PanTool())
         chart.toolbar.active_scroll = wheel
         chart.lod_timeout = 60  # milliseconds from the last wheel event until the new window is requested
+        chart.add_layout(self._hatch)
         # one renderer per color scale: Bokeh keeps using the first mapper of a glyph after it is replaced
         for name, source in (("overview", self.overview), ("detail", self.detail)):
             for mapper in (self._log, self._linear):
                 drawn = chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=mapper, name=name)
-                drawn.update(visible=mapper is self._log, tags=["heatmap"])
-        chart.rect(
-            "x", "y", 1, 1, source=self.cursor, name="cursor", fill_color=None, line_color=_CURSOR_COLOR, line_width=2
-        )
+                drawn.update(visible=mapper is self._log, tags=["heatmap"], level="underlay")
+        for name, (color, width) in _CURSOR_COLORS.items():
+            chart.rect(
+                "x", "y", 1, 1, source=self.cursor, name=name, fill_color=None, line_color=color, line_width=width
+            )
         chart.xaxis.axis_label, chart.yaxis.axis_label = "keys", "queries"
         return chart
 
@@ -168,6 +179,7 @@ class HeadChart:
         chart.quad(left=0, right="value", top="start", bottom="end", source=self._bars["entropy"], color=_BAR_COLOR)
         chart.yaxis.visible = False
         chart.xaxis.ticker = BasicTicker(desired_num_ticks=2)
+        chart.xaxis.formatter = PrintfTickFormatter(format="%.3g")
         return chart
 
     def _build_received(self) -> Any:
@@ -175,6 +187,7 @@ class HeadChart:
         chart.quad(left="start", right="end", top="value", bottom=0, source=self._bars["received"], color=_BAR_COLOR)
         chart.xaxis.visible = False
         chart.yaxis.ticker = BasicTicker(desired_num_ticks=2)
+        chart.yaxis.formatter = PrintfTickFormatter(format="%.3g")
         return chart
 
 
@@ -248,5 +261,11 @@ def _figure(name: str, *, x_range: Range1d, y_range: Range1d, **sides: Any) -> A
     )
     chart.grid.visible = False
     for axis in (*chart.xaxis, *chart.yaxis):
-        axis.update(minor_tick_line_color=None, major_label_text_font_size="12px", axis_label_text_font_style="normal")
+        axis.update(
+            minor_tick_line_color=None,
+            major_label_text_font=_FONT,
+            major_label_text_font_size="12px",
+            axis_label_text_font=_FONT,
+            axis_label_text_font_style="normal",
+        )
     return chart

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from clearhead._utils.color_scales import log_shades
+from clearhead._utils.color_scales import visible_shades
 from clearhead._utils.text import short_token
 from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.viewer._explain_page import is_explainable
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
+from clearhead.viewer._statistics_table import COLUMNS, head_values
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
 
@@ -22,7 +24,7 @@ Payload = dict[str, Any]
 
 
 def model_payload(cache: RecordingCache) -> Payload:
-    """Return the stacks of a model, with their sizes and sink keys."""
+    """Return the stacks of a model, with their sizes and sink keys, and the columns of the statistics table."""
     stacks = []
     for name, stack in cache.recording.stacks.items():
         hidden = cache.hidden_keys(name)
@@ -39,25 +41,34 @@ def model_payload(cache: RecordingCache) -> Payload:
                 "value_weighted": cache.can_weight_values(name),
             }
         )
-    return {"name": cache.recording.model, "stacks": stacks, "labeled": cache.labeled_by_roles}
+    return {
+        "name": cache.recording.model,
+        "stacks": stacks,
+        "labeled": cache.labeled_by_roles,
+        "columns": [list(column) for column in COLUMNS],
+    }
 
 
-def layer_payload(cache: RecordingCache, stack: str, layer: int) -> Payload:
-    """Return the thumbnail (as shades), entropy and labels of every head of a layer."""
+def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool = False) -> Payload:
+    """Return the thumbnail (as shades, 0 if masked), entropy, statistics and labels of every head of a layer.
+
+    `hide` masks the sink keys in the thumbnails.
+    """
     kv_len = len(cache.recording[stack].keys)
     heads = []
-    for head, thumbnail in enumerate(cache.thumbnails(stack, layer)):
+    for head, thumbnail in enumerate(cache.thumbnails(stack, layer, hide=hide)):
         rows, columns = thumbnail.values.shape
         heads.append(
             {
                 "entropy": thumbnail.statistics.entropy,
                 "labels": list(cache.labels((stack, layer, head))),
+                "statistics": head_values(thumbnail.statistics),
                 "rows": rows,
                 "keys": columns,
-                "levels": log_shades(thumbnail.values, kv_len).tobytes(),
+                "levels": visible_shades(thumbnail.values, kv_len).tobytes(),
             }
         )
-    return {"stack": stack, "layer": layer, "heads": heads}
+    return {"stack": stack, "layer": layer, "hide": hide, "heads": heads}
 
 
 def head_payload(cache: RecordingCache, address: Address) -> Payload:
@@ -104,11 +115,16 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
     }
 
 
-def row_payload(cache: RecordingCache, address: Address, query: int, window: HeatmapWindow) -> Payload:
-    """Return a query's weights for the keys of a window; empty if the window is too wide to read."""
+def row_payload(
+    cache: RecordingCache, address: Address, query: int, window: HeatmapWindow, *, hide: bool = False
+) -> Payload:
+    """Return a query's weights for the keys of a window; empty if the window is too wide to read.
+
+    `hide` sets the weights of the sink keys to 0.
+    """
     if window.key_end - window.key > MAX_WINDOW_TOKENS:
         return {}
-    row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
+    row = cache.weights(address, hide=hide)[0, 0, query, window.key : window.key_end]
     return {"start": window.key, "row": row.float().cpu().numpy()}
 
 
@@ -123,19 +139,29 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
     calculation = asdict(calculate_row(weights, query, key, value_norms=norms, output_weight=output_weight))
     for term in calculation["terms"]:
         term["token"] = short_token(stack.keys.texts[term["key"]])
-    return {**calculation, "token": short_token(stack.queries.texts[query])}
+    return {
+        **calculation,
+        "token": short_token(stack.queries.texts[query]),
+        "position": query,
+        "explained": is_explainable(cache, address),
+    }
 
 
-def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -> Iterator[Payload | None]:
+def top_tokens_payload(
+    cache: RecordingCache, name: str, query: int, key: int, *, hide: bool = False
+) -> Iterator[Payload | None]:
     """Yield None after each layer, then the payload.
 
     The payload lists, for every head, the keys that `query` attends to most and the queries that attend most to `key`.
+    `hide` leaves the sink keys out of the first list and out of its means.
     """
     stack = cache.recording[name]
+    hidden = cache.hidden_keys(name) if hide else []
     payload: Payload = {
         "query": short_token(stack.queries.texts[query]),
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
+        "hide": bool(hidden),
     }
     directions: tuple[tuple[AttentionDirection, int, Tokens], ...] = (
         ("from", query, stack.keys),
@@ -146,7 +172,7 @@ def top_tokens_payload(cache: RecordingCache, name: str, query: int, key: int) -
         def with_texts(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
             return [[index, short_token(others.texts[index]), weight] for index, weight in tokens]
 
-        for top in top_tokens(stack, direction, token):
+        for top in top_tokens(stack, direction, token, hidden):
             heads = sorted(top.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
             payload[direction] = {
                 "everywhere": with_texts(top.everywhere),

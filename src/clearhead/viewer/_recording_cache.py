@@ -12,11 +12,24 @@ from clearhead.analysis import HeadStatistics, Roles
 from clearhead.ops.alibi import ALiBi
 from clearhead.recording import Address, Recording, is_self_attention
 from clearhead.viewer._heatmap import HeadOverview
-from clearhead.viewer._thumbnails import Thumbnail, layer_thumbnails
+from clearhead.viewer._thumbnails import Thumbnail, hide_keys, layer_thumbnails
 from clearhead.weights.matrix import AttentionWeights
 
 OVERVIEW_CACHE_BYTES = 2**28  # the least recently used overviews are evicted
 MAX_SEARCHED_CELLS = 2**18  # largest matrix that is searched for its largest weight
+_LABEL_ORDER = (  # most specific first
+    "induction",
+    "duplicate token",
+    "relation",
+    "previous token",
+    "next token",
+    "self",
+    "positional",
+    "delimiter",
+    "first token",
+    "broad",
+    "sharp",
+)
 
 
 class RecordingCache:
@@ -29,24 +42,30 @@ class RecordingCache:
         if roles is not None:
             _check_roles(roles, recording)
         self.recording = recording
-        self._roles = roles
-        self._thumbnails: dict[tuple[str, int], list[Thumbnail]] = {}
+        self.roles = roles
+        self._thumbnails: dict[tuple[str, int, bool], list[Thumbnail]] = {}
         self._overviews: OrderedDict[tuple[Address, bool, bool], HeadOverview] = OrderedDict()
 
-    def thumbnails(self, stack: str, layer: int) -> list[Thumbnail]:
-        """Return the thumbnail of each head of a layer. The first call computes it."""
-        if (stack, layer) not in self._thumbnails:
-            self._thumbnails[stack, layer] = layer_thumbnails(stack, self.recording[stack], layer)
-        return self._thumbnails[stack, layer]
+    def thumbnails(self, stack: str, layer: int, *, hide: bool = False) -> list[Thumbnail]:
+        """Return the thumbnail of each head of a layer. The first call computes it. `hide` masks the sink keys."""
+        hidden = self.hidden_keys(stack) if hide else []
+        cache_key = (stack, layer, bool(hidden))
+        if cache_key not in self._thumbnails:
+            self._thumbnails[cache_key] = (
+                hide_keys(self.thumbnails(stack, layer), self.recording[stack], layer, hidden)
+                if hidden
+                else layer_thumbnails(stack, self.recording[stack], layer)
+            )
+        return self._thumbnails[cache_key]
 
     @property
     def labeled_by_roles(self) -> bool:
         """True if labels come from roles instead of this text."""
-        return self._roles is not None
+        return self.roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:
-        """Return the labels of a head, strongest first."""
-        roles = self._roles
+        """Return the labels of a head, most specific first."""
+        roles = self.roles
         if roles is None:
             stack, layer, head = address
             roles = Roles(self.recording.model, {address: self.thumbnails(stack, layer)[head].statistics})
@@ -143,19 +162,28 @@ class RecordingCache:
         stack = self.recording[address[0]]
         weights = self.recording.weights(address)
         _, _, q_len, kv_len = weights.shape
-        if q_len * kv_len > MAX_SEARCHED_CELLS:
-            return q_len // 2, int(weights[0, 0, q_len // 2].argmax())
-        cells = weights.dense()[0, 0].clone()
-        cells[torch.tensor(stack.queries.special)] *= 0.01
+        middle = q_len // 2
+        rows = slice(middle, middle + 1) if q_len * kv_len > MAX_SEARCHED_CELLS else slice(0, q_len)
+        cells = weights[0, 0, rows].clone()
+        cells[torch.tensor(stack.queries.special[rows])] *= 0.01
         cells[:, self.hidden_keys(address[0])] *= 0.01
         query, key = divmod(int(cells.argmax()), kv_len)
-        return query, key
+        return rows.start + query, key
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:
-    """Return the displayed labels of a head; empty if the head was not measured."""
+    """Return the displayed labels of a head, most specific first; empty if the head was not measured.
+
+    Labels of the same kind, such as relations, are strongest first.
+    """
     labels = roles.labels(address) if address in roles.heads else ()
-    return tuple("first token" if label == "sink" else label for label in labels)
+    return tuple(sorted(("first token" if label == "sink" else label for label in labels), key=_generality))
+
+
+def _generality(label: str) -> int:
+    """Return the position of a label in the display order."""
+    kind = "relation" if ": " in label else "positional" if label.startswith("positional ") else label
+    return _LABEL_ORDER.index(kind)
 
 
 def clarity(statistics: HeadStatistics) -> float:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import adaptive_max_pool1d
 
 from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
 from clearhead.recording import Stack
 from clearhead.weights.indexing import evenly_spaced
+from clearhead.weights.matrix import AttentionWeights
 from clearhead.weights.statistics import entropy_of_rows
 
 MAX_THUMBNAIL_BINS = 128  # bins per axis
 MAX_EXACT_TOKENS = 4096  # longer texts are sampled
 SAMPLED_QUERIES = 128
+END_QUERIES = 8  # queries at either end of a long text that are drawn besides the sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +41,61 @@ def is_sampled(stack: Stack) -> bool:
 def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
     """Return the thumbnail of each head of a layer."""
     weights = stack.layers[layer]
-    _, heads, q_len, kv_len = weights.shape
-    if is_sampled(stack):
-        parts = evenly_spaced(q_len, SAMPLED_QUERIES)
-        rows = torch.cat([torch.arange(q_len)[part] for part in parts])
-        thumbnails = []
-        for head in range(heads):
-            head_weights = weights.part(heads=head)
-            cells = torch.cat([head_weights[0, 0, part] for part in parts])  # [rows, kv_len]
-            pooled = torch.nn.functional.adaptive_max_pool1d(cells, min(MAX_THUMBNAIL_BINS, kv_len))
-            entropy = entropy_of_rows(head_weights, parts, cells)
-            statistics = measure_queries(name, stack, head_weights, rows, cells, entropy)
-            thumbnails.append(Thumbnail(pooled.cpu().numpy(), statistics, True))
-        return thumbnails
-    down, across = min(MAX_THUMBNAIL_BINS, q_len), min(MAX_THUMBNAIL_BINS, kv_len)
-    pooled = weights.pool(down, across, reduce="max")[0].cpu().numpy()
-    statistics = measure_layer(name, stack, layer)
-    return [Thumbnail(pooled[head], statistics[head], False) for head in range(heads)]
+    if not is_sampled(stack):
+        statistics = measure_layer(name, stack, layer)
+        values = _pooled(weights)
+        return [Thumbnail(values[head], statistics[head], False) for head in range(weights.shape[1])]
+    parts = evenly_spaced(weights.shape[2], SAMPLED_QUERIES)
+    rows = torch.cat([torch.arange(weights.shape[2])[part] for part in parts])
+    thumbnails = []
+    for head in range(weights.shape[1]):
+        head_weights = weights.part(heads=head)
+        cells = _sampled_rows(head_weights, parts)
+        entropy = entropy_of_rows(head_weights, parts, cells)
+        statistics = measure_queries(name, stack, head_weights, rows, cells, entropy)
+        thumbnails.append(Thumbnail(_pooled_sample(head_weights, cells), statistics, True))
+    return thumbnails
+
+
+@torch.no_grad()
+def hide_keys(thumbnails: list[Thumbnail], stack: Stack, layer: int, hidden: Sequence[int]) -> list[Thumbnail]:
+    """Return the thumbnails of a layer with the columns of some keys set to 0. Statistics stay the same."""
+    weights = stack.layers[layer].hiding(hidden)
+    if not is_sampled(stack):
+        values = _pooled(weights)
+        return [replace(thumbnail, values=values[head]) for head, thumbnail in enumerate(thumbnails)]
+    parts = evenly_spaced(weights.shape[2], SAMPLED_QUERIES)
+    heads = (weights.part(heads=head) for head in range(weights.shape[1]))
+    return [
+        replace(thumbnail, values=_pooled_sample(head_weights, _sampled_rows(head_weights, parts)))
+        for thumbnail, head_weights in zip(thumbnails, heads, strict=True)
+    ]
+
+
+def _pooled(weights: AttentionWeights) -> Float[np.ndarray, "heads rows keys"]:
+    """Return the largest weight in each bin, from all queries."""
+    rows, columns = (min(MAX_THUMBNAIL_BINS, length) for length in weights.shape[2:])
+    return weights.pool(rows, columns, reduce="max")[0].float().cpu().numpy()
+
+
+def _sampled_rows(weights: AttentionWeights, parts: Sequence[slice]) -> Float[Tensor, "rows kv_len"]:
+    return torch.cat([weights[0, 0, part] for part in parts])
+
+
+def _pooled_sample(weights: AttentionWeights, cells: Float[Tensor, "rows kv_len"]) -> Float[np.ndarray, "rows keys"]:
+    """Return the largest weight in each bin, from sampled rows and from the rows at either end of the text.
+
+    The last queries are often the question that a text ends with, and a sample leaves them out.
+    """
+    _, _, q_len, kv_len = weights.shape
+    columns = min(MAX_THUMBNAIL_BINS, kv_len)
+    pooled = _pooled_keys(cells, columns)
+    if q_len > len(cells):
+        for end in (slice(0, END_QUERIES), slice(q_len - END_QUERIES, q_len)):
+            bins = np.arange(q_len)[end] * len(cells) // q_len
+            np.maximum.at(pooled, bins, _pooled_keys(weights[0, 0, end], columns))
+    return pooled
+
+
+def _pooled_keys(cells: Float[Tensor, "rows kv_len"], columns: int) -> Float[np.ndarray, "rows keys"]:
+    return adaptive_max_pool1d(cells, columns).float().cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,15 +25,19 @@ class TopTokens:
 
 
 @torch.no_grad()
-def top_tokens(stack: Stack, direction: AttentionDirection, token: int) -> Iterator[TopTokens]:
+def top_tokens(
+    stack: Stack, direction: AttentionDirection, token: int, hidden: Sequence[int] = ()
+) -> Iterator[TopTokens]:
     """Yield the top keys of a query ("from") or the top queries of a key ("to"), once per layer.
 
-    Each result includes the previous layers.
+    Each result includes the previous layers. Hidden keys are left out of the top keys of a query.
     """
     top, total, count = TopTokens(), None, 0
     for layer, weights in enumerate(stack.layers):
         cells = weights[0, :, token] if direction == "from" else weights[0, :, :, token]  # [heads, tokens]
         cells = cells.cpu()
+        if hidden and direction == "from":
+            cells[:, list(hidden)] = 0
         top.heads += [(layer, head, _largest(head_cells)) for head, head_cells in enumerate(cells)]
         total = cells.double().sum(dim=0) if total is None else total + cells.double().sum(dim=0)
         count += len(cells)

@@ -20,21 +20,22 @@ from clearhead.analysis.roles import Roles, head_roles
 from clearhead.cli import app
 from clearhead.recording.recording import Stack
 from clearhead.viewer import _thumbnails
-from clearhead.viewer.report import _report_layer, export
+from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.viewer.report import _details, _report_layer, export
 from clearhead.viewer.report._report_layer import SamplingPlan, summarize_layer
 from support.recordings import decoder, translation
 from support.viewer_page import PLAIN_TOKENS
 
 
-def summarize(recording, name="decoder", layer=0, max_bins=128):
+def summarize(recording, name="decoder", layer=0, max_bins=128, chosen=()):
     """Return the sampling plan of a stack, and the stored data of a layer."""
     stack = recording[name]
-    plan = SamplingPlan.from_stack(stack, max_bins)
+    plan = SamplingPlan.from_stack(stack, max_bins, chosen=chosen)
     return plan, summarize_layer(name, stack, layer, plan)
 
 
 def model_payload(written):
-    return json.loads(re.search(r"const FACTS = (.*);", written.html)[1])
+    return json.loads(re.search(r'id="stored-model">(.*)</script>', written.html)[1])
 
 
 def array_bytes(written):
@@ -140,9 +141,11 @@ class TestContents:
         monkeypatch.setattr(export, "MAX_ARRAY_BYTES", limit)
         written = report(recording)
         stack = model_payload(written)["stacks"][0]
-        assert stack["kept"] == len(stack["places"]) == 100
+        assert stack["kept"] == len(stack["places"]) < 130
+        assert set(range(292, 300)) < set(stack["places"])
         assert written.notes == (
-            "decoder: subsampled, top keys and entropy are stored for 100 evenly spaced queries of 300",
+            f"decoder: subsampled, top keys and entropy are stored for {stack['kept']} of 300 queries: evenly spaced,"
+            " and the tokens at the end and in focus",
         )
         assert array_bytes(written) <= limit
 
@@ -169,7 +172,7 @@ class TestContents:
         cross = model_payload(written)["stacks"][2]
         assert cross["sampled"] == 0
         assert cross["bar"] == 1
-        assert [note.split(":")[0] for note in written.notes] == ["encoder"]
+        assert [note.split(",")[0] for note in written.notes] == ["encoder: sampled", "encoder: subsampled"]
 
     def test_notes_distinguish_sampled_from_subsampled(self, monkeypatch):
         monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", 100)
@@ -177,11 +180,39 @@ class TestContents:
         recording = decoder([str(index) for index in range(300)])
         monkeypatch.setattr(export, "MAX_ARRAY_BYTES", array_bytes(report(recording)) - 1)
         written = report(recording)
+        stack = model_payload(written)["stacks"][0]
         assert written.notes == (
             "decoder: sampled, everything is computed from 64 evenly spaced queries of 300 (exact rows)",
-            "decoder: subsampled, top keys and entropy are stored for 32 evenly spaced queries of 300",
+            f"decoder: subsampled, top keys and entropy are stored for {stack['kept']} of 300 queries: evenly spaced,"
+            " and the tokens at the end and in focus",
         )
-        assert model_payload(written)["stacks"][0]["sampled"] == 64
+        assert (stack["sampled"], stack["kept"]) == (64, pytest.approx(46, abs=14))
+
+    @pytest.mark.parametrize("longest", [4096, 100], ids=["exact", "sampled"])
+    def test_rows_in_focus_are_stored(self, longest, monkeypatch):
+        monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", longest)
+        monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 20)
+        monkeypatch.setattr(_report_layer, "MAX_STORED_QUERIES", 20)
+        recording = decoder([str(index) for index in range(300)], special=(150,))
+        chosen = _details.focused_queries(RecordingCache(recording), "decoder", ("decoder", 77))
+        assert {*range(292, 300), 77, 0, 150} <= set(chosen)
+        rows = torch.stack([weights[0, :, 77] for weights in recording["decoder"].layers])
+        rows[..., [0, 150]] = 0
+        assert int(rows.flatten().argmax()) % 300 in chosen  # the key of the strongest link
+        plan, layer = summarize(recording, max_bins=16, chosen=chosen)
+        plain_plan, plain = summarize(recording, max_bins=16)
+        assert plan.query_indices.tolist() == sorted({*chosen, *plain_plan.query_indices.tolist()})
+        dense = recording["decoder"].layers[0].dense()[0]
+        stored = dense[:, plan.query_indices]
+        np.testing.assert_allclose(layer.entropy, torch.special.entr(stored).sum(-1), atol=4e-3)
+        np.testing.assert_allclose(layer.top_weights, stored.topk(8).values, atol=1e-3)
+        np.testing.assert_array_equal(layer.top_keys[:, :, 0], stored.argmax(-1))
+        assert layer.statistics == plain.statistics  # means are over evenly spaced queries only
+        np.testing.assert_array_equal(layer.mean, plain.mean)
+        np.testing.assert_array_equal(layer.received, plain.received)
+        assert (layer.largest >= plain.largest).all()
+        last = dense[:, 292:].amax(dim=1)
+        assert (layer.largest[:, -1].max(-1) >= last.amax(-1).numpy() - 1e-6).all()  # the end is always drawn
 
     def test_tiny_weights_are_not_stored_as_0(self):
         tiny = _report_layer._as_half(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
@@ -207,7 +238,33 @@ class TestContents:
             report(decoder(PLAIN_TOKENS), tmp_path / "missing" / "report.html")
         with pytest.raises(ValueError, match="roles is of 'another'"):
             report(decoder(PLAIN_TOKENS), roles=Roles("another", {}))
+        with pytest.raises(TypeError, match="note is 3; expected a string"):
+            report(decoder(PLAIN_TOKENS), note=3)
+        with pytest.raises(ValueError, match="title has 201 characters; expected at most 200"):
+            report(decoder(PLAIN_TOKENS), title="t" * 201)
+        with pytest.raises(ValueError, match="view is 'head=a b'; expected a URL fragment"):
+            report(decoder(PLAIN_TOKENS), view="head=a b")
         assert list(tmp_path.iterdir()) == []
+
+    def test_page_carries_title_date_command_note_and_view(self, monkeypatch):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+        details = {"title": "<b>Title", "note": "line 1\nline 2 </p><script>", "command": "clearhead view 'a & b'"}
+        written = report(decoder(PLAIN_TOKENS), view="#head=decoder.1.2&cell=7-4", **details)
+        head = written.html[written.html.index("<header>") : written.html.index("<main>")]
+        for text in ("2023-11-14 22:13 UTC", "&lt;b&gt;Title", "line 1\nline 2 &lt;/p&gt;&lt;script&gt;", "a &amp; b"):
+            assert text in head
+        assert "<b>" not in head
+        assert model_payload(written)["view"] == "head=decoder.1.2&cell=7-4"
+        texts = {"input": "a < b\x1b " + 30_000 * "x", "output": "ü <i>"}
+        shown = report(replace(decoder(PLAIN_TOKENS), **texts)).html
+        shown = shown[shown.index('<dl id="texts">') : shown.index("</dl>")]
+        assert "a &lt; b\\x1b xxx" in shown
+        assert "xxx … (10,007 more characters)" in shown
+        assert "ü &lt;i&gt;" in shown
+        plain = report(decoder(PLAIN_TOKENS)).html
+        assert 'id="author-note"' not in plain
+        assert 'id="texts"' not in plain
+        assert "<title>clearhead: a model</title>" in plain
 
     def test_report_works_after_a_viewer_callback_has_failed(self):
         with suppress(ZeroDivisionError), patch_curdoc(Document()):
@@ -239,6 +296,20 @@ class TestCommand:
         assert done.exit_code == 0, done.output
         assert done.output.startswith(f"wrote {path}: Recording('en-ja': encoder 4 × 8 heads, 6 × 6 tokens")
         assert path.read_text().startswith("<!doctype html>")
+
+    def test_title_and_note_are_those_of_the_author(self, tmp_path, monkeypatch):
+        decoder(PLAIN_TOKENS).save(tmp_path / "recording.safetensors")
+        arguments = ["view", str(tmp_path / "recording.safetensors"), "--title", "Mine", "--note", "See head 1.2."]
+        monkeypatch.setattr("sys.argv", ["clearhead", *arguments])
+        done = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "r.html")])
+        assert done.exit_code == 0, done.output
+        page = (tmp_path / "r.html").read_text()
+        assert "<title>Mine</title>" in page
+        assert "See head 1.2." in page
+        assert "--title Mine --note" in page
+        refused = CliRunner().invoke(app, ["view", "--note", "a"])
+        assert refused.exit_code == 2
+        assert "--note is given without --output" in refused.output
 
     def test_accepts_a_recording(self, tmp_path):
         decoder(PLAIN_TOKENS).save(tmp_path / "recording.safetensors")

@@ -25,8 +25,9 @@ def written(tmp_path_factory):
         "two": translation(["a", "b", "c"], ["d", "e", "f", "g"]),
         "binned": decoder([f"w{index}" for index in range(300)]),
     }
+    details = {"awkward": {"title": "<b>T", "note": "1\n</p><b>2", "view": "#head=decoder.1.2&cell=7-4"}}
     for name, recording in recordings.items():
-        report(recording, folder / f"{name}.html")
+        report(recording, folder / f"{name}.html", **details.get(name, {}))
     return {name: (recording, (folder / f"{name}.html").as_uri()) for name, recording in recordings.items()}
 
 
@@ -37,7 +38,8 @@ def test_opens_without_network_requests(page, written, browser):
     assert len(page.all(".thumb")) == 12
     assert page.text("head-heading").startswith("Cross-attention, layer 0")
     assert "4 × 3 tokens · entropy" in page.text("head-facts")
-    assert {address.split("#")[0] for address in requested(browser)} <= {url, "about:blank", "data:,"}
+    addresses = {address.split("#")[0] for address in requested(browser)}
+    assert {address for address in addresses if not address.startswith("data:")} <= {url, "about:blank"}
     rows = page.all("#statistics tbody tr")
     assert len(rows) == len(list(recording.heads()))
     assert page.script("return [...document.querySelectorAll('.thumb canvas')].every((canvas) => canvas.width > 1)")
@@ -126,19 +128,21 @@ def test_keyboard_moves_the_cursor_and_zooms(page, written):
 def test_wheel_zooms_and_axes_show_tokens(page, written):
     _, url = written["binned"]
     page.open(url, "#head=decoder.0.0")
-    assert page.script("return chart.left[0].major_label_overrides.size") == 0
+    assert page.module_script("return figures.map.left[0].major_label_overrides.size") == 0
     page.wheel(100, 100, 12)
     row, row_end, _, _ = page.window()
     assert row_end - row < 300
     assert "rows" in page.fragment
     page.open(url, "#head=decoder.0.0&rows=100-120&keys=90-110")
     assert (
-        page.script("return [...chart.left[0].major_label_overrides.values()].map((label) => label.text)[0]")
+        page.module_script(
+            "return [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text)[0]"
+        )
         == "\u2068w100\u2069"
     )
 
 
-def test_tokens_are_escaped(page, written):
+def test_tokens_are_escaped(page, written, browser):
     _, url = written["awkward"]
     page.open(url)
     shown = page.script("return [...document.querySelectorAll('#lines text')].map((word) => word.textContent)")
@@ -148,6 +152,18 @@ def test_tokens_are_escaped(page, written):
     assert page.script("return document.querySelectorAll('#lines b').length") == 0
     page.point(0.5, 3.5)
     assert "</script>" in page.text("readout")
+    assert browser.title == "<b>T"
+    assert page.find("#author-note").text == "1\n</p><b>2"
+    assert page.text("origin").startswith("a model · 20")
+
+
+def test_opens_on_the_view_of_the_sender(page, written):
+    _, url = written["awkward"]
+    page.open(url)
+    assert page.text("head-heading") == "Decoder, layer 1, head 2"
+    assert page.fragment["cell"] == "7-4"
+    page.open(url, "#head=decoder.0.1")
+    assert page.text("head-heading") == "Decoder, layer 0, head 1"
 
 
 def test_table_sorts_and_opens_heads(page, written):
@@ -175,13 +191,15 @@ def test_entropy_bars_align_with_stored_queries(page, tmp_path, monkeypatch):
     recording = decoder([f"w{index}" for index in range(300)])
     report(recording, tmp_path / "subsampled.html")
     page.open((tmp_path / "subsampled.html").as_uri(), "#head=decoder.0.1")
-    code = "const { start, end, value } = entropy.renderers[0].data_source.data; return [start, end, [...value]]"
-    starts, ends, values = page.script(code)
+    code = (
+        "const { start, end, value } = figures.entropy.renderers[0].data_source.data; return [start, end, [...value]]"
+    )
+    starts, ends, values = page.module_script(code)
     assert starts[0] == 0
     assert ends[-1] == 300
     assert starts[1:] == ends[:-1]
     entropies = recording.weights(("decoder", 0, 1)).entropy()[0, 0]
-    queries = page.script("return stackShown().places")
+    queries = page.module_script("return state.model.stacks[0].places")
     assert all(start <= query and query <= end for start, query, end in zip(starts, queries, ends, strict=True))
     assert {later - earlier for earlier, later in itertools.pairwise(queries)} == {1, 2}
     assert values == pytest.approx(entropies[queries].tolist(), abs=3e-3)
@@ -208,6 +226,7 @@ def test_page_marks_sampled_data(page, tmp_path, monkeypatch):
     note = page.find("#lines p").text
     nearest = int(re.match(r"Query (\d+) w\1, the stored query nearest to 100", note)[1])
     assert abs(nearest - 100) <= 3
+    assert page.text("from-heading") == f"w{nearest} (query {nearest}, the nearest that is stored) attends to"
     top = recording.weights(("decoder", 0, 2)).topk(1).keys[0, 0, nearest, 0]
     assert page.find(".kept button").text.startswith(f"w{top} ")
 
@@ -224,8 +243,9 @@ def test_page_has_no_accessibility_violations(page, written, browser, theme, wid
 def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1], "#head=decoder.0.0")
-    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"
-    assert page.color(0, 5) == [27, 30, 36]  # a weight of 0 has the panel's color
+    assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"
+    masked = "return figures.map.center.find((part) => part.name === 'masked').hatch_color"
+    assert page.module_script(masked) == "rgb(93, 100, 115)"
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
     assert page.color(0, 0) == [0, 0, 0]
@@ -240,4 +260,4 @@ def test_prints_with_light_colors(page, written, browser):
     assert page.script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.find(".controls .zoom").is_displayed()
     emulate(browser, theme="dark")
-    assert page.script("return chart.left[0].major_label_text_color") == "rgb(236, 238, 242)"  # dark again
+    assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"  # dark again

@@ -90,7 +90,15 @@ HARDENED = {
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("", 200), ("enter?code=wrong", 403), ("static/js/bokeh.min.js", 200), ("static/js/none.js", 404), ("none", 404)],
+    [
+        ("", 200),
+        ("enter?code=wrong", 403),
+        ("static/js/bokeh.min.js", 200),
+        ("static/js/none.js", 404),
+        ("modules/state.js", 200),
+        ("modules/none.js", 404),
+        ("none", 404),
+    ],
 )
 def test_every_response_has_security_headers(viewer, path, status):
     got, headers, _ = fetch(home(viewer) + path, Cookie=cookie(viewer) if not path else "")
@@ -107,7 +115,19 @@ def test_login_and_refusals_have_security_headers(viewer):
 
 
 @pytest.mark.parametrize(
-    "path", ["static/js/%00", "static/js/bokeh.min.js%00", "static/", "static/js/", "favicon.ico", "static/../enter"]
+    "path",
+    [
+        "static/js/%00",
+        "static/js/bokeh.min.js%00",
+        "static/",
+        "static/js/",
+        "favicon.ico",
+        "static/../enter",
+        "modules/",
+        "modules/page.css",
+        "modules/payloads.d.ts",
+        "modules/../server/serve.py",
+    ],
 )
 def test_unused_paths_are_not_found(viewer, path, caplog):
     assert fetch(home(viewer) + path)[0] == 404

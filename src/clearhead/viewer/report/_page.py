@@ -14,29 +14,17 @@ from bokeh.io.doc import patch_curdoc
 from bokeh.resources import INLINE
 
 from clearhead._utils.color_scales import weight_floor
-from clearhead._utils.text import short_token
+from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
-from clearhead.analysis import HeadStatistics, RelationScore, Roles
+from clearhead.analysis import RelationScore, Roles
 from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
-from clearhead.viewer._templates import TEMPLATES
+from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
+from clearhead.viewer._templates import TEMPLATES, inline_modules
+from clearhead.viewer.report._details import ReportDetails
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
-
-# statistic, heading, tooltip
-_COLUMNS = (
-    ("entropy", "entropy", "entropy of a query's weights, in nats"),
-    ("spread", "spread", "entropy divided by its maximum: 0 for a single key, 1 for uniform attention"),
-    ("distance", "distance", "distance between a query and the keys it attends to, in tokens"),
-    ("self", "self", "weight on the query's own position"),
-    ("previous", "previous", "weight on the position before"),
-    ("next", "next", "weight on the position after"),
-    ("sink", "first token", "weight on the first key"),
-    ("offset", "offset", "most frequent offset of the most attended key: key − query"),
-    ("positional", "positional", "share of queries whose most attended key is at that offset"),
-    ("delimiter", "delimiter", "weight on special tokens, over queries that are not special tokens"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +41,9 @@ def compress(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
-def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, notes: tuple[str, ...]) -> str:
+def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails, notes: tuple[str, ...]) -> str:
     """Return the report as one HTML document."""
-    recording = cache.recording
+    recording, roles = cache.recording, cache.roles
     statistics = {
         (name, layer_index, head): head_statistics
         for (name, layer_index), layer in data.layers.items()
@@ -66,9 +54,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
     last = list(recording.stacks)[-1]
     first_head = max((head for head in statistics if head[0] == last), key=lambda head: clarity(statistics[head]))
     tokens, stacks = _stack_payloads(cache, data, labels)
-    columns = [
-        column for column in _COLUMNS if any(getattr(head, column[0]) is not None for head in statistics.values())
-    ]
+    columns = used_columns(statistics)
     chart = HeadChart()
     # after an exception in a viewer's callback, Bokeh's current document stays a destroyed one, and file_html raises
     document = Document()
@@ -76,13 +62,21 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
         return file_html(
             (chart.map, chart.entropy, chart.received),
             INLINE,
-            f"clearhead: {recording.model}",
+            visible_text(details.title) if details.title else f"clearhead: {recording.model}",
             template=TEMPLATES.get_template("report.html"),
             template_variables={
                 "model": recording.model,
                 "notes": notes,
-                "model_payload": {**model_payload(cache), "stacks": stacks, "first": _head_id(first_head), "chosen": 0},
+                **details.template_variables(recording),
+                "model_payload": {
+                    **model_payload(cache),
+                    "stacks": stacks,
+                    "first": head_id(first_head),
+                    "view": details.view,
+                    "chosen": 0,
+                },
                 "palettes": PALETTES,
+                "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
                 "layers": [
@@ -92,7 +86,7 @@ def render_page(cache: RecordingCache, data: ReportData, roles: Roles | None, no
                 "sampled": any(plan.sampled for plan in data.plans.values()),
                 "columns": [column[1:] for column in columns],
                 "statistics": [
-                    _statistics_row(address, head_statistics, labels[address], columns)
+                    statistics_row(address, head_statistics, labels[address], columns)
                     for address, head_statistics in statistics.items()
                 ],
                 "relations": [] if roles is None else [_relation_row(score) for score in roles.relations],
@@ -118,6 +112,7 @@ def _stack_payloads(
                 {
                     "entropy": statistics.entropy,
                     "labels": labels[name, layer_index, head],
+                    "statistics": head_values(statistics),
                     "received": float(layer.max_received[head]),
                 }
                 for head, statistics in enumerate(layer.statistics)
@@ -142,36 +137,16 @@ def _stack_payloads(
     return tokens, payloads
 
 
-def _statistics_row(
-    address: Address, statistics: HeadStatistics, labels: tuple[str, ...], columns: list[tuple[str, str, str]]
-) -> Payload:
-    cells = []
-    for name, _, _ in columns:
-        value = getattr(statistics, name)
-        text = "" if value is None else f"{value:+d}" if isinstance(value, int) else f"{value:.3f}"
-        cells.append("0" if text and not float(text) else text.replace("-", "−"))
-    return {"id": _head_id(address), "head": _head_title(address), "labels": ", ".join(labels), "cells": cells}
-
-
 def _relation_row(score: RelationScore) -> Payload:
     return {
         "relation": score.relation,
         "direction": score.direction,
-        "head": _head_title(score.address),
+        "head": head_title(score.address),
         "right": f"{score.accuracy:.2f}",
         "interval": f"{score.low:.2f}–{score.high:.2f}",
         "fixed": f"{score.baseline:.2f} at {score.offset:+d}",
         "pairs": str(score.count),
     }
-
-
-def _head_id(address: Address) -> str:
-    return ".".join(map(str, address))
-
-
-def _head_title(address: Address) -> str:
-    stack, layer, head = address
-    return f"{stack} {layer}.{head}"
 
 
 def _short_tokens(tokens: Tokens) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int, UInt8
+from jaxtyping import Float, Float16, Int
 from torch import Tensor
 
-from clearhead._utils.color_scales import log_shades
+from clearhead._utils.color_scales import visible_shades
 from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
 from clearhead.ops.statistics import Reduce
 from clearhead.recording import Stack
@@ -34,28 +35,44 @@ class SamplingPlan(NamedTuple):
     query_indices: Int[np.ndarray, " queries"]  # queries whose top keys and entropy are stored
     keys_per_bar: int
     sampled: int  # number of sampled queries, or 0 if all queries are used
+    chosen: tuple[int, ...] = ()  # queries that are always stored
 
     @classmethod
-    def from_stack(cls, stack: Stack, max_bins: int, max_bars: int = MAX_BARS) -> SamplingPlan:
-        """Return the plan for a stack, with heatmaps of at most `max_bins` bins per axis."""
+    def from_stack(
+        cls, stack: Stack, max_bins: int, max_bars: int = MAX_BARS, chosen: Sequence[int] = ()
+    ) -> SamplingPlan:
+        """Return the plan for a stack, with heatmaps of at most `max_bins` bins per axis.
+
+        Args:
+            stack: the stack.
+            max_bins: largest number of bins per axis.
+            max_bars: largest number of bars of received attention.
+            chosen: queries to store besides the evenly spaced ones.
+        """
         q_len, kv_len = len(stack.queries), len(stack.keys)
         sampled = min(MAX_SAMPLED_QUERIES, max(1, MAX_SAMPLED_CELLS // kv_len))
         if is_sampled(stack) and q_len > sampled:
-            indices = np.concatenate([np.arange(q_len)[part] for part in evenly_spaced(q_len, sampled)])
+            indices = np.union1d(_even_rows(q_len, sampled), np.array(chosen, np.int64))
             bin_size = BinSize(-(-q_len // min(max_bins, sampled)), -(-kv_len // max_bins))
             # with narrower bars, keys that only skipped queries attend to would show as 0
-            return cls(bin_size, indices, -(-kv_len // min(max_bars, sampled)), sampled)
+            return cls(bin_size, indices, -(-kv_len // min(max_bars, sampled)), sampled, tuple(chosen))
         bin_size = BinSize.from_window(_full_window(stack), max_bins)
-        return cls(bin_size, _even_indices(q_len, MAX_STORED_QUERIES), -(-kv_len // max_bars), 0)
+        indices = np.union1d(_even_indices(q_len, MAX_STORED_QUERIES), np.array(chosen, np.int64))
+        return cls(bin_size, indices, -(-kv_len // max_bars), 0, tuple(chosen))
 
     @property
     def single_cells(self) -> bool:
         """True if every bin is a single cell, so that max and mean are equal."""
         return self.bin_size == (1, 1) and not self.sampled
 
-    def subsampled(self, queries: int) -> SamplingPlan:
-        """Return the plan with at most `queries` of its queries, evenly spaced."""
-        return self._replace(query_indices=self.query_indices[_even_indices(len(self.query_indices), queries)])
+    def positions(self, queries: int) -> Int[np.ndarray, " positions"]:
+        """Return the positions of at most `queries` of the stored queries, evenly spaced, and of the chosen ones."""
+        chosen = np.searchsorted(self.query_indices, np.array(self.chosen, np.int64))
+        return np.union1d(_even_indices(len(self.query_indices), queries), chosen)
+
+    def subsampled(self, positions: Int[np.ndarray, " positions"]) -> SamplingPlan:
+        """Return the plan with some of its queries."""
+        return self._replace(query_indices=self.query_indices[positions])
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +87,9 @@ class ReportLayer:
     top_keys: Int[np.ndarray, "heads queries top"]
     top_weights: Float16[np.ndarray, "heads queries top"]
 
-    def subsampled(self, queries: int) -> ReportLayer:
-        """Return the layer with the queries that `SamplingPlan.subsampled` chooses."""
-        chosen = _even_indices(self.entropy.shape[1], queries)
-        arrays = {name: getattr(self, name)[:, chosen] for name in ("entropy", "top_keys", "top_weights")}
+    def subsampled(self, positions: Int[np.ndarray, " positions"]) -> ReportLayer:
+        """Return the layer with some of its queries."""
+        arrays = {name: getattr(self, name)[:, positions] for name in ("entropy", "top_keys", "top_weights")}
         return replace(self, **arrays)
 
     @property
@@ -93,7 +109,7 @@ class ReportLayer:
         heatmaps = (
             (_as_half(self.largest),)
             if plan.single_cells
-            else (_as_shades(self.largest, kv_len), _as_shades(self.mean, kv_len))
+            else (visible_shades(self.largest, kv_len), visible_shades(self.mean, kv_len))
         )
         arrays = (top_keys, self.top_weights, self.entropy, (self.received / unit).astype(np.float16), *heatmaps)
         return b"".join(array.tobytes() for array in arrays)
@@ -127,38 +143,44 @@ def summarize_layer(name: str, stack: Stack, layer: int, plan: SamplingPlan) -> 
 
 
 def _sample_head(name: str, stack: Stack, weights: AttentionWeights, plan: SamplingPlan) -> ReportLayer:
-    """Return the data of one head from the sampled queries."""
-    rows = torch.from_numpy(plan.query_indices)
+    """Return the data of one head from the sampled queries. Chosen queries do not count in means and statistics."""
     q_len, kv_len = len(stack.queries), len(stack.keys)
-    parts = evenly_spaced(q_len, len(rows))
-    cells = torch.cat([weights[0, 0, part] for part in parts]).float()
-    top = cells.topk(min(MAX_TOP_KEYS, kv_len))
-    largest, mean = (_pool_keys(cells, plan.bin_size.keys, reduce) for reduce in ("max", "mean"))
-    # only the last bin may lack a sampled query; it then repeats the previous row
-    starts = np.searchsorted(plan.query_indices, np.arange(0, q_len, plan.bin_size.rows)).clip(max=len(rows) - 1)
-    counts = np.diff(np.append(starts, len(rows))).clip(min=1)[:, None]
-    received = cells.sum(dim=0, keepdim=True) * (q_len / len(rows))
-    entropy = entropy_of_rows(weights, parts, cells)
-    return ReportLayer(
-        [measure_queries(name, stack, weights, rows, cells, entropy)],
-        np.maximum.reduceat(largest, starts, axis=0)[None],
-        (np.add.reduceat(mean, starts, axis=0) / counts)[None],
-        _to_float16(entropy[None]),
-        _pool_keys(received, plan.keys_per_bar, "mean"),
-        top.indices[None].cpu().numpy(),
-        _to_float16(top.values[None]),
+    even = _even_rows(q_len, plan.sampled)
+    added = np.setdiff1d(plan.query_indices, even)
+    parts = evenly_spaced(q_len, plan.sampled), [slice(query, query + 1) for query in added.tolist()]
+    order = np.argsort(np.concatenate([even, added]))
+    cells, more = (
+        torch.cat([weights[0, 0, part] for part in slices] or [weights[0, 0, :0]]).float() for slices in parts
     )
+    entropies = [entropy_of_rows(weights, slices, rows) for slices, rows in zip(parts, (cells, more), strict=True)]
+    tops = [rows.topk(min(MAX_TOP_KEYS, kv_len)) for rows in (cells, more)]
+    largest = np.concatenate([_pool_keys(rows, plan.bin_size.keys, "max") for rows in (cells, more)])[order]
+    mean = _pool_keys(cells, plan.bin_size.keys, "mean")
+    bins = np.arange(0, q_len, plan.bin_size.rows)
+    # only the last bin may lack a sampled query; it then repeats the previous row
+    starts, even_starts = (np.searchsorted(rows, bins).clip(max=len(rows) - 1) for rows in (plan.query_indices, even))
+    counts = np.diff(np.append(even_starts, len(even))).clip(min=1)[:, None]
+    received = cells.sum(dim=0, keepdim=True) * (q_len / len(even))
+    return ReportLayer(
+        [measure_queries(name, stack, weights, torch.from_numpy(even), cells, entropies[0])],
+        np.maximum.reduceat(largest, starts, axis=0)[None],
+        (np.add.reduceat(mean, even_starts, axis=0) / counts)[None],
+        _to_float16(torch.cat(entropies)[None])[:, order],
+        _pool_keys(received, plan.keys_per_bar, "mean"),
+        torch.cat([top.indices for top in tops])[None].cpu().numpy()[:, order],
+        _to_float16(torch.cat([top.values for top in tops])[None])[:, order],
+    )
+
+
+def _even_rows(length: int, count: int) -> Int[np.ndarray, " rows"]:
+    """Return the rows of `evenly_spaced` as indices."""
+    return np.concatenate([np.arange(length)[part] for part in evenly_spaced(length, count)])
 
 
 def _as_half(weights: Float[np.ndarray, "heads rows keys"]) -> Float16[np.ndarray, "heads rows keys"]:
     """Round to float16. Weights that would underflow become the smallest subnormal, since 0 means masked."""
     half = weights.astype(np.float16)
     return np.where((weights > 0) & (half == 0), np.finfo(np.float16).smallest_subnormal, half).astype(np.float16)
-
-
-def _as_shades(weights: Float[np.ndarray, "heads rows keys"], kv_len: int) -> UInt8[np.ndarray, "heads rows keys"]:
-    """Return shades from 1 to 255 on a logarithmic scale, and 0 for a weight of 0."""
-    return np.where(weights > 0, np.maximum(log_shades(weights, kv_len), 1), 0).astype(np.uint8)
 
 
 def _full_window(stack: Stack) -> HeatmapWindow:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from bokeh.document import Document
@@ -10,33 +12,27 @@ from bokeh.events import RangesUpdate
 
 from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
-from clearhead.ops.statistics import Reduce
-from clearhead.recording import Address, Stack
 from clearhead.viewer import _payloads
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._heatmap import (
     MAX_PAGE_BINS,
     BinSize,
     Heatmap,
-    HeatmapWindow,
     ProgressiveHeatmap,
     band_cells,
     is_exact,
 )
-from clearhead.viewer._recording_cache import RecordingCache
-from clearhead.viewer._templates import TEMPLATES
+from clearhead.viewer._templates import TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
+from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
+from clearhead.viewer.server._panels.find import FindPanel
+from clearhead.viewer.server._panels.panel import Panel, Selection
+from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
-from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts, check_typed
+from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
-
-class HeadDrawing(NamedTuple):
-    """Head and drawing settings. Immutable, so a running task is not affected by later changes."""
-
-    cache: RecordingCache
-    address: Address
-    reduce: Reduce
-    hide: bool
+# parts of the page that follow the selection, in the order in which their work starts
+_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel)
 
 
 class PageSession:
@@ -45,21 +41,28 @@ class PageSession:
     def __init__(self, document: Document, texts: Texts) -> None:
         self._texts = texts
         self._text = texts.choices[0]
-        self._cache = texts.first.cache
-        self._address: Address = next(iter(self._cache.recording.heads()))
-        self._cursor: tuple[int, int] | None = None  # the selected cell of this text
-        self._reduce: Reduce = "max"
-        self._hide = False
+        cache = texts.first.cache
         self._chart, self._state = HeadChart(), PageState(name="page_state")
+        self._shown = Selection(cache, next(iter(cache.recording.heads())), self._chart.window)
         self._tasks = PageTasks(document, texts.worker, self._show_error)
+        self._panels: list[Panel] = [panel(self._state, self._tasks, lambda: self._shown) for panel in _PANELS]
+        self._handlers: dict[str, Callable[[Request], None]] = {
+            "go": self._go,
+            "window": self._zoom,
+            "cursor": self._point,
+            "settings": self._apply_settings,
+            "theme": self._apply_theme,
+        }
+        for panel in self._panels:
+            self._handlers |= panel.handlers
         self._state.on_change("ask", lambda attribute, old, new: self._answer(new))
         self._chart.map.on_event(RangesUpdate, self._on_ranges_update)
         for root in (self._chart.map, self._chart.entropy, self._chart.received, self._state):
             document.add_root(root)
-        name = self._cache.recording.model
+        name = cache.recording.model
         document.title = f"clearhead: {name}"
         document.template = TEMPLATES.get_template("viewer.html")
-        document.template_variables.update(palettes=PALETTES, model=name, live=True)
+        document.template_variables.update(palettes=PALETTES, import_map=served_modules(), model=name, live=True)
         document.config.notify_connection_status = False  # the page shows its own message
 
     def close(self) -> None:
@@ -69,22 +72,14 @@ class PageSession:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def _answer(self, request: Any) -> None:
-        handlers = {
-            "go": self._go,
-            "window": self._zoom,
-            "cursor": self._point,
-            "settings": self._apply_settings,
-            "theme": self._apply_theme,
-        }
         try:
-            handlers[request["kind"]](request)
+            self._handlers[request["kind"]](request)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             self._show_error(error)
 
     def _go(self, request: Request) -> None:
         """Show the requested text, head and window, each of which is optional."""
-        texts = self._texts.choices
-        text = str(request["text"]) if "text" in request else texts[int(request.get("given", 0)) % len(texts)]
+        text = self._texts.chosen(request)
         recorded = self._texts.cached(text)
         self._tasks.cancel("text")  # a later request replaces a text that is still being recorded
         if text == self._text and self._state.model is not None:
@@ -92,7 +87,7 @@ class PageSession:
         elif recorded is not None:
             self._show_text(text, recorded, request)
         else:
-            self._tasks.start("text", self._record_steps(text if text in texts else check_typed(text), request))
+            self._tasks.start("text", self._record_steps(text, request))
 
     def _record_steps(self, text: str, request: Request) -> Steps:
         yield lambda: self._show_status("running the model …", busy=True)
@@ -100,20 +95,25 @@ class PageSession:
         yield lambda: self._show_text(text, recorded, request)
 
     def _zoom(self, request: Request) -> None:
-        self._chart.show(parse_window(request, self._shape))
+        self._chart.show(parse_window(request, self._shown.shape))
         self._draw_window()
 
     def _point(self, request: Request) -> None:
-        self._select(*parse_cell(request["query"], request["key"], self._shape))
+        self._select(*parse_cell(request["query"], request["key"], self._shown.shape))
 
     def _apply_settings(self, request: Request) -> None:
-        reduce, hide = request["reduce"], bool(request["hide"])
+        reduce, hide, weighted = request["reduce"], bool(request["hide"]), bool(request.get("weighted"))
         if reduce not in ("max", "mean"):
             raise ValueError(f"reduce is {reduce!r}; expected 'max' or 'mean'")
         self._chart.set_palette(request["palette"], bool(request["log"]))
-        if (reduce, hide) != (self._reduce, self._hide):
-            self._reduce, self._hide = reduce, hide
+        changed = replace(self._shown, reduce=reduce, hide=hide, weighted=weighted)
+        if changed != self._shown:
+            self._shown = changed
+            if self._state.head is None:  # settings of an address, which come before its head
+                return
             self._draw()
+            for panel in self._panels:
+                panel.settings_changed()
 
     def _apply_theme(self, request: Request) -> None:
         self._chart.set_theme(*(str(request[name]) for name in ("text", "line", "paper", "nothing")))
@@ -122,10 +122,11 @@ class PageSession:
 
     def _show_text(self, text: str, recorded: Recorded, request: Request) -> None:
         self._tasks.cancel_all()
-        self._text, self._cursor = text, None
-        self._cache = cache = recorded.cache
+        self._text, cache = text, recorded.cache
+        self._shown = replace(self._shown, cache=cache, address=next(iter(cache.recording.heads())), cursor=None)
         texts = self._texts.choices
-        self._state.update(thumbnails=None, head=None, tokens=None, cell=None, top_tokens=None, calculation=None)
+        answers = set(PageState.__annotations__) - {"ask", "model", "status"}
+        self._state.update(**dict.fromkeys(answers))
         self._state.model = {
             **_payloads.model_payload(cache),
             "text": text,
@@ -136,7 +137,8 @@ class PageSession:
             "notes": recorded.notes,
         }
         self._show_status("")
-        self._tasks.start("thumbnails", self._thumbnail_steps(cache), background=True)
+        for panel in self._panels:
+            panel.text_changed()
         if "head" in request:
             self._open(request)
             return
@@ -147,56 +149,41 @@ class PageSession:
 
         self._tasks.start("first", first_head_steps())
 
-    def _thumbnail_steps(self, cache: RecordingCache) -> Steps:
-        """Send the thumbnails, one layer per step."""
-        for name, stack in cache.recording.stacks.items():
-            for layer in range(len(stack.layers)):
-                payload = _payloads.layer_payload(cache, name, layer)
-                yield lambda payload=payload: self._state.update(thumbnails=payload)
-
     # -- a head --------------------------------------------------------------------------------------------------
-
-    @property
-    def _stack(self) -> Stack:
-        return self._cache.recording[self._address[0]]
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self._stack.queries), len(self._stack.keys)
 
     def _open(self, request: Request) -> None:
         """Show the requested head and window."""
         before = self._state.head
         if "head" in request:
-            self._address = parse_address(self._cache.recording, str(request["head"]))
-        now = _payloads.head_payload(self._cache, self._address)
+            address = parse_address(self._shown.cache.recording, str(request["head"]))
+            cursor = None if before is not None and before["stack"] != address[0] else self._shown.cursor
+            self._shown = replace(self._shown, address=address, cursor=cursor)
+        shown = self._shown
+        now = _payloads.head_payload(shown.cache, shown.address)
         if now != before:
-            if before is not None and before["stack"] != now["stack"]:
-                self._cursor = None
-            self._chart.open(*self._shape, weight_floor(self._shape[1]))
+            self._chart.open(*shown.shape, weight_floor(shown.shape[1]))
             self._state.head = now
-        self._chart.show(parse_window(request, self._shape))
+        self._chart.show(parse_window(request, shown.shape))
         self._draw()
-        cursor = request.get("cursor") or self._cursor
+        if now != before:
+            for panel in self._panels:
+                panel.head_changed()
+        cursor = request.get("cursor") or shown.cursor
         if cursor is None:
-            self._tasks.start("cell", self._strongest_cell_steps(self._cache, self._address))
+            self._tasks.start("cell", self._strongest_cell_steps(shown))
         else:
             query, key = cursor
-            self._select(*parse_cell(query, key, self._shape))
-
-    @property
-    def _drawing(self) -> HeadDrawing:
-        return HeadDrawing(self._cache, self._address, self._reduce, self._hide)
+            self._select(*parse_cell(query, key, shown.shape))
 
     def _draw(self) -> None:
         """Draw the overview, then the window."""
         self._show_status("")
-        self._tasks.start("overview", self._overview_steps(self._drawing), background=True)
+        self._tasks.start("overview", self._overview_steps(self._shown), background=True)
         self._draw_window()
 
-    def _overview_steps(self, drawing: HeadDrawing) -> Steps:
-        cache, address, reduce, hide = drawing
-        overview = cache.overview(address, hide=hide)
+    def _overview_steps(self, shown: Selection) -> Steps:
+        cache, address, reduce = shown.cache, shown.address, shown.reduce
+        overview = cache.overview(address, **shown.heatmap_options)
         window = overview.heatmaps.window
         if not overview.finished and window.cells > band_cells(cache.recording.weights(address)):
             thumbnail = cache.thumbnails(address[0], address[1])[address[2]].values
@@ -229,60 +216,47 @@ class PageSession:
         """Draw the labels, the profiles and the heatmap of the window."""
         if self._state.head is None:
             return
-        window = self._chart.window
-        self._chart.label_axes(self._stack.queries, self._stack.keys)
-        self._state.tokens = _payloads.window_payload(self._cache, self._address[0], window)
-        self._tasks.start("window", self._window_steps(self._drawing, window))
+        is_moved = self._shown.window != self._chart.window
+        self._shown = shown = replace(self._shown, window=self._chart.window)
+        self._chart.label_axes(shown.stack.queries, shown.stack.keys)
+        self._state.tokens = _payloads.window_payload(shown.cache, shown.address[0], shown.window)
+        self._tasks.start("window", self._window_steps(shown))
+        for panel in self._panels if is_moved else ():
+            panel.window_changed()
 
-    def _window_steps(self, drawing: HeadDrawing, window: HeatmapWindow) -> Steps:
-        cache, address, reduce, hide = drawing
-        overview = cache.overview(address, hide=hide)
+    def _window_steps(self, shown: Selection) -> Steps:
+        cache, address, reduce, hide = shown.cache, shown.address, shown.reduce, shown.hide
+        overview = cache.overview(address, **shown.heatmap_options)
         if overview.finished:
             received = overview.received.copy()
             received[cache.hidden_keys(address[0]) if hide else []] = 0
             yield lambda: self._chart.draw_profiles(overview.entropy, received, reduce)
-            _, _, *lengths = cache.recording[address[0]].layers[0].shape
-            if max(lengths) <= MAX_PAGE_BINS:  # the overview has every cell
+            if max(shown.shape) <= MAX_PAGE_BINS:  # the overview has every cell
                 yield lambda: self._chart.draw_detail(None)
                 return
-        weights = cache.weights(address, hide=hide)
-        if is_exact(weights, window):
-            detail = ProgressiveHeatmap(weights, window, MAX_PAGE_BINS, (reduce,))
+        weights = cache.weights(address, **shown.heatmap_options)
+        if is_exact(weights, shown.window):
+            detail = ProgressiveHeatmap(weights, shown.window, MAX_PAGE_BINS, (reduce,))
             while not detail.finished:
                 detail.advance()
                 yield None
             yield lambda: self._chart.draw_detail(detail.heatmap(reduce))
         elif overview.finished:
             heatmap = overview.heatmaps.heatmap(reduce)
-            yield lambda: self._chart.draw_detail(heatmap.crop(window).downsampled(reduce, MAX_PAGE_BINS))
+            yield lambda: self._chart.draw_detail(heatmap.crop(shown.window).downsampled(reduce, MAX_PAGE_BINS))
 
     # -- a cell --------------------------------------------------------------------------------------------------
 
     def _select(self, query: int, key: int) -> None:
-        """Move the cursor to a cell and send its payloads, the fastest first."""
-        self._cursor = (query, key)
+        """Move the cursor to a cell."""
+        self._shown = replace(self._shown, cursor=(query, key))
         self._chart.mark(query, key)
-        cache, address, window = self._cache, self._address, self._chart.window
-        self._tasks.start("cell", self._cell_steps(cache, address, query, key, window))
-        self._tasks.start("top tokens", self._top_token_steps(cache, address, query, key), background=True)
+        for panel in self._panels:
+            panel.cell_changed()
 
-    def _strongest_cell_steps(self, cache: RecordingCache, address: Address) -> Steps:
-        query, key = cache.strongest_cell(address)
+    def _strongest_cell_steps(self, shown: Selection) -> Steps:
+        query, key = shown.cache.strongest_cell(shown.address)
         yield lambda: self._select(query, key)
-
-    def _cell_steps(
-        self, cache: RecordingCache, address: Address, query: int, key: int, window: HeatmapWindow
-    ) -> Steps:
-        cell = _payloads.cell_payload(cache, address, query, key)
-        yield lambda: self._state.update(cell=cell)
-        row = _payloads.row_payload(cache, address, query, window)
-        yield lambda: self._state.update(cell={**cell, **row})
-        calculation = _payloads.calculation_payload(cache, address, query, key)
-        yield lambda: self._state.update(calculation=calculation)
-
-    def _top_token_steps(self, cache: RecordingCache, address: Address, query: int, key: int) -> Steps:
-        for payload in _payloads.top_tokens_payload(cache, address[0], query, key):
-            yield None if payload is None else lambda payload=payload: self._state.update(top_tokens=payload)
 
     # -- status --------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,6 +75,13 @@ class Texts:
     def first(self) -> Recorded:
         """Recording shown first."""
         return self._listed[self.choices[0]]
+
+    def chosen(self, request: Mapping[str, Any]) -> str:
+        """Return the text that a request or an address names: by itself, or as the index of a listed text."""
+        if "text" in request:
+            text = str(request["text"])
+            return text if text in self.choices else check_typed(text)
+        return self.choices[int(request.get("given", 0)) % len(self.choices)]
 
     def cached(self, text: str) -> Recorded | None:
         """Return a text's recording, or None if it has not been recorded. May be called from any thread."""

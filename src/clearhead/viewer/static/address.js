@@ -1,49 +1,84 @@
-// -- the URL fragment: text, head, window and cell --------------------------------------------------------------------
+// The URL fragment: text, head, window and cell, and the settings that other parts register.
 
-function fromAddress() {
-  const parameters = new URLSearchParams(location.hash.slice(1));
-  const pair = (name) => (/^\d+-\d+$/.test(parameters.get(name) ?? "") ? parameters.get(name).split("-").map(Number) : undefined);
-  const request = { head: parameters.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"), text: parameters.get("text"), given: parameters.get("given") };
+import { headId } from "clearhead/format.js";
+import { ask, on, stackShown, state, textAsked, windowShown } from "clearhead/state.js";
+
+const STEPS = ["text", "given", "head", "rows", "keys"]; // changes of these add a history entry; all others replace it
+
+/** Settings in the fragment, by name. @type {Map<string, { read: () => string, write: (value: string) => void, initial: string }>} */
+const kept = new Map();
+
+/**
+ * Keep a setting in the address. Its value at this call is the default, which is left out.
+ * @param {string} name parameter of the fragment
+ * @param {() => string} read returns the current value
+ * @param {(value: string) => void} write applies a value from an address, and ignores an invalid one
+ */
+export const keepInAddress = (name, read, write) => void kept.set(name, { read, write, initial: read() });
+
+/** Apply the settings of a fragment. A setting that it does not contain gets its default. */
+export function restoreSettings(fragment = location.hash) {
+  const parameters = new URLSearchParams(fragment.slice(1));
+  for (const [name, { write, initial }] of kept) write(parameters.get(name) ?? initial);
+}
+
+/** Return the request that a fragment describes. */
+export function fromAddress(fragment = location.hash) {
+  const parameters = new URLSearchParams(fragment.slice(1));
+  const pair = (/** @type {string} */ name) => {
+    const value = parameters.get(name) ?? "";
+    return /^\d+-\d+$/.test(value) ? value.split("-").map(Number) : undefined;
+  };
+  const request = {
+    head: parameters.get("head"), rows: pair("rows"), keys: pair("keys"), cursor: pair("cell"),
+    text: parameters.get("text"), given: parameters.get("given"),
+  };
   return Object.fromEntries(Object.entries(request).filter(([, value]) => value !== null && value !== undefined));
 }
 
-function toAddress() {
-  const { stack, layer, head } = pageState.head;
+/** Return the fragment of what is shown. */
+export function toAddress() {
+  if (!state.head) return "";
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
-  const parts = new URLSearchParams({ head: `${stack}.${layer}.${head}` });
+  const parts = new URLSearchParams({ head: headId(state.head) });
   if (rowEnd - row < queries) parts.set("rows", `${row}-${rowEnd}`);
   if (keyEnd - key < keys) parts.set("keys", `${key}-${keyEnd}`);
-  if (pageState.cell) parts.set("cell", `${pageState.cell.query}-${pageState.cell.key}`);
-  for (const [name, value] of Object.entries(textAsked())) parts.set(name, value);
+  if (state.cell) parts.set("cell", `${state.cell.query}-${state.cell.key}`);
+  for (const [name, value] of Object.entries(textAsked())) parts.set(name, String(value));
+  for (const [name, { read, initial }] of kept) if (read() !== initial) parts.set(name, read());
   return `#${parts}`;
 }
 
-// the text parameter of a request or an address; empty for the first listed text, which is the default
-function textAsked() {
-  const { text, chosen } = pageState.model;
-  return chosen === null ? { text } : chosen ? { given: chosen } : {};
-}
+/** True in a notebook, where the page is a srcdoc frame without a URL. */
+export const IN_NOTEBOOK = location.protocol === "about:";
+let isFollowing = true; // while following an address, which adds no history entry
+/** Timer of a pending update. @type {ReturnType<typeof setTimeout> | undefined} */
+let pending;
 
-const inNotebook = location.protocol === "about:"; // a srcdoc frame, which has no URL to update
-let going = true; // while following an address, which adds no history entry
-let written; // timer of a pending address update
-// debounced; a change of text, head or window adds a history entry, a change of the cell does not
-function writeAddress() {
-  clearTimeout(written);
-  written = setTimeout(() => {
-    written = undefined;
+/** Return whether an update of the address is pending. */
+export const isAddressPending = () => pending !== undefined;
+
+/** Update the address after a short pause. */
+export function writeAddress() {
+  clearTimeout(pending);
+  pending = setTimeout(() => {
+    pending = undefined;
     const address = toAddress();
-    const withoutCell = (hash) => hash.replace(/&cell=[^&]*/, "");
-    const step = withoutCell(address) !== withoutCell(location.hash) && !going;
-    if (address !== location.hash && !inNotebook) history[step ? "pushState" : "replaceState"](null, "", address);
-    going = false;
+    const steps = (/** @type {string} */ hash) => STEPS.map((name) => new URLSearchParams(hash.slice(1)).get(name)).join("\n");
+    const isStep = steps(address) !== steps(location.hash) && !isFollowing;
+    if (address !== location.hash && !IN_NOTEBOOK) history[isStep ? "pushState" : "replaceState"](null, "", address);
+    isFollowing = false;
   }, 300);
 }
 
 window.addEventListener("popstate", () => {
-  clearTimeout(written);
-  written = undefined;
-  going = true;
+  clearTimeout(pending);
+  pending = undefined;
+  isFollowing = true;
   ask("go", fromAddress());
+  restoreSettings();
 });
+for (const event of ["tokens", "cell"]) on(event, writeAddress);
+// settings of a followed address change before its head arrives, and would write the head that is still shown
+on("settings", () => isFollowing || writeAddress());

@@ -1,66 +1,36 @@
-// -- the selected head: description, pointer events, theme colors -----------------------------------------------------
+// The heading of the selected head: its name, size, entropy and labels.
 
-const stackShown = () => pageState.model.stacks.find((stack) => stack.name === pageState.head.stack);
+import { element, literal } from "clearhead/dom.js";
+import { fixed, headId, headTitle } from "clearhead/format.js";
+import { thumbnailOf } from "clearhead/grid.js";
+import { on, stackShown, state } from "clearhead/state.js";
 
-function headArrived() {
-  cursor = undefined;
-  const { stack, layer, head } = pageState.head;
-  const { queries, keys, hides } = stackShown();
-  element("head-heading").textContent = `${nameOf(stack)}, layer ${layer}, head ${head}`;
+function headShown() {
+  if (!state.head) return;
+  const { queries, keys, hides, value_weighted: isKnown } = stackShown();
+  const title = headTitle(state.head);
+  element("head-heading").textContent = title;
   if (element("hide")) {
     element("hide-label").title = "Hide attention to the first token and to special tokens (attention sinks)";
-    element("hidden").replaceChildren(...hides.flatMap((token) => [" ", literal(token)]));
+    element("hidden").replaceChildren(...hides.flatMap((/** @type {string} */ token) => [" ", literal(token)]));
     element("hide").disabled = !hides.length;
+    element("weighted").disabled = !isKnown;
+    element("weighted-label").title = isKnown
+      ? "Show ‖weight · v · W_O‖, the size of what a key adds to the output, as a share of the largest ‖v · W_O‖"
+      : "This recording does not have the values and the output projection that this needs";
   }
   describeHead();
-  markHead(`${stack}.${layer}.${head}`);
-  element("chart").setAttribute("aria-label", `Attention heatmap of ${nameOf(stack)}, layer ${layer}, head ${head}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Plus and minus zoom. 0 shows the whole matrix.`);
+  element("chart").setAttribute("aria-label", `Attention heatmap of ${title}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Home and End go to the ends of the row, with Control to the corners. Plus and minus zoom, Q the queries and K the keys only. 0 shows the whole matrix. N and P open the next and the previous head.`);
 }
 
 function describeHead() {
-  const { stack, layer, head } = pageState.head;
+  if (!state.head) return;
   const { queries, keys, sampled } = stackShown();
-  element("head-note").textContent = stack === "cross" ? "Each query is the last token read. Its row shows the source tokens used to predict the next token." : "";
-  const payload = thumbs.get(`${stack}.${layer}.${head}`)?.payload;
+  element("head-note").textContent = state.head.stack === "cross" ? "Each query is the last token read. Its row shows the source tokens used to predict the next token." : "";
+  const payload = thumbnailOf(headId(state.head));
   const entropy = payload && payload.entropy !== null ? `entropy ${fixed(payload.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
   element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(payload?.labels ?? [])].filter(Boolean).join(" · ");
 }
 
-function drawn() {
-  showLegend();
-  showTokens();
-  fillTable();
-}
-
-function listen() {
-  chart.on_event("mousemove", ({ x, y }) => pageState.head && readOut(binAt(x, y)));
-  chart.on_event("mouseleave", () => pageState.cell && sayCell());
-  chart.on_event("tap", ({ x, y }) => {
-    const bin = binAt(x, y);
-    if (bin) pointAt(Math.floor(y), Math.floor(x));
-  });
-}
-
-function paintTheme() {
-  const cssColor = (name) => {
-    const probe = make("span", { style: `color: var(--${name})` });
-    document.body.append(probe);
-    const found = getComputedStyle(probe).color;
-    probe.remove();
-    return found;
-  };
-  ask("theme", { text: cssColor("ink"), line: cssColor("line"), paper: cssColor("paper"), nothing: cssColor("panel") });
-}
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => pageState && paintTheme());
-
-// polls, because Bokeh has no event for scripts of the page when its document is ready
-function whenThere(start) {
-  const waiting = setInterval(() => {
-    const [found] = window.Bokeh?.documents ?? [];
-    chart = found?.get_model_by_name("map");
-    if (!chart) return;
-    clearInterval(waiting);
-    sources = ["detail", "overview"].map((name) => chart.renderers.find((renderer) => renderer.name === name).data_source);
-    start(found);
-  }, 20);
-}
+on("head", headShown);
+on("thumbnails", describeHead);

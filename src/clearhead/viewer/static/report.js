@@ -1,9 +1,223 @@
-"use strict";
-{% include "common.js" %}
-{% include "grid.js" %}
-{% include "chart.js" %}
-{% include "token.js" %}
-{% include "head.js" %}
-{% include "address.js" %}
-{% include "kept.js" %}
-{% include "answers.js" %}
+// The page of a report: answers requests from the stored data instead of a server.
+
+import "clearhead/borders.js";
+import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
+import "clearhead/head.js";
+import "clearhead/links.js";
+import "clearhead/pointer.js";
+import "clearhead/readout.js";
+import "clearhead/statistics_table.js";
+import "clearhead/table.js";
+import "clearhead/term_help.js";
+import "clearhead/token.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
+import { paintTheme } from "clearhead/controls.js";
+import { pointAt } from "clearhead/cursor.js";
+import { element, literal, make } from "clearhead/dom.js";
+import { clamp, significant } from "clearhead/format.js";
+import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
+import { binAt, figures, whenReady } from "clearhead/heatmap.js";
+import { showLines, showStrip } from "clearhead/lines.js";
+import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
+import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { answerLinks, answerSearch } from "clearhead/stored_find.js";
+import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
+
+const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
+const MAX_WINDOW_TOKENS = 512; // longest side of a window whose tokens are shown
+/** @type {import("clearhead/stored.js").StoredHead} */
+let shown; // stored data of the current head
+/** The selected cell; reset when the stack changes. @type {{ query: number, key: number } | undefined} */
+let cell;
+
+let opening = 0;
+/** @param {Record<string, any>} request */
+async function go({ head, rows, keys, cursor }) {
+  const { stack: name, layer, head: index } = headOf(head) ?? state.head ?? /** @type {any} */ (headOf(MODEL.first));
+  const turn = ++opening;
+  const stored = (await storedLayer(name, layer))[index];
+  if (turn !== opening) return; // another head was selected in the meantime
+  shown = stored;
+  const stack = stackNamed(name);
+  if (state.head?.stack !== name) cell = undefined;
+  const isShort = Math.max(stack.queries, stack.keys) <= MAX_LINE_TOKENS;
+  state.head = { stack: name, layer, head: index, ...(isShort ? { queries: textsOf(stack, "query"), keys: textsOf(stack, "key") } : {}) };
+  announce("head");
+  const axes = [[figures.map.y_range, stack.queries], [figures.map.x_range, stack.keys]];
+  for (const [range, length] of axes) range.setv({ bounds: null, min_interval: null }), range.setv({ start: 0, end: length });
+  drawStoredHead(shown, stack);
+  zoom({ rows, keys });
+  for (const [range, length] of axes) range.setv({ bounds: [0, length], min_interval: Math.min(4, length) });
+  const [query, key] = cursor ?? (cell ? [cell.query, cell.key] : strongest(stack));
+  select({ query, key });
+}
+
+/** Return the cell with the largest stored weight, with sink keys scaled down. @param {StoredStack} stack */
+function strongest(stack) {
+  const hidden = new Set(stack.hidden);
+  let best = [0, 0, -1];
+  for (let index = 0; index < shown.topWeights.length; index++) {
+    const key = shown.topKeys[index];
+    const weight = HALVES[shown.topWeights[index]] * (hidden.has(key) ? 0.01 : 1);
+    const row = Math.floor(index / stack.top);
+    if (weight > best[2]) best = [stack.places ? stack.places[row] : row, key, weight];
+  }
+  return best;
+}
+
+// -- the window ----------------------------------------------------------------------------------------------------------------
+
+/** @param {Record<string, any>} request */
+function zoom({ rows, keys }) {
+  const stack = stackShown();
+  const fitted = (/** @type {number[] | undefined} */ wanted, /** @type {number} */ length) => {
+    const [low, high] = [...(wanted ?? [0, length])].sort((one, other) => one - other);
+    const start = clamp(Math.floor(low), 0, length - 1);
+    return [start, clamp(Math.ceil(high), start + 1, length)];
+  };
+  const [row, rowEnd] = fitted(rows, stack.queries);
+  const [key, keyEnd] = fitted(keys, stack.keys);
+  figures.map.y_range.setv({ start: rowEnd, end: row });
+  figures.map.x_range.setv({ start: key, end: keyEnd });
+  windowMoved([row, rowEnd, key, keyEnd]);
+}
+
+function panned() {
+  const { queries, keys } = stackShown();
+  const { x_range: across, y_range: down } = figures.map;
+  const inside = (/** @type {number} */ low, /** @type {number} */ high, /** @type {number} */ length) => [
+    clamp(Math.floor(low + 1e-6), 0, length - 1), clamp(Math.ceil(high - 1e-6), 1, length),
+  ];
+  windowMoved([...inside(down.end, down.start, queries), ...inside(across.start, across.end, keys)]);
+}
+
+/** @param {number[]} window */
+function windowMoved([row, rowEnd, key, keyEnd]) {
+  const stack = stackShown();
+  const inside = (/** @type {"query" | "key"} */ side, /** @type {number} */ start, /** @type {number} */ end) =>
+    end - start <= MAX_WINDOW_TOKENS ? textsOf(stack, side).slice(start, end) : [];
+  state.tokens = { window: [row, rowEnd, key, keyEnd], row, rows: inside("query", row, rowEnd), key, keys: inside("key", key, keyEnd) };
+  drawTicks(state.tokens);
+  addRow();
+  announce("tokens");
+}
+
+// -- a cell --------------------------------------------------------------------------------------------------------------------
+
+/** @param {Record<string, any>} request */
+function select({ query, key }) {
+  const stack = stackShown();
+  cell = { query: clamp(query, 0, stack.queries - 1), key: clamp(key, 0, stack.keys - 1) };
+  const cursor = figures.map.renderers.find((/** @type {any} */ renderer) => renderer.name === "cursor");
+  cursor.data_source.data = { x: [cell.key + 0.5], y: [cell.query + 0.5] };
+  state.cell = { ...cell, query_token: textsOf(stack, "query")[cell.query], key_token: textsOf(stack, "key")[cell.key], weight: weightAt(stack, cell) };
+  addRow();
+  announce("cell");
+  answerTopTokens(stack, cell);
+}
+
+/** Return the weight of a cell, if it is stored; not that of its bin. @param {StoredStack} stack @param {{ query: number, key: number }} cell */
+function weightAt(stack, cell) {
+  if (stack.cells) return binAt(cell.key + 0.5, cell.query + 0.5)?.value;
+  const { query, tops } = largestWeights(shown, stack, cell.query);
+  return query === cell.query ? tops.find(([key]) => key === cell.key)?.[2] : undefined;
+}
+
+/** Add the weights of the selected query for the keys of the window. */
+function addRow() {
+  const { cell } = state;
+  if (!cell || !stackShown().cells) return;
+  const [, , key, keyEnd] = windowShown();
+  cell.start = key;
+  cell.row = Array.from({ length: keyEnd - key }, (_, offset) => binAt(key + offset + 0.5, cell.query + 0.5)?.value ?? 0);
+}
+
+/** @param {StoredStack} stack @param {{ query: number, key: number }} asked */
+async function answerTopTokens(stack, asked) {
+  const layers = await Promise.all(stack.heads.map((_, layer) => storedLayer(stack.name, layer)));
+  if (cell !== asked || stack !== stackShown()) return;
+  const heads = layers.flatMap((stored, layer) => stored.map((data, head) => ({ layer, head, data })));
+  const { query, key } = asked;
+  const texts = { query: textsOf(stack, "query"), key: textsOf(stack, "key") };
+  const from = heads.map(({ layer, head, data }) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largestWeights(data, stack, query).tops.slice(0, 5)]));
+  const listed = largestWeights(shown, stack, query).query;
+  const nearest = listed === query ? undefined : listed;
+  /** @type {TopTokensPayload} */
+  const answer = { query: texts.query[listed], key: texts.key[key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
+  if (stack.cells) {
+    const matrices = heads.map(({ data }) => data.values("max"));
+    const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
+    const column = (/** @type {Float32Array} */ values) => Array.from({ length: stack.queries }, (_, index) => values[index * stack.keys + key]);
+    answer.from.everywhere = largest(mean(matrices.map(row)), texts.key);
+    const to = heads.map(({ layer, head }, index) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largest(column(matrices[index]), texts.query)]));
+    answer.to = { everywhere: largest(mean(matrices.map(column)), texts.query), heads: strongestFirst(to) };
+  }
+  state.top_tokens = answer;
+  announce("top_tokens");
+}
+
+/** @param {TopTokens["heads"]} heads */
+const strongestFirst = (heads) => heads.sort(([, , one], [, , other]) => (other[0]?.[2] ?? 0) - (one[0]?.[2] ?? 0));
+/** @param {number[][]} lines */
+const mean = (lines) => lines[0].map((_, index) => lines.reduce((sum, line) => sum + line[index], 0) / lines.length);
+/** @param {number[]} weights @param {string[]} texts @returns {TopToken[]} */
+const largest = (weights, texts) =>
+  weights.map((weight, index) => /** @type {TopToken} */ ([index, texts[index], weight])).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
+
+// -- the text ------------------------------------------------------------------------------------------------------------------
+
+function showTokens() {
+  if (!state.head || !state.cell) return;
+  const stack = stackShown();
+  if (state.head.queries) return showLines();
+  if (stack.cells) return showStrip();
+  const { query, tops } = largestWeights(shown, stack, state.cell.query);
+  const chosen = query === state.cell.query ? "" : `, the stored query nearest to ${state.cell.query.toLocaleString("en")}`;
+  const items = tops.map(([key, text, weight]) => {
+    const button = make("button", { type: "button", className: key === state.cell?.key ? "tok chosen" : "tok", title: `key ${key}` }, literal(text), ` ${significant(weight, 3)}`);
+    button.style.setProperty("--share", clamp(weight, 0, 1).toFixed(3));
+    button.addEventListener("click", () => pointAt(query, key));
+    return make("li", {}, button);
+  });
+  const token = literal(textsOf(stack, "query")[query]);
+  const note = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, token, `${chosen}: the keys it attends to most in this head.`);
+  element("lines").replaceChildren(note, make("ol", { className: "kept" }, ...items));
+}
+
+// ------------------------------------------------------------------------------------------------------------------------------
+
+/** @type {Record<string, (request: any) => void>} */
+const answers = {
+  go,
+  window: zoom,
+  cursor: select,
+  search: answerSearch,
+  links: answerLinks,
+  settings: () => {
+    setPalette();
+    if (state.head) drawStoredHead(shown, stackShown());
+  },
+  theme: setTheme,
+};
+connectRequests((kind, payload) => answers[kind]?.(payload));
+for (const event of ["tokens", "cell", "drawn"]) on(event, showTokens);
+
+whenReady(async () => {
+  state.model = MODEL;
+  announce("ready");
+  buildGrid();
+  setColors();
+  paintTheme();
+  const view = location.hash.length > 1 ? location.hash : `#${MODEL.view}`;
+  restoreSettings(view);
+  ask("settings", settings);
+  figures.map.on_event("rangesupdate", () => state.head && panned());
+  await unpackTokens();
+  ask("go", fromAddress(view));
+  for (const { name, heads } of MODEL.stacks) {
+    for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
+  }
+  announce("thumbnails");
+});

@@ -1,0 +1,35 @@
+"""The selected cell: its weight, its row, the calculation of the row, and the top tokens of all heads."""
+
+from __future__ import annotations
+
+from clearhead.viewer import _payloads
+from clearhead.viewer.server._panels.panel import Panel, Selection
+from clearhead.viewer.server._tasks import Steps
+
+
+class CellPanel(Panel):
+    """Weight, score, row and calculation of the selected cell. The fastest are sent first."""
+
+    def cell_changed(self) -> None:
+        self.tasks.start("cell", self._steps(self.shown))
+
+    def _steps(self, shown: Selection) -> Steps:
+        assert shown.cursor is not None
+        cell = _payloads.cell_payload(shown.cache, shown.address, *shown.cursor)
+        yield lambda: self.state.update(cell=cell)
+        row = _payloads.row_payload(shown.cache, shown.address, shown.cursor[0], shown.window)
+        yield lambda: self.state.update(cell={**cell, **row})
+        calculation = _payloads.calculation_payload(shown.cache, shown.address, *shown.cursor)
+        yield lambda: self.state.update(calculation=calculation)
+
+
+class TopTokensPanel(Panel):
+    """Keys that the selected query attends to most, and queries that attend most to the selected key, in all heads."""
+
+    def cell_changed(self) -> None:
+        self.tasks.start("top tokens", self._steps(self.shown), background=True)
+
+    def _steps(self, shown: Selection) -> Steps:
+        assert shown.cursor is not None
+        for payload in _payloads.top_tokens_payload(shown.cache, shown.address[0], *shown.cursor):
+            yield None if payload is None else lambda payload=payload: self.state.update(top_tokens=payload)

@@ -1,0 +1,37 @@
+// Numbers and names as text.
+
+/**
+ * Format a number with significant digits.
+ * @param {number | null | undefined} value
+ * @param {number} [digits]
+ */
+export function significant(value, digits = 4) {
+  if (value === null || value === undefined) return "";
+  if (value === -Infinity) return "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text = size < 1e-3 || size >= 1e5 ? value.toExponential(digits - 1) : value.toPrecision(digits);
+  return text.replaceAll("-", "−");
+}
+
+/**
+ * Format a number with a fixed number of decimals.
+ * @param {number} value
+ * @param {number} [digits]
+ */
+export const fixed = (value, digits = 2) => value.toFixed(digits).replace(/^-(?=0\.0*$)/, "").replace("-", "−");
+
+/** @param {number} value @param {number} low @param {number} high */
+export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+/** @param {number} start @param {number} end */
+export const rangeText = (start, end) => (end - start === 1 ? `${start}` : `${start} to ${end - 1}`);
+
+/** @param {string} stack */
+export const stackTitle = (stack) => ({ encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" })[stack] ?? stack;
+
+/** @param {{ stack: string, layer: number, head: number }} head */
+export const headId = ({ stack, layer, head }) => `${stack}.${layer}.${head}`;
+
+/** @param {{ stack: string, layer: number, head: number }} head */
+export const headTitle = ({ stack, layer, head }) => `${stackTitle(stack)}, layer ${layer}, head ${head}`;

@@ -1,0 +1,191 @@
+// Types of the data that the server or a report sends to the page. The Python side is in `_payloads.py` and `report/_page.py`.
+
+/** Stack of a model: its sizes, and for reports the layout of its stored arrays. */
+interface StackPayload {
+  name: string;
+  heads: number[]; // number of heads of each layer
+  groups: number[]; // number of key heads of each layer
+  queries: number;
+  keys: number;
+  sampled: number; // number of sampled queries of a long text, or 0
+  hides: string[]; // texts of the first sink keys
+  hidden: number[]; // sink keys
+  value_weighted: boolean; // the norms of the values are known
+}
+
+interface StoredStack extends StackPayload {
+  tokens: [number, number]; // indices of the token lists of queries and keys
+  same: boolean; // self-attention
+  layers: { entropy: number | null; labels: string[]; statistics: Record<string, number | null>; received: number }[][];
+  bins: [number, number];
+  kept: number;
+  places: number[] | null; // stored queries, or null if all are stored
+  bar: number;
+  cells: boolean; // every bin is a single cell
+  top: number;
+  floor: number;
+}
+
+interface ModelPayload {
+  name: string;
+  stacks: StackPayload[];
+  labeled: boolean;
+  columns: [name: string, heading: string, tooltip: string][]; // of the statistics
+  chosen: number | null; // index of the given text, or null for a typed text
+  text: string;
+  given: string[];
+  runs: boolean;
+  longest: number;
+  notes: string[];
+}
+
+interface StoredModel extends ModelPayload {
+  stacks: StoredStack[];
+  first: string;
+  view: string; // fragment of the view to open on
+}
+
+interface HeadPayload {
+  stack: string;
+  layer: number;
+  head: number;
+  queries?: string[]; // only for short texts
+  keys?: string[];
+}
+
+interface WindowPayload {
+  window: [number, number, number, number]; // row, row_end, key, key_end
+  row: number;
+  rows: string[];
+  key: number;
+  keys: string[];
+}
+
+interface CellPayload {
+  query: number;
+  key: number;
+  query_token: string;
+  key_token: string;
+  weight?: number; // undefined if a report does not store it
+  score?: number;
+  start?: number; // first key of `row`
+  row?: ArrayLike<number>;
+}
+
+interface ThumbnailPayload {
+  entropy: number | null;
+  labels: string[]; // most specific first
+  statistics: Record<string, number | null>; // by the names of the model's `columns`
+  rows: number;
+  keys: number;
+  levels: ArrayBuffer | Uint8Array; // 0 only where masked
+}
+
+interface LayerPayload {
+  stack: string;
+  layer: number;
+  hide?: boolean; // sink keys are masked
+  heads: ThumbnailPayload[];
+}
+
+type TopToken = [index: number, text: string, weight: number];
+interface TopTokens {
+  everywhere?: TopToken[];
+  heads: [layer: number, head: number, tokens: TopToken[]][];
+}
+interface TopTokensPayload {
+  query: string;
+  key: string;
+  same: boolean;
+  hide?: boolean; // sink keys are left out of `from`
+  nearest?: number; // stored query that a report lists instead of the selected one
+  from: TopTokens;
+  to?: TopTokens; // absent in reports of longer texts, which do not store columns
+}
+
+/** Answer to `{kind: "search", axis, text}`. */
+interface SearchPayload {
+  stack: string;
+  axis: "queries" | "keys";
+  text: string;
+  ranges: [start: number, end: number][]; // tokens of the first 1,000 hits
+  count: number; // of all hits
+}
+
+/** Answer to `{kind: "links", query?, hide?, min_distance?}`; the default query is the last token. */
+interface LinksPayload {
+  stack: string;
+  query: number;
+  token: string;
+  hide: boolean;
+  links: { layer: number; head: number; key: number; token: string; weight: number; distance: number | null }[];
+}
+
+/** Answer to `{kind: "picture", query?, hide?}`: the top key of one query in every head. */
+interface PicturePayload {
+  stack: string;
+  query: number;
+  token: string;
+  hide: boolean;
+  layers: ([key: number, token: string, weight: number] | null)[][];
+}
+
+/** Answer to `{kind: "statistics"}`: the table of all heads. */
+interface StatisticsPayload {
+  columns: [name: string, heading: string, tooltip: string][];
+  rows: { id: string; head: string; labels: string; cells: string[] }[];
+}
+
+interface RowTerm {
+  key: number;
+  token: string;
+  vector: number[] | null;
+  product: number | null;
+  scaled: number | null;
+  capped: number | null;
+  score: number;
+  weight: number;
+  contribution: number[] | null;
+  projected_norm?: number | null; // length of the contribution after W_O, if W_O is known
+}
+interface CalculationPayload {
+  token: string;
+  query: number[] | null;
+  scale: number;
+  softcap: number | null;
+  lse: number;
+  terms: RowTerm[];
+  others: number;
+  output: number[] | null;
+  projected?: number[] | null; // output through W_O, if it is known
+  position: number; // index of the query
+  explained: boolean; // /explain.html can work out this row
+}
+
+interface StatusPayload {
+  text: string;
+  busy: boolean;
+  percent: number | null;
+  error: boolean;
+}
+
+/** Bin or cell of the heatmap, with half-open ranges of queries and keys. */
+interface Bin {
+  query: number;
+  queryEnd: number;
+  key: number;
+  keyEnd: number;
+  value: number;
+  score?: number;
+  query_token?: string;
+  key_token?: string;
+  preview?: boolean; // a sketch of rows that are still being computed
+  sampled?: boolean; // a report of a long text: computed from some queries only
+  shades?: { digits: number; least: number }; // a report: precision, and the smallest weight that a shade can represent
+  announced?: boolean; // the selected cell, which is read out even if it is hidden
+}
+
+declare const Bokeh: any;
+interface Window {
+  Bokeh?: any;
+}

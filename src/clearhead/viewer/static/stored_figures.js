@@ -1,0 +1,93 @@
+// Figures of a report: the heatmap and the profiles of a stored head, their axes, palette and theme, also in print.
+
+import { paintTheme } from "clearhead/controls.js";
+import { element } from "clearhead/dom.js";
+import { PALETTES, colorMappers, figures, isLog, renderers } from "clearhead/heatmap.js";
+import { settings } from "clearhead/state.js";
+
+const MAX_AXIS_TOKENS = 40; // longer axes are labeled with indices
+const MAX_LABEL_LETTERS = 14;
+
+const maximum = (/** @type {Float32Array} */ values) => values.reduce((one, other) => Math.max(one, other), 0);
+
+/** @param {import("clearhead/stored.js").StoredHead} stored @param {StoredStack} stack */
+export function drawStoredHead(stored, stack) {
+  const values = stored.values(settings.reduce);
+  /** @type {Record<string, { low: number, high: number }>} */
+  const ends = { LogColorMapper: { low: stack.floor, high: 1 }, LinearColorMapper: { low: 0, high: Math.max(maximum(values), 1e-6) } };
+  for (const mapper of colorMappers()) mapper.setv(ends[mapper.type]);
+  const [rows, keys] = stack.bins;
+  const { ndarray } = Bokeh.require("core/util/ndarray");
+  const image = ndarray(values.map((weight) => weight || NaN), { dtype: "float32", shape: [stored.rows, stored.keys] });
+  // a shade covers a range of weights: 3% with 500 keys, 6% with a million
+  const shades = stack.cells ? undefined : { digits: 2, least: stack.floor ** (254 / 255) };
+  const bars = (/** @type {any} */ figure, /** @type {any} */ range, /** @type {number[]} */ edges, /** @type {Float32Array} */ value) => {
+    figure.renderers[0].data_source.data = { start: edges.slice(0, -1), end: edges.slice(1), value };
+    range.setv({ start: 0, end: 1.05 * maximum(value) || 1 });
+  };
+  const { received, entropy, sources } = figures;
+  received.tags = ["mean"]; // a stored bar is the mean of its keys
+  const across = Array.from({ length: Math.ceil(stack.keys / stack.bar) + 1 }, (_, index) => Math.min(stack.keys, stack.bar * index));
+  bars(received, received.y_range, across, stored.receipts());
+  bars(entropy, entropy.x_range, rowEdges(stack), stored.entropies());
+  sources[1].data = {
+    image: [image], scores: [[]], x: [0], y: [0], dw: [stored.keys * keys], dh: [stored.rows * rows],
+    rows: [rows], keys: [keys], exact: [true], shades: [shades], sampled: [Boolean(stack.sampled)],
+  };
+}
+
+// each stored query is drawn up to halfway to its neighbors
+function rowEdges(/** @type {StoredStack} */ { places, queries }) {
+  if (!places) return Array.from({ length: queries + 1 }, (_, index) => index);
+  return [0, ...places.slice(1).map((query, index) => (places[index] + 1 + query) / 2), queries];
+}
+
+/** @param {WindowPayload} tokens */
+export function drawTicks({ window: [row, rowEnd, key, keyEnd], rows, keys }) {
+  labelAxis(figures.map.left[0], row, rowEnd, rows, 0);
+  labelAxis(figures.map.above[0], key, keyEnd, keys, Math.PI / 2);
+}
+
+// PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
+/** @param {any} axis @param {number} start @param {number} end @param {string[]} tokens @param {number} orientation */
+function labelAxis(axis, start, end, tokens, orientation) {
+  const { BasicTicker, FixedTicker, NumeralTickFormatter, PlainText } = Bokeh.Models;
+  if (end - start > MAX_AXIS_TOKENS) {
+    axis.setv({ ticker: new BasicTicker(), major_label_overrides: new Map(), formatter: new NumeralTickFormatter({ format: "0,0" }), major_label_orientation: 0 });
+    return;
+  }
+  const clipped = (/** @type {string} */ text) => ([...text].length > MAX_LABEL_LETTERS ? `${[...text].slice(0, MAX_LABEL_LETTERS - 1).join("")}…` : text);
+  const labels = tokens.map((text, offset) => /** @type {const} */ ([start + offset + 0.5, new PlainText({ text: `\u2068${clipped(text)}\u2069` })]));
+  axis.setv({ ticker: new FixedTicker({ ticks: labels.map(([tick]) => tick) }), major_label_overrides: new Map(labels), major_label_orientation: orientation });
+}
+
+export function setPalette() {
+  for (const mapper of colorMappers()) mapper.palette = PALETTES[settings.palette];
+  for (const renderer of renderers()) renderer.visible = isLog(renderer) === settings.log;
+}
+
+/** @param {{ text: string, line: string, paper: string, nothing: string }} colors */
+export function setTheme({ text, line, paper, nothing }) {
+  figures.map.center.find((/** @type {any} */ part) => part.name === "masked").hatch_color = nothing;
+  for (const figure of [figures.map, figures.entropy, figures.received]) {
+    figure.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: line });
+    for (const axis of [...figure.left, ...figure.above, ...figure.below]) {
+      axis.setv({ major_label_text_color: text, axis_label_text_color: text, axis_line_color: line, major_tick_line_color: line });
+    }
+  }
+}
+
+/** @param {string} scheme */
+function useColorScheme(scheme) {
+  document.documentElement.style.colorScheme = scheme;
+  paintTheme();
+  for (const figure of [figures.map, figures.entropy, figures.received]) Bokeh.index.find_one(figure).paint();
+}
+
+// print the figures at their screen size, scaled by CSS; repaint now, because the next frame would be too late
+window.addEventListener("beforeprint", () => {
+  element("chart").style.setProperty("--wide", element("chart").offsetWidth);
+  element("chart").style.setProperty("--tall", `${element("map").offsetHeight}px`);
+  useColorScheme("light");
+});
+window.addEventListener("afterprint", () => useColorScheme(""));
