@@ -90,7 +90,7 @@ class HuggingFaceModel:
             raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
         report = progress or _ignore
         with loading_files(progress, is_gguf="gguf_file" in options):
-            with _named_errors(name, download):
+            with named_errors(name, download):
                 report("reading the configuration", 0, 0)
                 config = AutoConfig.from_pretrained(source, **options)
                 report("loading the tokenizer", 0, 0)
@@ -99,7 +99,7 @@ class HuggingFaceModel:
             if head or (head is None and has_head(config)):
                 model_class = class_with_head(str(name), config)
             options |= {"attn_implementation": "clearhead", "output_loading_info": True}
-            with _named_errors(name, download):
+            with named_errors(name, download):
                 report("loading the model", 0, 0)
                 model, loading = model_class.from_pretrained(source, **options)
         if head:
@@ -272,7 +272,7 @@ class _WeightsRecorder:
 
 
 @contextmanager
-def _named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]:
+def named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]:
     """Raise transformers' errors in one line that begins with the name of the model."""
     try:
         yield

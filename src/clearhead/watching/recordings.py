@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.text import count_noun
+from clearhead.recording.media import Media
 from clearhead.recording.output_projection import OutputProjection
 from clearhead.recording.recording import Recording, Stack
 from clearhead.watching._stack_tokens import Sequences, StackTokens, TokensOfStacks
@@ -28,7 +29,9 @@ class _Matrix(NamedTuple):
     projection: OutputProjection | None
 
 
-def recording_of(seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None = None) -> Recording:
+def recording_of(
+    seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None = None, media: Media | None = None
+) -> Recording:
     """Return the attention of a watched model on one input; see `Seen.recording`."""
     seen.check_numbering()
     layers: dict[str, list[_Matrix]] = {}
@@ -56,6 +59,7 @@ def recording_of(seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None
             )
             for name, matrices in stacks.items()
         },
+        media=media or Media(),
     )
 
 

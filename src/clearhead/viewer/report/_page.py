@@ -19,6 +19,7 @@ from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
 from clearhead.recording import Address, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
+from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
@@ -76,6 +77,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                     "chosen": 0,
                 },
                 "palettes": PALETTES,
+                "media": media_payload(recording),
                 "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),

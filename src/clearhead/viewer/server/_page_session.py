@@ -26,13 +26,14 @@ from clearhead.viewer._templates import TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
 from clearhead.viewer.server._panels.find import FindPanel
+from clearhead.viewer.server._panels.media import MediaPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
 from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel)
+_PANELS = (MediaPanel, ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel)
 
 
 class PageSession:

@@ -30,6 +30,8 @@ class PageState(DataModel):
     picture: Any = AnyValue(default=None)
     statistics: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
+    media: Any = AnyValue(default=None)
+    grid_weights: Any = AnyValue(default=None)
 
 
 def parse_address(recording: Recording, text: str) -> Address:

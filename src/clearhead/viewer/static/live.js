@@ -7,6 +7,7 @@ import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/media.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/save_report.js";

@@ -8,7 +8,8 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null }}
+ *   search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null, media: MediaPayload | null,
+ *   grid_weights: GridWeights | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -21,6 +22,8 @@ export const state = {
   search: null,
   links: null,
   status: null,
+  media: null,
+  grid_weights: null,
 };
 
 /** Settings of the heatmap. */
