@@ -127,10 +127,16 @@ def test_projections_are_references_that_are_not_saved(tmp_path):
 
 
 def test_long_texts_are_projected_in_parts(monkeypatch):
-    made = record(make("llama"), input_ids=IDS, values=True)["decoder"]
+    made = record(make("llama"), input_ids=IDS * 7, values=True)["decoder"]
+    value, projection = made.layers[0].value, made.output_projections[0]
+    assert value.shape == (1, 2, 49, 8)
     monkeypatch.setattr(output_projection, "_MAX_PROJECTED", 3 * 32)
-    parts = made.output_projections[0].value_norms(made.layers[0].value)
-    torch.testing.assert_close(parts, made.value_norms[0])
+    for length in (7, 49):  # the longer one takes the QR decomposition of W_O
+        got = projection.value_norms(value[:, :, :length])
+        for head in range(4):
+            naive = (value[0, head // 2, :length] @ projection.of_head(head)).norm(dim=1)
+            exact = (value[0, head // 2, :length].double() @ projection.of_head(head).double()).norm(dim=1)
+            assert_matches(got[head], exact, naive, scale=2 * float(exact.max()))
 
 
 @pytest.mark.parametrize("model_type", ["bitnet", "afmoe"])
