@@ -64,6 +64,7 @@ interface WindowPayload {
 }
 
 interface CellPayload {
+  head?: string; // not in reports
   query: number;
   key: number;
   query_token: string;
