@@ -98,6 +98,10 @@ class Page:
         """Parameters in the fragment of the page's address."""
         return {name: values[0] for name, values in parse_qs(urlsplit(self.browser.current_url).fragment).items()}
 
+    def wait_for(self, **expected: str) -> None:
+        """Wait until the address has these parameters."""
+        self.until(lambda: expected.items() <= self.fragment.items())
+
     # -- the heatmap ----------------------------------------------------------------------------------------------
 
     def screen_position(self, key: float, query: float) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def search(page, text, *keys):
     box = page.find("#wanted")
     box.clear()
     box.send_keys(text)
-    page.until(lambda: "found" in page.text("find-count") or "not" in page.text("find-count"))
+    page.until(lambda: page.module_script("return state.search?.text") == text)
     box.send_keys(*keys)
     page.settle()
     return page.text("find-count")
@@ -50,21 +50,21 @@ def test_search_marks_all_occurrences_and_steps_through_them(page, urls, source)
     assert search(page, "PASSWORD") == "2 found"
     assert len(page.all(".matches span")) == 2
     assert [word.text for word in page.all(".word.match")] == ["pass", "word"] * 2
-    assert page.fragment["cell"] == "9-2"
+    page.wait_for(cell="9-2")
     page.find("#wanted").send_keys(Keys.ENTER)
     page.settle()
-    assert page.text("find-count") == "2 of 2"
-    assert page.fragment["cell"] == "9-10"
+    page.until(lambda: page.text("find-count") == "2 of 2")
+    page.wait_for(cell="9-10")
     page.find("#wanted").send_keys(Keys.ENTER)
     page.settle()
-    assert page.text("find-count") == "1 of 2"
-    assert page.fragment["cell"] == "9-1"
+    page.until(lambda: page.text("find-count") == "1 of 2")
+    page.wait_for(cell="9-1")
     page.find("#wanted").send_keys(Keys.SHIFT + Keys.ENTER)
     page.settle()
-    assert page.fragment["cell"] == "9-10"
+    page.wait_for(cell="9-10")
     page.choose("find-side", "queries")
     page.click("#find-next")
-    assert page.fragment["cell"] == "10-10"
+    page.wait_for(cell="10-10")
     assert search(page, "<b>") == "1 found"
     assert search(page, "no such word") == "not in the text"
     assert page.all(".matches span") == []
@@ -75,7 +75,7 @@ def test_search_marks_all_occurrences_and_steps_through_them(page, urls, source)
     assert search(page, "no such word") == "not in the text"  # the same answer again
     page.find("#position").send_keys("7", Keys.ENTER)
     page.settle()
-    assert page.fragment["cell"] == "7-10"
+    page.wait_for(cell="7-10")
 
 
 @pytest.mark.parametrize("source", ["live", "report"])
@@ -83,7 +83,7 @@ def test_positions_and_hits_of_a_long_text_are_zoomed_to(page, urls, source):
     page.open(urls[source, "long"], "#head=decoder.0.0&cell=599-0")
     page.find("#position").send_keys("321", Keys.ENTER)
     page.settle()
-    assert page.fragment["cell"] == "599-321"
+    page.wait_for(cell="599-321")
     row, row_end, key, key_end = page.window()
     assert (row, row_end) == (0, LENGTH)
     assert key_end - key == 64
@@ -91,8 +91,8 @@ def test_positions_and_hits_of_a_long_text_are_zoomed_to(page, urls, source):
     assert search(page, "password") == "80 found"
     page.find("#find-next").click()
     page.settle()
-    assert page.text("find-count") == "44 of 80"
-    assert page.fragment["cell"] == "599-325"
+    page.until(lambda: page.text("find-count") == "44 of 80")
+    page.wait_for(cell="599-325")
     if source == "live":
         assert {token.text for token in page.all("#strip .tok.match")} == {"pass", "word"}
 
@@ -117,8 +117,8 @@ def test_last_token_opens_its_strongest_link(page, recordings, urls, source, nam
     assert f"head {layer}.{head} puts " in sentence
     assert parse_number(sentence.split("puts ")[1]) == pytest.approx(weight, abs=0.006)
     assert f"on {stack.keys.texts[key].strip()}, {last - key:,} tokens back." in sentence.replace("  ", " ")
-    assert page.fragment["head"] == f"decoder.{layer}.{head}"
-    assert page.fragment["cell"] == f"{last}-{key}"
+    page.wait_for(head=f"decoder.{layer}.{head}")
+    page.wait_for(cell=f"{last}-{key}")
     row, row_end, first, end = page.window()
     assert row <= last < row_end
     assert first <= key < end
@@ -128,7 +128,7 @@ def test_last_token_opens_its_strongest_link(page, recordings, urls, source, nam
     name_of_head = second.text.split(":")[0]
     second.click()
     page.settle()
-    assert page.fragment["head"] == f"decoder.{name_of_head}"
+    page.wait_for(head=f"decoder.{name_of_head}")
     assert page.fragment["cell"].startswith(f"{last}-")
     page.click("#last-token")  # the same answer again
-    assert page.fragment["cell"] == f"{last}-{key}"
+    page.wait_for(cell=f"{last}-{key}")

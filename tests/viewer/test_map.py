@@ -116,21 +116,21 @@ def test_axis_labels_and_bars_select_their_token(page, small):
     x, y = page.screen_position(5.5, 8.5)
     left, top = page.script(BOX + "return [left, top]", "#map")
     click_at(page, left + 50, y)  # a label of a query
-    assert page.fragment["cell"] == "8-3"
+    page.wait_for(cell="8-3")
     click_at(page, x, top + 40)  # a label of a key
-    assert page.fragment["cell"] == "8-5"
+    page.wait_for(cell="8-5")
     assert "key 5 t5" in page.text("tip")
     weights = recording.weights(("decoder", 1, 0))
     x, y = page.screen_position(7.5, 4.5)
     left, right = page.script(BOX + "return [left, right]", "#entropy")
     click_at(page, (left + right) / 2, y)
-    assert page.fragment["cell"] == "4-5"
+    page.wait_for(cell="4-5")
     query, _, entropy = page.text("tip").partition("entropy ")
     assert query == "query 4 t4"
     assert parse_number(entropy) == pytest.approx(float(weights.entropy()[0, 0, 4]), rel=1e-3)
     top, bottom = page.script(BOX + "return [top, bottom]", "#received")
     click_at(page, x, (top + bottom) / 2)
-    assert page.fragment["cell"] == "4-7"
+    page.wait_for(cell="4-7")
     key, _, received = page.text("tip").partition("received ")
     assert key == "key 7 t7"
     assert parse_number(received) == pytest.approx(float(weights.received()[0, 0, 7]), rel=1e-3)
@@ -151,8 +151,9 @@ def test_page_scrolls_over_the_map_and_zooms_when_asked(page, small, browser):
     assert "Ctrl + scroll zooms" in page.text("wheel-hint")
     page.press(3.5, 8.5)
     assert scrolled(lambda: page.wheel(3.5, 8.5, 1, modifier="")) == 0
-    assert page.window()[1] - page.window()[0] < 12
+    page.until(lambda: page.window()[1] - page.window()[0] < 12)
     page.keys("0", Keys.ESCAPE)
+    page.until(lambda: page.window() == [0, 12, 0, 12])
     assert scrolled(lambda: page.wheel(3.5, 8.5, -1, modifier="")) != 0
     assert page.window() == [0, 12, 0, 12]
 
@@ -183,7 +184,7 @@ def test_one_finger_scrolls_the_page_and_two_zoom_the_map(page, small, browser, 
         assert page.script("return scrollY") == before
         x, y = page.screen_position(row + 2.5, row + 1.5)
         touch(browser, [(x, y)])
-        page.until(lambda: page.fragment["cell"] == f"{row + 1}-{row + 2}")
+        page.wait_for(cell=f"{row + 1}-{row + 2}")
         assert f"query {row + 1} t{row + 1}" in page.text("tip")
         assert is_inside(page, "#tip")
     finally:
@@ -201,7 +202,7 @@ def test_maps_are_weighted_by_the_values_if_they_are_known(page, small, translat
     torch.testing.assert_close(factors, factors[:1].expand(17, 17), rtol=1e-3, atol=0)  # one factor for each key
     assert float(factors.max()) == pytest.approx(1, abs=1e-3)
     assert float(factors.min()) < 0.95
-    assert page.fragment["weighted"] == "values"
+    page.wait_for(weighted="values")
     page.open(small[1])
     assert not page.find("#weighted").is_enabled()
     assert "does not have the values" in page.find("#weighted-label").get_attribute("title")
@@ -267,15 +268,15 @@ def test_keys_go_to_the_ends_zoom_one_side_and_open_heads(page, small):
         ((Keys.CONTROL, Keys.HOME), "0-0"),
     ):
         page.keys("".join(pressed))
-        assert page.fragment["cell"] == cell
+        page.wait_for(cell=cell)
     page.keys("q")
-    assert page.window() == [0, 6, 0, 12]
+    page.until(lambda: page.window() == [0, 6, 0, 12])
     page.keys(Keys.SHIFT + "q")
     page.keys("k")
-    assert page.window() == [0, 12, 0, 6]
+    page.until(lambda: page.window() == [0, 12, 0, 6])
     page.keys(Keys.END)  # the window follows
-    assert page.fragment["cell"] == "0-11"
-    assert page.window() == [0, 12, 6, 12]
+    page.wait_for(cell="0-11")
+    page.until(lambda: page.window() == [0, 12, 6, 12])
     for pressed, head in (
         ("n", "decoder.1.1"),
         ("[", "decoder.1.0"),
@@ -284,11 +285,11 @@ def test_keys_go_to_the_ends_zoom_one_side_and_open_heads(page, small):
         ("p", "decoder.0.3"),
     ):
         page.keys(pressed)
-        page.until(lambda head=head: page.fragment["head"] == head)
-        assert page.window() == [0, 12, 6, 12]
+        page.wait_for(head=head)
+        page.until(lambda: page.window() == [0, 12, 6, 12])
     page.until(lambda: page.text("live-summary") == "Decoder, layer 0, head 3: t0 looks mostly at t0, 100 %")
     page.click("#closer-rows")
-    assert page.window() == [0, 6, 6, 12]
+    page.until(lambda: page.window() == [0, 6, 6, 12])
     page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not page.find("#closer-rows").is_displayed()
 
