@@ -6,7 +6,7 @@ from selenium.webdriver.common.keys import Keys
 
 from support.browser import emulate, resize
 from support.recordings import decoder
-from support.viewer_page import parse_number, showing, violations
+from support.viewer_page import PLAIN_TOKENS, parse_number, showing, violations
 
 PINNED = "return state.compare && [state.compare.stack, state.compare.layer, state.compare.head].join('.')"
 DRAWN = """
@@ -103,3 +103,20 @@ def test_head_of_another_text_stays_pinned(page, browser):
         page.until(lambda: "so they have no difference" in page.text("compare-note"))
         assert not page.find("#difference").is_displayed()
         assert page.find("#pinned-map").is_displayed()
+
+
+def test_head_of_a_recording_follows_the_shown_head(page, tmp_path):
+    shown, other = decoder(PLAIN_TOKENS, sharpness=1.0), decoder(PLAIN_TOKENS, sharpness=3.0)
+    other.save(tmp_path / "other.safetensors")
+    with showing(page, shown, compare=tmp_path / "other.safetensors") as viewer:
+        page.open(viewer.url, "#head=decoder.1.2")
+        for layer, head in ((1, 2), (0, 1)):
+            page.click(f"[data-head='decoder.{layer}.{head}']")
+            drawn = compared(page, f"decoder.{layer}.{head}")
+            one, two = (recording.weights(("decoder", layer, head)).dense()[0, 0] for recording in (shown, other))
+            assert_equal(torch.tensor(drawn["values"]).view(12, 12), two)
+            assert_equal(torch.tensor(drawn["difference"]).view(12, 12), one - two)
+        assert page.fragment["pin"] == "same@recording"
+        assert page.text("compare-heading").endswith("of “recording of a model”")
+        page.click("#unpin")
+        assert not page.find("#compare").is_displayed()

@@ -57,6 +57,10 @@ def view(
         Path | None,
         typer.Option(help="File from `clearhead roles --output` with the head labels to show, including induction."),
     ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Recording (.safetensors) whose heads are drawn beside the shown ones, with differences."),
+    ] = None,
     port: Annotated[
         int, typer.Option(help="Port to serve on. If it is in use, the next free port is used.", min=1)
     ] = 5006,
@@ -80,8 +84,10 @@ def view(
     options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text), image)
     if output is None and (title is not None or note is not None):
         raise ValueError("--title or --note is given without --output; expected the name of a report")
+    if output is not None and compare is not None:
+        raise ValueError("--compare is given with --output; expected one of them, because a report has one recording")
     if output is None:
-        _serve(source, texts, options, roles, port, browser)
+        _serve(source, texts, options, roles, compare, port, browser)
     else:
         _write_report(output, source, texts, options, roles, {"title": title, "note": note})
 
@@ -164,7 +170,13 @@ def _write_report(
 
 
 def _serve(
-    source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None, port: int, browser: bool
+    source: str,
+    texts: list[str] | None,
+    options: LoadOptions,
+    roles: Path | None,
+    compare: Path | None,
+    port: int,
+    browser: bool,
 ) -> None:
     """Serve until Ctrl-C. Prints the link and how to open it from another machine."""
     labels = None if roles is None else _read_roles(roles)
@@ -175,7 +187,9 @@ def _serve(
             from clearhead.viewer.server.serve import view as start_viewer
 
             named, arguments = options.load(source)
-            viewer = start_viewer(named, texts, roles=labels, port=port, browser=False, wait=False, **arguments)
+            viewer = start_viewer(
+                named, texts, roles=labels, compare=compare, port=port, browser=False, wait=False, **arguments
+            )
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from clearhead._utils.checks import describe
 from clearhead.analysis import Roles
 from clearhead.models import load_source
 from clearhead.recording import Recording
@@ -45,6 +46,7 @@ class Texts:
         text: str | list[str] | None = None,
         roles: Roles | None = None,
         *,
+        compare: Recording | Seen | str | os.PathLike[str] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         download: bool = False,
@@ -55,7 +57,11 @@ class Texts:
         self._typed: OrderedDict[str, Recorded] = OrderedDict()
         self._model: RecordableModel | None = None
 
+        self.compared: RecordingCache | None = None  # recording to compare with
+
         def begin() -> list[str]:
+            if compare is not None:
+                self.compared = RecordingCache(_load_recording(compare, device))
             return self._begin(load_source(source, device=device, dtype=dtype, download=download, head=None), text)
 
         self.choices = self.worker.submit(begin).result()
@@ -127,6 +133,16 @@ class Texts:
             warnings.simplefilter("always", UserWarning)
             recording = self._model.record(text, values=True)
         return Recorded(RecordingCache(recording, self._roles), [str(warning.message) for warning in caught])
+
+
+def _load_recording(source: Recording | Seen | str | os.PathLike[str], device: torch.device | str | None) -> Recording:
+    """Return a recording to compare with, or raise if it is something else."""
+    is_loaded = isinstance(source, Recording | Seen)
+    if is_loaded or (isinstance(source, str | os.PathLike) and str(source).endswith(".safetensors")):
+        loaded = load_source(source, device=None if is_loaded else device)
+        if isinstance(loaded, Recording):
+            return loaded
+    raise TypeError(f"compare is {describe(source)}; expected a recording or its path (.safetensors)")
 
 
 def check_typed(text: str) -> str:

@@ -35,6 +35,7 @@ interface ModelPayload {
   text: string;
   given: string[];
   runs: boolean;
+  compared?: string | null; // name of the model of the recording to compare with
   longest: number;
   notes: string[];
 }
