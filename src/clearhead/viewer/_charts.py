@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from jaxtyping import Float
 
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
-from clearhead.recording import Tokens
+from clearhead.recording import Stack
 from clearhead.viewer._heatmap import Heatmap, HeatmapWindow
+from clearhead.viewer._row_labels import row_label
 
 # readable with color blindness and in gray; the first color means no attention
 PALETTES: dict[str, tuple[str, ...]] = {
@@ -128,11 +130,19 @@ class HeadChart:
         self._bars["received"].data = bars = _bars(received, window.key, window.key_end, reduce)
         self.received.y_range.update(start=0, end=max(1e-6, 1.05 * float(np.max(bars["value"]))))
 
-    def label_axes(self, queries: Tokens, keys: Tokens) -> None:
-        """Label both axes with tokens if they fit, with numbers otherwise."""
+    def label_axes(self, stack: Stack) -> None:
+        """Label both axes with tokens if they fit, with numbers otherwise. Queries also show what they write."""
         window = self.window
-        _label_axis(self.map.yaxis[0], queries, window.row, window.row_end, across=False)
-        _label_axis(self.map.xaxis[0], keys, window.key, window.key_end, across=True)
+
+        def query_label(index: int) -> str:
+            return row_label(stack, index, MAX_TOKEN_COLUMNS)
+
+        def key_label(index: int) -> str:
+            return short_token(stack.keys.texts[index], MAX_TOKEN_COLUMNS)
+
+        _label_axis(self.map.yaxis[0], query_label, window.row, window.row_end, across=False)
+        _label_axis(self.map.xaxis[0], key_label, window.key, window.key_end, across=True)
+        self.map.yaxis[0].axis_label = "queries" if stack.written is None else "queries (read → written)"
 
     def set_palette(self, palette: str, logarithmic: bool) -> None:
         """Set the colors of the heatmaps and their scale, logarithmic or linear."""
@@ -230,16 +240,14 @@ def _bars(values: Float[np.ndarray, " length"], start: int, end: int, reduce: Re
     return {"start": starts, "end": ends, "value": pooled}
 
 
-def _label_axis(axis: Any, tokens: Tokens, start: int, end: int, *, across: bool) -> None:
+def _label_axis(axis: Any, label: Callable[[int], str], start: int, end: int, *, across: bool) -> None:
     if end - start > MAX_AXIS_TOKENS:
         formatter = NumeralTickFormatter(format="0,0")
         axis.update(ticker=BasicTicker(), major_label_overrides={}, formatter=formatter, major_label_orientation=0.0)
         return
     ticks = [index + 0.5 for index in range(start, end)]
     # PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
-    labels = {
-        tick: PlainText(text=f"\u2068{short_token(tokens.texts[int(tick)], MAX_TOKEN_COLUMNS)}\u2069") for tick in ticks
-    }
+    labels = {tick: PlainText(text=f"\u2068{label(int(tick))}\u2069") for tick in ticks}
     upright = np.pi / 2 if across else 0.0
     ticker = FixedTicker(ticks=ticks)
     axis.update(ticker=ticker, major_label_overrides=labels, major_label_orientation=upright)

@@ -27,13 +27,25 @@ from clearhead.viewer.server._page_state import PageState, Request, parse_addres
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
 from clearhead.viewer.server._panels.compare import ComparePanel
 from clearhead.viewer.server._panels.find import FindPanel
+from clearhead.viewer.server._panels.media import MediaPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
+from clearhead.viewer.server._panels.words import NextTokensPanel, RowPanel, WordsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
 from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel, ComparePanel)
+_PANELS = (
+    WordsPanel,
+    MediaPanel,
+    ThumbnailsPanel,
+    CellPanel,
+    RowPanel,
+    NextTokensPanel,
+    TopTokensPanel,
+    FindPanel,
+    ComparePanel,
+)
 
 
 class PageSession:
@@ -79,7 +91,7 @@ class PageSession:
             self._show_error(error)
 
     def _go(self, request: Request) -> None:
-        """Show the requested text, head and window, each of which is optional."""
+        """Show the requested text, head and window, each of which is optional. Another text keeps the shown head."""
         text = self._texts.chosen(request)
         recorded = self._texts.cached(text)
         self._tasks.cancel("text")  # a later request replaces a text that is still being recorded
@@ -123,6 +135,8 @@ class PageSession:
 
     def _show_text(self, text: str, recorded: Recorded, request: Request) -> None:
         self._tasks.cancel_all()
+        if "head" not in request and self._state.head is not None:
+            request = {**request, "head": ".".join(map(str, self._shown.address))}
         self._text, cache = text, recorded.cache
         self._shown = replace(self._shown, cache=cache, address=next(iter(cache.recording.heads())), cursor=None)
         texts = self._texts.choices
@@ -161,7 +175,7 @@ class PageSession:
             cursor = None if before is not None and before["stack"] != address[0] else self._shown.cursor
             self._shown = replace(self._shown, address=address, cursor=cursor)
         shown = self._shown
-        now = _payloads.head_payload(shown.cache, shown.address)
+        now = _payloads.head_payload(shown.address)
         if now != before:
             self._chart.open(*shown.shape, weight_floor(shown.shape[1]))
             self._state.head = now
@@ -220,7 +234,7 @@ class PageSession:
             return
         is_moved = self._shown.window != self._chart.window
         self._shown = shown = replace(self._shown, window=self._chart.window)
-        self._chart.label_axes(shown.stack.queries, shown.stack.keys)
+        self._chart.label_axes(shown.stack)
         self._state.tokens = _payloads.window_payload(shown.cache, shown.address[0], shown.window)
         self._tasks.start("window", self._window_steps(shown))
         for panel in self._panels if is_moved else ():

@@ -25,6 +25,9 @@ class PageState(DataModel):
     cell: Any = AnyValue(default=None)
     top_tokens: Any = AnyValue(default=None)
     calculation: Any = AnyValue(default=None)
+    words: Any = AnyValue(default=None)
+    row: Any = AnyValue(default=None)
+    next_tokens: Any = AnyValue(default=None)
     search: Any = AnyValue(default=None)
     links: Any = AnyValue(default=None)
     picture: Any = AnyValue(default=None)
@@ -32,6 +35,8 @@ class PageState(DataModel):
     compare: Any = AnyValue(default=None)
     compared_cell: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
+    media: Any = AnyValue(default=None)
+    grid_weights: Any = AnyValue(default=None)
 
 
 def parse_address(recording: Recording, text: str) -> Address:

@@ -53,6 +53,7 @@ export function toAddress() {
 /** True in a notebook, where the page is a srcdoc frame without a URL. */
 export const IN_NOTEBOOK = location.protocol === "about:";
 let isFollowing = true; // while following an address, which adds no history entry
+let isTyping = false; // while a text is typed, its versions share one history entry
 /** Timer of a pending update. @type {ReturnType<typeof setTimeout> | undefined} */
 let pending;
 
@@ -66,7 +67,7 @@ export function writeAddress() {
     pending = undefined;
     const address = toAddress();
     const steps = (/** @type {string} */ hash) => STEPS.map((name) => new URLSearchParams(hash.slice(1)).get(name)).join("\n");
-    const isStep = steps(address) !== steps(location.hash) && !isFollowing;
+    const isStep = steps(address) !== steps(location.hash) && !isFollowing && !isTyping;
     if (address && address !== location.hash && !IN_NOTEBOOK) history[isStep ? "pushState" : "replaceState"](null, "", address);
     isFollowing = false;
   }, 300);
@@ -79,6 +80,7 @@ window.addEventListener("popstate", () => {
   ask("go", fromAddress());
   restoreSettings();
 });
+on("typed", ({ again }) => (isTyping = again));
 for (const event of ["tokens", "cell"]) on(event, writeAddress);
 // settings of a followed address change before its head arrives, and would write the head that is still shown
 on("settings", () => isFollowing || writeAddress());

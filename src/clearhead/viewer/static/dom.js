@@ -33,8 +33,23 @@ export function draw(name, attributes, ...children) {
   return made;
 }
 
-/** @param {string} text token, isolated from the direction of the text around it */
-export const literal = (text) => make("bdi", { textContent: text });
+/**
+ * Create a token, isolated from the direction of the text around it.
+ * @param {string} text
+ * @param {string} [language] language of the text, if it is known
+ */
+export const literal = (text, language = "") => make("bdi", { textContent: text, ...(language ? { lang: language } : {}) });
+
+/**
+ * Create the label of a query: the token that its row writes, with the token that it reads in a quieter color.
+ * @param {string} read
+ * @param {string} [written] empty if it is unknown
+ * @param {string} [language]
+ */
+export function rowLabel(read, written = "", language = "") {
+  if (!written) return make("span", {}, literal(read, language));
+  return make("span", {}, make("span", { className: "read" }, literal(read, language)), " → ", literal(written, language));
+}
 
 /**
  * Return the color of a custom property.

@@ -10,11 +10,12 @@ interface StackPayload {
   sampled: number; // number of sampled queries of a long text, or 0
   hides: string[]; // texts of the first sink keys
   hidden: number[]; // sink keys
+  languages: [query: string, key: string] | null; // if they are known
   value_weighted: boolean; // the norms of the values are known
 }
 
 interface StoredStack extends StackPayload {
-  tokens: [number, number]; // indices of the token lists of queries and keys
+  tokens: [number, number, number | null]; // indices of the token lists of queries, keys and written tokens
   same: boolean; // self-attention
   layers: { entropy: number | null; labels: string[]; statistics: Record<string, number | null>; received: number }[][];
   bins: [number, number];
@@ -33,6 +34,8 @@ interface ModelPayload {
   columns: [name: string, heading: string, tooltip: string][]; // of the statistics
   chosen: number | null; // index of the given text, or null for a typed text
   text: string;
+  input: string | null; // the text that the model read
+  output: string | null; // the text that an encoder–decoder wrote
   given: string[];
   runs: boolean;
   compared?: string | null; // name of the model of the recording to compare with
@@ -50,14 +53,13 @@ interface HeadPayload {
   stack: string;
   layer: number;
   head: number;
-  queries?: string[]; // only for short texts
-  keys?: string[];
 }
 
 interface WindowPayload {
   window: [number, number, number, number]; // row, row_end, key, key_end
   row: number;
   rows: string[];
+  written: string[] | null; // token that each row writes, empty if unknown; null if rows write none
   key: number;
   keys: string[];
 }
@@ -67,10 +69,34 @@ interface CellPayload {
   key: number;
   query_token: string;
   key_token: string;
+  written: string; // token that the query's row writes; empty if it writes none
   weight?: number; // undefined if a report does not store it
   score?: number;
-  start?: number; // first key of `row`
-  row?: ArrayLike<number>;
+}
+
+/** Weights of the selected query for the keys of the window. */
+interface RowPayload {
+  query: number;
+  start: number; // first key
+  row: ArrayLike<number>;
+}
+
+/** Tokens of both sides and the weights between them, for all heads of a layer. */
+interface WordsPayload {
+  stack: string;
+  layer: number;
+  heads: number;
+  queries: number[]; // indices of the tokens
+  query_tokens: string[];
+  written: string[] | null; // token that each query's row writes, empty if unknown; null if rows write none
+  keys: number[];
+  key_tokens: string[];
+  weights: ArrayLike<number>; // [heads, queries, keys]
+}
+
+interface NextTokensPayload {
+  query: number;
+  tokens: [text: string, probability: number][];
 }
 
 interface ThumbnailPayload {
@@ -96,6 +122,7 @@ interface TopTokens {
 }
 interface TopTokensPayload {
   query: string;
+  written: string; // token that the query's row writes; empty if it writes none
   key: string;
   same: boolean;
   hide?: boolean; // sink keys are left out of `from`
@@ -185,6 +212,62 @@ interface ComparedCellPayload {
   weights: number[]; // of the shown and of the pinned head; empty if their shapes differ
 }
 
+/** Pictures and sounds of a recording, and the grid of each stack that has one (`_media_payload.py`). */
+interface MediaPayload {
+  pictures: PicturePayload[];
+  sounds: SoundPayload[];
+  stacks: Record<string, GridPayload>;
+}
+interface PicturePayload {
+  url: string; // data: URL of a PNG
+  width: number;
+  height: number;
+}
+interface SoundPayload {
+  seconds: number;
+  low: number[]; // envelope
+  high: number[];
+}
+interface PatchesRegion {
+  start: number;
+  rows: number;
+  columns: number;
+  picture: number | null;
+  block: number;
+}
+interface FramesRegion {
+  start: number;
+  count: number;
+  seconds: number; // of one frame
+  sound: number | null;
+}
+interface GridPayload {
+  side: "query" | "key"; // whose tokens are drawn as a grid
+  same: boolean; // self-attention
+  regions: (PatchesRegion | FramesRegion)[];
+  chips: [position: number, text: string, time: number | null][]; // tokens of the other side outside of a grid
+}
+/** Weights over a grid, of one token of the other side. */
+interface GridWeights {
+  stack: string;
+  layer: number;
+  head: number;
+  index: number;
+  weights: ArrayLike<number>;
+}
+interface BoardEvents {
+  point: (position: number | undefined) => void;
+  choose: (position: number) => void;
+}
+interface Board {
+  element: HTMLElement;
+  positions: number[]; // of the tokens of the grid
+  has: (position: number) => boolean;
+  name: (position: number) => string;
+  mark: (position: number | undefined) => void;
+  paint: (weights: ArrayLike<number>, most: number, time?: number) => void;
+}
+
 interface StatusPayload {
   text: string;
   busy: boolean;
@@ -202,6 +285,7 @@ interface Bin {
   score?: number;
   query_token?: string;
   key_token?: string;
+  written?: string; // token that the query's row writes
   preview?: boolean; // a sketch of rows that are still being computed
   sampled?: boolean; // a report of a long text: computed from some queries only
   shades?: { digits: number; least: number }; // a report: precision, and the smallest weight that a shade can represent

@@ -3,7 +3,7 @@
 import { element, literal, make } from "clearhead/dom.js";
 import { headTitle, rangeText, significant } from "clearhead/format.js";
 import { binAt, isCell, isWeighted } from "clearhead/heatmap.js";
-import { on, settings, stackShown, state, tokenAt } from "clearhead/state.js";
+import { languageOf, on, settings, stackShown, state, tokenAt, writtenAt } from "clearhead/state.js";
 
 /** @param {Bin} bin */
 function weightText({ value, shades }) {
@@ -29,7 +29,10 @@ export function valueText(bin) {
 export function sideText(side, start, end, bin = {}) {
   const token = end - start === 1 ? (bin[`${side}_token`] ?? tokenAt(side, start)) : undefined;
   const word = { query: ["query", "queries"], key: ["key", "keys"] }[side][end - start === 1 ? 0 : 1];
-  return token === undefined ? [`${word} ${rangeText(start, end)}`] : [`${word} ${start} `, literal(token)];
+  if (token === undefined) return [`${word} ${rangeText(start, end)}`];
+  const written = side === "query" ? (bin.written ?? writtenAt(start)) : "";
+  const writes = written ? [" (writes ", literal(written, languageOf(side)), ")"] : [];
+  return [`${word} ${start} `, literal(token, languageOf(side)), ...writes];
 }
 
 /** @param {Bin | undefined} bin */
@@ -46,14 +49,14 @@ export function readOut(bin) {
 /** Read out the selected cell, also to screen readers. */
 export function readOutCell() {
   if (!state.cell) return;
-  const { query, key, query_token, key_token, weight, score } = state.cell;
+  const { query, key, query_token, key_token, written, weight, score } = state.cell;
   if (weight === undefined) {
     readOut(binAt(key + 0.5, query + 0.5));
     element("live").textContent = `query ${query} ${query_token}, key ${key} ${key_token}, in the bin of ${element("readout").textContent}`;
     return;
   }
-  element("live").textContent = `query ${query_token}, key ${key_token}, weight ${significant(weight)}`;
-  readOut({ query, queryEnd: query + 1, query_token, key, keyEnd: key + 1, key_token, value: weight, score, announced: true });
+  element("live").textContent = `query ${query_token}${written ? `, which writes ${written}` : ""}, key ${key_token}, weight ${significant(weight)}`;
+  readOut({ query, queryEnd: query + 1, query_token, written, key, keyEnd: key + 1, key_token, value: weight, score, announced: true });
 }
 
 /** The head of the last summary, its query, and the query of the lists of top tokens. */

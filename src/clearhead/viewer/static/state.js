@@ -8,8 +8,10 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
+ *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
  *   search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
- *   compared_cell: ComparedCellPayload | null, status: StatusPayload | null }}
+ *   compared_cell: ComparedCellPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null,
+ *   status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -19,11 +21,16 @@ export const state = {
   thumbnails: null,
   top_tokens: null,
   calculation: null,
+  words: null,
+  row: null,
+  next_tokens: null,
   search: null,
   links: null,
   compare: null,
   compared_cell: null,
   status: null,
+  media: null,
+  grid_weights: null,
 };
 
 /** Settings of the heatmap. */
@@ -60,6 +67,12 @@ export function tokenAt(side, index) {
   const { tokens } = state;
   return tokens ? (side === "query" ? tokens.rows[index - tokens.row] : tokens.keys[index - tokens.key]) : undefined;
 }
+
+/** Return the token that a query's row writes; empty if it writes none. @param {number} query */
+export const writtenAt = (query) => state.tokens?.written?.[query - state.tokens.row] ?? "";
+
+/** Return the language of a side's tokens, if it is known. @param {"query" | "key"} side @returns {string | undefined} */
+export const languageOf = (side) => stackShown()?.languages?.[side === "query" ? 0 : 1];
 
 /** Return the text parameter of a request or an address; empty for the first listed text, which is the default. @returns {Record<string, any>} */
 export function textAsked() {

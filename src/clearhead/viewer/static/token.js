@@ -1,15 +1,15 @@
 // One token: the keys it attends to and the queries that attend to it, as lists of all heads.
 
-import { element, literal, make } from "clearhead/dom.js";
+import { element, literal, make, rowLabel } from "clearhead/dom.js";
 import { clamp, fixed, headId, significant } from "clearhead/format.js";
-import { on, openHead, state } from "clearhead/state.js";
+import { languageOf, on, openHead, state } from "clearhead/state.js";
 
 function showTopTokens() {
   if (!state.top_tokens) return;
-  const { from, to, query, key, nearest } = state.top_tokens;
+  const { from, to, query, written, key, nearest } = state.top_tokens;
   const stored = nearest === undefined ? "" : ` (query ${nearest.toLocaleString("en")}, the nearest that is stored)`;
-  element("from-heading").replaceChildren(literal(query), `${stored} attends to`);
-  element("to-heading").replaceChildren(literal(key), " receives attention from");
+  element("from-heading").replaceChildren(rowLabel(query, written, languageOf("query")), `${stored} attends to`);
+  element("to-heading").replaceChildren(literal(key, languageOf("key")), " receives attention from");
   element("from").replaceChildren(listOf(from, "key"));
   element("to").closest("div").parentElement.hidden = !to;
   if (to) element("to").replaceChildren(listOf(to, "query"));
