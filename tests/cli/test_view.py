@@ -201,7 +201,7 @@ def test_tokens_never_seen_in_training_are_noted():
         (["--model", "nothing-of-that-name"], "nothing-of-that-name: there is no such folder or file"),
         (["{recorded}", "--roles", "{folder}/broken.safetensors"], "broken.safetensors: text is not from Roles"),
         (["{recorded}", "--compare", "missing.safetensors"], "missing.safetensors: there is no such file"),
-        (["{recorded}", "--compare", "report.html"], "report.html'; expected a recording or its path (.safetensors)"),
+        (["{recorded}", "--compare", "report.html"], "compare is report.html; expected a recording or its path"),
         (["{recorded}", "--compare", "{recorded}", "--output", "o.html"], "--compare is given with --output; expected"),
         (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
         (["--file", "{folder}/none.txt"], "none.txt: no such file or directory"),

@@ -137,12 +137,16 @@ class Texts:
 
 def _load_recording(source: Recording | Seen | str | os.PathLike[str], device: torch.device | str | None) -> Recording:
     """Return a recording to compare with, or raise if it is something else."""
-    is_loaded = isinstance(source, Recording | Seen)
-    if is_loaded or (isinstance(source, str | os.PathLike) and str(source).endswith(".safetensors")):
-        loaded = load_source(source, device=None if is_loaded else device)
-        if isinstance(loaded, Recording):
-            return loaded
-    raise TypeError(f"compare is {describe(source)}; expected a recording or its path (.safetensors)")
+    expected = "expected a recording or its path (.safetensors)"
+    if isinstance(source, str | os.PathLike):
+        if not os.fspath(source).endswith(".safetensors"):
+            raise ValueError(f"compare is {os.fspath(source)}; {expected}")
+        loaded = load_source(source, device=device)
+    else:
+        loaded = source.recording() if isinstance(source, Seen) else source
+    if not isinstance(loaded, Recording):
+        raise TypeError(f"compare is {describe(loaded)}; {expected}")
+    return loaded
 
 
 def check_typed(text: str) -> str:
