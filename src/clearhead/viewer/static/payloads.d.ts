@@ -38,6 +38,7 @@ interface ModelPayload {
   output: string | null; // the text that an encoder–decoder wrote
   given: string[];
   runs: boolean;
+  compared?: string | null; // name of the model of the recording to compare with
   longest: number;
   notes: string[];
 }

@@ -1,6 +1,7 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/borders.js";
+import "clearhead/compare.js";
 import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";
@@ -28,6 +29,7 @@ import { announce, ask, connectRequests, settings, stackShown, state, windowShow
 import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
 import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
+import { compareAnswers } from "clearhead/stored_compare.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_WINDOW_TOKENS = 512; // longest side of a window whose tokens are shown
@@ -231,6 +233,7 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
+  ...compareAnswers,
   grid_weights: answerGridWeights,
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
