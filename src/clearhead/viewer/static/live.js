@@ -3,6 +3,7 @@
 import "clearhead/calculation.js";
 import "clearhead/head.js";
 import "clearhead/readout.js";
+import "clearhead/skip_links.js";
 import "clearhead/table.js";
 import "clearhead/text_form.js";
 import "clearhead/token.js";

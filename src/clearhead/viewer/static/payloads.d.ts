@@ -96,6 +96,7 @@ interface TopTokensPayload {
   query: string;
   key: string;
   same: boolean;
+  cell: [query: number, key: number]; // the selected cell
   hide?: boolean; // sink keys are left out of `from`
   nearest?: number; // stored query that a report lists instead of the selected one
   from: TopTokens;

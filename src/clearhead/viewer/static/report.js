@@ -2,6 +2,7 @@
 
 import "clearhead/head.js";
 import "clearhead/readout.js";
+import "clearhead/skip_links.js";
 import "clearhead/statistics_table.js";
 import "clearhead/table.js";
 import "clearhead/token.js";
@@ -137,7 +138,7 @@ async function answerTopTokens(stack, asked) {
   const listed = largestWeights(shown, stack, query).query;
   const nearest = listed === query ? undefined : listed;
   /** @type {TopTokensPayload} */
-  const answer = { query: texts.query[listed], key: texts.key[key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
+  const answer = { query: texts.query[listed], key: texts.key[key], cell: [query, key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
   if (stack.cells) {
     const matrices = heads.map(({ data }) => data.values("max"));
     const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
