@@ -41,7 +41,7 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     download: bool = False,
-    head: bool = False,
+    head: bool | None = False,
 ) -> RecordableModel:
     """Load a model and its tokenizer.
 
@@ -52,7 +52,8 @@ def load(
         dtype: dtype of the parameters (default: float32). Translators support float32 only.
         download: download the model from the hub if it is not in the local cache.
         head: load the language-model head of a Hugging Face model too, so that `load(name, head=True).model` returns
-            logits and, with labels, a loss. Recordings are the same with and without it.
+            logits and, with labels, a loss. None: load it if the files contain one, as `record` and `view` do. The
+            attention is the same with and without it; with it, recordings have the most probable next tokens.
 
     Raises:
         FileNotFoundError: if a GGUF file is missing, or a folder has no `config.json`.
@@ -62,7 +63,8 @@ def load(
     check_path("name", name)
     check_float_dtype("dtype", dtype)
     check_bool("download", download)
-    check_bool("head", head)
+    if head is not None:
+        check_bool("head", head)
     if str(name) in BUNDLED_MODELS or RunDirectory(Path(name)).is_run:
         if dtype not in (None, torch.float32):
             raise ValueError(f"dtype is {dtype}, but {name} is a translator; expected torch.float32")
@@ -80,7 +82,7 @@ def load_source(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     download: bool = False,
-    head: bool = False,
+    head: bool | None = False,
 ) -> RecordableModel | Recording:
     """Load a model or a recording by name or path. Return a source that is already loaded unchanged.
 
@@ -142,7 +144,7 @@ def record(
     if decoder_input_ids is not None and input_ids is None:
         raise ValueError("decoder_input_ids is given without input_ids; expected target with a text")
     if isinstance(model, str | os.PathLike):
-        model = load(model, device=device or "cpu", dtype=dtype, download=download)
+        model = load(model, device=device or "cpu", dtype=dtype, download=download, head=None)
     else:
         _refuse_load_options(model, device, dtype, download)
     if text is not None:

@@ -168,3 +168,16 @@ def test_rejects_recordings_that_cannot_be_written_out(monkeypatch):
         trace_head(single(), "decoder.0.0")
     with pytest.raises(TypeError, match="recording is .* expected a Recording"):
         trace_head("en-ja", "cross.0.0")
+
+
+def test_one_row_has_the_numbers_of_the_whole_matrix():
+    made = decoder([f"w{index}" for index in range(9)], layers=1)
+    made = Recording("a model", {"blocks.attn": made["decoder"]})
+    whole, row = trace_head(made, "blocks.attn.0.3"), trace_head(made, "blocks.attn.0.3", query=5)
+    assert row.tokens == ("w5",)
+    assert row.memory_tokens == whole.memory_tokens
+    assert row.counting.endswith("The only row is row 6 of the 9 rows of this head.")
+    for name in ("scores", "scaled", "masked", "weights", "head_output"):
+        torch.testing.assert_close(row.step(name).values, whole.step(name).values[5:6])
+    with pytest.raises(ValueError, match="query is 9; expected at most 8, because head 0.3 has 9 queries"):
+        trace_head(made, "0.3", query=9)

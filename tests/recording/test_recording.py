@@ -1,6 +1,7 @@
 """Tests of recordings: access to heads, files, and checks of damaged files."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 
 from clearhead import AttentionWeights, Causal, Recording, attention
 from clearhead._utils import checksums
+from clearhead.recording import NextTokens
 from clearhead.recording.recording import FORMAT, VERSION, Stack, Tokens
 from clearhead.weights import serialization
 
@@ -30,6 +32,17 @@ def recording():
         "cross": Stack((weights(2, 4),), target, source),
     }
     return Recording("a model", stacks)
+
+
+def complete():
+    """Return a recording with all optional parts."""
+    made = recording()
+    norms = {name: tuple(torch.rand(3, len(stack.keys)) for _ in stack.layers) for name, stack in made.stacks.items()}
+    stacks = {name: replace(stack, value_norms=norms[name]) for name, stack in made.stacks.items()}
+    stacks |= {name: replace(stacks[name], written=tokens("test", "[EOS]")) for name in ("decoder", "cross")}
+    probabilities = torch.tensor([[0.5, 0.25], [0.75, 0.125]])
+    predicted = NextTokens((("test", "a"), ("[EOS]", "日本")), probabilities, (0, 1))
+    return Recording("a model", stacks, "ein Test", "a <b>test", predicted)
 
 
 def test_recording_lists_its_heads_and_returns_their_weights():
@@ -60,6 +73,80 @@ def test_save_and_load_round_trip(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_optional_parts_are_moved_saved_and_loaded(tmp_path):
+    made, path = complete(), tmp_path / "recording.safetensors"
+    made.save(path)
+    for other in (Recording.load(path), made.to("cpu")):
+        assert (other.input, other.output) == ("ein Test", "a <b>test")
+        assert other["encoder"].written is None
+        assert other["cross"].written == other["decoder"].written == tokens("test", "[EOS]")
+        assert other.next_tokens.at(1) == (("[EOS]", 0.75), ("日本", 0.125))
+        for name, stack in made.stacks.items():
+            for one, norms in zip(other[name].value_norms, stack.value_norms, strict=True):
+                assert torch.equal(one, norms)
+    recording().save(path)
+    read = Recording.load(path)
+    assert (read.input, read.output, read.next_tokens) == (None, None, None)
+    assert {stack.value_norms for stack in read.stacks.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"facts": lambda facts: facts | {"input": 3}}, "Recording: input is 3; expected a string"),
+        ({"facts": lambda facts: facts | {"output": "\ud800"}}, "Recording: output is '.ud800'; expected a string"),
+        ({"facts": lambda facts: in_decoder(facts, written=3)}, "damaged .'int' object is not subscriptable"),
+        (
+            {"facts": lambda facts: in_decoder(facts, written=facts["stacks"]["encoder"]["keys"])},
+            "Stack: written has 4 tokens; expected 2, one per query token",
+        ),
+        ({"facts": lambda facts: predicted(facts, texts=[["a", "b"]])}, "NextTokens: there are 1 rows of texts"),
+        ({"facts": lambda facts: predicted(facts, texts=["ab", [3, "b"]])}, "NextTokens: texts.1. is .3, 'b'."),
+        ({"facts": lambda facts: predicted(facts, texts=["ab", ["a"]])}, "NextTokens: texts.1. is .'a',."),
+        ({"facts": lambda facts: predicted(facts, positions=[1, 0])}, "NextTokens: positions is not ascending"),
+        ({"facts": lambda facts: predicted(facts, positions=[0, "x"])}, "NextTokens: positions is not ascending"),
+        (
+            {"facts": lambda facts: predicted(facts, positions=[0, 4])},
+            "next_tokens has position 4; expected less than 4",
+        ),
+        ({"facts": lambda facts: predicted(facts, texts=None)}, "damaged"),
+        ({"facts": lambda facts: facts | {"next_tokens": []}}, "damaged"),
+        ({"tensors": lambda tensors: without(tensors, "probabilities")}, "damaged .'next_tokens.probabilities'"),
+        ({"tensors": lambda tensors: put(tensors, "probabilities", lambda old: old + 0.5)}, "outside of 0 to 1"),
+        ({"tensors": lambda tensors: put(tensors, "probabilities", lambda old: old * torch.nan)}, "outside of 0 to 1"),
+        (
+            {"tensors": lambda tensors: put(tensors, "probabilities", lambda old: old.int())},
+            "expected .positions, count",
+        ),
+        (
+            {"tensors": lambda tensors: cut(tensors, "value_norms")},
+            "Stack: value_norms.0. is .*; expected floats .3, 4.",
+        ),
+        ({"tensors": lambda tensors: put(tensors, "value_norms", lambda old: -old)}, "value_norms.0. is negative"),
+        ({"tensors": lambda tensors: put(tensors, "value_norms", lambda old: old * torch.nan)}, "or not finite"),
+        (
+            {"tensors": lambda tensors: without(tensors, "1.value_norms")},
+            "Stack: value_norms has 1 layers; expected 2",
+        ),
+    ],
+)
+def test_load_rejects_damaged_optional_parts(tmp_path, damage, message):
+    path = tmp_path / "file.safetensors"
+    changed(path, **damage, made=complete())
+    with pytest.raises(ValueError, match=f"damaged .*{message}|{message}") as caught:
+        Recording.load(path)
+    assert str(caught.value).startswith(f"{path}: saved by Recording.save, but damaged")
+
+
+def in_decoder(facts, **changes):
+    facts["stacks"]["decoder"] |= changes
+    return facts
+
+
+def predicted(facts, **changes):
+    return facts | {"next_tokens": facts["next_tokens"] | changes}
+
+
 def test_without_values_keeps_the_shape():
     kept = weights(3, 3).without_values()
     assert kept.value is None
@@ -88,10 +175,11 @@ def test_load_rejects_missing_foreign_and_damaged_files(tmp_path):
         Recording.load(path)
 
 
-def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header):
-    """Write a recording with queries and keys, and with changes that `save` never makes."""
+def changed(path, tensors=lambda tensors: tensors, facts=lambda header: header, made=None):
+    """Write a recording, by default with queries and keys, and with changes that `save` never makes."""
     axis = tokens(*"abcdefghi")
-    Recording("a model", {"decoder": Stack((weights(9, 9, mask=Causal()),), axis, axis)}).save(path)
+    made = made or Recording("a model", {"decoder": Stack((weights(9, 9, mask=Causal()),), axis, axis)})
+    made.save(path)
     with safe_open(str(path), framework="pt") as file:
         kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = json.loads(file.metadata()["clearhead"])

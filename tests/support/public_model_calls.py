@@ -60,7 +60,7 @@ def model_calls() -> list[Call]:
         Call(
             "trace_head",
             trace_head,
-            lambda: {"recording": decoder(["a", "b", "c"]), "head": "decoder.1.3"},
+            lambda: {"recording": decoder(["a", "b", "c"]), "head": "decoder.1.3", "query": 1},
         ),
         Call(
             "cell_arithmetic",
@@ -74,6 +74,7 @@ def model_calls() -> list[Call]:
                 "max_terms": None,
             },
         ),
+        Call("NextTokens.at", record("en-ja", "A dog.").next_tokens.at, lambda: {"position": 1}),
         Call(
             "load",
             load,

@@ -114,6 +114,21 @@ class TestRecording:
         assert recording["encoder"].keys == recording["cross"].keys == source
         assert recording["decoder"].keys == recording["cross"].queries == target
 
+    def test_a_recording_has_the_translation_and_the_written_tokens(self, translator, recording):
+        assert (recording.input, recording.output) == (BOOK, HON)
+        assert recording["encoder"].written is None
+        for name in ("decoder", "cross"):
+            written = recording[name].written
+            assert written.texts == (*recording[name].queries.texts[1:], "</s>")
+            assert written.special == (*[False] * (len(written) - 1), True)
+            assert written.words == (*recording[name].queries.words[1:], None)
+        for position, text in enumerate(recording["cross"].written.texts):
+            probable = recording.next_tokens.at(position)
+            assert text in [each for each, _ in probable]  # beam search differs from the greedy choice
+            assert 0.5 < sum(probability for _, probability in probable) <= 1
+        given = translator.record(BOOK.split(), target="本を読んだ。")
+        assert (given.input, given.output) == (BOOK, "本を読んだ。")
+
     def test_rows_are_distributions(self, recording):
         for name, stack in recording.stacks.items():
             assert len(stack.layers) == 4

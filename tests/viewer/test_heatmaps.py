@@ -121,7 +121,7 @@ def test_overview_has_both_heatmaps_and_both_profiles(monkeypatch):
 
 def test_hidden_keys_are_excluded_from_heatmaps_but_not_from_profiles():
     weights = layer(12, 12, heads=1, kv_heads=1)
-    overview = HeadOverview(weights, hidden_keys=[0, 5])
+    overview = HeadOverview(weights, weights.hiding([0, 5]))
     compute(overview)
     expected = weights.dense()[0, 0].clone()
     expected[:, [0, 5]] = 0
@@ -302,6 +302,14 @@ class TestRecordingCache:
         query, key = cache.strongest_cell((stack, 0, head))
         dense = cache.recording["cross"].layers[0].dense()[0, head]
         assert dense[query, key] == dense.max()
+
+    def test_strongest_cell_of_a_long_text_is_in_the_middle_row_and_not_a_sink(self, monkeypatch):
+        monkeypatch.setattr(_recording_cache, "MAX_SEARCHED_CELLS", 100)
+        cache = RecordingCache(decoder("abcdefghijklmno", special=(3,)))
+        for address in cache.recording.heads():
+            row = cache.recording.weights(address)[0, 0, 7].clone()
+            row[[0, 3]] *= 0.01
+            assert cache.strongest_cell(address) == (7, int(row.argmax()))
 
 
 @pytest.mark.parametrize("direction", ["from", "to"])

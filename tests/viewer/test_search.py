@@ -5,11 +5,15 @@ import torch
 
 from clearhead.recording import Tokens
 from clearhead.viewer import _search
+from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._payloads import layer_payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._search import find_text, search_payload
 from clearhead.viewer._statistics_table import COLUMNS, statistics_payload
 from clearhead.viewer._token_links import MAX_LINKS, strongest_links, token_picture
+from clearhead.viewer.server._page_state import PageState
+from clearhead.viewer.server._panels.find import FindPanel
+from clearhead.viewer.server._panels.panel import Selection
 from support.recordings import decoder, translation
 
 
@@ -108,6 +112,60 @@ class TestLinks:
         assert payload["layers"][1][2][1] == "abcdefghijklmnop"[payload["layers"][1][2][0]]
         first = last(token_picture(RecordingCache(self.RECORDING), "decoder", 0))  # attends to the sink only
         assert first["layers"] == [[None] * 4] * 2
+
+
+class DirectTasks:
+    """Tasks that run at once."""
+
+    def start(self, kind, steps, *, background=False):
+        for update in steps:
+            if update is not None:
+                update()
+
+
+class TestPanel:
+    def panel(self, cursor=None):
+        recording = decoder("abcdefghijklmnop", special=(3,))
+        shown = Selection(RecordingCache(recording), ("decoder", 1, 2), HeatmapWindow(0, 16, 0, 16), cursor)
+        return FindPanel(PageState(), DirectTasks(), lambda: shown)
+
+    def ask(self, kind, cursor=None, **request):
+        panel = self.panel(cursor)
+        panel.handlers[kind](request)
+        return getattr(panel.state, kind)
+
+    def test_answers_are_those_of_the_shown_stack(self):
+        assert self.ask("search", axis="keys", text="cd")["ranges"] == [[2, 4]]
+        assert self.ask("search", axis="keys", text="cd")["stack"] == "decoder"
+        assert self.ask("links")["query"] == 15
+        assert self.ask("links", cursor=(4, 2))["query"] == 15
+        assert all(link["key"] not in (0, 3) for link in self.ask("links")["links"])
+        assert any(link["key"] == 0 for link in self.ask("links", hide=False)["links"])
+        assert min(link["distance"] for link in self.ask("links", min_distance=4)["links"]) >= 4
+        assert self.ask("picture")["query"] == 15
+        assert self.ask("picture", cursor=(4, 2))["query"] == 4
+        assert len(self.ask("statistics")["rows"]) == 8
+
+    @pytest.mark.parametrize("kind", ["links", "picture"])
+    @pytest.mark.parametrize("query", [-5, 10**30, 7.9, "9"])
+    def test_queries_are_clamped(self, kind, query):
+        assert 0 <= self.ask(kind, query=query)["query"] <= 15
+
+    @pytest.mark.parametrize(
+        ("kind", "request_fields"),
+        [
+            ("search", {}),
+            ("search", {"axis": [], "text": "a"}),
+            ("search", {"axis": "keys", "text": "a" * 201}),
+            ("links", {"query": "x"}),
+            ("links", {"query": [3]}),
+            ("links", {"min_distance": {}, "query": float("nan")}),
+            ("picture", {"query": float("inf")}),
+        ],
+    )
+    def test_wrong_requests_raise_errors_that_the_page_shows(self, kind, request_fields):
+        with pytest.raises((KeyError, TypeError, ValueError, OverflowError)):
+            self.ask(kind, **request_fields)
 
 
 def test_table_has_a_row_for_every_head_and_the_columns_that_have_values():

@@ -1,4 +1,4 @@
-"""Tests of `watch` on a GPU: the kernels that torch chooses, the fast path of its layers, and dropout."""
+"""Tests of `watch` and interventions on a GPU: the kernels that torch chooses, fast paths, and dropout."""
 
 import pytest
 import torch
@@ -7,6 +7,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead import watch
+from clearhead.watching import ablate, cut, patch
+from support.numerics import assert_matches
 from support.watched_models import direct_weights
 
 pytestmark = pytest.mark.gpu
@@ -86,3 +88,70 @@ def test_fast_path_of_an_encoder():
     with torch.no_grad():
         _, weights = model.layers[0].self_attn(x, x, x, average_attn_weights=False)
     torch.testing.assert_close(seen[0].weights.dense(), weights, rtol=1e-3, atol=1e-4)
+
+
+def edit_weights(kind, weights, given):
+    """Return the weights that a model has within an intervention."""
+    weights = weights.clone()
+    if kind == "pattern":
+        weights[:, 2] = given
+    elif kind.startswith("cut"):
+        heads = slice(None) if kind == "cut" else 2
+        weights[:, heads, 5:, :3] = 0
+        if kind != "cut without renormalizing":
+            weights /= weights.sum(dim=-1, keepdim=True)
+    return weights
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["ablate", "patch", "pattern", "cut", "cut of a head", "cut without renormalizing"])
+def test_outputs_and_gradients_of_interventions(kind, dtype, causal):
+    """Compared with the equation in float64; other heads than those that are changed keep their bits."""
+    tensors = [torch.randn(2, heads, 160, 64, device="cuda", dtype=dtype) for heads in (4, 2, 2)]
+    given = torch.rand(160, 160, device="cuda").softmax(dim=-1)
+    replacement = torch.randn(160, 64, device="cuda", dtype=dtype)
+    cotangent = torch.randn(2, 4, 160, 64, device="cuda", dtype=dtype)
+    pairs, module = [(slice(5, None), [0, 1, 2])], Sdpa()
+    block = {
+        "ablate": lambda: ablate(module, [("", 2)]),
+        "patch": lambda: patch(module, {("", 2): replacement}),
+        "pattern": lambda: patch(module, {("", 2): given}),
+        "cut": lambda: cut(module, pairs),
+        "cut of a head": lambda: cut(module, {("", 2): pairs}),
+        "cut without renormalizing": lambda: cut(module, {("", 2): pairs}, renormalize=False),
+    }[kind]
+
+    def written_out(query, key, value):
+        key, value = (tensor.repeat_interleave(2, dim=1) for tensor in (key, value))
+        scores = query @ key.mT / 8
+        if causal:
+            scores = scores.masked_fill(~torch.ones(160, 160, dtype=torch.bool, device="cuda").tril(), -torch.inf)
+        weights = edit_weights(kind, scores.softmax(dim=-1), given.to(scores.dtype))
+        output = weights @ value
+        if kind in ("ablate", "patch"):
+            output[:, 2] = 0 if kind == "ablate" else replacement.to(output.dtype)
+        return output, weights
+
+    def run(call, cast):
+        leaves = [tensor.to(cast).requires_grad_() for tensor in tensors]
+        output, weights = call(*leaves)
+        gradients = torch.autograd.grad(output, leaves, cotangent.to(cast))
+        return [tensor.detach().cpu() for tensor in (output, *gradients)], weights.detach()
+
+    def with_intervention(*leaves):
+        with watch(module) as seen, block():
+            output = module(*leaves, is_causal=causal, enable_gqa=True)
+        return output, seen[""].weights.dense()
+
+    (got, weights), (exact, expected), (naive, _) = (
+        run(call, cast)
+        for call, cast in ((with_intervention, dtype), (written_out, torch.float64), (written_out, dtype))
+    )
+    for tensor, truth, baseline in zip(got, exact, naive, strict=True):
+        assert_matches(tensor, truth, baseline, scale=4 * float(truth.abs().max()))
+    torch.testing.assert_close(weights.double(), expected, rtol=2e-5, atol=2e-6)
+    # torch may choose another kernel without gradients
+    plain = module(*(tensor.requires_grad_() for tensor in tensors), is_causal=causal, enable_gqa=True).cpu()
+    if kind != "cut":
+        assert torch.equal(got[0][:, [0, 1, 3]], plain[:, [0, 1, 3]])

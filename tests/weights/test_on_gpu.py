@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from clearhead import Causal, attention
+from clearhead import Causal, Dense, Padding, attention
 from support.gpu_calls import HEADS, KEYS, KV_HEADS, SETTINGS, UNION, Setting, normal, on_gpu
 from support.numerics import assert_matches
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # of torch.special.entr, if several processes create the folder at the same time
+    pytest.mark.filterwarnings("ignore:Specified kernel cache directory could not be created"),
+]
 
 
 @pytest.mark.parametrize("name", ["plain", "causal", "union", "sinks", "softcap", "float32"])
@@ -128,3 +132,78 @@ def test_bins_of_any_size_match_indexing(size, dtype):
     cells = weights.dense().double().view(1, 2, rows, size[0], keys, size[1])
     torch.testing.assert_close(weights.pool(rows, keys, reduce="max").double(), cells.amax((3, 5)), rtol=0, atol=1e-6)
     torch.testing.assert_close(weights.pool(rows, keys).double(), cells.mean((3, 5)), rtol=0, atol=1e-6)
+
+
+KERNELS = {  # backend, queries, dtype and mask
+    "cudnn": ("sdpa", 160, torch.bfloat16, None),
+    "flash": ("sdpa", 100, torch.bfloat16, None),
+    "efficient": ("sdpa", 100, torch.float16, Padding([160, 150])),
+    "triton": ("triton", 160, torch.bfloat16, None),
+    "triton float32": ("triton", 160, torch.float32, Padding([160, 150])),
+    "triton decoding": ("triton", 5, torch.bfloat16, None),
+}
+TRITON = [name for name in KERNELS if name.startswith("triton")]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "source"),
+    [(kernel, source) for source in ("query", "key") for kernel in KERNELS]
+    + [(kernel, "bias") for kernel in ("cudnn", *TRITON)]
+    + [(kernel, "sinks") for kernel in TRITON],
+)
+def test_statistics_of_rows_with_nan_are_nan(kernel, source):
+    backend, queries, dtype, mask = KERNELS[kernel]
+    tensors = {
+        "query": normal(2, 4, queries, 64, dtype=dtype),
+        "key": normal(2, 4, 160, 64, seed=1, dtype=dtype),
+        "value": normal(2, 4, 160, 64, seed=2, dtype=dtype),
+    }
+    tensors |= {"bias": normal(2, 4, queries, 160, dtype=dtype)} if source == "bias" else {}
+    tensors |= {"sinks": normal(4)} if source == "sinks" else {}
+    cells = {"query": (0, 1, 3, 2), "key": (0, 1, 9, 2), "bias": (0, 1, 3, 9), "sinks": (1,)}
+    rows = {"query": (0, 1, 3), "key": (0, 1), "bias": (0, 1, 3), "sinks": (slice(None), 1)}
+    tensors[source][cells[source]] = math.nan
+    weights = attention(**tensors, mask=mask, return_weights="keep_qk", backend=backend)[1]
+    reached = torch.zeros(2, 4, queries, dtype=torch.bool, device="cuda")
+    reached[rows[source]] = True
+    observed = weights.observe(entropy=True, peak=True, distance=True)
+    for name in ("entropy", "peak", "distance"):
+        assert torch.equal(getattr(observed, name).isnan(), reached), name
+    assert weights.attending().all()
+
+
+@pytest.mark.parametrize("case", ["mean", "one head", "teacher", "sinks", "softcap", "scale", "mask", "dtype"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_mean_of_divergences_and_its_gradients_match_the_equation(dtype, case):
+    """All rows have the same factor. The cases differ from a fixed teacher with the same mask and dtype."""
+    mask = Causal()
+    if case == "mask":
+        visible = torch.rand(300, 300, device="cuda").fill_diagonal_(1) > 0.3
+        mask = Dense(visible.tril())
+    count = 1 if case == "one head" else HEADS
+    shapes = [(HEADS, 64), (KV_HEADS, 64), (count, 32), (count, 32)]
+    tensors = [normal(2, n, 300, width, seed=i, dtype=dtype) for i, (n, width) in enumerate(shapes)]
+
+    def run(cast: torch.dtype) -> list[Tensor]:
+        backend = "auto" if cast == dtype else "reference"
+        leaves = [tensor.to(cast).requires_grad_() for tensor in tensors]
+        teacher, student = ([query, key, key.detach()] for query, key in (leaves[:2], leaves[2:]))
+        if case != "teacher":
+            teacher, leaves = [tensor.detach() for tensor in teacher], leaves[2:]
+        if case == "dtype" and cast == torch.bfloat16:
+            teacher = [tensor.float() for tensor in teacher]
+        options = {
+            "sinks": {"sinks": normal(HEADS, dtype=dtype).to(cast)},
+            "softcap": {"softcap": 3.0},
+            "scale": {"scale": -0.3},
+        }
+        first = attention(*teacher, mask=Causal(), return_weights="keep_qk", backend=backend)[1]
+        _, second = attention(*student, mask=mask, **options.get(case, {}), return_weights="keep_qk", backend=backend)
+        result = first.kl(second, ignore=case == "mask")
+        gradients = torch.autograd.grad(1000 * result.mean(), leaves)
+        return [tensor.detach().cpu() for tensor in (result, *gradients)]
+
+    got, exact, single = (run(cast) for cast in (dtype, torch.float64, torch.float32))
+    terms = [20] + [4] * (len(got) - 1)  # logarithms of weights; gradients are differences
+    for tensor, truth, plain, size in zip(got, exact, single, terms, strict=True):
+        assert_matches(tensor, truth, plain.to(tensor.dtype), scale=size * max(1.0, float(truth.abs().max())))

@@ -30,6 +30,11 @@ def visible_text(token: str) -> str:
     return shown if shown.strip() else f'"{shown}"'
 
 
+def is_unicode(text: str) -> bool:
+    """Return False for text with a lone surrogate, which UTF-8 cannot encode."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def short_token(token: str, columns: int = TOKEN_COLUMNS) -> str:
     """Return a token with invisible characters escaped, truncated to a number of terminal columns."""
     text = visible_text(token[: 4 * columns])

@@ -177,7 +177,7 @@ def record(
         else:
             check_no_image(image, model)
             texts = texts_to_read(text, files) if text is not None or file else None
-            loaded = load_model(model, device, dtype.value, download)
+            loaded = load_model(model, device, dtype.value, download, head=None)
             recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)
         recording.save(output)
     size = output.stat().st_size / 2**20

@@ -47,7 +47,9 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def load_model(model: str, device: str | None, dtype: str, download: bool, *, head: bool = False) -> RecordableModel:
+def load_model(
+    model: str, device: str | None, dtype: str, download: bool, *, head: bool | None = False
+) -> RecordableModel:
     """Load a model onto a device (default: a GPU if there is one)."""
     import torch
 

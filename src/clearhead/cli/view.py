@@ -150,7 +150,7 @@ def _write_report(
         from clearhead.viewer.report.export import report
 
         named, arguments = options.load(source)
-        loaded = load_source(named, **arguments)
+        loaded = load_source(named, **arguments, head=None)
         if isinstance(loaded, Recording):
             recording = loaded
         else:

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead._utils.checks import describe
-from clearhead._utils.text import visible_text
+from clearhead._utils.checks import check_int, describe
+from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain._layer_options import LayerOptions
 from clearhead.explain._printed_matrix import short_repr
 from clearhead.explain.steps import Axis, Operand, Step, Trace, key_head
@@ -25,7 +25,7 @@ _MAX_WIDTH, _SHOWN_COLUMNS = 8, 4  # a wider query, key or value shows its first
 _MAX_TOKENS, _FIRST_TOKENS, _LAST_TOKENS, _STRONGEST_KEYS = 16, 6, 4, 6
 
 
-def trace_head(recording: Recording, head: str) -> Trace:
+def trace_head(recording: Recording, head: str, *, query: int | None = None) -> Trace:
     """Return the calculation of one head of a recorded model, from queries and keys to the head's output.
 
     The weights equal those of the model up to rounding: they are computed again in float64 from the model's queries
@@ -36,6 +36,7 @@ def trace_head(recording: Recording, head: str) -> Trace:
         recording: a recording with queries and keys, from `record(model, text, values=True)`.
         head: stack, layer and head, counted from 0, such as "cross.2.5". Of a model with one stack, its name may be
             left out.
+        query: index of the only query to compute, from 0, as for a long text (default: all queries).
 
     Examples:
         >>> import clearhead
@@ -54,14 +55,19 @@ def trace_head(recording: Recording, head: str) -> Trace:
             f"the recording of {visible_text(recording.model)} holds scores instead of queries and keys; expected a"
             " recording with values"
         )
-    q_len, kv_len = weights.shape[2:]
-    if q_len * kv_len > MAX_SCORES:
+    (q_len, kv_len), width = weights.shape[2:], weights.key.shape[3]
+    queries, keys, rows = recording[stack].queries.texts, recording[stack].keys.texts, ""
+    if query is not None:
+        if not 0 <= check_int("query", query, least=0) < q_len:
+            raise ValueError(f"query is {query}; expected at most {q_len - 1}, because head {head} has {q_len} queries")
+        weights, queries = weights.part(queries=slice(query, query + 1)), queries[query : query + 1]
+        rows = f" The only row is row {query + 1} of the {count_noun(q_len, 'row')} of this head."
+    if (q_len if query is None else width) * kv_len > MAX_SCORES:  # the largest matrix
         raise ValueError(
             f"head {head} has {q_len:,} × {kv_len:,} scores; expected at most {MAX_SCORES:,}: use a shorter text"
         )
     name = ".".join(map(str, address))
     steps = _HeadSteps(weights, _shared_note(layers, index)).steps()
-    queries, keys = recording[stack].queries.texts, recording[stack].keys.texts
     matrix = next(step for step in steps if step.name == "weights").values
     return Trace(
         steps,
@@ -70,7 +76,7 @@ def trace_head(recording: Recording, head: str) -> Trace:
         heads=1,
         head_name=name,
         counting=f"Layers and heads are counted from 0, as in the model: {visible_text(name)} is head {index} of layer"
-        f" {layer} of the stack {visible_text(stack)}. Rows and columns are counted from 1.",
+        f" {layer} of the stack {visible_text(stack)}. Rows and columns are counted from 1.{rows}",
         visible=_visible(steps, matrix),
         options=LayerOptions(softcap=weights.softcap),  # queries and keys are already normed and rotated
     )
@@ -80,12 +86,12 @@ def _parse_address(recording: Recording, head: str) -> Address:
     if not isinstance(head, str):
         raise TypeError(f"head is {describe(head)}; expected a name such as 'cross.2.5'")
     stacks = recording.stacks
-    stack, _, rest = head.partition(".") if head.count(".") == 2 else (next(iter(stacks)), "", head)
-    layer, _, index = rest.partition(".")
+    is_whole = head.count(".") >= 2  # the name of a stack may contain dots
+    stack, layer, index = head.rsplit(".", 2) if is_whole else (next(iter(stacks)), *head.partition(".")[::2])
     expected = "; ".join(
         f"{name}.0.0 to {name}.{len(each.layers) - 1}.{each.layers[-1].shape[1] - 1}" for name, each in stacks.items()
     )
-    is_named = head.count(".") == 2 or (head.count(".") == 1 and len(stacks) == 1)
+    is_named = is_whole or (head.count(".") == 1 and len(stacks) == 1)
     digits = all(part.isascii() and part.isdecimal() and len(part) <= 9 for part in (layer, index))
     if is_named and digits and (stack, int(layer), int(index)) in set(recording.heads()):
         return stack, int(layer), int(index)

@@ -25,26 +25,41 @@ def class_with_head(name: str, config: Any) -> Any:
     Raises:
         ValueError: if the model was saved without a language-model head.
     """
+    task = _saved_task(config)
+    if task is None:
+        raise ValueError(f"{name} is a {', '.join(config.architectures)} without a language-model head; {EXPECTED}")
+    return AUTO_CLASSES[task]
+
+
+def has_head(config: Any) -> bool:
+    """Return whether a model was saved with its language-model head, and transformers has a class that loads it."""
+    known = {"causal": causal_model_classes, "masked": masked_model_classes}
+    task = _saved_task(config)
+    return task == "seq2seq" or (task is not None and config.model_type in known[task]())
+
+
+def _saved_task(config: Any) -> Task | None:
     if config.is_encoder_decoder:
-        return AUTO_CLASSES["seq2seq"]
+        return "seq2seq"
     saved = config.architectures
     if saved is None:  # GGUF files do not name a class
-        task = "masked" if config.model_type in masked_model_classes() else "causal"
-        return AUTO_CLASSES[task]
-    task = _task_of_names(saved)
-    if task is None and config.model_type in masked_model_classes():  # BertForPreTraining contains this head too
-        task = "masked" if any(each.endswith("ForPreTraining") for each in saved) else None
-    if task is None:
-        raise ValueError(f"{name} is a {', '.join(saved)} without a language-model head; {EXPECTED}")
-    return AUTO_CLASSES[task]
+        return "masked" if config.model_type in masked_model_classes() else "causal"
+    if config.model_type in masked_model_classes() and any(each.endswith("ForPreTraining") for each in saved):
+        return _task_of_names(saved) or "masked"  # BertForPreTraining contains this head too
+    return _task_of_names(saved)
 
 
 def check_head(name: str, model: nn.Module, missing_parameters: Iterable[str]) -> None:
     """Raise if parameters outside of the base model were not in the file, which transformers initializes randomly."""
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    missing = sorted(parameter for parameter in missing_parameters if not parameter.startswith(prefix))
+    missing = missing_head(model, missing_parameters)
     if missing:
         raise ValueError(f"{name} has no parameter {missing[0]} of a language-model head; {EXPECTED}")
+
+
+def missing_head(model: nn.Module, missing_parameters: Iterable[str]) -> list[str]:
+    """Return the names of missing parameters outside of the base model."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    return sorted(parameter for parameter in missing_parameters if not parameter.startswith(prefix))
 
 
 def task_of(model: nn.Module) -> Task | None:

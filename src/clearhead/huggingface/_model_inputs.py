@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +14,7 @@ from clearhead._utils.bounded_reads import TOKEN_LIMIT
 from clearhead._utils.checks import describe
 from clearhead._utils.tensor_checks import check_int_tensor
 from clearhead.huggingface.modules import attention_modules
+from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens, TopTokens
 from clearhead.recording.recording import Tokens
 
 MAX_NEW_TOKENS = 128  # of an encoder–decoder without a target
@@ -33,10 +34,32 @@ class TokenizedModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """Arguments of one call of a model, and the query and key tokens of each stack."""
+    """Arguments of one call of a model, and the query and key tokens of each stack.
+
+    Attributes:
+        arguments: tensors by the names of the model's arguments.
+        axes: query and key tokens of each stack.
+        written: token that follows each query of the decoder. The last one may be missing, if it is unknown.
+        input: text that was tokenized; None for token ids.
+        output: text that the decoder of an encoder–decoder writes; None for other models, or without a tokenizer.
+    """
 
     arguments: dict[str, Tensor]
     axes: dict[str, tuple[Tokens, Tokens]]
+    written: Tokens
+    input: str | None = None
+    output: str | None = None
+
+    def complete_written(self, next_tokens: NextTokens | DeferredNextTokens | None, tokenizer: Any) -> Tokens:
+        """Return `written`, with the most probable token at the end if one is missing; an empty one if unknown."""
+        position = len(self.axes["decoder"][0]) - 1
+        if len(self.written) > position:
+            return self.written
+        predicted = () if next_tokens is None else next_tokens.at(position)
+        text = predicted[0][0] if predicted else ""
+        special = tokenizer is not None and text in tokenizer.all_special_tokens
+        texts, flags, words = self.written.texts, self.written.special, self.written.words
+        return Tokens((*texts, text), (*flags, special), (*words, None))
 
 
 def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str | None = None) -> ModelInputs:
@@ -54,7 +77,7 @@ def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str
     ids = encoded["input_ids"]
     _check_length(owner, "text", ids.shape[1])
     source = _tokens(tokenizer, ids[0], _word_indices(joined, words, offsets, encoded), special)
-    return _with_target(owner, {**encoded}, source, target)
+    return replace(_with_target(owner, {**encoded}, source, target), input=joined)
 
 
 def prepare_token_ids(
@@ -95,17 +118,21 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
     model, tokenizer = owner.model, owner.tokenizer
     arguments = {name: tensor.to(model.device) for name, tensor in encoded.items()}
     axes = {"encoder": (source, source), "decoder": (source, source)}
+    written = Tokens(source.texts[1:], source.special[1:], source.words[1:])
+    output = None
     if model.config.is_encoder_decoder:
-        if "decoder_input_ids" not in arguments:
-            arguments["decoder_input_ids"] = _decoder_input_ids(model, tokenizer, arguments, target)
-        written = _decoded(tokenizer, arguments["decoder_input_ids"][0])
-        axes |= {"decoder": (written, written), "cross": (written, source)}
+        given = arguments.get("decoder_input_ids")
+        ids = _decoder_ids(model, tokenizer, arguments, target) if given is None else given
+        arguments["decoder_input_ids"] = ids[:, :-1] if given is None else ids
+        read, written = _decoded(tokenizer, arguments["decoder_input_ids"][0]), _decoded(tokenizer, ids[0, 1:])
+        output = None if tokenizer is None else tokenizer.decode(ids[0, 1:].tolist(), skip_special_tokens=True)
+        axes |= {"decoder": (read, read), "cross": (read, source)}
     elif target is not None:
         raise ValueError(f"target is given, but {owner.name} is not an encoder–decoder; omit target")
     for attention in attention_modules(model):
         if attention.stack not in axes:
             raise ValueError(f"{owner.name} has a {attention.stack}; expected a model that takes text only")
-    return ModelInputs(arguments, axes)
+    return ModelInputs(arguments, axes, written, output=output)
 
 
 def _check_length(owner: TokenizedModel, name: str, count: int) -> None:
@@ -164,37 +191,43 @@ def _max_tokens(model: nn.Module) -> int | None:
 
 
 @torch.no_grad()
-def _decoder_input_ids(
+def _decoder_ids(
     model: Any, tokenizer: Any, arguments: dict[str, Tensor], target: str | None
 ) -> Int[Tensor, "batch tokens"]:
-    """Return the decoder's input: the start token, then the target or the greedy output, without its last token."""
+    """Return the start token, then the target or the greedy output. The decoder's input is without the last token."""
     if target is None:
         if not hasattr(model, "generate"):
             raise ValueError(f"{type(model).__name__} has no generate(); pass target")
-        return model.generate(**arguments, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, num_beams=1)[:, :-1]
+        return model.generate(**arguments, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, num_beams=1)
     if tokenizer is None:
         raise ValueError("target is given, but tokenizer is None; pass decoder_input_ids instead")
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
-    return torch.cat([start, labels[:, :-1]], dim=1)
+    return torch.cat([start, labels], dim=1)
+
+
+def named_tokens(top: TopTokens, tokenizer: Any) -> NextTokens | None:
+    """Return predicted tokens with their texts; None if the logits were not finite."""
+    return top.named(lambda token: _text(tokenizer, token))
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    """Return the text of one token; its id without a tokenizer."""
+    return str(token) if tokenizer is None else tokenizer.decode([token], clean_up_tokenization_spaces=False)
 
 
 def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None], special: list[bool]) -> Tokens:
-    texts = tuple(tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids.tolist())
-    return Tokens(texts, tuple(special), tuple(words))
+    return Tokens(tuple(_text(tokenizer, token) for token in ids.tolist()), tuple(special), tuple(words))
 
 
 def _decoded(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> Tokens:
     """Return the tokens of ids that do not come from a text, so their words are unknown."""
-    words: list[int | None] = [None] * len(ids)
-    if tokenizer is None:
-        return Tokens(tuple(str(token) for token in ids.tolist()), (False,) * len(ids), tuple(words))
-    return _tokens(tokenizer, ids, words, _special(tokenizer, ids))
+    return _tokens(tokenizer, ids, [None] * len(ids), _special(tokenizer, ids))
 
 
 def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:
     """Return which tokens of a generated text are special. The unknown token is not, because it replaces a word."""
-    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    special_ids = set() if tokenizer is None else set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return [token in special_ids for token in ids.tolist()]
 
 

@@ -21,17 +21,22 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
-from clearhead.huggingface._language_heads import check_head, class_with_head
+from clearhead.huggingface._language_heads import check_head, class_with_head, has_head, missing_head, task_of
 from clearhead.huggingface._model_inputs import (
     ModelInputs,
+    named_tokens,
     prepare_inputs,
     prepare_repeated_inputs,
     prepare_token_ids,
 )
+from clearhead.huggingface._predictions import FinalStates
 from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.ops.spans import SpansLike
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
+from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens, TopTokens
+from clearhead.recording.output_projection import OutputProjection
 from clearhead.recording.recording import Recording, Stack
+from clearhead.watching.output_projections import ProjectionInputs, with_projections
 from clearhead.watching.seen import Seen
 from clearhead.watching.watcher import watch
 from clearhead.weights.matrix import AttentionWeights
@@ -54,7 +59,7 @@ class HuggingFaceModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         download: bool = False,
-        head: bool = False,
+        head: bool | None = False,
     ) -> HuggingFaceModel:
         """Load a model and its tokenizer.
 
@@ -64,7 +69,7 @@ class HuggingFaceModel:
             dtype: dtype of the parameters (default: float32).
             download: download the model from the hub if it is not in the local cache.
             head: load the language-model head too, so that the model returns logits and, with labels, a loss.
-                Encoder–decoders always have it.
+                Encoder–decoders always have it. None: load it if the files contain one.
         """
         path, source = Path(name), str(name)
         options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
@@ -83,13 +88,16 @@ class HuggingFaceModel:
         with _named_errors(name, download), _progress_bars_on_terminals_only():
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        base_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-        model_class = class_with_head(str(name), config) if head else base_class
+        model_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+        if head or (head is None and has_head(config)):
+            model_class = class_with_head(str(name), config)
         options |= {"attn_implementation": "clearhead", "output_loading_info": True}
         with _named_errors(name, download), _progress_bars_on_terminals_only():
             model, loading = model_class.from_pretrained(source, **options)
         if head:
             check_head(str(name), model, loading["missing_keys"])
+        elif head is None and missing_head(model, loading["missing_keys"]):
+            model = model.base_model
         attention_modules(model)  # raises if the model does not use AttentionInterface
         return cls(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
 
@@ -151,7 +159,8 @@ class HuggingFaceModel:
             length: number of tokens of the sequence, all different.
             seed: seed of the random sequence.
         """
-        return self._record(prepare_repeated_inputs(self, check_int("length", length, least=2), seed), values=False)
+        inputs = prepare_repeated_inputs(self, check_int("length", length, least=2), seed)
+        return self._record(inputs, values=False, predict=False)
 
     def summarize(self, text: str, *, spans: SpansLike | None = None) -> AttentionSummary:
         """Run the model on a text and return statistics of every head, without a recording.
@@ -176,24 +185,67 @@ class HuggingFaceModel:
                 summary.layers.setdefault(address, LayerSummary()).add(call, call.valid)
         return summary
 
-    def _run(self, inputs: ModelInputs) -> None:
-        """Run the model once. A language-model head computes the logits of one token, because they are not used."""
-        takes = inspect.signature(self.model.forward).parameters
-        logits = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-        self.model(**inputs.arguments, **logits, use_cache=False)
+    def _run(self, inputs: ModelInputs, base: nn.Module | None = None) -> Any:
+        """Run the model once. Its head computes the logits of one token only, except that of an encoder–decoder.
 
-    def _record(self, inputs: ModelInputs, values: bool) -> Recording:
+        Args:
+            inputs: arguments of the model.
+            base: the model without its head, which runs instead if the head always computes all logits.
+        """
+        takes = inspect.signature(self.model.forward).parameters
+        if "logits_to_keep" in takes and not self.model.config.is_encoder_decoder:
+            return self.model(**inputs.arguments, logits_to_keep=1, use_cache=False)
+        return (self.model if base is None else base)(**inputs.arguments, use_cache=False)
+
+    def _record(self, inputs: ModelInputs, values: bool, *, predict: bool = True) -> Recording:
         modules = attention_modules(self.model)
         weights: dict[nn.Module, list[AttentionWeights]] = {attention.module: [] for attention in modules}
         hooks = {module: _WeightsRecorder(layers, values) for module, layers in weights.items()}
-        with evaluating(self.model), torch.no_grad(), hooked(self.model, hooks):
-            self._run(inputs)
+        states = FinalStates(self.model)
+        projected = ProjectionInputs(self.model, [attention.name for attention in modules] if values else [])
+        with evaluating(self.model), torch.no_grad():
+            with hooked(self.model, hooks), states.kept(), projected.kept():
+                outputs = self._run(inputs, states.base)
+            next_tokens = self._next_tokens(inputs, outputs, states) if predict else None
+        written = inputs.complete_written(next_tokens, self.tokenizer)
         stacks: dict[str, list[AttentionWeights]] = {}
+        projections: dict[str, list[OutputProjection | None]] = {}
         for attention in modules:
-            if not weights[attention.module]:
+            layers = weights[attention.module]
+            if not layers:
                 raise ValueError(f"{self.name}: {attention.name} did not run, so its attention cannot be recorded")
-            stacks.setdefault(attention.stack, []).extend(weights[attention.module])
-        return Recording(self.name, {name: Stack(tuple(layers), *inputs.axes[name]) for name, layers in stacks.items()})
+            stacks.setdefault(attention.stack, []).extend(layers)
+            if values:
+                projections.setdefault(attention.stack, []).extend(projected.projections(attention.name, layers))
+        made = {
+            name: Stack(tuple(layers), *inputs.axes[name], None if name == "encoder" else written)
+            for name, layers in stacks.items()
+        }
+        return Recording(
+            self.name,
+            {name: with_projections(stack, projections.get(name, ())) for name, stack in made.items()},
+            inputs.input,
+            inputs.output,
+            next_tokens,
+        )
+
+    def _next_tokens(
+        self, inputs: ModelInputs, outputs: Any, states: FinalStates
+    ) -> NextTokens | DeferredNextTokens | None:
+        """Return the most probable tokens at each query of the decoder or at each mask token; None without a head."""
+        tokenizer = self.tokenizer
+        if self.model.config.is_encoder_decoder:
+            logits = getattr(outputs, "logits", None)
+            return None if logits is None else named_tokens(TopTokens.of(logits[0]), tokenizer)
+        ids = inputs.arguments["input_ids"]
+        head, positions = states.head(ids), range(ids.shape[1])
+        if head is not None and task_of(self.model) == "masked":
+            mask = getattr(tokenizer, "mask_token_id", None)
+            positions = [position for position, token in enumerate(ids[0].tolist()) if token == mask]
+        if head is None or not positions:
+            return None
+        # the function must not refer to `self`, which would keep the whole model in memory
+        return DeferredNextTokens(lambda chosen: named_tokens(head.predict(chosen), tokenizer), positions)
 
 
 @dataclass(frozen=True, eq=False)

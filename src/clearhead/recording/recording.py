@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
+from torch import Tensor
 
 from clearhead._utils.checks import describe
+from clearhead._utils.text import is_unicode
+from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
+from clearhead.recording.output_projection import OutputProjection
 from clearhead.weights import serialization
 from clearhead.weights.matrix import AttentionWeights
 
 FORMAT, VERSION = "clearhead.Recording", 1
+VALUE_NORMS = "value_norms"  # name of the tensor of a layer
+PROBABILITIES = "next_tokens.probabilities"
 Address = tuple[str, int, int]  # stack, layer, head
 
 
@@ -35,7 +41,7 @@ class Tokens:
         if len(lengths) > 1:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
         for index, (text, special, word) in enumerate(zip(self.texts, self.special, self.words, strict=True)):
-            if not isinstance(text, str) or not _is_unicode(text):
+            if not isinstance(text, str) or not is_unicode(text):
                 raise ValueError(f"Tokens: texts[{index}] is {describe(text)}; expected a string of valid Unicode")
             if not isinstance(special, bool):
                 raise ValueError(f"Tokens: special[{index}] is {describe(special)}; expected True or False")
@@ -56,11 +62,20 @@ class Stack:
         layers: attention of each layer, with batch size 1.
         queries: tokens of the query axis.
         keys: tokens of the key axis.
+        written: token that each query row predicts, in causal self-attention and in cross-attention: the next token
+            of the text. An empty text if it is unknown. None for other attention.
+        value_norms: norm of each key's value after the head's output projection, ‖v W_O‖, for each layer
+            [heads, kv_len]. None if values were not recorded, or if W_O is unknown.
+        output_projections: output projection W_O of each layer, a reference to the model's parameters that is not
+            saved. None after `load`, or if W_O is unknown.
     """
 
     layers: tuple[AttentionWeights, ...]
     queries: Tokens
     keys: Tokens
+    written: Tokens | None = None
+    value_norms: tuple[Tensor, ...] | None = None
+    output_projections: tuple[OutputProjection, ...] | None = None
 
     def __post_init__(self) -> None:
         parts = {"layers": self.layers, "query tokens": self.queries, "key tokens": self.keys}
@@ -76,6 +91,22 @@ class Stack:
                     f"Stack: layer {index} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
                     f" and {len(self.keys)} key tokens; expected one text"
                 )
+        if self.written is not None and len(self.written) != len(self.queries):
+            raise ValueError(
+                f"Stack: written has {len(self.written)} tokens; expected {len(self.queries)}, one per query token"
+            )
+        if self.value_norms is not None:
+            self._check_value_norms(self.value_norms)
+
+    def _check_value_norms(self, norms: tuple[Tensor, ...]) -> None:
+        if len(norms) != len(self.layers):
+            raise ValueError(f"Stack: value_norms has {len(norms)} layers; expected {len(self.layers)}")
+        for index, (layer, weights) in enumerate(zip(norms, self.layers, strict=True)):
+            shape = (weights.shape[1], weights.shape[3])
+            if not isinstance(layer, Tensor) or not layer.is_floating_point() or layer.shape != shape:
+                raise ValueError(f"Stack: value_norms[{index}] is {describe(layer)}; expected floats {list(shape)}")
+            if not bool(((layer >= 0) & (layer < torch.inf)).all()):
+                raise ValueError(f"Stack: value_norms[{index}] is negative or not finite; expected norms")
 
     @property
     def has_values(self) -> bool:
@@ -93,19 +124,34 @@ class Recording:
         model: name of the model.
         stacks: stacks by name ("encoder", "decoder", "cross"), in the order in which the model runs them. There is at
             least one.
+        input: the text as given; None if the model ran on something else.
+        output: the text that an encoder–decoder wrote, such as a translation; None for other models.
+        next_tokens: most probable next tokens at each query of the decoder, or at each mask token of a masked language
+            model: `recording.next_tokens.at(position)`. None for a model without a language-model head. A file of a
+            language model contains the last 1,024 positions.
     """
 
     model: str
     stacks: dict[str, Stack]
+    input: str | None = None
+    output: str | None = None
+    next_tokens: NextTokens | DeferredNextTokens | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not _is_unicode(self.model):
+        if not isinstance(self.model, str) or not is_unicode(self.model):
             raise ValueError(f"Recording: model is {describe(self.model)}; expected a name of valid Unicode")
         if not self.stacks:
             raise ValueError("Recording: there are no stacks; expected at least one")
         for name in self.stacks:
             if not isinstance(name, str) or not name.isprintable() or not name.strip():
                 raise ValueError(f"Recording: a stack is named {describe(name)}; expected printable text")
+        for name, text in (("input", self.input), ("output", self.output)):
+            if text is not None and not (isinstance(text, str) and is_unicode(text)):
+                raise ValueError(f"Recording: {name} is {describe(text)}; expected a string of valid Unicode, or None")
+        longest = max(len(stack.queries) for stack in self.stacks.values())
+        if self.next_tokens is not None and self.next_tokens.positions[-1] >= longest:
+            last = self.next_tokens.positions[-1]
+            raise ValueError(f"Recording: next_tokens has position {last}; expected less than {longest} queries")
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
@@ -133,9 +179,12 @@ class Recording:
         """Return a copy of the recording on another device."""
 
         def moved(stack: Stack) -> Stack:
-            return Stack(tuple(weights.to(device) for weights in stack.layers), stack.queries, stack.keys)
+            norms = stack.value_norms and tuple(layer.to(device) for layer in stack.value_norms)
+            return replace(stack, layers=tuple(weights.to(device) for weights in stack.layers), value_norms=norms)
 
-        return Recording(self.model, {name: moved(stack) for name, stack in self.stacks.items()})
+        predictions = self.next_tokens and self.next_tokens.to(device)
+        stacks = {name: moved(stack) for name, stack in self.stacks.items()}
+        return replace(self, stacks=stacks, next_tokens=predictions)
 
     def __repr__(self) -> str:
         parts = []
@@ -146,7 +195,7 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to one safetensors file, with O(n · d) numbers per layer."""
-        tensors, stacks = {}, {}
+        tensors, stacks, optional = {}, {}, {}
         for name, stack in self.stacks.items():
             layers = []
             for index, weights in enumerate(stack.layers):
@@ -154,7 +203,15 @@ class Recording:
                 tensors |= {f"{name}.{index}.{key}": tensor for key, tensor in packed.items()}
                 layers.append(layer_header)
             stacks[name] = {"queries": asdict(stack.queries), "keys": asdict(stack.keys), "layers": layers}
-        header = {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks}
+            if stack.written is not None:
+                stacks[name]["written"] = asdict(stack.written)
+            for index, norms in enumerate(stack.value_norms or ()):
+                tensors[f"{name}.{index}.{VALUE_NORMS}"] = norms
+        predictions = self.next_tokens and self.next_tokens.computed()
+        if predictions is not None:
+            tensors[PROBABILITIES], optional["next_tokens"] = predictions.pack()
+        optional |= {name: text for name, text in (("input", self.input), ("output", self.output)) if text is not None}
+        header = {"format": FORMAT, "version": VERSION, "model": self.model, "stacks": stacks, **optional}
         serialization.write(path, tensors, header)
 
     @classmethod
@@ -169,8 +226,24 @@ class Recording:
                     prefix = f"{name}.{index}."
                     packed = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
                     layers.append(AttentionWeights(*serialization.unpack(packed, layer_header)))
-                stacks[name] = Stack(tuple(layers), _tokens(stack["queries"]), _tokens(stack["keys"]))
-            return cls(header["model"], stacks)
+                written = _tokens(stack["written"]) if "written" in stack else None
+                names = [f"{name}.{index}.{VALUE_NORMS}" for index in range(len(layers))]
+                norms = tuple(tensors[each] for each in names if each in tensors)
+                stacks[name] = Stack(
+                    tuple(layers),
+                    _tokens(stack["queries"]),
+                    _tokens(stack["keys"]),
+                    written,
+                    norms or None,
+                )
+            predictions = header.get("next_tokens")
+            return cls(
+                header["model"],
+                stacks,
+                header.get("input"),
+                header.get("output"),
+                None if predictions is None else NextTokens.unpack(tensors[PROBABILITIES], predictions),
+            )
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
 
@@ -203,8 +276,3 @@ def is_self_attention(name: str, stack: Stack) -> bool:
 
 def _tokens(fields: dict[str, list]) -> Tokens:
     return Tokens(tuple(fields["texts"]), tuple(fields["special"]), tuple(fields["words"]))
-
-
-def _is_unicode(text: str) -> bool:
-    """Return False for text with a lone surrogate, which UTF-8 cannot encode."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)

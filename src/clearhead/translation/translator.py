@@ -15,12 +15,14 @@ from torch import nn
 from clearhead._utils.bounded_reads import BEAM_LIMIT, SENTENCE_LIMIT
 from clearhead._utils.checks import check_int
 from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+from clearhead.recording.next_tokens import TopTokens
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation._decoding import decode_all
 from clearhead.translation.config import Config
 from clearhead.translation.model import Transformer
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import END, START, UNKNOWN, Vocabulary
+from clearhead.watching.output_projections import find_projection, with_projections
 
 BUNDLED_MODELS = ("en-ja",)
 SENTENCES_PER_BATCH = 256
@@ -122,7 +124,8 @@ class Translator:
     def record(self, text: str | Sequence[str], *, target: str | None = None, values: bool = False) -> Recording:
         """Record encoder, decoder and cross-attention while the model translates a text.
 
-        The query of a row of "decoder" and "cross" is an input token of the decoder: the row predicts the next token.
+        The query of a row of "decoder" and "cross" is an input token of the decoder: the row predicts the next token,
+        which `Stack.written` has. The last row predicts the end token.
 
         Args:
             text: a string, or a list of its words, whose tokens then get the indices of these words.
@@ -145,21 +148,34 @@ class Translator:
         device = self.model.embedding.weight.device
         decoder_input = [START, *translation]
         with torch.no_grad():
-            _, attentions = self.model(
+            logits, attentions = self.model(
                 torch.tensor([source], device=device),
                 torch.tensor([decoder_input], device=device),
                 return_weights="keep_qk" if values else True,
             )
-        axes = {
-            "source": self._tokens(source, words),
-            "target": self._tokens(decoder_input, list(self.vocabulary.word_indices(decoder_input))),
+        read, source_tokens = self._numbered_tokens(decoder_input), self._tokens(source, words)
+        written = self._numbered_tokens([*translation, END])
+        sides = {
+            "encoder": (source_tokens, source_tokens, None),
+            "decoder": (read, read, written),
+            "cross": (read, source_tokens, written),
         }
-        sides = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
         stacks = {}
-        for name, (queries, keys) in sides.items():
+        for name, (queries, keys, next_tokens) in sides.items():
             layers = tuple(weights if values else weights.without_values() for weights in attentions[name])
-            stacks[name] = Stack(layers, axes[queries], axes[keys])
-        return Recording(self.name, stacks)
+            stacks[name] = self._with_projections(name, Stack(layers, queries, keys, next_tokens))
+        return Recording(
+            self.name,
+            stacks,
+            input=text if isinstance(text, str) else " ".join(text),
+            output=self.vocabulary.decode(translation),
+            next_tokens=TopTokens.of(logits[0]).named(lambda token_id: self._texts([token_id])[0]),
+        )
+
+    def _with_projections(self, name: str, stack: Stack) -> Stack:
+        side, attention = ("decoder", "cross") if name == "cross" else (name, "attention")
+        modules = [f"{side}.{layer}.{attention}" for layer in range(len(stack.layers))]
+        return with_projections(stack, [find_projection(self.model, module) for module in modules])
 
     def _encode_source(self, text: str, index: int, count: int) -> list[int]:
         """Return the token ids of a text, with the end token. Warn about unknown characters and long texts.
@@ -185,8 +201,14 @@ class Translator:
         return source
 
     def _tokens(self, token_ids: list[int], words: list[int | None]) -> Tokens:
-        pieces = [piece.strip() or piece for piece in self.vocabulary.pieces(token_ids)]
-        return Tokens(tuple(pieces), tuple(token_id in (START, END) for token_id in token_ids), tuple(words))
+        special = tuple(token_id in (START, END) for token_id in token_ids)
+        return Tokens(self._texts(token_ids), special, tuple(words))
+
+    def _numbered_tokens(self, token_ids: list[int]) -> Tokens:
+        return self._tokens(token_ids, list(self.vocabulary.word_indices(token_ids)))
+
+    def _texts(self, token_ids: list[int]) -> tuple[str, ...]:
+        return tuple(piece.strip() or piece for piece in self.vocabulary.pieces(token_ids))
 
 
 def _location(index: int, count: int) -> str:

@@ -124,7 +124,7 @@ class ProgressiveHeatmap:
             pooled = pool_window(self._weights, band, self.bin_size, reduce)[0]
             values[start : start + len(pooled)] = pooled
         if self._scores is not None:
-            scores = self._weights.scores[0, 0, band.row : band.row_end, key:key_end].float().cpu().numpy()
+            scores = self._weights.unscaled.scores[0, 0, band.row : band.row_end, key:key_end].float().cpu().numpy()
             self._scores[start : start + len(scores)] = scores
         self.rows_done = end
 
@@ -136,14 +136,16 @@ class ProgressiveHeatmap:
 class HeadOverview:
     """Overview of one head's whole matrix: mean and max heatmaps, entropy, and received attention.
 
-    The heatmaps have at most 2,048 × 2,048 bins and exclude hidden keys. Entropy and received attention include them.
+    The heatmaps have at most 2,048 × 2,048 bins and are those of `shown`, a matrix with hidden keys or scaled columns.
+    Entropy and received attention are those of `weights`.
     """
 
-    def __init__(self, weights: AttentionWeights, hidden_keys: Sequence[int] = ()) -> None:
+    def __init__(self, weights: AttentionWeights, shown: AttentionWeights | None = None) -> None:
         _, _, q_len, kv_len = weights.shape
-        visible = weights.hiding(list(hidden_keys)) if hidden_keys else weights
         window = HeatmapWindow(0, q_len, 0, kv_len)
-        self.heatmaps = ProgressiveHeatmap(visible, window, MAX_OVERVIEW_BINS, ("mean", "max"))
+        self.heatmaps = ProgressiveHeatmap(
+            weights if shown is None else shown, window, MAX_OVERVIEW_BINS, ("mean", "max")
+        )
         self.entropy = np.zeros(q_len, np.float32)
         self.received = np.zeros(kv_len, np.float64)
         self._weights, self._rows_observed = weights, 0

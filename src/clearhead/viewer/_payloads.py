@@ -37,6 +37,7 @@ def model_payload(cache: RecordingCache) -> Payload:
                 "sampled": SAMPLED_QUERIES if is_sampled(stack) else 0,
                 "hides": [short_token(stack.keys.texts[key], 14) for key in hidden[:3]],
                 "hidden": hidden[:MAX_WINDOW_TOKENS],
+                "value_weighted": cache.can_weight_values(name),
             }
         )
     return {
@@ -129,7 +130,12 @@ def row_payload(
 def calculation_payload(cache: RecordingCache, address: Address, query: int, key: int) -> Payload:
     """Return the calculation of a query's weights, with the texts of its tokens."""
     stack = cache.recording[address[0]]
-    calculation = asdict(calculate_row(cache.recording.weights(address), query, key))
+    weights, norms, output_weight = (
+        cache.recording.weights(address),
+        cache.value_norms(address),
+        cache.output_weight(address),
+    )
+    calculation = asdict(calculate_row(weights, query, key, value_norms=norms, output_weight=output_weight))
     for term in calculation["terms"]:
         term["token"] = short_token(stack.keys.texts[term["key"]])
     return {**calculation, "token": short_token(stack.queries.texts[query])}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from clearhead.analysis import HeadStatistics, Roles
+from clearhead.ops.alibi import ALiBi
 from clearhead.recording import Address, Recording, is_self_attention
 from clearhead.viewer._heatmap import HeadOverview
 from clearhead.viewer._thumbnails import Thumbnail, hide_keys, layer_thumbnails
@@ -39,9 +42,9 @@ class RecordingCache:
         if roles is not None:
             _check_roles(roles, recording)
         self.recording = recording
-        self._roles = roles
+        self.roles = roles
         self._thumbnails: dict[tuple[str, int, bool], list[Thumbnail]] = {}
-        self._overviews: OrderedDict[tuple[Address, bool], HeadOverview] = OrderedDict()
+        self._overviews: OrderedDict[tuple[Address, bool, bool], HeadOverview] = OrderedDict()
 
     def thumbnails(self, stack: str, layer: int, *, hide: bool = False) -> list[Thumbnail]:
         """Return the thumbnail of each head of a layer. The first call computes it. `hide` masks the sink keys."""
@@ -58,11 +61,11 @@ class RecordingCache:
     @property
     def labeled_by_roles(self) -> bool:
         """True if labels come from roles instead of this text."""
-        return self._roles is not None
+        return self.roles is not None
 
     def labels(self, address: Address) -> tuple[str, ...]:
         """Return the labels of a head, most specific first."""
-        roles = self._roles
+        roles = self.roles
         if roles is None:
             stack, layer, head = address
             roles = Roles(self.recording.model, {address: self.thumbnails(stack, layer)[head].statistics})
@@ -75,18 +78,59 @@ class RecordingCache:
         hidden = sorted(first | {index for index, special in enumerate(tokens.special) if special})
         return hidden if len(hidden) < len(tokens) else []
 
-    def weights(self, address: Address, *, hide: bool = False) -> AttentionWeights:
-        """Return one head's matrix. `hide` masks the sink keys."""
+    def weights(self, address: Address, *, hide: bool = False, value_weighted: bool = False) -> AttentionWeights:
+        """Return one head's matrix.
+
+        Args:
+            address: the head.
+            hide: mask the sink keys.
+            value_weighted: return A · ‖v W_O‖ / m, where m is the largest ‖v W_O‖ of the visible keys. Weights are
+                then at most 1, as the colors expect, and a weight of 1 is the most that a key can contribute.
+
+        Raises:
+            ValueError: if `value_weighted` is True and the recording has no value norms.
+        """
         weights = self.recording.weights(address)
         hidden = self.hidden_keys(address[0]) if hide else []
-        return weights.hiding(hidden) if hidden else weights
+        visible = weights.hiding(hidden) if hidden else weights
+        if not value_weighted:
+            return visible
+        norms = self.value_norms(address)
+        if norms is None or not self.can_weight_values(address[0]):
+            raise ValueError(
+                f"value_weighted is True, but the recording has no value norms of {address[0]!r}; expected a recording"
+                " with values=True of a model with a known output projection, without ALiBi"
+            )
+        norms = norms.index_fill(0, torch.tensor(hidden, device=norms.device, dtype=torch.long), 0.0)
+        largest = norms.max()
+        return visible.scaled(keys=norms / torch.where(largest > 0, largest, 1.0))
 
-    def overview(self, address: Address, *, hide: bool = False) -> HeadOverview:
-        """Return the overview of one head, which may still be incomplete."""
-        cache_key = (address, hide)
+    def can_weight_values(self, stack: str) -> bool:
+        """Return whether the matrices of a stack can be weighted by the norms of their values."""
+        recorded = self.recording[stack]
+        has_alibi = any(isinstance(weights.bias, ALiBi) for weights in recorded.layers)
+        return recorded.value_norms is not None and not has_alibi
+
+    def value_norms(self, address: Address) -> Float[Tensor, " kv_len"] | None:
+        """Return ‖v W_O‖ of each key of a head; None if unknown."""
+        stack, layer, head = address
+        norms = self.recording[stack].value_norms
+        return None if norms is None else norms[layer][head]
+
+    def output_weight(self, address: Address) -> Float[Tensor, "value_dim output_dim"] | None:
+        """Return the rows of a head in the output projection W_O; None without the model, or if W_O has changed."""
+        stack, layer, head = address
+        projections = self.recording[stack].output_projections
+        if projections is None or not projections[layer].is_unchanged:
+            return None
+        return projections[layer].of_head(head)
+
+    def overview(self, address: Address, *, hide: bool = False, value_weighted: bool = False) -> HeadOverview:
+        """Return the overview of one head, which may still be incomplete. Only its heatmaps are value-weighted."""
+        cache_key = (address, hide, value_weighted)
         if cache_key not in self._overviews:
-            hidden = self.hidden_keys(address[0]) if hide else []
-            self._overviews[cache_key] = HeadOverview(self.recording.weights(address), hidden)
+            shown = self.weights(address, hide=hide, value_weighted=value_weighted)
+            self._overviews[cache_key] = HeadOverview(self.recording.weights(address), shown)
         self._overviews.move_to_end(cache_key)
         while len(self._overviews) > 1 and self._overview_bytes > OVERVIEW_CACHE_BYTES:
             self._overviews.popitem(last=False)
@@ -118,13 +162,13 @@ class RecordingCache:
         stack = self.recording[address[0]]
         weights = self.recording.weights(address)
         _, _, q_len, kv_len = weights.shape
-        if q_len * kv_len > MAX_SEARCHED_CELLS:
-            return q_len // 2, int(weights[0, 0, q_len // 2].argmax())
-        cells = weights.dense()[0, 0].clone()
-        cells[torch.tensor(stack.queries.special)] *= 0.01
+        middle = q_len // 2
+        rows = slice(middle, middle + 1) if q_len * kv_len > MAX_SEARCHED_CELLS else slice(0, q_len)
+        cells = weights[0, 0, rows].clone()
+        cells[torch.tensor(stack.queries.special[rows])] *= 0.01
         cells[:, self.hidden_keys(address[0])] *= 0.01
         query, key = divmod(int(cells.argmax()), kv_len)
-        return query, key
+        return rows.start + query, key
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
-"""Step-by-step calculation of one row: q, the top keys, products, scores, softmax and contributions."""
+"""Step-by-step calculation of one row: q, the top keys, products, scores, softmax, contributions and output."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.weights.matrix import AttentionWeights
@@ -24,6 +25,7 @@ class RowTerm:
     score: float  # after bias and mask; −inf if masked
     weight: float
     contribution: list[float] | None  # weight · v; None without values
+    projected_norm: float | None  # ‖weight · v W_O‖; None if W_O is unknown
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,27 @@ class RowCalculation:
     terms: list[RowTerm]
     others: float  # total weight of the keys that are not listed
     output: list[float] | None  # Σ weight · v over all keys; None without values
+    projected: list[float] | None  # output · W_O without bias: what the head adds to the residual stream, if known
 
 
 @torch.no_grad()
-def calculate_row(weights: AttentionWeights, query: int, key: int) -> RowCalculation:
-    """Return the calculation of the row `query` of one head. `key` is always listed."""
+def calculate_row(
+    weights: AttentionWeights,
+    query: int,
+    key: int,
+    *,
+    value_norms: Float[Tensor, " kv_len"] | None = None,
+    output_weight: Float[Tensor, "value_dim output_dim"] | None = None,
+) -> RowCalculation:
+    """Return the calculation of the row `query` of one head.
+
+    Args:
+        weights: attention of one head.
+        query: index of the row.
+        key: index of a key that is always listed.
+        value_norms: ‖v W_O‖ of each key, if known.
+        output_weight: rows of the head in the output projection W_O, if known.
+    """
     row, scores = weights[0, 0, query], weights.scores[0, 0, query]
     value, softcap = weights.value, weights.softcap
     query_vector = None if weights.query is None else weights.query[0, 0, query].to(row.dtype)
@@ -66,9 +84,12 @@ def calculate_row(weights: AttentionWeights, query: int, key: int) -> RowCalcula
             score=float(scores[index]),
             weight=float(row[index]),
             contribution=contribution,
+            projected_norm=None if value_norms is None else float(row[index] * value_norms[index]),
         )
 
     terms = [term(index) for index in keys]
+    output = None if value is None else row @ value[0, 0].to(row.dtype)
+    projected = None if output is None or output_weight is None else output @ output_weight.to(output)
     return RowCalculation(
         None if query_vector is None else query_vector.tolist(),
         weights.scale,
@@ -76,7 +97,8 @@ def calculate_row(weights: AttentionWeights, query: int, key: int) -> RowCalcula
         float(weights.lse[0, 0, query]),
         terms,
         max(0.0, float(row.sum()) - sum(listed.weight for listed in terms)),
-        None if value is None else (row @ value[0, 0].to(row.dtype)).tolist(),
+        None if output is None else output.tolist(),
+        None if projected is None else projected.tolist(),
     )
 
 

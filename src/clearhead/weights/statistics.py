@@ -93,8 +93,8 @@ def _peaks(call: AttentionCall, lse: Lse, top: TopK) -> Lse:
         return call.query.new_full(keys.shape, -torch.inf, dtype=call.compute_dtype)
     index = index_of_keys(keys.clamp(min=0)[..., None])
     peaks = torch.where(keys >= 0, scores_of_cells(call, index).view(keys.shape), -torch.inf)
-    # torch's kernel may return 0 as the log-sum-exp of such a row, and the Triton kernel 0 as its weights
-    return peaks.masked_fill(lse.isnan() | top.weights[..., 0].isnan(), torch.nan)
+    # torch's kernels may return 0 or inf as the log-sum-exp of such a row, and the Triton kernel 0 as its weights
+    return peaks.masked_fill(~(lse < torch.inf) | top.weights[..., 0].isnan(), torch.nan)
 
 
 def _weights_of_keys(

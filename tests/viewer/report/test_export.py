@@ -255,8 +255,15 @@ class TestContents:
             assert text in head
         assert "<b>" not in head
         assert model_payload(written)["view"] == "head=decoder.1.2&cell=7-4"
+        texts = {"input": "a < b\x1b " + 30_000 * "x", "output": "ü <i>"}
+        shown = report(replace(decoder(PLAIN_TOKENS), **texts)).html
+        shown = shown[shown.index('<dl id="texts">') : shown.index("</dl>")]
+        assert "a &lt; b\\x1b xxx" in shown
+        assert "xxx … (10,007 more characters)" in shown
+        assert "ü &lt;i&gt;" in shown
         plain = report(decoder(PLAIN_TOKENS)).html
         assert 'id="author-note"' not in plain
+        assert 'id="texts"' not in plain
         assert "<title>clearhead: a model</title>" in plain
 
     def test_report_works_after_a_viewer_callback_has_failed(self):

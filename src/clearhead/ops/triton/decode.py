@@ -154,7 +154,7 @@ def _merge(parts, part_lse, output, lse, pieces, rows, value_dim, BLOCK_V: tl.co
         accumulator = accumulator * rescale + tl.sum(part * shares[:, None], 0)
         row_sum = row_sum * rescale + tl.sum(shares)
         row_max = new_max
-    some = row_sum > 0
+    some = row_sum != 0  # also if it is NaN
     row_sum = tl.where(some, row_sum, 1.0)
     tl.store(
         output + row * value_dim + columns, (accumulator / row_sum).to(output.dtype.element_ty), columns < value_dim

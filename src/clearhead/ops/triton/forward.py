@@ -138,6 +138,6 @@ def online_softmax_step(
 def finalize_softmax(state, scale):
     """Return output and log-sum-exp: 0 and −∞ for a row without a key."""
     accumulator, row_sum, row_max = state
-    some = row_sum > 0
+    some = row_sum != 0  # also if it is NaN
     row_sum = tl.where(some, row_sum, 1.0)
     return accumulator / row_sum[:, None], tl.where(some, (row_max * scale + tl.log2(row_sum)) * LN_2, -float("inf"))

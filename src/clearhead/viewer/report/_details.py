@@ -67,8 +67,8 @@ class ReportDetails:
             "note": printable(self.note),
             "command": visible_text(self.command) if self.command else "",
             "date": f"{creation_time():%Y-%m-%d %H:%M} UTC",
-            "input": _bounded(getattr(recording, "input", None)),
-            "output": _bounded(getattr(recording, "output", None)),
+            "input": _bounded(recording.input),
+            "output": _bounded(recording.output),
         }
 
 

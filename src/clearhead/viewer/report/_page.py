@@ -41,11 +41,9 @@ def compress(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
-def render_page(
-    cache: RecordingCache, data: ReportData, roles: Roles | None, details: ReportDetails, notes: tuple[str, ...]
-) -> str:
+def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails, notes: tuple[str, ...]) -> str:
     """Return the report as one HTML document."""
-    recording = cache.recording
+    recording, roles = cache.recording, cache.roles
     statistics = {
         (name, layer_index, head): head_statistics
         for (name, layer_index), layer in data.layers.items()

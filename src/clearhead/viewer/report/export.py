@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clearhead._utils.files import replacing
@@ -16,7 +16,7 @@ from clearhead.recording import Recording
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report._details import ReportDetails, focused_queries
 from clearhead.viewer.report._page import ReportData, compress, render_page
-from clearhead.viewer.report._report_layer import MAX_BARS, SamplingPlan, summarize_layer
+from clearhead.viewer.report._report_layer import MAX_BARS, ReportLayer, SamplingPlan, summarize_layer
 from clearhead.watching.seen import Seen
 
 MAX_HEATMAP_BINS = 128  # bins per axis
@@ -84,43 +84,62 @@ def report(
     cache = RecordingCache(recording, roles)
     details = ReportDetails.checked(title=title, note=note, command=command, view=view)
     with nullcontext() if path is None else replacing(path) as temporary:  # an unwritable path fails before the work
-        data = _fit_to_size(recording, _summarize(cache, details, progress))
-        notes = _notes(recording, data.plans)
-        page = render_page(cache, data, roles, details, notes)
+        plans = sampling_plans(cache, details)
+        total = sum(len(stack.layers) for stack in recording.stacks.values())
+        layers = {}
+        for address, layer in summarize_layers(cache, plans):
+            layers[address] = layer
+            progress(len(layers), total)
+        written = finish_report(cache, fit_to_size(cache, plans, layers), details)
         if temporary is not None:
-            temporary.write_text(page, encoding="utf-8")
-    return Report(page, notes, None if path is None else Path(path))
+            temporary.write_text(written.html, encoding="utf-8")
+    return replace(written, path=None if path is None else Path(path))
 
 
-def _summarize(cache: RecordingCache, details: ReportDetails, progress: Callable[[int, int], None]) -> ReportData:
+def sampling_plans(cache: RecordingCache, details: ReportDetails) -> dict[str, SamplingPlan]:
+    """Return the sampling plan of each stack."""
     recording, cursor = cache.recording, details.cursor(cache.recording)
     heads = len(list(recording.heads()))
     max_bins = max(MIN_HEATMAP_BINS, int(MAX_HEATMAP_BINS * math.sqrt(min(1.0, MAX_FULL_SIZE_HEADS / heads))))
     max_bars = max(MIN_BARS, MAX_BARS * MAX_FULL_SIZE_HEADS // max(MAX_FULL_SIZE_HEADS, heads))
-    plans = {
+    return {
         name: SamplingPlan.from_stack(stack, max_bins, max_bars, focused_queries(cache, name, cursor))
         for name, stack in recording.stacks.items()
     }
-    addresses = [(name, layer) for name, stack in recording.stacks.items() for layer in range(len(stack.layers))]
-    layers = {}
-    for done, (name, layer) in enumerate(addresses, start=1):
-        layers[name, layer] = summarize_layer(name, recording[name], layer, plans[name])
-        progress(done, len(addresses))
-    return ReportData(plans, layers, {})
 
 
-def _fit_to_size(recording: Recording, data: ReportData) -> ReportData:
+def summarize_layers(
+    cache: RecordingCache, plans: dict[str, SamplingPlan]
+) -> Iterator[tuple[tuple[str, int], ReportLayer]]:
+    """Yield the stack, the index and the data of each layer."""
+    for name, stack in cache.recording.stacks.items():
+        for layer in range(len(stack.layers)):
+            yield (name, layer), summarize_layer(name, stack, layer, plans[name])
+
+
+def finish_report(cache: RecordingCache, data: ReportData, details: ReportDetails) -> Report:
+    """Return the report with its page. In a server, call it in the thread of the event loop.
+
+    Bokeh's current document is a global variable, which the callbacks of the event loop use too.
+    """
+    notes = _notes(cache.recording, data.plans)
+    return Report(render_page(cache, data, details, notes), notes)
+
+
+def fit_to_size(
+    cache: RecordingCache, plans: dict[str, SamplingPlan], layers: dict[tuple[str, int], ReportLayer]
+) -> ReportData:
     """Pack and compress the layers, with half the queries until they fit into `MAX_ARRAY_BYTES`."""
-    queries = max(len(plan.query_indices) for plan in data.plans.values())
+    queries = max(len(plan.query_indices) for plan in plans.values())
     while True:
-        positions = {name: plan.positions(queries) for name, plan in data.plans.items()}
-        plans = {name: plan.subsampled(positions[name]) for name, plan in data.plans.items()}
+        positions = {name: plan.positions(queries) for name, plan in plans.items()}
+        stored = {name: plan.subsampled(positions[name]) for name, plan in plans.items()}
         compressed = {}
-        for (name, layer_index), layer in data.layers.items():
-            packed = layer.subsampled(positions[name]).pack(plans[name], len(recording[name].keys))
-            compressed[name, layer_index] = compress(packed)
+        for (name, index), layer in layers.items():
+            packed = layer.subsampled(positions[name]).pack(stored[name], len(cache.recording[name].keys))
+            compressed[name, index] = compress(packed)
         if sum(map(len, compressed.values())) <= MAX_ARRAY_BYTES or queries <= MIN_STORED_QUERIES:
-            return ReportData(plans, data.layers, compressed)
+            return ReportData(stored, layers, compressed)
         queries //= 2
 
 

@@ -99,6 +99,13 @@ class Access(AuthProvider):
 
         return LoginHandler
 
+    def check_download(self, handler: RequestHandler) -> None:
+        """Raise 403 unless a request for a file has the cookie and was started by this page or by the user."""
+        if handler.request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            raise HTTPError(403, reason="Other pages cannot load this file")
+        if not self._has_cookie(handler):
+            raise HTTPError(403, reason="Cookie of this viewer is missing")
+
     def close_sockets(self) -> None:
         """Close the WebSockets of all pages because the server shuts down."""
         for socket in list(self._sockets):

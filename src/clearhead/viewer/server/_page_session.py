@@ -25,13 +25,14 @@ from clearhead.viewer._heatmap import (
 from clearhead.viewer._templates import TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
+from clearhead.viewer.server._panels.find import FindPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
-from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts, check_typed
+from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel)
+_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel)
 
 
 class PageSession:
@@ -78,8 +79,7 @@ class PageSession:
 
     def _go(self, request: Request) -> None:
         """Show the requested text, head and window, each of which is optional."""
-        texts = self._texts.choices
-        text = str(request["text"]) if "text" in request else texts[int(request.get("given", 0)) % len(texts)]
+        text = self._texts.chosen(request)
         recorded = self._texts.cached(text)
         self._tasks.cancel("text")  # a later request replaces a text that is still being recorded
         if text == self._text and self._state.model is not None:
@@ -87,7 +87,7 @@ class PageSession:
         elif recorded is not None:
             self._show_text(text, recorded, request)
         else:
-            self._tasks.start("text", self._record_steps(text if text in texts else check_typed(text), request))
+            self._tasks.start("text", self._record_steps(text, request))
 
     def _record_steps(self, text: str, request: Request) -> Steps:
         yield lambda: self._show_status("running the model …", busy=True)

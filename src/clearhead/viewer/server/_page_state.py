@@ -25,6 +25,10 @@ class PageState(DataModel):
     cell: Any = AnyValue(default=None)
     top_tokens: Any = AnyValue(default=None)
     calculation: Any = AnyValue(default=None)
+    search: Any = AnyValue(default=None)
+    links: Any = AnyValue(default=None)
+    picture: Any = AnyValue(default=None)
+    statistics: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
 
 

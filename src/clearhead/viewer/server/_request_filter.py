@@ -11,7 +11,7 @@ from tornado.web import HTTPError, OutputTransform, RequestHandler
 
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost"})
 # Bokeh also serves metadata, embedding scripts and an icon, which the page does not use.
-_ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js|/modules/[a-z_]+\.js")
+_ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js|/modules/[a-z_]+\.js|/(report|explain)\.html")
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

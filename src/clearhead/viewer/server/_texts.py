@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,7 +56,7 @@ class Texts:
         self._model: RecordableModel | None = None
 
         def begin() -> list[str]:
-            return self._begin(load_source(source, device=device, dtype=dtype, download=download), text)
+            return self._begin(load_source(source, device=device, dtype=dtype, download=download, head=None), text)
 
         self.choices = self.worker.submit(begin).result()
 
@@ -68,6 +69,13 @@ class Texts:
     def first(self) -> Recorded:
         """Recording shown first."""
         return self._listed[self.choices[0]]
+
+    def chosen(self, request: Mapping[str, Any]) -> str:
+        """Return the text that a request or an address names: by itself, or as the index of a listed text."""
+        if "text" in request:
+            text = str(request["text"])
+            return text if text in self.choices else check_typed(text)
+        return self.choices[int(request.get("given", 0)) % len(self.choices)]
 
     def cached(self, text: str) -> Recorded | None:
         """Return a text's recording, or None if it has not been recorded. May be called from any thread."""

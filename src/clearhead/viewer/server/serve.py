@@ -24,6 +24,7 @@ from clearhead._utils.checks import check_int
 from clearhead.analysis import Roles
 from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
+from clearhead.viewer.server._downloads import EXPLAIN_PATH, REPORT_PATH, Downloads, ExplainHandler, ReportHandler
 from clearhead.viewer.server._redirect_file import write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
 from clearhead.viewer.server._session_handler import SessionHandler
@@ -134,7 +135,7 @@ class Viewer:
         asyncio.set_event_loop(asyncio.new_event_loop())
         loop = IOLoop.current()
         try:
-            server, http = _server(Application(SessionHandler(self._texts)), self._access, bound)
+            server, http = _server(self._texts, self._access, bound)
             server.start()
         except BaseException as error:
             bound.close()
@@ -200,12 +201,17 @@ def view(
     return viewer
 
 
-def _server(application: Application, access: Access, bound: socket.socket) -> tuple[BaseServer, HTTPServer]:
+def _server(texts: Texts, access: Access, bound: socket.socket) -> tuple[BaseServer, HTTPServer]:
+    downloads = Downloads(texts, access)
     port = bound.getsockname()[1]
     tornado = FilteredTornado(
-        {"/": application},
+        {"/": Application(SessionHandler(texts))},
         auth_provider=access,
-        extra_patterns=[(rf"{MODULES_PATH}(.*)", StaticFileHandler, {"path": str(STATIC_FOLDER)})],
+        extra_patterns=[
+            (rf"{MODULES_PATH}(.*)", StaticFileHandler, {"path": str(STATIC_FOLDER)}),
+            (REPORT_PATH, ReportHandler, {"downloads": downloads}),
+            (EXPLAIN_PATH, ExplainHandler, {"downloads": downloads}),
+        ],
         extra_websocket_origins=[f"{host}:{port}" for host in LOCAL_HOSTS],
         use_index=False,
         include_cookies=[],  # Bokeh would embed them in the page's HTML

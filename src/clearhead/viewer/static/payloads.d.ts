@@ -103,6 +103,39 @@ interface TopTokensPayload {
   to?: TopTokens; // absent in reports of longer texts, which do not store columns
 }
 
+/** Answer to `{kind: "search", axis, text}`. */
+interface SearchPayload {
+  stack: string;
+  axis: "queries" | "keys";
+  text: string;
+  ranges: [start: number, end: number][]; // tokens of the first 1,000 hits
+  count: number; // of all hits
+}
+
+/** Answer to `{kind: "links", query?, hide?, min_distance?}`; the default query is the last token. */
+interface LinksPayload {
+  stack: string;
+  query: number;
+  token: string;
+  hide: boolean;
+  links: { layer: number; head: number; key: number; token: string; weight: number; distance: number | null }[];
+}
+
+/** Answer to `{kind: "picture", query?, hide?}`: the top key of one query in every head. */
+interface PicturePayload {
+  stack: string;
+  query: number;
+  token: string;
+  hide: boolean;
+  layers: ([key: number, token: string, weight: number] | null)[][];
+}
+
+/** Answer to `{kind: "statistics"}`: the table of all heads. */
+interface StatisticsPayload {
+  columns: [name: string, heading: string, tooltip: string][];
+  rows: { id: string; head: string; labels: string; cells: string[] }[];
+}
+
 interface RowTerm {
   key: number;
   token: string;
