@@ -121,13 +121,16 @@ interface LinksPayload {
   links: { layer: number; head: number; key: number; token: string; weight: number; distance: number | null }[];
 }
 
-/** Answer to `{kind: "picture", query?, hide?}`: the top key of one query in every head. */
+/** Answer to `{kind: "picture", query?, key?, hide?}`: the top key of one query in every head, and its weights on `key`. */
 interface PicturePayload {
   stack: string;
   query: number;
   token: string;
+  key: number;
+  key_token: string;
   hide: boolean;
   layers: ([key: number, token: string, weight: number] | null)[][];
+  weights: number[][];
 }
 
 /** Answer to `{kind: "statistics"}`: the table of all heads. */

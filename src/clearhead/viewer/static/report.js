@@ -4,6 +4,8 @@ import "clearhead/head.js";
 import "clearhead/readout.js";
 import "clearhead/skip_links.js";
 import "clearhead/statistics_table.js";
+import "clearhead/statistics_picture.js";
+import "clearhead/token_picture.js";
 import "clearhead/table.js";
 import "clearhead/token.js";
 import { fromAddress } from "clearhead/address.js";
@@ -16,6 +18,7 @@ import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { showLines, showStrip } from "clearhead/lines.js";
 import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { storedPicture } from "clearhead/stored_picture.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
@@ -191,6 +194,13 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
+  picture: async ({ query, key }) => {
+    const stack = stackShown();
+    const picture = await storedPicture(stack, query, key);
+    if (stack !== stackShown() || query !== cell?.query || key !== cell?.key) return;
+    state.picture = picture;
+    announce("picture");
+  },
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
 for (const event of ["tokens", "cell", "drawn"]) on(event, showTokens);

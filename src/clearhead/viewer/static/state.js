@@ -8,7 +8,7 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   status: StatusPayload | null }}
+ *   picture: PicturePayload | null, status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -18,6 +18,7 @@ export const state = {
   thumbnails: null,
   top_tokens: null,
   calculation: null,
+  picture: null,
   status: null,
 };
 
