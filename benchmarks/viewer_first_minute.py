@@ -14,9 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from selenium.webdriver import Chrome
+
 from clearhead import view
 from measuring import RESULTS, write
-from selenium.webdriver import Chrome
 from support.browser import launched, resize  # pyright: ignore[reportMissingImports]
 from support.viewer_page import Page  # pyright: ignore[reportMissingImports]
 
@@ -97,7 +98,11 @@ def main() -> None:
         with view(browser=False, wait=False) as served:
             open_watched(page, served.url)
             page.until(lambda: page.script("return seen.lines"))
-            add("default page: first lines after the server answers", page.script("return seen.lines") - answered(browser), "1,500")
+            add(
+                "default page: first lines after the server answers",
+                page.script("return seen.lines") - answered(browser),
+                "1,500",
+            )
             page.settle()
             taken = hover_times(page)
             add(f"hover a word, median of {HOVERS}", statistics.median(taken), "")
@@ -116,7 +121,9 @@ def main() -> None:
                 milliseconds = page.script("return seen.thumbnails") - answered(browser)
                 add(f"thumbnails of {heads} heads on {tokens:,} tokens", milliseconds, "5,000")
                 browser.get("about:blank")
-    write("viewer-first-minute", "The first minute of the viewer in Chromium, CPU; milliseconds", rows, arguments.output)
+    write(
+        "viewer-first-minute", "The first minute of the viewer in Chromium, CPU; milliseconds", rows, arguments.output
+    )
 
 
 if __name__ == "__main__":

@@ -29,12 +29,13 @@ def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: 
     return Recording("a model", {"decoder": Stack(tuple(weights), axis, axis)})
 
 
-def translation(source, target):
-    """Return the recording of an encoder–decoder."""
+def translation(source, target, *, written=None):
+    """Return the recording of an encoder–decoder. `written` are the tokens that the rows of the target write."""
     sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     stacks = {}
     for index, (name, (queries, keys)) in enumerate(sides.items()):
         mask = Causal() if name == "decoder" else None
         weights = layer(len(queries), len(keys), mask=mask, kv_heads=4, seed=index)
-        stacks[name] = Stack((weights,), tokens(queries), tokens(keys))
+        texts = None if written is None or name == "encoder" else tokens(written)
+        stacks[name] = Stack((weights,), tokens(queries), tokens(keys), texts)
     return Recording("a translator", stacks)

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from clearhead import view
@@ -15,7 +16,7 @@ from support.pretrained import axe
 PLAIN_TOKENS = [f"t{index}" for index in range(12)]
 TIMEOUT = 30  # seconds; the machine may be busy
 MODULES = {
-    "address": "isAddressPending",
+    "address": "isAddressPending, toAddress",
     "heatmap": "binAt, figures, renderers",
     "state": "ask, settings, state, windowShown",
 }
@@ -75,7 +76,11 @@ class Page:
         return self.script("return document.getElementById(arguments[0]).textContent", name)
 
     def click(self, selector: str) -> None:
-        self.script("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
+        self.script(
+            "const [target] = arguments; if (target.localName !== 'summary' && target.closest('details'))"
+            " target.closest('details').open = true; target.scrollIntoView({block: 'center'})",
+            self.find(selector),
+        )
         self.find(selector).click()
         self.settle()
 
@@ -124,12 +129,18 @@ class Page:
         actions.perform()
         self.settle()
 
-    def wheel(self, key: float, query: float, steps: int) -> None:
-        """Zoom in at a cell, or out if `steps` is negative."""
+    def wheel(self, key: float, query: float, steps: int, *, modifier: str = Keys.CONTROL) -> None:
+        """Zoom in at a cell, or out if `steps` is negative. Without a modifier the page scrolls."""
         for _ in range(abs(steps)):
             x, y = self.screen_position(key, query)
             origin = ScrollOrigin.from_viewport(x, y)
-            ActionChains(self.browser).scroll_from_origin(origin, 0, -240 if steps > 0 else 240).perform()
+            actions = ActionChains(self.browser)
+            if modifier:
+                actions.key_down(modifier)
+            actions.scroll_from_origin(origin, 0, -240 if steps > 0 else 240)
+            if modifier:
+                actions.key_up(modifier)
+            actions.perform()
         self.settle()
 
     def keys(self, *pressed: str) -> str:

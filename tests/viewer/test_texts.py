@@ -58,9 +58,8 @@ def test_listed_texts_can_be_selected(page):
 def test_token_shows_its_top_keys_and_top_queries(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&cell=6-2")
-    assert len(page.all("#lines text")) == 24
-    page.script("document.querySelectorAll('#lines text')[9].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    page.settle()
+    assert len(page.all("#lines .word")) == 24
+    page.click("#lines .queries .word:nth-child(10)")
     assert page.fragment["cell"] == "9-9"  # the same token on both sides
     assert page.text("from-heading") == "What t9 attends to"
     assert page.text("to-heading") == "What attends to t9"
@@ -82,9 +81,9 @@ def test_token_shows_its_top_keys_and_top_queries(page, small):
 
 def test_lines_show_all_tokens_after_zooming(page, small):
     page.open(small[1], "#head=decoder.1.0&rows=2-8&keys=2-8&cell=3-2")
-    assert len(page.all("#lines text")) == 24
+    assert len(page.all("#lines .word")) == 24
     page.keys(Keys.ARROW_DOWN)
-    assert [word.text for word in page.all("#lines text.chosen")] == ["t4", "t2"]
+    assert [word.text for word in page.all("#lines .word.chosen")] == ["t4", "t2"]
 
 
 def test_cross_attention_selects_query_and_key_separately(page):
@@ -92,8 +91,7 @@ def test_cross_attention_selects_query_and_key_separately(page):
         page.open(viewer.url, "#head=cross.0.1&cell=1-3")
         assert page.text("from-heading") == "What y attends to"
         assert page.text("to-heading") == "What attends to d"
-        page.script("document.querySelector('#lines text').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-        page.settle()
+        page.click("#lines .queries .word")
         assert page.fragment["cell"] == "0-3"
 
 
@@ -125,7 +123,7 @@ def test_awkward_tokens_are_shown_verbatim(page, browser):
         expected = ["\\n" if token == "\n" else token for token in AWKWARD]
         expected[7] = "x" * 79 + "…"
         assert page.module_script("return state.tokens.keys") == expected
-        lines = [word.text for word in page.all("#lines text")]
+        lines = [word.text for word in page.all("#lines .word")]
         assert lines[:7] == expected[:7]
         page.click("#window-table summary")
         assert [heading.text for heading in page.all("#window-table thead th")] == expected

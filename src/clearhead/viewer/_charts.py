@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from bokeh import palettes
 from bokeh.models import (
     BasicTicker,
+    BoxAnnotation,
     ColumnDataSource,
     FixedTicker,
     GlyphRenderer,
@@ -16,6 +18,7 @@ from bokeh.models import (
     NumeralTickFormatter,
     PanTool,
     PlainText,
+    PrintfTickFormatter,
     Range1d,
     WheelZoomTool,
 )
@@ -24,8 +27,9 @@ from jaxtyping import Float
 
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
-from clearhead.recording import Tokens
+from clearhead.recording import Stack
 from clearhead.viewer._heatmap import Heatmap, HeatmapWindow
+from clearhead.viewer._row_labels import row_label
 
 # readable with color blindness and in gray; the first color means no attention
 PALETTES: dict[str, tuple[str, ...]] = {
@@ -38,9 +42,10 @@ PALETTES: dict[str, tuple[str, ...]] = {
 MAX_AXIS_TOKENS = 40  # longer axes are labeled with numbers
 MAX_TOKEN_COLUMNS = 14  # width of an axis label, in character cells
 MAX_PROFILE_BARS = 512  # bars in a profile
-_BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # equal borders keep the frames aligned
+_BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # until borders.js fits them to the labels
+_FONT = 'system-ui, "DejaVu Sans", sans-serif'  # the font of page.css
 _BAR_COLOR = "#2f6fb0"
-_CURSOR_COLOR = "#e6007e"
+_CURSOR_COLORS = {"cursor outline": ("#16181d", 6), "cursor": ("#ffffff", 2)}  # one of them differs from any palette
 
 
 class HeadChart:
@@ -51,8 +56,13 @@ class HeadChart:
         self.overview, self.detail = ColumnDataSource(_NO_IMAGE), ColumnDataSource(_NO_IMAGE)
         self.cursor = ColumnDataSource(_NO_CELL)
         self._bars = {name: ColumnDataSource(_NO_BARS) for name in ("entropy", "received")}
-        self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0)
-        self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0)
+        transparent = (0, 0, 0, 0)  # masked cells show the hatch behind the heatmap
+        self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0, nan_color=transparent)
+        self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0, nan_color=transparent)
+        # an annotation, because Bokeh 3.9 cannot draw a figure whose background has a hatch
+        self._hatch = BoxAnnotation(
+            name="masked", level="image", fill_color=None, line_color=None, hatch_pattern="/", hatch_scale=10
+        )
         self._shape, self.window = (1, 1), HeatmapWindow(0, 1, 0, 1)
         self._max_weights: dict[str, float] = {}  # the largest drawn weight of "overview" and "detail"
         self.map = self._build_map()
@@ -113,16 +123,26 @@ class HeadChart:
     ) -> None:
         """Draw bars over the window: the entropy of each query and the attention each key receives."""
         window = self.window
+        for chart in (self.entropy, self.received):
+            chart.tags = [reduce]  # the page names the reduction of bars that cover several tokens
         self._bars["entropy"].data = bars = _bars(entropy, window.row, window.row_end, reduce)
         self.entropy.x_range.update(start=0, end=max(1e-6, 1.05 * float(np.max(bars["value"]))))
         self._bars["received"].data = bars = _bars(received, window.key, window.key_end, reduce)
         self.received.y_range.update(start=0, end=max(1e-6, 1.05 * float(np.max(bars["value"]))))
 
-    def label_axes(self, queries: Tokens, keys: Tokens) -> None:
-        """Label both axes with tokens if they fit, with numbers otherwise."""
+    def label_axes(self, stack: Stack) -> None:
+        """Label both axes with tokens if they fit, with numbers otherwise. Queries also show what they write."""
         window = self.window
-        _label_axis(self.map.yaxis[0], queries, window.row, window.row_end, across=False)
-        _label_axis(self.map.xaxis[0], keys, window.key, window.key_end, across=True)
+
+        def query_label(index: int) -> str:
+            return row_label(stack, index, MAX_TOKEN_COLUMNS)
+
+        def key_label(index: int) -> str:
+            return short_token(stack.keys.texts[index], MAX_TOKEN_COLUMNS)
+
+        _label_axis(self.map.yaxis[0], query_label, window.row, window.row_end, across=False)
+        _label_axis(self.map.xaxis[0], key_label, window.key, window.key_end, across=True)
+        self.map.yaxis[0].axis_label = "queries" if stack.written is None else "queries (read → written)"
 
     def set_palette(self, palette: str, logarithmic: bool) -> None:
         """Set the colors of the heatmaps and their scale, logarithmic or linear."""
@@ -132,9 +152,8 @@ class HeadChart:
             renderer.visible = (renderer.glyph.color_mapper is self._log) == logarithmic
 
     def set_theme(self, text: str, line: str, paper: str, nothing: str) -> None:
-        """Set the colors of a light or dark page. `nothing` is the color of cells with a weight of 0."""
-        for mapper in (self._linear, self._log):
-            mapper.nan_color = nothing
+        """Set the colors of a light or dark page. Cells with a weight of 0 show a hatch in the color `nothing`."""
+        self._hatch.hatch_color = nothing
         for chart in (self.map, self.entropy, self.received):
             # with a transparent fill Bokeh would not clear the previous frame
             chart.update(background_fill_color=paper, border_fill_color=paper, outline_line_color=line)
@@ -152,14 +171,16 @@ class HeadChart:
         chart.add_tools(wheel, PanTool())
         chart.toolbar.active_scroll = wheel
         chart.lod_timeout = 60  # milliseconds from the last wheel event until the new window is requested
+        chart.add_layout(self._hatch)
         # one renderer per color scale: Bokeh keeps using the first mapper of a glyph after it is replaced
         for name, source in (("overview", self.overview), ("detail", self.detail)):
             for mapper in (self._log, self._linear):
                 drawn = chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=mapper, name=name)
-                drawn.update(visible=mapper is self._log, tags=["heatmap"])
-        chart.rect(
-            "x", "y", 1, 1, source=self.cursor, name="cursor", fill_color=None, line_color=_CURSOR_COLOR, line_width=2
-        )
+                drawn.update(visible=mapper is self._log, tags=["heatmap"], level="underlay")
+        for name, (color, width) in _CURSOR_COLORS.items():
+            chart.rect(
+                "x", "y", 1, 1, source=self.cursor, name=name, fill_color=None, line_color=color, line_width=width
+            )
         chart.xaxis.axis_label, chart.yaxis.axis_label = "keys", "queries"
         return chart
 
@@ -168,6 +189,7 @@ class HeadChart:
         chart.quad(left=0, right="value", top="start", bottom="end", source=self._bars["entropy"], color=_BAR_COLOR)
         chart.yaxis.visible = False
         chart.xaxis.ticker = BasicTicker(desired_num_ticks=2)
+        chart.xaxis.formatter = PrintfTickFormatter(format="%.3g")
         return chart
 
     def _build_received(self) -> Any:
@@ -175,6 +197,7 @@ class HeadChart:
         chart.quad(left="start", right="end", top="value", bottom=0, source=self._bars["received"], color=_BAR_COLOR)
         chart.xaxis.visible = False
         chart.yaxis.ticker = BasicTicker(desired_num_ticks=2)
+        chart.yaxis.formatter = PrintfTickFormatter(format="%.3g")
         return chart
 
 
@@ -217,16 +240,14 @@ def _bars(values: Float[np.ndarray, " length"], start: int, end: int, reduce: Re
     return {"start": starts, "end": ends, "value": pooled}
 
 
-def _label_axis(axis: Any, tokens: Tokens, start: int, end: int, *, across: bool) -> None:
+def _label_axis(axis: Any, label: Callable[[int], str], start: int, end: int, *, across: bool) -> None:
     if end - start > MAX_AXIS_TOKENS:
         formatter = NumeralTickFormatter(format="0,0")
         axis.update(ticker=BasicTicker(), major_label_overrides={}, formatter=formatter, major_label_orientation=0.0)
         return
     ticks = [index + 0.5 for index in range(start, end)]
     # PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
-    labels = {
-        tick: PlainText(text=f"\u2068{short_token(tokens.texts[int(tick)], MAX_TOKEN_COLUMNS)}\u2069") for tick in ticks
-    }
+    labels = {tick: PlainText(text=f"\u2068{label(int(tick))}\u2069") for tick in ticks}
     upright = np.pi / 2 if across else 0.0
     ticker = FixedTicker(ticks=ticks)
     axis.update(ticker=ticker, major_label_overrides=labels, major_label_orientation=upright)
@@ -248,5 +269,11 @@ def _figure(name: str, *, x_range: Range1d, y_range: Range1d, **sides: Any) -> A
     )
     chart.grid.visible = False
     for axis in (*chart.xaxis, *chart.yaxis):
-        axis.update(minor_tick_line_color=None, major_label_text_font_size="12px", axis_label_text_font_style="normal")
+        axis.update(
+            minor_tick_line_color=None,
+            major_label_text_font=_FONT,
+            major_label_text_font_size="12px",
+            axis_label_text_font=_FONT,
+            axis_label_text_font_style="normal",
+        )
     return chart

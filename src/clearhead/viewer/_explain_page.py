@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from clearhead._utils.text import short_token
 from clearhead.explain import trace_head
+from clearhead.explain.real_heads import MAX_SCORES
 from clearhead.explain.render import render
 from clearhead.explain.steps import Axis, Trace
 from clearhead.recording import Address
@@ -13,6 +14,12 @@ from clearhead.viewer._recording_cache import RecordingCache
 
 _MAX_ROWS = 40  # a page of a longer text has only the row of the query
 _MAX_TERMS = 512  # longest sum that is written out
+
+
+def is_explainable(cache: RecordingCache, address: Address) -> bool:
+    """Return whether `explain_page` supports a head: queries and keys were recorded, and the text is not too long."""
+    weights = cache.recording.weights(address)
+    return weights.key is not None and weights.key.shape[-1] * weights.shape[3] <= MAX_SCORES
 
 
 def explain_page(cache: RecordingCache, address: Address, query: int, key: int | None = None) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from clearhead._utils.color_scales import visible_shades
-from clearhead._utils.text import short_token
+from clearhead._utils.text import TOKEN_COLUMNS, short_token
 from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.viewer._explain_page import is_explainable
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
+from clearhead.viewer._row_labels import row_label, written_text, written_texts
 from clearhead.viewer._statistics_table import COLUMNS, head_values
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
+from clearhead.viewer._words_payload import stack_languages
 
-MAX_LINE_TOKENS = 48  # longest side for which lines between tokens are drawn
 MAX_WINDOW_TOKENS = 512  # longest side of a window whose token texts are sent
 MAX_LISTED_HEADS = 400  # heads listed with their top-attended tokens
+MAX_SHOWN_LETTERS = 2_000  # of the text that a model read or wrote
 Payload = dict[str, Any]
 
 
@@ -37,6 +40,7 @@ def model_payload(cache: RecordingCache) -> Payload:
                 "sampled": SAMPLED_QUERIES if is_sampled(stack) else 0,
                 "hides": [short_token(stack.keys.texts[key], 14) for key in hidden[:3]],
                 "hidden": hidden[:MAX_WINDOW_TOKENS],
+                "languages": stack_languages(cache.recording, name),
                 "value_weighted": cache.can_weight_values(name),
             }
         )
@@ -45,6 +49,7 @@ def model_payload(cache: RecordingCache) -> Payload:
         "stacks": stacks,
         "labeled": cache.labeled_by_roles,
         "columns": [list(column) for column in COLUMNS],
+        **{side: _shortened(getattr(cache.recording, side)) for side in ("input", "output")},
     }
 
 
@@ -70,23 +75,16 @@ def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool =
     return {"stack": stack, "layer": layer, "hide": hide, "heads": heads}
 
 
-def head_payload(cache: RecordingCache, address: Address) -> Payload:
-    """Return the address of a head. Includes all tokens if the text is short enough to draw lines between them."""
+def head_payload(address: Address) -> Payload:
+    """Return the address of a head."""
     name, layer, head = address
-    stack = cache.recording[name]
-    short = max(len(stack.queries), len(stack.keys)) <= MAX_LINE_TOKENS
-    sides = {"queries": stack.queries, "keys": stack.keys} if short else {}
-    return {
-        "stack": name,
-        "layer": layer,
-        "head": head,
-        **{side: [short_token(text) for text in tokens.texts] for side, tokens in sides.items()},
-    }
+    return {"stack": name, "layer": layer, "head": head}
 
 
 def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> Payload:
     """Return the tokens along both sides of a window. The list is empty for a side that is too long to read."""
     queries, keys = cache.recording[stack].queries, cache.recording[stack].keys
+    short = window.row_end - window.row <= MAX_WINDOW_TOKENS
 
     def texts(tokens: Tokens, start: int, end: int) -> list[str]:
         return [short_token(text) for text in tokens.texts[start:end]] if end - start <= MAX_WINDOW_TOKENS else []
@@ -96,6 +94,7 @@ def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> 
         "window": list(window),
         "row": row,
         "rows": texts(queries, row, row_end),
+        "written": written_texts(cache.recording[stack], row, row_end) if short else None,
         "key": key,
         "keys": texts(keys, key, key_end),
     }
@@ -109,22 +108,10 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
         "key": key,
         "query_token": short_token(stack.queries.texts[query]),
         "key_token": short_token(stack.keys.texts[key]),
+        "written": written_text(stack, query),
         "weight": float(weights[0, 0, query, key]),
         "score": float(weights.scores[0, 0, query, key]),
     }
-
-
-def row_payload(
-    cache: RecordingCache, address: Address, query: int, window: HeatmapWindow, *, hide: bool = False
-) -> Payload:
-    """Return a query's weights for the keys of a window; empty if the window is too wide to read.
-
-    `hide` sets the weights of the sink keys to 0.
-    """
-    if window.key_end - window.key > MAX_WINDOW_TOKENS:
-        return {}
-    row = cache.weights(address, hide=hide)[0, 0, query, window.key : window.key_end]
-    return {"start": window.key, "row": row.float().cpu().numpy()}
 
 
 def calculation_payload(cache: RecordingCache, address: Address, query: int, key: int) -> Payload:
@@ -138,7 +125,12 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
     calculation = asdict(calculate_row(weights, query, key, value_norms=norms, output_weight=output_weight))
     for term in calculation["terms"]:
         term["token"] = short_token(stack.keys.texts[term["key"]])
-    return {**calculation, "token": short_token(stack.queries.texts[query])}
+    return {
+        **calculation,
+        "token": short_token(stack.queries.texts[query]),
+        "position": query,
+        "explained": is_explainable(cache, address),
+    }
 
 
 def top_tokens_payload(
@@ -153,18 +145,19 @@ def top_tokens_payload(
     hidden = cache.hidden_keys(name) if hide else []
     payload: Payload = {
         "query": short_token(stack.queries.texts[query]),
+        "written": written_text(stack, query),
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
         "hide": bool(hidden),
     }
-    directions: tuple[tuple[AttentionDirection, int, Tokens], ...] = (
-        ("from", query, stack.keys),
-        ("to", key, stack.queries),
+    directions: tuple[tuple[AttentionDirection, int, Callable[[int], str]], ...] = (
+        ("from", query, lambda index: short_token(stack.keys.texts[index])),
+        ("to", key, lambda index: row_label(stack, index, TOKEN_COLUMNS)),
     )
-    for direction, token, others in directions:
+    for direction, token, text_of in directions:
 
-        def with_texts(tokens: list[tuple[int, float]], others: Tokens = others) -> list[list[Any]]:
-            return [[index, short_token(others.texts[index]), weight] for index, weight in tokens]
+        def with_texts(tokens: list[tuple[int, float]], text_of: Callable[[int], str] = text_of) -> list[list[Any]]:
+            return [[index, text_of(index), weight] for index, weight in tokens]
 
         for top in top_tokens(stack, direction, token, hidden):
             heads = sorted(top.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
@@ -174,3 +167,7 @@ def top_tokens_payload(
             }
             yield None
     yield payload
+
+
+def _shortened(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MAX_SHOWN_LETTERS else f"{text[: MAX_SHOWN_LETTERS - 1]}…"

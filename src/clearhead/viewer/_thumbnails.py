@@ -45,7 +45,7 @@ def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
     if not is_sampled(stack):
         thumbnails: list[Thumbnail] = []
         for part, cells in _dense_parts(weights):
-            statistics = measure_layer(name, replace(stack, layers=(part,)), 0, cells)
+            statistics = measure_layer(name, Stack((part,), stack.queries, stack.keys), 0, cells)
             thumbnails += [Thumbnail(*head, False) for head in zip(_pooled(cells), statistics, strict=True)]
         return thumbnails
     parts = evenly_spaced(weights.shape[2], SAMPLED_QUERIES)

@@ -3,11 +3,14 @@
 import base64
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 from selenium.webdriver.common.by import By
 
 from clearhead import report
+from clearhead.recording.next_tokens import NextTokens
 from clearhead.viewer import _thumbnails
 from clearhead.viewer.report import _report_layer
 from support.browser import emulate, requested, resize
@@ -22,7 +25,10 @@ def written(tmp_path_factory):
     recordings = {
         "short": decoder(PLAIN_TOKENS),
         "awkward": decoder(AWKWARD),
-        "two": translation(["a", "b", "c"], ["d", "e", "f", "g"]),
+        "two": replace(
+            translation(["a", "b", "c"], ["d", "e", "f", "g"], written=["e", "f", "g", "<b>"]),
+            next_tokens=NextTokens((("e", "<i>"),), torch.tensor([[0.75, 0.125]]), (2,)),
+        ),
         "binned": decoder([f"w{index}" for index in range(300)]),
     }
     details = {"awkward": {"title": "<b>T", "note": "1\n</p><b>2", "view": "#head=decoder.1.2&cell=7-4"}}
@@ -58,8 +64,45 @@ def test_short_texts_show_every_cell(page, written):
     ]
     assert cells[0] == ["", *PLAIN_TOKENS]
     assert parse_number(cells[8][5]) == pytest.approx(float(weights[7, 4]), rel=1e-2)
-    lines = page.all("#lines path")
+    lines = page.all("#lines .every path")
     assert len(lines) == int((weights >= 0.02).sum())
+
+
+def test_words_show_the_heads_of_a_layer_and_the_written_tokens(page, written):
+    recording, url = written["two"]
+    page.open(url, "#head=cross.0.1&cell=2-1")
+    assert [word.text for word in page.all("#lines .queries .word")] == ["d → e", "e → f", "f → g", "g → <b>"]
+    assert page.text("caption").endswith("when it writes g")
+    assert page.text("readout").startswith("query 2 f (writes g) → key 1 b: weight ")
+    assert page.text("from-heading") == "f → g attends to"
+    assert page.text("next").replace("\u00a0", " ") == "After f the model expects e 75 %<i> 13 %"
+    label = "return [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text)[3]"
+    assert page.module_script(label) == "\u2068g → <b>\u2069"
+    page.click("#heads-all")
+    cells = recording["cross"].layers[0].dense()[0]
+    assert len(page.all("#lines .every path")) == int((cells >= 0.02).sum())
+    sent = page.module_script("return [...state.words.weights]")
+    assert sent == pytest.approx(cells.flatten().tolist(), rel=2e-3, abs=1e-6)
+    page.choose("word-stack", "encoder")
+    assert page.fragment["head"] == "encoder.0.1"
+    assert page.text("next") == ""
+    assert [word.text for word in page.all("#lines .queries .word")] == ["a", "b", "c"]
+
+
+def test_words_of_a_longer_text_are_the_stored_weights(page, written):
+    recording, url = written["binned"]
+    page.open(url, "#head=decoder.1.0&cell=200-13")
+    queries, keys, sent = page.module_script(
+        "const { queries, keys, weights } = state.words; return [queries, keys, weights]"
+    )
+    assert 200 in queries
+    assert len(queries) == 20
+    top = recording["decoder"].layers[1].topk(8)
+    stored = torch.zeros(4, len(queries), 300).scatter(2, top.keys[0][:, queries], top.weights[0][:, queries])
+    shown = torch.tensor(sent).view(4, len(queries), len(keys))
+    torch.testing.assert_close(shown, stored[:, :, keys], rtol=2e-3, atol=1e-6)
+    assert set(top.keys[0, 0, 200, :1].tolist()) <= set(keys)
+    assert len(page.all("#lines .every path")) > 0
 
 
 def test_readout_shows_the_range_and_weight_of_a_bin(page, written):
@@ -145,7 +188,7 @@ def test_wheel_zooms_and_axes_show_tokens(page, written):
 def test_tokens_are_escaped(page, written, browser):
     _, url = written["awkward"]
     page.open(url)
-    shown = page.script("return [...document.querySelectorAll('#lines text')].map((word) => word.textContent)")
+    shown = page.script("return [...document.querySelectorAll('#lines .word')].map((word) => word.textContent)")
     assert "</script>" in shown
     assert "$$x$$" in shown
     assert "日本語" in shown
@@ -223,7 +266,7 @@ def test_page_marks_sampled_data(page, tmp_path, monkeypatch):
     assert "Sampled: computed from 50 evenly spaced queries" in page.text("heads-note")
     assert "(sampled)" in page.text("head-facts")
     assert "(sampled)" in page.point(3.5, 100.5)
-    note = page.find("#lines p").text
+    note = page.find("#strip p").text
     nearest = int(re.match(r"Query (\d+) w\1, the stored query nearest to 100", note)[1])
     assert abs(nearest - 100) <= 3
     assert page.text("from-heading") == f"What w{nearest} (query {nearest}, the nearest that is stored) attends to"
@@ -244,7 +287,8 @@ def test_colors_follow_the_theme_and_the_palette(page, written, browser):
     emulate(browser, theme="dark")
     page.open(written["short"][1], "#head=decoder.0.0")
     assert page.module_script("return figures.map.left[0].major_label_text_color") == "rgb(236, 238, 242)"
-    assert page.color(0, 5) == [27, 30, 36]  # a weight of 0 has the panel's color
+    masked = "return figures.map.center.find((part) => part.name === 'masked').hatch_color"
+    assert page.module_script(masked) == "rgb(93, 100, 115)"
     assert page.color(0, 0) == [253, 231, 36]
     page.choose("palette", "greys")
     assert page.color(0, 0) == [0, 0, 0]

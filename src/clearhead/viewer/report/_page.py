@@ -17,10 +17,11 @@ from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
-from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.recording import Address, Recording, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
+from clearhead.viewer._row_labels import written_texts
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
 from clearhead.viewer._templates import TEMPLATES, inline_modules
 from clearhead.viewer.report._details import ReportDetails
@@ -53,7 +54,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
     labels = {address: labels_of(label_source, address) for address in statistics}
     last = list(recording.stacks)[-1]
     first_head = max((head for head in statistics if head[0] == last), key=lambda head: clarity(statistics[head]))
-    tokens, stacks = _stack_payloads(cache, data, labels)
+    texts, stacks = _stack_payloads(cache, data, labels)
     columns = used_columns(statistics)
     chart = HeadChart()
     # after an exception in a viewer's callback, Bokeh's current document stays a destroyed one, and file_html raises
@@ -78,7 +79,8 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 "palettes": PALETTES,
                 "import_map": inline_modules(),
                 "live": False,
-                "tokens": compress(json.dumps([_short_tokens(side) for side in tokens]).encode()),
+                "tokens": compress(json.dumps(texts).encode()),
+                "next_tokens": compress(json.dumps(_next_tokens(recording)).encode()),
                 "layers": [
                     {"stack": name, "index": layer_index, "data": text}
                     for (name, layer_index), text in data.compressed.items()
@@ -97,9 +99,10 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
 
 def _stack_payloads(
     cache: RecordingCache, data: ReportData, labels: dict[Address, tuple[str, ...]]
-) -> tuple[list[Tokens], list[Payload]]:
-    """Return the distinct token lists, and the payload of each stack with its sampling plan."""
+) -> tuple[list[list[str]], list[Payload]]:
+    """Return the texts of the distinct token lists, and the payload of each stack with its sampling plan."""
     tokens: list[Tokens] = []
+    written: list[list[str]] = []
     payloads = model_payload(cache)["stacks"]
     for payload in payloads:
         name = payload["name"]
@@ -122,7 +125,7 @@ def _stack_payloads(
         ]
         indices = plan.query_indices
         payload |= {
-            "tokens": [tokens.index(stack.queries), tokens.index(stack.keys)],
+            "tokens": [tokens.index(stack.queries), tokens.index(stack.keys), None],
             "same": is_self_attention(name, stack),
             "layers": heads,
             "sampled": plan.sampled,
@@ -134,7 +137,14 @@ def _stack_payloads(
             "top": data.layers[name, 0].top_keys.shape[2],
             "floor": weight_floor(len(stack.keys)),
         }
-    return tokens, payloads
+    for payload in payloads:
+        texts = written_texts(cache.recording[payload["name"]])
+        if texts is None:
+            continue
+        if texts not in written:
+            written.append(texts)
+        payload["tokens"][2] = len(tokens) + written.index(texts)
+    return [*map(_short_tokens, tokens), *written], payloads
 
 
 def _relation_row(score: RelationScore) -> Payload:
@@ -147,6 +157,17 @@ def _relation_row(score: RelationScore) -> Payload:
         "fixed": f"{score.baseline:.2f} at {score.offset:+d}",
         "pairs": str(score.count),
     }
+
+
+def _next_tokens(recording: Recording) -> list[tuple[int, list[tuple[str, float]]]]:
+    """Return the most probable next tokens by position; empty for a model that predicts none."""
+    predicted = recording.next_tokens and recording.next_tokens.computed()
+    if predicted is None:
+        return []
+    return [
+        (position, [(short_token(text), round(probability, 4)) for text, probability in predicted.at(position)])
+        for position in predicted.positions
+    ]
 
 
 def _short_tokens(tokens: Tokens) -> list[str]:

@@ -28,11 +28,12 @@ from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
 from clearhead.viewer.server._panels.find import FindPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
+from clearhead.viewer.server._panels.words import NextTokensPanel, RowPanel, WordsPanel
 from clearhead.viewer.server._tasks import PageTasks, Steps
 from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (ThumbnailsPanel, CellPanel, TopTokensPanel, FindPanel)
+_PANELS = (WordsPanel, ThumbnailsPanel, CellPanel, RowPanel, NextTokensPanel, TopTokensPanel, FindPanel)
 
 
 class PageSession:
@@ -79,7 +80,7 @@ class PageSession:
             self._show_error(error)
 
     def _go(self, request: Request) -> None:
-        """Show the requested text, head and window, each of which is optional."""
+        """Show the requested text, head and window, each of which is optional. Another text keeps the shown head."""
         text = self._texts.chosen(request)
         recorded = self._texts.cached(text)
         self._tasks.cancel("text")  # a later request replaces a text that is still being recorded
@@ -103,12 +104,15 @@ class PageSession:
         self._select(*parse_cell(request["query"], request["key"], self._shown.shape))
 
     def _apply_settings(self, request: Request) -> None:
-        reduce, hide = request["reduce"], bool(request["hide"])
+        reduce, hide, weighted = request["reduce"], bool(request["hide"]), bool(request.get("weighted"))
         if reduce not in ("max", "mean"):
             raise ValueError(f"reduce is {reduce!r}; expected 'max' or 'mean'")
         self._chart.set_palette(request["palette"], bool(request["log"]))
-        if (reduce, hide) != (self._shown.reduce, self._shown.hide):
-            self._shown = replace(self._shown, reduce=reduce, hide=hide)
+        changed = replace(self._shown, reduce=reduce, hide=hide, weighted=weighted)
+        if changed != self._shown:
+            self._shown = changed
+            if self._state.head is None:  # settings of an address, which come before its head
+                return
             self._draw()
             for panel in self._panels:
                 panel.settings_changed()
@@ -120,6 +124,8 @@ class PageSession:
 
     def _show_text(self, text: str, recorded: Recorded, request: Request) -> None:
         self._tasks.cancel_all()
+        if "head" not in request and self._state.head is not None:
+            request = {**request, "head": ".".join(map(str, self._shown.address))}
         self._text, cache = text, recorded.cache
         self._shown = replace(self._shown, cache=cache, address=next(iter(cache.recording.heads())), cursor=None)
         texts = self._texts.choices
@@ -157,7 +163,7 @@ class PageSession:
             cursor = None if before is not None and before["stack"] != address[0] else self._shown.cursor
             self._shown = replace(self._shown, address=address, cursor=cursor)
         shown = self._shown
-        now = _payloads.head_payload(shown.cache, shown.address)
+        now = _payloads.head_payload(shown.address)
         if now != before:
             self._chart.open(*shown.shape, weight_floor(shown.shape[1]))
             self._state.head = now
@@ -181,7 +187,7 @@ class PageSession:
 
     def _overview_steps(self, shown: Selection) -> Steps:
         cache, address, reduce = shown.cache, shown.address, shown.reduce
-        overview = cache.overview(address, hide=shown.hide)
+        overview = cache.overview(address, **shown.heatmap_options)
         window = overview.heatmaps.window
         if not overview.finished and window.cells > band_cells(cache.recording.weights(address)):
             thumbnail = cache.thumbnails(address[0], address[1])[address[2]].values
@@ -216,7 +222,7 @@ class PageSession:
             return
         is_moved = self._shown.window != self._chart.window
         self._shown = shown = replace(self._shown, window=self._chart.window)
-        self._chart.label_axes(shown.stack.queries, shown.stack.keys)
+        self._chart.label_axes(shown.stack)
         self._state.tokens = _payloads.window_payload(shown.cache, shown.address[0], shown.window)
         self._tasks.start("window", self._window_steps(shown))
         for panel in self._panels if is_moved else ():
@@ -224,7 +230,7 @@ class PageSession:
 
     def _window_steps(self, shown: Selection) -> Steps:
         cache, address, reduce, hide = shown.cache, shown.address, shown.reduce, shown.hide
-        overview = cache.overview(address, hide=hide)
+        overview = cache.overview(address, **shown.heatmap_options)
         if overview.finished:
             received = overview.received.copy()
             received[cache.hidden_keys(address[0]) if hide else []] = 0
@@ -232,7 +238,7 @@ class PageSession:
             if max(shown.shape) <= MAX_PAGE_BINS:  # the overview has every cell
                 yield lambda: self._chart.draw_detail(None)
                 return
-        weights = cache.weights(address, hide=hide)
+        weights = cache.weights(address, **shown.heatmap_options)
         if is_exact(weights, shown.window):
             detail = ProgressiveHeatmap(weights, shown.window, MAX_PAGE_BINS, (reduce,))
             while not detail.finished:

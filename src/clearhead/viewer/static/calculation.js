@@ -1,9 +1,10 @@
-// The calculation of one query: q, k, products, scores, softmax, contributions.
+// The calculation of one query: q, k, products, scores, softmax, contributions, and the output through W_O.
 
 import { element, literal, make } from "clearhead/dom.js";
-import { fixed, significant } from "clearhead/format.js";
-import { on, state } from "clearhead/state.js";
+import { fixed, headId, significant } from "clearhead/format.js";
+import { on, state, textAsked } from "clearhead/state.js";
 
+const MAX_COLUMNS = 1024; // of a shown vector
 const MIN_BIAS = 1e-4; // smaller differences between score and product are rounding
 
 /** @typedef {[title: string, value: (term: RowTerm) => number | null, others?: number]} Column */
@@ -20,6 +21,7 @@ function columnsOf({ terms, query, scale, softcap, lse, others, output }) {
     query === null && ["score", (term) => term.score],
     [`− ${significant(lse)}, exp`, (term) => term.weight, others],
     output !== null && ["‖weight · v‖", (term) => Math.hypot(...(term.contribution ?? []))],
+    terms.some(({ projected_norm: norm }) => typeof norm === "number") && ["‖weight · v · W_O‖", (term) => term.projected_norm ?? null],
   ];
   return columns.filter((column) => column !== false);
 }
@@ -42,15 +44,35 @@ function showCalculation() {
   });
   const remaining = make("tr", {}, make("th", { scope: "row", textContent: "all other keys" }), ...columns.map(([, , others]) => cell(others)));
   element("terms").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows, remaining));
+  showOutput(calculation);
   showVectors(calculation);
 }
 
+/** Say what the head adds to the residual stream, and link to the page that works the row out. @param {CalculationPayload} calculation */
+function showOutput({ output, projected, terms, token, position, explained }) {
+  const largest = terms.reduce((best, term) => ((term.projected_norm ?? 0) > (best.projected_norm ?? 0) ? term : best), terms[0]);
+  const reason = output ? "W_O of this model is not known, so the calculation ends at the output of the head." : "";
+  const parts = projected
+    ? [
+        "Output: W_O maps Σ weight · v to the vector that this head adds to the residual stream of ", literal(token),
+        `. Its length is ${significant(Math.hypot(...projected))}.`,
+        ...(largest?.projected_norm ? [" The largest part comes from ", literal(largest.token), `, with length ${significant(largest.projected_norm)}.`] : []),
+      ]
+    : [reason];
+  element("calculation-output").replaceChildren(...parts);
+  const link = element("explain-link");
+  link.hidden = !explained || !state.head;
+  if (link.hidden || !state.head) return;
+  const cell = `${position}-${state.cell?.query === position ? state.cell.key : largest.key}`;
+  link.href = `/explain.html?${new URLSearchParams({ head: headId(state.head), cell, ...textAsked() })}`;
+}
+
 /** @param {CalculationPayload} calculation */
-function showVectors({ query, terms, output, token }) {
+function showVectors({ query, terms, output, projected, token }) {
   element("vectors-heading").hidden = query === null && output === null;
   const line = (/** @type {string} */ name, /** @type {string | undefined} */ word, /** @type {number[] | null} */ vector, after = "") => {
     if (!vector) return undefined;
-    const cells = vector.map((value) => make("td", { className: "number", textContent: fixed(value) }));
+    const cells = vector.slice(0, MAX_COLUMNS).map((value) => make("td", { className: "number", textContent: fixed(value) }));
     const heading = make("th", { scope: "row" }, `${name} `, word === undefined ? "" : literal(word));
     return make("tr", {}, heading, ...cells, make("td", { className: "number", textContent: after }));
   };
@@ -61,6 +83,10 @@ function showVectors({ query, terms, output, token }) {
     rows.push(line("q × k", chosen.token, products, `sum ${significant(chosen.product)}`));
   }
   rows.push(...terms.map((term) => line("weight · v", term.token, term.contribution)), line("Σ weight · v", undefined, output));
+  rows.push(line("Σ weight · v · W_O", undefined, projected ?? null));
+  const width = Math.max(0, ...[query, output, projected].map((vector) => vector?.length ?? 0));
+  const shown = width > MAX_COLUMNS ? `The first ${MAX_COLUMNS.toLocaleString("en")} of up to` : "Up to";
+  element("vectors-note").textContent = width ? `${shown} ${width.toLocaleString("en")} numbers in a row; scroll sideways to read them all.` : "";
   element("vectors").replaceChildren(make("tbody", {}, ...rows));
 }
 

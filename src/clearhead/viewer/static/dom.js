@@ -33,12 +33,31 @@ export function draw(name, attributes, ...children) {
   return made;
 }
 
-/** @param {string} text token, isolated from the direction of the text around it */
-export const literal = (text) => make("bdi", { textContent: text });
+/**
+ * Create a token, isolated from the direction of the text around it.
+ * @param {string} text
+ * @param {string} [language] language of the text, if it is known
+ */
+export const literal = (text, language = "") => make("bdi", { textContent: text, ...(language ? { lang: language } : {}) });
 
-/** @param {string} name custom property; return its color in the current theme */
-export function themeColor(name) {
-  const probe = make("span", { style: `color: var(--${name})` });
+/**
+ * Create the label of a query: the token that its row writes, with the token that it reads in a quieter color.
+ * @param {string} read
+ * @param {string} [written] empty if it is unknown
+ * @param {string} [language]
+ */
+export function rowLabel(read, written = "", language = "") {
+  if (!written) return make("span", {}, literal(read, language));
+  return make("span", {}, make("span", { className: "read" }, literal(read, language)), " → ", literal(written, language));
+}
+
+/**
+ * Return the color of a custom property.
+ * @param {string} name
+ * @param {string} [scheme] "light" or "dark" (default: the current theme)
+ */
+export function themeColor(name, scheme) {
+  const probe = make("span", { style: `color: var(--${name})${scheme ? `; color-scheme: ${scheme}` : ""}` });
   document.body.append(probe);
   const { color } = getComputedStyle(probe);
   probe.remove();

@@ -21,6 +21,12 @@ export function significant(value, digits = 4) {
  */
 export const fixed = (value, digits = 2) => value.toFixed(digits).replace(/^-(?=0\.0*$)/, "").replace("-", "−");
 
+/** Format a share of 1 as a percentage. @param {number} share */
+export function percent(share) {
+  const text = share < 0.001 ? (share > 0 ? "< 0.1" : "0") : share < 0.0995 ? (100 * share).toFixed(1) : (100 * share).toFixed(0);
+  return `${text}\u00a0%`;
+}
+
 /** @param {number} value @param {number} low @param {number} high */
 export const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 

@@ -4,6 +4,7 @@ import { element, make, themeColor } from "clearhead/dom.js";
 import { headId, stackTitle } from "clearhead/format.js";
 import { PALETTES } from "clearhead/heatmap.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
+import { keepChoice, setOptions } from "clearhead/selects.js";
 import { on, settings, state } from "clearhead/state.js";
 import { describeThumbnail, discardThumbnail, makeThumbnail, paintThumbnail, setThumbnailColors } from "clearhead/thumbnail.js";
 
@@ -44,15 +45,16 @@ export function buildGrid() {
 export function fillGrid(payload) {
   if (!payload || Boolean(payload.hide) !== settings.hide) return; // an answer to the former setting
   const { stack, layer, heads } = payload;
-  const { statistic, isSorted } = order();
-  heads.forEach((headPayload, head) => {
+  const filled = heads.flatMap((headPayload, head) => {
     const thumbnail = thumbnails.get(headId({ stack, layer, head }));
-    if (!thumbnail) return;
-    thumbnail.payload = headPayload;
+    return thumbnail ? [Object.assign(thumbnail, { payload: headPayload })] : [];
+  });
+  fillSelects(); // the order of the address may become possible
+  const { statistic, isSorted } = order();
+  for (const thumbnail of filled) {
     describeThumbnail(thumbnail, statistic, isSorted);
     paintThumbnail(thumbnail);
-  });
-  fillSelects();
+  }
   if (isSorted || element("filter").value) arrange();
   describeGrid();
 }
@@ -77,17 +79,6 @@ function fillSelects() {
   const stacks = state.model.stacks.map((stack) => [`stack:${stack.name}`, stackTitle(stack.name)]);
   const labels = new Set(all.flatMap(({ payload }) => payload?.labels ?? []));
   setOptions(element("filter"), [["", "all"], ...(stacks.length > 1 ? stacks : []), ...[...labels].sort().map((label) => [`label:${label}`, label])]);
-}
-
-/** Set the options of a select or of a group in it, and keep the choice. @param {any} list @param {string[][]} options */
-function setOptions(list, options) {
-  const listed = /** @type {HTMLOptionElement[]} */ ([...list.children]).map((option) => option.value);
-  if (options.map(([value]) => value).join("\n") === listed.join("\n")) return;
-  const select = list.closest("select");
-  const chosen = select.value;
-  list.replaceChildren(...options.map(([value, text]) => make("option", { value, textContent: text })));
-  const hasChosen = [...select.options].some((option) => option.value === chosen);
-  select.value = hasChosen ? chosen : select.options[0].value;
 }
 
 /** Return the chosen order: the statistic to show and to sort by, and the direction. */
@@ -162,8 +153,7 @@ function markHead() {
   isFirst = false;
 }
 
-element("sort").addEventListener("change", arrange);
-element("filter").addEventListener("change", arrange);
+for (const name of ["sort", "filter"]) keepChoice(name, () => state.model && arrange());
 on("model", buildGrid);
 on("thumbnails", () => fillGrid(state.thumbnails));
 on("head", markHead);

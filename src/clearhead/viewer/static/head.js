@@ -7,16 +7,20 @@ import { on, stackShown, state } from "clearhead/state.js";
 
 function headShown() {
   if (!state.head) return;
-  const { queries, keys, hides } = stackShown();
+  const { queries, keys, hides, value_weighted: isKnown } = stackShown();
   const title = headTitle(state.head);
   element("head-heading").textContent = title;
   if (element("hide")) {
     element("hide-label").title = "Hide attention to the first token and to special tokens (attention sinks)";
     element("hidden").replaceChildren(...hides.flatMap((/** @type {string} */ token) => [" ", literal(token)]));
     element("hide").disabled = !hides.length;
+    element("weighted").disabled = !isKnown;
+    element("weighted-label").title = isKnown
+      ? "Show ‖weight · v · W_O‖, the size of what a key adds to the output, as a share of the largest ‖v · W_O‖"
+      : "This recording does not have the values and the output projection that this needs";
   }
   describeHead();
-  element("chart").setAttribute("aria-label", `Attention heatmap of ${title}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Plus and minus zoom. 0 shows the whole matrix.`);
+  element("chart").setAttribute("aria-label", `Attention heatmap of ${title}: ${queries} queries by ${keys} keys. Arrow keys move by one cell, with Shift by ten. Home and End go to the ends of the row, with Control to the corners. Plus and minus zoom, Q the queries and K the keys only. 0 shows the whole matrix. N and P open the next and the previous head.`);
 }
 
 function describeHead() {

@@ -18,9 +18,10 @@ export function whenReady(start) {
   const waiting = setInterval(() => {
     const [bokehDocument] = window.Bokeh?.documents ?? [];
     const map = bokehDocument?.get_model_by_name("map");
-    if (!map) return;
+    const names = ["map", "entropy", "received"];
+    if (!map || !names.every((name) => window.Bokeh.index.find_one(bokehDocument.get_model_by_name(name)))) return;
     clearInterval(waiting);
-    for (const name of ["map", "entropy", "received"]) figures[name] = bokehDocument.get_model_by_name(name);
+    for (const name of names) figures[name] = bokehDocument.get_model_by_name(name);
     const source = (/** @type {string} */ name) => map.renderers.find((/** @type {any} */ renderer) => renderer.name === name).data_source;
     figures.sources = ["detail", "overview"].map(source);
     for (const { properties } of figures.sources) properties.data.change.connect(() => stackShown() && announce("drawn"));
@@ -60,6 +61,25 @@ export function binAt(x, y) {
   return undefined;
 }
 
+/**
+ * Return the data coordinates of a point of the viewport, and the part of the figure that it hits.
+ * @param {any} figure
+ * @param {{ clientX: number, clientY: number }} point
+ */
+export function dataAt(figure, { clientX, clientY }) {
+  const view = Bokeh.index.find_one(figure);
+  const corner = view.canvas_view.el.getBoundingClientRect();
+  const { left, top, right, bottom } = view.frame.bbox;
+  const [sx, sy] = [clientX - corner.left, clientY - corner.top];
+  const isAcross = sx >= left && sx < right;
+  const isDown = sy >= top && sy < bottom;
+  const part = isAcross && isDown ? "frame" : isDown && sx < left ? "query" : isAcross && sy < top ? "key" : "outside";
+  return { x: view.frame.x_scale.invert(sx), y: view.frame.y_scale.invert(sy), part };
+}
+
+/** Return whether the heatmap shows ‖weight · v · W_O‖ as a share of the largest ‖v · W_O‖. */
+export const isWeighted = () => Boolean(settings.weighted && stackShown()?.value_weighted);
+
 /** @param {Bin} bin */
 export const isCell = (bin) => bin.queryEnd - bin.query === 1 && bin.keyEnd - bin.key === 1;
 
@@ -70,7 +90,8 @@ export const renderers = () => figures.map.renderers.filter((/** @type {any} */ 
 export const isLog = (renderer) => renderer.glyph.color_mapper.type === "LogColorMapper";
 /** @returns {Set<any>} */
 export const colorMappers = () => new Set(renderers().map((renderer) => renderer.glyph.color_mapper));
-const mapperShown = () => renderers().find((renderer) => isLog(renderer) === settings.log).glyph.color_mapper;
+/** Return the color mapper of the selected scale. */
+export const mapperShown = () => renderers().find((renderer) => isLog(renderer) === settings.log).glyph.color_mapper;
 
 // mappers whose ends, which change with the text and the window, update the legend
 const followed = new Set();
@@ -85,6 +106,7 @@ export function showLegend() {
     followed.add(mapper);
     for (const end of [mapper.properties.low, mapper.properties.high]) end.change.connect(showLegend);
   }
+  element("legend-title").textContent = `weight${isWeighted() ? " × value norm" : ""}, ${settings.log ? "log" : "linear"} scale`;
   element("low").textContent = significant(mapper.low ?? 0, 2);
   element("high").textContent = significant(mapper.high ?? 1, 2);
 }

@@ -1,33 +1,35 @@
 // The live page: requests to the server through Bokeh's WebSocket, and their answers.
 
+import "clearhead/borders.js";
 import "clearhead/calculation.js";
+import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
+import "clearhead/model_output.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
+import "clearhead/save_report.js";
 import "clearhead/skip_links.js";
 import "clearhead/statistics_picture.js";
 import "clearhead/statistics_table.js";
 import "clearhead/token_picture.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/text_form.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import "clearhead/word_strip.js";
+import "clearhead/words.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { element } from "clearhead/dom.js";
 import { setColors } from "clearhead/grid.js";
-import { figures, whenReady } from "clearhead/heatmap.js";
-import { showLines, showStrip } from "clearhead/lines.js";
-import { announce, ask, connectRequests, on, settings, state } from "clearhead/state.js";
+import { whenReady } from "clearhead/heatmap.js";
+import { announce, ask, connectRequests, settings, state } from "clearhead/state.js";
 
 // answers that arrive before a head is selected; all others describe one
 const EARLY = ["model", "thumbnails", "head", "status"];
-
-function showTokens() {
-  if (!state.head) return;
-  if (!state.head.queries) showStrip();
-  else if (figures.sources[1].data.image.length) showLines();
-}
-
-for (const event of ["tokens", "cell", "drawn"]) on(event, showTokens);
 
 whenReady((bokehDocument) => {
   const channel = bokehDocument.get_model_by_name("page_state");
@@ -46,6 +48,7 @@ whenReady((bokehDocument) => {
   announce("ready");
   setColors();
   paintTheme();
+  restoreSettings();
   ask("settings", settings);
   ask("go", fromAddress());
 });

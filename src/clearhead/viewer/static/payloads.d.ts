@@ -10,10 +10,12 @@ interface StackPayload {
   sampled: number; // number of sampled queries of a long text, or 0
   hides: string[]; // texts of the first sink keys
   hidden: number[]; // sink keys
+  languages: [query: string, key: string] | null; // if they are known
+  value_weighted: boolean; // the norms of the values are known
 }
 
 interface StoredStack extends StackPayload {
-  tokens: [number, number]; // indices of the token lists of queries and keys
+  tokens: [number, number, number | null]; // indices of the token lists of queries, keys and written tokens
   same: boolean; // self-attention
   layers: { entropy: number | null; labels: string[]; statistics: Record<string, number | null>; received: number }[][];
   bins: [number, number];
@@ -32,6 +34,8 @@ interface ModelPayload {
   columns: [name: string, heading: string, tooltip: string][]; // of the statistics
   chosen: number | null; // index of the given text, or null for a typed text
   text: string;
+  input: string | null; // the text that the model read
+  output: string | null; // the text that an encoder–decoder wrote
   given: string[];
   runs: boolean;
   longest: number;
@@ -48,14 +52,13 @@ interface HeadPayload {
   stack: string;
   layer: number;
   head: number;
-  queries?: string[]; // only for short texts
-  keys?: string[];
 }
 
 interface WindowPayload {
   window: [number, number, number, number]; // row, row_end, key, key_end
   row: number;
   rows: string[];
+  written: string[] | null; // token that each row writes, empty if unknown; null if rows write none
   key: number;
   keys: string[];
 }
@@ -65,10 +68,34 @@ interface CellPayload {
   key: number;
   query_token: string;
   key_token: string;
+  written: string; // token that the query's row writes; empty if it writes none
   weight?: number; // undefined if a report does not store it
   score?: number;
-  start?: number; // first key of `row`
-  row?: ArrayLike<number>;
+}
+
+/** Weights of the selected query for the keys of the window. */
+interface RowPayload {
+  query: number;
+  start: number; // first key
+  row: ArrayLike<number>;
+}
+
+/** Tokens of both sides and the weights between them, for all heads of a layer. */
+interface WordsPayload {
+  stack: string;
+  layer: number;
+  heads: number;
+  queries: number[]; // indices of the tokens
+  query_tokens: string[];
+  written: string[] | null; // token that each query's row writes, empty if unknown; null if rows write none
+  keys: number[];
+  key_tokens: string[];
+  weights: ArrayLike<number>; // [heads, queries, keys]
+}
+
+interface NextTokensPayload {
+  query: number;
+  tokens: [text: string, probability: number][];
 }
 
 interface ThumbnailPayload {
@@ -94,6 +121,7 @@ interface TopTokens {
 }
 interface TopTokensPayload {
   query: string;
+  written: string; // token that the query's row writes; empty if it writes none
   key: string;
   same: boolean;
   cell: [query: number, key: number]; // the selected cell
@@ -149,6 +177,7 @@ interface RowTerm {
   score: number;
   weight: number;
   contribution: number[] | null;
+  projected_norm?: number | null; // length of the contribution after W_O, if W_O is known
 }
 interface CalculationPayload {
   token: string;
@@ -159,6 +188,9 @@ interface CalculationPayload {
   terms: RowTerm[];
   others: number;
   output: number[] | null;
+  projected?: number[] | null; // output through W_O, if it is known
+  position: number; // index of the query
+  explained: boolean; // /explain.html can work out this row
 }
 
 interface StatusPayload {
@@ -178,6 +210,7 @@ interface Bin {
   score?: number;
   query_token?: string;
   key_token?: string;
+  written?: string; // token that the query's row writes
   preview?: boolean; // a sketch of rows that are still being computed
   sampled?: boolean; // a report of a long text: computed from some queries only
   shades?: { digits: number; least: number }; // a report: precision, and the smallest weight that a shade can represent

@@ -1,9 +1,9 @@
-// The line below the heatmap: query, key, weight and score of the cell at the pointer, or of the selected cell.
+// The line above the heatmap: query, key, weight and score of the cell at the pointer, or of the selected cell.
 
 import { element, literal, make } from "clearhead/dom.js";
-import { rangeText, significant } from "clearhead/format.js";
-import { binAt, figures, isCell } from "clearhead/heatmap.js";
-import { on, settings, stackShown, state, tokenAt } from "clearhead/state.js";
+import { headTitle, rangeText, significant } from "clearhead/format.js";
+import { binAt, isCell, isWeighted } from "clearhead/heatmap.js";
+import { languageOf, on, settings, stackShown, state, tokenAt, writtenAt } from "clearhead/state.js";
 
 /** @param {Bin} bin */
 function weightText({ value, shades }) {
@@ -14,27 +14,32 @@ function weightText({ value, shades }) {
 }
 
 /** @param {Bin} bin */
-function valueText(bin) {
+export function valueText(bin) {
   if (!isCell(bin)) {
     const note = bin.preview ? " (preview)" : bin.sampled ? " (sampled)" : "";
-    return `${settings.reduce === "max" ? "largest" : "mean"} weight ${weightText(bin)}${note}`;
+    return `${settings.reduce === "max" ? "largest" : "mean"} weight ${isWeighted() ? "× value norm " : ""}${weightText(bin)}${note}`;
   }
   if (settings.hide && !bin.announced && stackShown().hidden.includes(bin.key)) return "hidden";
+  if (isWeighted() && !bin.announced) return `weight × value norm ${weightText(bin)}`;
+  if (bin.score === -Infinity) return "masked: weight 0, score −∞";
   return `weight ${weightText(bin)}${bin.score === undefined ? "" : `, score ${significant(bin.score)}`}`;
 }
 
-/** @param {Bin} bin @param {"query" | "key"} side @param {number} start @param {number} end */
-function sideText(bin, side, start, end) {
+/** Name a token or a range of tokens. @param {"query" | "key"} side @param {number} start @param {number} end @param {Partial<Bin>} [bin] */
+export function sideText(side, start, end, bin = {}) {
   const token = end - start === 1 ? (bin[`${side}_token`] ?? tokenAt(side, start)) : undefined;
   const word = { query: ["query", "queries"], key: ["key", "keys"] }[side][end - start === 1 ? 0 : 1];
-  return token === undefined ? [`${word} ${rangeText(start, end)}`] : [`${word} ${start} `, literal(token)];
+  if (token === undefined) return [`${word} ${rangeText(start, end)}`];
+  const written = side === "query" ? (bin.written ?? writtenAt(start)) : "";
+  const writes = written ? [" (writes ", literal(written, languageOf(side)), ")"] : [];
+  return [`${word} ${start} `, literal(token, languageOf(side)), ...writes];
 }
 
 /** @param {Bin | undefined} bin */
 export function readOut(bin) {
   if (!bin) return element("readout").replaceChildren();
-  const query = sideText(bin, "query", bin.query, bin.queryEnd);
-  const key = sideText(bin, "key", bin.key, bin.keyEnd);
+  const query = sideText("query", bin.query, bin.queryEnd, bin);
+  const key = sideText("key", bin.key, bin.keyEnd, bin);
   element("readout").replaceChildren(
     make("span", {}, ...query, " → ", ...key, ": "),
     make("strong", { textContent: valueText(bin) }),
@@ -44,18 +49,36 @@ export function readOut(bin) {
 /** Read out the selected cell, also to screen readers. */
 export function readOutCell() {
   if (!state.cell) return;
-  const { query, key, query_token, key_token, weight, score } = state.cell;
+  const { query, key, query_token, key_token, written, weight, score } = state.cell;
   if (weight === undefined) {
     readOut(binAt(key + 0.5, query + 0.5));
     element("live").textContent = `query ${query} ${query_token}, key ${key} ${key_token}, in the bin of ${element("readout").textContent}`;
     return;
   }
-  element("live").textContent = `query ${query_token}, key ${key_token}, weight ${significant(weight)}`;
-  readOut({ query, queryEnd: query + 1, query_token, key, keyEnd: key + 1, key_token, value: weight, score, announced: true });
+  element("live").textContent = `query ${query_token}${written ? `, which writes ${written}` : ""}, key ${key_token}, weight ${significant(weight)}`;
+  readOut({ query, queryEnd: query + 1, query_token, written, key, keyEnd: key + 1, key_token, value: weight, score, announced: true });
 }
 
-on("ready", () => {
-  figures.map.on_event("mousemove", (/** @type {any} */ { x, y }) => state.head && readOut(binAt(x, y)));
-  figures.map.on_event("mouseleave", readOutCell);
-});
+/** The head of the last summary, its query, and the query of the lists of top tokens. */
+const spoken = { head: "", query: "", listed: "" };
+
+/** Tell screen readers where the selected query looks, when another query or head is selected. */
+function summarize() {
+  const { top_tokens, head, cell } = state;
+  if (!top_tokens || !head || !cell) return;
+  const [, , tokens] = top_tokens.from.heads.find(([layer, index]) => layer === head.layer && index === head.head) ?? [];
+  const query = `${head.stack} ${cell.query}`;
+  const title = headTitle(head);
+  if (!tokens?.length || query !== spoken.listed || (title === spoken.head && query === spoken.query)) return;
+  const [, key, weight] = tokens[0];
+  const name = title === spoken.head ? "" : `${title}: `;
+  element("live-summary").textContent = `${name}${top_tokens.query} looks mostly at ${key}, ${Math.round(100 * weight)} %`;
+  Object.assign(spoken, { head: title, query });
+}
+
 on("cell", readOutCell);
+on("cell", summarize);
+on("top_tokens", () => {
+  spoken.listed = `${state.head?.stack} ${state.cell?.query}`;
+  summarize();
+});

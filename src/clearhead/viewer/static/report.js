@@ -1,30 +1,42 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/borders.js";
+import "clearhead/export.js";
+import "clearhead/find.js";
+import "clearhead/gestures.js";
 import "clearhead/head.js";
+import "clearhead/links.js";
+import "clearhead/model_output.js";
+import "clearhead/pointer.js";
 import "clearhead/readout.js";
 import "clearhead/skip_links.js";
 import "clearhead/statistics_table.js";
 import "clearhead/statistics_picture.js";
 import "clearhead/token_picture.js";
 import "clearhead/table.js";
+import "clearhead/term_help.js";
 import "clearhead/token.js";
-import { fromAddress } from "clearhead/address.js";
+import "clearhead/word_strip.js";
+import "clearhead/words.js";
+import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
 import { clamp, significant } from "clearhead/format.js";
 import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
 import { binAt, figures, whenReady } from "clearhead/heatmap.js";
-import { showLines, showStrip } from "clearhead/lines.js";
-import { announce, ask, connectRequests, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
-import { HALVES, MODEL, largestWeights, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
+import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
 import { storedPicture } from "clearhead/stored_picture.js";
+import { storedRow, storedWords } from "clearhead/stored_words.js";
+import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
-const MAX_LINE_TOKENS = 48; // longest side for which lines between tokens are drawn
 const MAX_WINDOW_TOKENS = 512; // longest side of a window whose tokens are shown
 /** @type {import("clearhead/stored.js").StoredHead} */
 let shown; // stored data of the current head
+/** @type {import("clearhead/stored.js").StoredHead[]} */
+let layerHeads; // stored data of all heads of its layer
 /** The selected cell; reset when the stack changes. @type {{ query: number, key: number } | undefined} */
 let cell;
 
@@ -33,13 +45,13 @@ let opening = 0;
 async function go({ head, rows, keys, cursor }) {
   const { stack: name, layer, head: index } = headOf(head) ?? state.head ?? /** @type {any} */ (headOf(MODEL.first));
   const turn = ++opening;
-  const stored = (await storedLayer(name, layer))[index];
+  const stored = await storedLayer(name, layer);
   if (turn !== opening) return; // another head was selected in the meantime
-  shown = stored;
+  layerHeads = stored;
+  shown = stored[index];
   const stack = stackNamed(name);
   if (state.head?.stack !== name) cell = undefined;
-  const isShort = Math.max(stack.queries, stack.keys) <= MAX_LINE_TOKENS;
-  state.head = { stack: name, layer, head: index, ...(isShort ? { queries: textsOf(stack, "query"), keys: textsOf(stack, "key") } : {}) };
+  state.head = { stack: name, layer, head: index };
   announce("head");
   const axes = [[figures.map.y_range, stack.queries], [figures.map.x_range, stack.keys]];
   for (const [range, length] of axes) range.setv({ bounds: null, min_interval: null }), range.setv({ start: 0, end: length });
@@ -94,10 +106,12 @@ function windowMoved([row, rowEnd, key, keyEnd]) {
   const stack = stackShown();
   const inside = (/** @type {"query" | "key"} */ side, /** @type {number} */ start, /** @type {number} */ end) =>
     end - start <= MAX_WINDOW_TOKENS ? textsOf(stack, side).slice(start, end) : [];
-  state.tokens = { window: [row, rowEnd, key, keyEnd], row, rows: inside("query", row, rowEnd), key, keys: inside("key", key, keyEnd) };
+  const rows = inside("query", row, rowEnd);
+  const written = rows.length ? (textsOf(stack, "written")?.slice(row, rowEnd) ?? null) : null;
+  state.tokens = { window: [row, rowEnd, key, keyEnd], row, rows, written, key, keys: inside("key", key, keyEnd) };
   drawTicks(state.tokens);
-  addRow();
   announce("tokens");
+  announceWords();
 }
 
 // -- a cell --------------------------------------------------------------------------------------------------------------------
@@ -108,9 +122,11 @@ function select({ query, key }) {
   cell = { query: clamp(query, 0, stack.queries - 1), key: clamp(key, 0, stack.keys - 1) };
   const cursor = figures.map.renderers.find((/** @type {any} */ renderer) => renderer.name === "cursor");
   cursor.data_source.data = { x: [cell.key + 0.5], y: [cell.query + 0.5] };
-  state.cell = { ...cell, query_token: textsOf(stack, "query")[cell.query], key_token: textsOf(stack, "key")[cell.key], weight: weightAt(stack, cell) };
-  addRow();
+  state.cell = { ...cell, query_token: textsOf(stack, "query")[cell.query], key_token: textsOf(stack, "key")[cell.key], written: textsOf(stack, "written")?.[cell.query] ?? "", weight: weightAt(stack, cell) };
   announce("cell");
+  state.next_tokens = nextTokensAt(stack.name, cell.query);
+  announce("next_tokens");
+  announceWords();
   answerTopTokens(stack, cell);
 }
 
@@ -121,13 +137,21 @@ function weightAt(stack, cell) {
   return query === cell.query ? tops.find(([key]) => key === cell.key)?.[2] : undefined;
 }
 
-/** Add the weights of the selected query for the keys of the window. */
-function addRow() {
-  const { cell } = state;
-  if (!cell || !stackShown().cells) return;
+/** Announce the words around the selected cell, and the weights of its query for the keys of the window. */
+function announceWords() {
+  const stack = stackShown();
+  if (!cell || !state.head) return;
+  const words = storedWords(layerHeads, stack, state.head.layer, cell);
+  if (words !== state.words) {
+    state.words = words;
+    announce("words");
+  }
+  if (!stack.cells) return showTopKeys();
   const [, , key, keyEnd] = windowShown();
-  cell.start = key;
-  cell.row = Array.from({ length: keyEnd - key }, (_, offset) => binAt(key + offset + 0.5, cell.query + 0.5)?.value ?? 0);
+  const { query } = cell;
+  const weights = storedRow(shown, stack, query);
+  state.row = { query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
+  announce("row");
 }
 
 /** @param {StoredStack} stack @param {{ query: number, key: number }} asked */
@@ -141,14 +165,16 @@ async function answerTopTokens(stack, asked) {
   const listed = largestWeights(shown, stack, query).query;
   const nearest = listed === query ? undefined : listed;
   /** @type {TopTokensPayload} */
-  const answer = { query: texts.query[listed], key: texts.key[key], cell: [query, key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
+  const answer = { query: texts.query[listed], written: textsOf(stack, "written")?.[listed] ?? "", key: texts.key[key], cell: [query, key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
   if (stack.cells) {
     const matrices = heads.map(({ data }) => data.values("max"));
     const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
     const column = (/** @type {Float32Array} */ values) => Array.from({ length: stack.queries }, (_, index) => values[index * stack.keys + key]);
     answer.from.everywhere = largest(mean(matrices.map(row)), texts.key);
-    const to = heads.map(({ layer, head }, index) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largest(column(matrices[index]), texts.query)]));
-    answer.to = { everywhere: largest(mean(matrices.map(column)), texts.query), heads: strongestFirst(to) };
+    const written = textsOf(stack, "written");
+    const rows = texts.query.map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read));
+    const to = heads.map(({ layer, head }, index) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largest(column(matrices[index]), rows)]));
+    answer.to = { everywhere: largest(mean(matrices.map(column)), rows), heads: strongestFirst(to) };
   }
   state.top_tokens = answer;
   announce("top_tokens");
@@ -164,11 +190,10 @@ const largest = (weights, texts) =>
 
 // -- the text ------------------------------------------------------------------------------------------------------------------
 
-function showTokens() {
-  if (!state.head || !state.cell) return;
+/** List the keys that the selected query attends to most. Reports of long texts do not store all weights. */
+function showTopKeys() {
+  if (!state.cell) return;
   const stack = stackShown();
-  if (state.head.queries) return showLines();
-  if (stack.cells) return showStrip();
   const { query, tops } = largestWeights(shown, stack, state.cell.query);
   const chosen = query === state.cell.query ? "" : `, the stored query nearest to ${state.cell.query.toLocaleString("en")}`;
   const items = tops.map(([key, text, weight]) => {
@@ -179,7 +204,8 @@ function showTokens() {
   });
   const token = literal(textsOf(stack, "query")[query]);
   const note = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, token, `${chosen}: the keys it attends to most in this head.`);
-  element("lines").replaceChildren(note, make("ol", { className: "kept" }, ...items));
+  element("strip").hidden = false;
+  element("strip").replaceChildren(note, make("ol", { className: "kept" }, ...items));
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------
@@ -189,6 +215,8 @@ const answers = {
   go,
   window: zoom,
   cursor: select,
+  search: answerSearch,
+  links: answerLinks,
   settings: () => {
     setPalette();
     if (state.head) drawStoredHead(shown, stackShown());
@@ -203,7 +231,6 @@ const answers = {
   },
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
-for (const event of ["tokens", "cell", "drawn"]) on(event, showTokens);
 
 whenReady(async () => {
   state.model = MODEL;
@@ -211,10 +238,12 @@ whenReady(async () => {
   buildGrid();
   setColors();
   paintTheme();
+  const view = location.hash.length > 1 ? location.hash : `#${MODEL.view}`;
+  restoreSettings(view);
   ask("settings", settings);
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
-  ask("go", fromAddress(location.hash.length > 1 ? location.hash : `#${MODEL.view}`));
+  ask("go", fromAddress(view));
   for (const { name, heads } of MODEL.stacks) {
     for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
   }

@@ -8,7 +8,8 @@
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
- *   picture: PicturePayload | null, status: StatusPayload | null }}
+ *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
+ *   picture: PicturePayload | null, search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -18,12 +19,17 @@ export const state = {
   thumbnails: null,
   top_tokens: null,
   calculation: null,
+  words: null,
+  row: null,
+  next_tokens: null,
+  search: null,
+  links: null,
   picture: null,
   status: null,
 };
 
 /** Settings of the heatmap. */
-export const settings = { reduce: "max", log: true, hide: false, palette: "viridis" };
+export const settings = { reduce: "max", log: true, hide: false, weighted: false, palette: "viridis" };
 
 /** @type {Map<string, ((detail?: any) => void)[]>} */
 const listeners = new Map();
@@ -46,7 +52,7 @@ export const connectRequests = (handler) => void (answerRequest = handler);
 export const ask = (kind, payload = {}) => answerRequest(kind, payload);
 
 /** Return the stack of the selected head. @returns {any} */
-export const stackShown = () => state.model.stacks.find((stack) => stack.name === state.head?.stack);
+export const stackShown = () => state.model?.stacks.find((stack) => stack.name === state.head?.stack);
 
 /** Return the visible window: row, row_end, key, key_end. */
 export const windowShown = () => state.tokens?.window ?? [0, 1, 0, 1];
@@ -57,7 +63,13 @@ export function tokenAt(side, index) {
   return tokens ? (side === "query" ? tokens.rows[index - tokens.row] : tokens.keys[index - tokens.key]) : undefined;
 }
 
-/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. */
+/** Return the token that a query's row writes; empty if it writes none. @param {number} query */
+export const writtenAt = (query) => state.tokens?.written?.[query - state.tokens.row] ?? "";
+
+/** Return the language of a side's tokens, if it is known. @param {"query" | "key"} side @returns {string | undefined} */
+export const languageOf = (side) => stackShown()?.languages?.[side === "query" ? 0 : 1];
+
+/** Return the text parameter of a request or an address; empty for the first listed text, which is the default. @returns {Record<string, any>} */
 export function textAsked() {
   const { text, chosen } = state.model;
   return chosen === null ? { text } : chosen ? { given: chosen } : {};

@@ -1,9 +1,10 @@
 // One statistic of every head, as a picture.
 
-import { element, make, reveal } from "clearhead/dom.js";
+import { element, reveal } from "clearhead/dom.js";
 import { headId, statisticText } from "clearhead/format.js";
 import { allHeads, thumbnailOf } from "clearhead/grid.js";
 import { headPicture, pictureLegend } from "clearhead/head_picture.js";
+import { keepChoice, setOptions } from "clearhead/selects.js";
 import { on, openHead, state } from "clearhead/state.js";
 
 const DELAY = 250; // milliseconds, in which several layers arrive
@@ -12,13 +13,8 @@ const drawPicture = headPicture(element("statistics-picture"));
 let pending;
 
 function fillChoices() {
-  const select = element("statistic");
-  const chosen = select.value;
   const measured = (/** @type {string} */ name) => [...allHeads()].some(({ payload }) => typeof payload?.statistics[name] === "number");
-  const columns = state.model.columns.filter(([name]) => measured(name));
-  if (columns.length === select.options.length) return;
-  select.replaceChildren(...columns.map(([value, textContent]) => make("option", { value, textContent })));
-  select.value = columns.some(([name]) => name === chosen) ? chosen : "entropy";
+  setOptions(element("statistic"), state.model.columns.filter(([name]) => measured(name)).map(([name, heading]) => [name, heading]));
 }
 
 function showStatistic() {
@@ -53,5 +49,5 @@ function showSoon() {
   }, DELAY);
 }
 
-element("statistic").addEventListener("change", showStatistic);
+keepChoice("statistic", () => state.model && showStatistic());
 for (const event of ["thumbnails", "head", "settings"]) on(event, showSoon);

@@ -23,12 +23,34 @@ async function unpacked(id) {
   return new Response(stream).arrayBuffer();
 }
 
-export const unpackTokens = async () => void (texts = JSON.parse(new TextDecoder().decode(await unpacked("tokens"))));
+/** @param {string} id */
+const unpackedJson = async (id) => JSON.parse(new TextDecoder().decode(await unpacked(id)));
+
+/** Most probable next tokens by position. @type {Map<number, [string, number][]>} */
+let nextTokens = new Map();
+
+export async function unpackTokens() {
+  texts = await unpackedJson("tokens");
+  nextTokens = new Map(await unpackedJson("next-tokens"));
+}
+
+/** Return the next tokens after a query, if its stack predicts any. @param {string} stack @param {number} query @returns {NextTokensPayload | null} */
+export function nextTokensAt(stack, query) {
+  const isSource = stack === "encoder" && MODEL.stacks.some(({ name }) => name === "decoder");
+  const tokens = isSource ? undefined : nextTokens.get(query);
+  return tokens ? { query, tokens } : null;
+}
 
 /** @param {string} name */
 export const stackNamed = (name) => /** @type {StoredStack} */ (MODEL.stacks.find((stack) => stack.name === name));
-/** @param {StoredStack} stack @param {"query" | "key"} side */
-export const textsOf = (stack, side) => texts[stack.tokens[side === "query" ? 0 : 1]];
+/**
+ * Return the tokens of one side, or the tokens that the queries write, if they write any.
+ * @template {"query" | "key" | "written"} Side
+ * @param {StoredStack} stack
+ * @param {Side} side
+ * @returns {Side extends "written" ? string[] | null : string[]}
+ */
+export const textsOf = (stack, side) => /** @type {any} */ (texts[stack.tokens[["query", "key", "written"].indexOf(side)] ?? -1] ?? null);
 
 /**
  * @typedef {ThumbnailPayload & { topKeys: any, topWeights: any, entropies: () => Float32Array,

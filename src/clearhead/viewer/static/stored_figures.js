@@ -7,6 +7,7 @@ import { settings } from "clearhead/state.js";
 
 const MAX_AXIS_TOKENS = 40; // longer axes are labeled with indices
 const MAX_LABEL_LETTERS = 14;
+const MAX_READ_LETTERS = 6; // of the token that a row reads, if its written token is shown too
 
 const maximum = (/** @type {Float32Array} */ values) => values.reduce((one, other) => Math.max(one, other), 0);
 
@@ -26,6 +27,7 @@ export function drawStoredHead(stored, stack) {
     range.setv({ start: 0, end: 1.05 * maximum(value) || 1 });
   };
   const { received, entropy, sources } = figures;
+  received.tags = ["mean"]; // a stored bar is the mean of its keys
   const across = Array.from({ length: Math.ceil(stack.keys / stack.bar) + 1 }, (_, index) => Math.min(stack.keys, stack.bar * index));
   bars(received, received.y_range, across, stored.receipts());
   bars(entropy, entropy.x_range, rowEdges(stack), stored.entropies());
@@ -42,10 +44,16 @@ function rowEdges(/** @type {StoredStack} */ { places, queries }) {
 }
 
 /** @param {WindowPayload} tokens */
-export function drawTicks({ window: [row, rowEnd, key, keyEnd], rows, keys }) {
-  labelAxis(figures.map.left[0], row, rowEnd, rows, 0);
+export function drawTicks({ window: [row, rowEnd, key, keyEnd], rows, written, keys }) {
+  figures.map.left[0].axis_label = written ? "queries (read → written)" : "queries";
+  labelAxis(figures.map.left[0], row, rowEnd, rows.map((read, index) => rowText(read, written?.[index])), 0);
   labelAxis(figures.map.above[0], key, keyEnd, keys, Math.PI / 2);
 }
+
+/** @param {string} text @param {number} letters */
+const clipped = (text, letters) => ([...text].length > letters ? `${[...text].slice(0, letters - 1).join("")}…` : text);
+/** Return the token that a row reads and the token that it writes. @param {string} read @param {string} [written] */
+const rowText = (read, written) => (written ? `${clipped(read, MAX_READ_LETTERS)} → ${clipped(written, MAX_LABEL_LETTERS)}` : read);
 
 // PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
 /** @param {any} axis @param {number} start @param {number} end @param {string[]} tokens @param {number} orientation */
@@ -55,8 +63,7 @@ function labelAxis(axis, start, end, tokens, orientation) {
     axis.setv({ ticker: new BasicTicker(), major_label_overrides: new Map(), formatter: new NumeralTickFormatter({ format: "0,0" }), major_label_orientation: 0 });
     return;
   }
-  const clipped = (/** @type {string} */ text) => ([...text].length > MAX_LABEL_LETTERS ? `${[...text].slice(0, MAX_LABEL_LETTERS - 1).join("")}…` : text);
-  const labels = tokens.map((text, offset) => /** @type {const} */ ([start + offset + 0.5, new PlainText({ text: `\u2068${clipped(text)}\u2069` })]));
+  const labels = tokens.map((text, offset) => /** @type {const} */ ([start + offset + 0.5, new PlainText({ text: `\u2068${clipped(text, MAX_LABEL_LETTERS)}\u2069` })]));
   axis.setv({ ticker: new FixedTicker({ ticks: labels.map(([tick]) => tick) }), major_label_overrides: new Map(labels), major_label_orientation: orientation });
 }
 
@@ -67,7 +74,7 @@ export function setPalette() {
 
 /** @param {{ text: string, line: string, paper: string, nothing: string }} colors */
 export function setTheme({ text, line, paper, nothing }) {
-  for (const mapper of colorMappers()) mapper.nan_color = nothing;
+  figures.map.center.find((/** @type {any} */ part) => part.name === "masked").hatch_color = nothing;
   for (const figure of [figures.map, figures.entropy, figures.received]) {
     figure.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: line });
     for (const axis of [...figure.left, ...figure.above, ...figure.below]) {

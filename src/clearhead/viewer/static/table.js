@@ -5,7 +5,7 @@ import { rangeText, significant } from "clearhead/format.js";
 import { binAt } from "clearhead/heatmap.js";
 import { on, settings, stackShown, state, tokenAt, windowShown } from "clearhead/state.js";
 
-const MAX_TABLE_SIZE = 16; // rows and columns; a larger window is pooled
+const MAX_TABLE_SIZE = 64; // rows and columns; a larger window is pooled
 
 /** @typedef {[start: number, end: number]} Range */
 
@@ -31,7 +31,10 @@ function fillTable() {
 /** @param {"query" | "key"} side @param {Range} range @param {string} scope */
 function heading(side, [start, end], scope) {
   const token = end - start === 1 ? tokenAt(side, start) : undefined;
-  return make("th", { scope }, token === undefined ? rangeText(start, end) : literal(token));
+  if (token === undefined) return make("th", { scope, textContent: rangeText(start, end) });
+  const texts = (side === "query" ? state.tokens?.rows : state.tokens?.keys) ?? [];
+  const isRepeated = texts.indexOf(token) !== texts.lastIndexOf(token);
+  return make("th", { scope }, literal(token), isRepeated ? make("span", { textContent: ` ${start}` }) : undefined);
 }
 
 /**

@@ -1,9 +1,9 @@
 // One token: the keys it attends to and the queries that attend to it, as lists of all heads.
 
-import { element, literal, make } from "clearhead/dom.js";
+import { element, literal, make, rowLabel } from "clearhead/dom.js";
 import { headId } from "clearhead/format.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
-import { on, openHead, state } from "clearhead/state.js";
+import { languageOf, on, openHead, state } from "clearhead/state.js";
 import { openCell, selectCell, tokenChip } from "clearhead/token_chip.js";
 
 const fromStop = oneTabStop(element("from"), "button");
@@ -11,10 +11,10 @@ const toStop = oneTabStop(element("to"), "button");
 
 function showTopTokens() {
   if (!state.top_tokens) return;
-  const { from, to, query, key, nearest, hide, cell } = state.top_tokens;
+  const { from, to, query, written, key, nearest, hide, cell } = state.top_tokens;
   const stored = nearest === undefined ? "" : ` (query ${nearest.toLocaleString("en")}, the nearest that is stored)`;
-  element("from-heading").replaceChildren("What ", literal(query), `${stored} attends to${hide ? ", without the sink" : ""}`);
-  element("to-heading").replaceChildren("What attends to ", literal(key));
+  element("from-heading").replaceChildren("What ", rowLabel(query, written, languageOf("query")), `${stored} attends to${hide ? ", without the sink" : ""}`);
+  element("to-heading").replaceChildren("What attends to ", literal(key, languageOf("key")));
   fromStop.update(() => element("from").replaceChildren(listOf(from, "key", (index) => [nearest ?? cell[0], index])));
   element("to").closest("div").parentElement.hidden = !to;
   if (to) toStop.update(() => element("to").replaceChildren(listOf(to, "query", (index) => [index, cell[1]])));

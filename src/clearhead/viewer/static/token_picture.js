@@ -1,8 +1,9 @@
 // Where one token looks, in every head: the top key of the selected query, or its weight on the selected key.
 
-import { element, literal, make } from "clearhead/dom.js";
+import { element, literal } from "clearhead/dom.js";
 import { headId, weightText } from "clearhead/format.js";
 import { headPicture, pictureLegend } from "clearhead/head_picture.js";
+import { keepChoice } from "clearhead/selects.js";
 import { ask, on, settings, state } from "clearhead/state.js";
 import { openCell } from "clearhead/token_chip.js";
 
@@ -35,8 +36,7 @@ function showPicture() {
   pictureLegend(element("picture-legend"), "weight 0", "1");
 }
 
-element("picture-key").append(...[["top", "its top key"], ["chosen", "the selected key"]].map(([value, textContent]) => make("option", { value, textContent })));
-element("picture-key").addEventListener("change", showPicture);
+keepChoice("picture-key", showPicture);
 on("cell", askPicture);
 on("settings", () => (askPicture(), showPicture()));
 for (const event of ["picture", "head"]) on(event, showPicture);

@@ -1,4 +1,4 @@
-"""The selected cell: its weight, its row, the calculation of the row, and the top tokens of all heads."""
+"""The selected cell: its weight, the calculation of the row, and the top tokens of all heads."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ from clearhead.viewer.server._tasks import Steps
 
 
 class CellPanel(Panel):
-    """Weight, score, row and calculation of the selected cell. The fastest are sent first."""
+    """Weight, score and calculation of the selected cell. The fastest are sent first."""
 
     def cell_changed(self) -> None:
         self.tasks.start("cell", self._steps(self.shown))
-
-    def settings_changed(self) -> None:
-        if self.shown.cursor is not None:
-            self.cell_changed()
 
     def _steps(self, shown: Selection) -> Steps:
         assert shown.cursor is not None
         cell = _payloads.cell_payload(shown.cache, shown.address, *shown.cursor)
         yield lambda: self.state.update(cell=cell)
-        row = _payloads.row_payload(shown.cache, shown.address, shown.cursor[0], shown.window, hide=shown.hide)
-        yield lambda: self.state.update(cell={**cell, **row})
         calculation = _payloads.calculation_payload(shown.cache, shown.address, *shown.cursor)
         yield lambda: self.state.update(calculation=calculation)
 

@@ -23,6 +23,7 @@ class Selection:
     cursor: tuple[int, int] | None = None  # query and key
     reduce: Reduce = "max"
     hide: bool = False
+    weighted: bool = False  # by the norms of the values, where they are known
 
     @property
     def stack(self) -> Stack:
@@ -31,6 +32,12 @@ class Selection:
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.stack.queries), len(self.stack.keys)
+
+    @property
+    def heatmap_options(self) -> dict[str, bool]:
+        """Arguments of `RecordingCache.weights` and `RecordingCache.overview` for the heatmap."""
+        weighted = self.weighted and self.cache.can_weight_values(self.address[0])
+        return {"hide": self.hide, "value_weighted": weighted}
 
 
 class Panel:
@@ -66,4 +73,4 @@ class Panel:
         """Follow another window of the matrix."""
 
     def settings_changed(self) -> None:
-        """Follow a change of `reduce` or `hide`."""
+        """Follow a change of `reduce`, `hide` or `weighted`."""

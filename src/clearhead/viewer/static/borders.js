@@ -1,0 +1,46 @@
+// Borders of the figures: as wide as the labels, equal for figures that share a side, and cleared when the theme changes.
+
+import { element } from "clearhead/dom.js";
+import { figures } from "clearhead/heatmap.js";
+import { on } from "clearhead/state.js";
+
+const MIN_BORDER = { left: 66, top: 50 }; // pixels for numbers, ticks and the name of the axis
+const TICK_AND_NAME = 36; // pixels
+
+const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+
+/** Return the width of the longest label of an axis, in pixels. @param {any} axis */
+function labelWidth(axis) {
+  pen.font = `${axis.major_label_text_font_size} ${axis.major_label_text_font}`;
+  return Math.max(0, ...[...axis.major_label_overrides.values()].map((label) => pen.measureText(label.text).width));
+}
+
+function fitBorders() {
+  const { map, entropy, received } = figures;
+  const left = Math.round(Math.max(MIN_BORDER.left, labelWidth(map.left[0]) + TICK_AND_NAME));
+  const top = Math.round(Math.max(MIN_BORDER.top, labelWidth(map.above[0]) + TICK_AND_NAME));
+  map.setv({ min_border_left: left, min_border_top: top });
+  entropy.setv({ min_border_top: top });
+  received.setv({ min_border_left: left });
+  element("chart").style.setProperty("--top", `${top}px`);
+}
+
+/** Clear a canvas to its edges: Bokeh leaves half of the first pixels, which would keep the colors of the former theme. @param {any} figure */
+function clearCanvas(figure) {
+  const { canvas_view } = Bokeh.index.find_one(figure);
+  for (const layer of [canvas_view.primary, canvas_view.overlays]) {
+    layer.undo_transform((/** @type {CanvasRenderingContext2D} */ context) => context.clearRect(0, 0, layer.canvas.width, layer.canvas.height));
+  }
+}
+
+on("ready", () => {
+  for (const axis of [figures.map.left[0], figures.map.above[0]]) axis.properties.major_label_overrides.change.connect(fitBorders);
+  for (const name of ["map", "entropy", "received"]) {
+    const figure = figures[name];
+    figure.properties.background_fill_color.change.connect(() => {
+      clearCanvas(figure);
+      Bokeh.index.find_one(figure).request_repaint();
+    });
+  }
+  fitBorders();
+});

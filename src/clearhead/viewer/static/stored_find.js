@@ -1,0 +1,53 @@
+// Search and strongest links in a report, from its stored tokens and rows.
+
+import { announce, stackShown, state } from "clearhead/state.js";
+import { largestWeights, storedLayer, textsOf } from "clearhead/stored.js";
+
+const MAX_HITS = 1000;
+const MAX_LINKS = 20;
+const KEYS_OF_A_HEAD = 5;
+
+/** Answer a search as `_search.py` does: in lower case and across tokens. @param {{ axis: "queries" | "keys", text: string }} request */
+export function answerSearch({ axis, text }) {
+  const stack = /** @type {StoredStack} */ (stackShown());
+  const tokens = textsOf(stack, axis === "queries" ? "query" : "key").map((token) => token.toLowerCase());
+  const isSpaced = tokens.some((token) => token !== token.trim());
+  const joined = isSpaced ? tokens : tokens.map((token) => token.replace(/\s/g, ""));
+  const wanted = isSpaced ? text.toLowerCase() : text.toLowerCase().replace(/\s/g, "");
+  const starts = [0];
+  for (const token of joined) starts.push(starts[starts.length - 1] + token.length);
+  const whole = joined.join("");
+  /** @type {[number, number][]} */
+  const ranges = [];
+  let count = 0;
+  for (let at = whole.indexOf(wanted), token = 0; wanted && at >= 0; at = whole.indexOf(wanted, at + wanted.length)) {
+    while (starts[token + 1] <= at) token++;
+    let end = token + 1;
+    while (starts[end] < at + wanted.length) end++;
+    count++;
+    if (ranges.length < MAX_HITS) ranges.push([token, end]);
+  }
+  state.search = { stack: stack.name, axis, text, ranges, count };
+  announce("search");
+}
+
+/** Answer the strongest links of the last query, as `_token_links.py` does. @param {{ min_distance: number }} request */
+export async function answerLinks({ min_distance: minimum }) {
+  const stack = /** @type {StoredStack} */ (stackShown());
+  const layers = await Promise.all(stack.heads.map((_, layer) => storedLayer(stack.name, layer)));
+  const hidden = new Set(stack.hidden);
+  const last = stack.queries - 1;
+  let query = last;
+  const links = layers.flatMap((heads, layer) =>
+    heads.flatMap((stored, head) => {
+      const row = largestWeights(stored, stack, last);
+      query = row.query;
+      const isShown = (/** @type {TopToken} */ [key]) => !hidden.has(key) && !(stack.same && Math.abs(query - key) < minimum);
+      return row.tops.filter(isShown).slice(0, KEYS_OF_A_HEAD)
+        .map(([key, token, weight]) => ({ layer, head, key, token, weight, distance: stack.same ? query - key : null }));
+    }),
+  );
+  links.sort((one, other) => other.weight - one.weight);
+  state.links = { stack: stack.name, query, token: textsOf(stack, "query")[query], hide: true, links: links.slice(0, MAX_LINKS) };
+  announce("links");
+}
