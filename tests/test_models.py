@@ -107,7 +107,7 @@ def test_token_ids_of_encoder_decoders():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({}, ValueError, "text and input_ids are both None; expected one of them"),
+        ({}, ValueError, "text, input_ids, image, pixel_values and audio are None; expected one"),
         ({"text": "a", "input_ids": [1]}, ValueError, "text and input_ids are both given; expected one of them"),
         ({"text": "a", "decoder_input_ids": [1]}, ValueError, "decoder_input_ids is given without input_ids"),
         ({"input_ids": [4, 99]}, ValueError, "input_ids contains 99; expected ids from 0 to 98"),

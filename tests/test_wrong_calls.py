@@ -27,6 +27,7 @@ from support.public_calls import (
     weights_calls,
 )
 from support.public_exercise_calls import exercise_calls
+from support.public_media_calls import media_calls
 from support.wrong_calls import Call, fault, wrong_calls
 
 GROUPS = {
@@ -44,6 +45,7 @@ GROUPS = {
     "audits": audit_calls,
     "reading": reading_calls,
     "exercises": exercise_calls,
+    "media": media_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 

@@ -114,12 +114,20 @@ def record(
     tokenizer: Any = None,
     target: str | None = None,
     decoder_input_ids: object = None,
+    image: object = None,
+    pixel_values: object = None,
+    audio: object = None,
+    sampling_rate: int | None = None,
+    processor: Any = None,
     values: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     download: bool = False,
 ) -> Recording:
-    """Run a model on a text or on token ids, and record its attention: queries, keys and log-sum-exp of every layer.
+    """Run a model on a text, token ids, a picture or a sound, and record its attention.
+
+    Queries, keys and log-sum-exp of every layer are recorded. With a picture or a sound, `Tokens.regions` tell which
+    tokens are patches or frames, and `Recording.media` contains the picture or the envelope of the sound.
 
     Args:
         model: a model from `load`, a name that `load` accepts, or a transformers model (pass its `tokenizer` too).
@@ -130,7 +138,16 @@ def record(
         tokenizer: tokenizer of a transformers model.
         target: output of an encoder–decoder (default: its greedy output).
         decoder_input_ids: token ids of the decoder's input instead of `target`, with its start token. Only with
-            `input_ids`.
+            `input_ids` or `audio`.
+        image: a picture for a vision transformer, or with `text` for a model that reads both: the path of a PNG or JPEG
+            file, a PIL image, an array of uint8 [height, width, 3], or a list of these. Requires `processor`.
+        pixel_values: input of the vision tower instead of `image`, [channels, height, width] or with a first axis of
+            pictures; or the dict that the processor returned. Without a processor, the recorded picture has its
+            smallest value in black and its largest in white.
+        audio: a sound for a speech model such as Whisper: the path of a WAV file, or its samples.
+        sampling_rate: samples per second, if `audio` is not a file. The sound is resampled for the model.
+        processor: processor of the model: an image processor, a feature extractor, or one that contains a tokenizer
+            too. Models that are given by name have theirs. Whisper needs none.
         values: record the values too, which are required for each key's contribution to the output. Also keeps queries
             and keys for short texts; by default the recording then contains the scores if they take less memory.
         device: see `load`. Only for the name of a model.
@@ -138,9 +155,19 @@ def record(
         download: see `load`. Only for the name of a model.
     """
     check_bool("values", values)
+    if processor is not None or any(given is not None for given in (image, pixel_values, audio, sampling_rate)):
+        from clearhead.huggingface.media import MediaRequest
+
+        request = MediaRequest(
+            text, input_ids, image, pixel_values, audio, sampling_rate, target, decoder_input_ids, processor
+        )
+        if not isinstance(model, str | os.PathLike):
+            _refuse_load_options(model, device, dtype, download)
+        return request.record(model, tokenizer, values=values, device=device, dtype=dtype, download=download)
     if (text is None) == (input_ids is None):
-        given = "text and input_ids are both given" if text is not None else "text and input_ids are both None"
-        raise ValueError(f"{given}; expected one of them")
+        if text is not None:
+            raise ValueError("text and input_ids are both given; expected one of them")
+        raise ValueError("text, input_ids, image, pixel_values and audio are None; expected one of them")
     if decoder_input_ids is not None and input_ids is None:
         raise ValueError("decoder_input_ids is given without input_ids; expected target with a text")
     if isinstance(model, str | os.PathLike):

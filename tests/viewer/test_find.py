@@ -49,6 +49,7 @@ def test_search_marks_all_occurrences_and_steps_through_them(page, urls, source)
     page.open(urls[source, "short"], "#head=decoder.1.0&cell=9-2")
     assert search(page, "PASSWORD") == "2 found"
     assert len(page.all(".matches span")) == 2
+    assert [word.text for word in page.all(".word.match")] == ["pass", "word"] * 2
     assert page.fragment["cell"] == "9-2"
     page.find("#wanted").send_keys(Keys.ENTER)
     page.settle()
@@ -92,6 +93,8 @@ def test_positions_and_hits_of_a_long_text_are_zoomed_to(page, urls, source):
     page.settle()
     assert page.text("find-count") == "44 of 80"
     assert page.fragment["cell"] == "599-325"
+    if source == "live":
+        assert {token.text for token in page.all("#strip .tok.match")} == {"pass", "word"}
 
 
 @pytest.mark.parametrize("source", ["live", "report"])

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -48,6 +49,17 @@ def touch(browser, *positions):
         points = [{"x": x, "y": y, "id": index} for index, (x, y) in enumerate(fingers)]
         browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
+def wait_for_rest(page):
+    """Wait until the page has stopped scrolling, which goes on after a finger is lifted."""
+    positions = []
+
+    def is_still():
+        positions.append(page.script("return scrollY"))
+        return len(positions) >= 5 and len(set(positions[-5:])) == 1
+
+    page.until(is_still, 0.1)
 
 
 def contrast(one, other):
@@ -159,7 +171,7 @@ def test_one_finger_scrolls_the_page_and_two_zoom_the_map(page, small, browser, 
         before = page.script("return scrollY")
         touch(browser, *([(x, y - 10 * step)] for step in range(16)))
         page.until(lambda: page.script("return scrollY") > before + 100)
-        page.until(lambda: page.script("return scrollY") == page.script("return scrollY"), 0.2)  # the end of the swing
+        wait_for_rest(page)
         assert page.window() == [0, 12, 0, 12]
         x, y = page.screen_position(5.5, 5.5)
         before = page.script("return scrollY")
@@ -176,6 +188,23 @@ def test_one_finger_scrolls_the_page_and_two_zoom_the_map(page, small, browser, 
         assert is_inside(page, "#tip")
     finally:
         browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_maps_are_weighted_by_the_values_if_they_are_known(page, small, translator):
+    read = "return [...figures.sources[1].data.image[0]].map((value) => Number.isNaN(value) ? 0 : value)"
+    page.open(translator.url, "#head=encoder.1.2&cell=3-4")
+    plain = torch.tensor(page.module_script(read)).view(17, 17)
+    page.click("#weighted")
+    assert page.text("legend-title") == "weight × value norm, log scale"
+    assert "weight × value norm 0." in page.point(4.5, 3.5)
+    factors = torch.tensor(page.module_script(read)).view(17, 17) / plain
+    torch.testing.assert_close(factors, factors[:1].expand(17, 17), rtol=1e-3, atol=0)  # one factor for each key
+    assert float(factors.max()) == pytest.approx(1, abs=1e-3)
+    assert float(factors.min()) < 0.95
+    assert page.fragment["weighted"] == "values"
+    page.open(small[1])
+    assert not page.find("#weighted").is_enabled()
+    assert "does not have the values" in page.find("#weighted-label").get_attribute("title")
 
 
 def test_no_line_of_the_former_theme_stays(page, small, browser):
@@ -247,12 +276,16 @@ def test_keys_go_to_the_ends_zoom_one_side_and_open_heads(page, small):
     page.keys(Keys.END)  # the window follows
     assert page.fragment["cell"] == "0-11"
     assert page.window() == [0, 12, 6, 12]
-    page.keys("n")
-    assert page.text("head-heading") == "Decoder, layer 1, head 1"
-    assert page.window() == [0, 12, 6, 12]
-    page.keys("[")
-    page.keys("p")
-    assert page.fragment["head"] == "decoder.0.3"
+    for pressed, head in (
+        ("n", "decoder.1.1"),
+        ("[", "decoder.1.0"),
+        ("p", "decoder.0.3"),
+        ("]", "decoder.1.0"),
+        ("p", "decoder.0.3"),
+    ):
+        page.keys(pressed)
+        page.until(lambda head=head: page.fragment["head"] == head)
+        assert page.window() == [0, 12, 6, 12]
     page.until(lambda: page.text("live-summary") == "Decoder, layer 0, head 3: t0 looks mostly at t0, 100 %")
     page.click("#closer-rows")
     assert page.window() == [0, 6, 6, 12]

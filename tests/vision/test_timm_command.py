@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from clearhead import Recording
 from clearhead.cli import app
+from clearhead.recording import Patches
 from support.attention_calls import captured_calls
 
 pytestmark = pytest.mark.vision
@@ -71,7 +72,14 @@ def test_record_writes_the_attention_on_an_image(tmp_path, cached, image, timm):
     assert stack.queries.texts[:4] == ("cls", "0,0", "0,1", "0,2")
     assert stack.queries.texts[-1] == "13,13"
     assert stack.queries.special == (True, *(False,) * 196)
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    assert stack.queries.regions == (Patches(1, 14, 14, picture=0),)
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    [picture] = recording.media.pictures
+    pixels = transform(Image.open(image).convert("RGB"))
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    shown = (pixels * std + mean).permute(1, 2, 0) * 255
+    assert (picture.pixels - shown).abs().max() < 1
     with torch.no_grad(), captured_calls(model) as calls:
         model(transform(Image.open(image).convert("RGB"))[None])
     for layer, (_, [call]) in zip(stack.layers, calls.items(), strict=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead._utils.consoles import console_for_output
-from clearhead.cli.inputs import InputOptions, has_input, is_recording, load_source
+from clearhead.cli.inputs import InputOptions, is_recording, load_source
 from clearhead.cli.options import (
     EXAMPLE_HELP,
     DeviceOption,
@@ -141,7 +141,7 @@ def _trace_of_head(
         raise ValueError(f"--head is {count}; expected one head of the model, counted from 0, such as cross.2.5")
     if model is not None and is_recording(model):
         raise ValueError(f"--model is {model}, which is a recording; pass it in place of TEXT")
-    if text is None and not (model is not None and has_input(model)):
+    if text is None and not (model is not None and options.records(model)):
         raise ValueError(f"TEXT is missing; expected a text to run {model} on")
     from clearhead.explain import trace_head
     from clearhead.recording.recording import Recording

@@ -15,9 +15,7 @@ from clearhead._utils.text import json_text, printable, visible_text
 from clearhead.cli.inputs import (
     RECORDING_SUFFIX,
     InputOptions,
-    check_no_image,
     chosen_layers,
-    has_input,
     load_model,
     load_source,
     parse_spans,
@@ -28,6 +26,7 @@ from clearhead.cli.inputs import (
 )
 from clearhead.cli.options import (
     AnalysisOptions,
+    AudioOption,
     DeviceOption,
     DownloadOption,
     Dtype,
@@ -141,7 +140,7 @@ def roles(
 
 
 def _load(options: AnalysisOptions, *, head: bool = False) -> tuple[RecordableModel | Recording, list[str]]:
-    chosen = InputOptions(options.image, options.device, options.dtype.value, options.download)
+    chosen = InputOptions(options.image, options.device, options.dtype.value, options.download, options.audio)
     return load_source(options.text, options.file, options.model, chosen, head=head)
 
 
@@ -155,6 +154,7 @@ def record(
         str, typer.Option("--model", help="Model, as in `stats`; en-ja is the bundled translator.")
     ] = "en-ja",
     image: ImageOption = None,
+    audio: AudioOption = None,
     values: Annotated[
         bool,
         typer.Option("--values/--no-values", help="Store the values too, which contributions to the output require."),
@@ -171,11 +171,10 @@ def record(
         raise ValueError("TEXT and --file are both given; expected one text to record")
     files = [file] if file else None
     with Console(stderr=True).status("loading and running the model …"):
-        if has_input(model):
-            options = InputOptions(image, device, dtype.value, download)
+        options = InputOptions(image, device, dtype.value, download, audio)
+        if options.records(model):
             recording = record_input(model, options, text=text, files=files, values=values)
         else:
-            check_no_image(image, model)
             texts = texts_to_read(text, files) if text is not None or file else None
             loaded = load_model(model, device, dtype.value, download, head=None)
             recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RECORDING_SUFFIX = ".safetensors"  # copied from clearhead.models, which imports torch
 TIMM_PREFIX = "timm:"
+BUNDLED = "en-ja"
 FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:function
 
 
@@ -59,7 +60,7 @@ def load_model(
 
 
 def has_input(model: str) -> bool:
-    """Return whether a model is recorded on an input that is not a text: `timm:NAME` or `package.module:function`.
+    """Return whether a name is that of a model without a text: `timm:NAME` or `package.module:function`.
 
     Raises:
         ValueError: if the name has a colon, but neither form, and is not a file.
@@ -75,18 +76,32 @@ def has_input(model: str) -> bool:
 
 @dataclass(frozen=True)
 class InputOptions:
-    """Options of a model that is recorded on an input that is not a text."""
+    """Options of a model that is recorded on an input that is not a text, or on more than a text."""
 
     image: Path | None
     device: str | None
     dtype: str
     download: bool
+    audio: Path | None = None
+
+    @property
+    def media(self) -> dict[str, Path]:
+        """Files by the names of the options without "--"."""
+        return {name: path for name, path in (("image", self.image), ("audio", self.audio)) if path is not None}
+
+    def records(self, model: str) -> bool:
+        """Return whether `record_input` records the model: with a picture or a sound, or if `has_input` is true."""
+        return has_input(model) or bool(self.media)
 
 
 def record_input(
     model: str, options: InputOptions, *, text: str | None, files: list[Path] | None, values: bool = True
 ) -> Recording:
-    """Record the model of a name for which `has_input` is true."""
+    """Record a model for which `InputOptions.records` is true."""
+    if len(options.media) > 1:
+        raise ValueError("--image and --audio are both given; expected one of them")
+    if not has_input(model):
+        return _record_media(model, options, text, files, values)
     if text is not None or files:
         raise ValueError(f"TEXT or --file is given, but --model is {model}, which runs on another input")
     import torch
@@ -99,7 +114,7 @@ def record_input(
         device, dtype = usable_device(options.device), getattr(torch, options.dtype)
         return record_timm(model, options.image, device=device, dtype=dtype, download=options.download, values=values)
     given = {
-        "--image": options.image is not None,
+        **{f"--{name}": True for name in options.media},
         "--download": options.download,
         "--dtype": options.dtype != "float32",
     }
@@ -112,10 +127,35 @@ def record_input(
     return record_function(model, device=device, values=values)
 
 
-def check_no_image(image: Path | None, model: str | None) -> None:
-    """Raise if --image is given with a model that runs on texts, or with a recording."""
-    if image is not None:
-        raise ValueError(f"--image is given, but --model is {model}; expected --model timm:NAME")
+def _record_media(
+    model: str, options: InputOptions, text: str | None, files: list[Path] | None, values: bool
+) -> Recording:
+    """Record a Hugging Face model on a picture or a sound, and on a text if one is given."""
+    check_no_media(options, model if is_recording(model) or model == BUNDLED else None)
+    texts = texts_to_read(text, files) if text is not None or files else [None]
+    if len(texts) > 1:
+        raise ValueError(f"{len(texts)} texts are given; expected at most one with --{next(iter(options.media))}")
+    import torch
+
+    from clearhead.models import record
+
+    return record(
+        model,
+        texts[0],
+        image=options.image,
+        audio=options.audio,
+        values=values,
+        device=usable_device(options.device),
+        dtype=getattr(torch, options.dtype),
+        download=options.download,
+    )
+
+
+def check_no_media(options: InputOptions, source: str | None) -> None:
+    """Raise if --image or --audio is given with a recording or a model that reads only text. None: another model."""
+    if source is not None and options.media:
+        name = next(iter(options.media))
+        raise ValueError(f"--{name} is given with {source}; expected --model with a model that reads it")
 
 
 def usable_device(name: str | None) -> torch.device:
@@ -146,9 +186,9 @@ def load_source(
     text: str | None, files: list[Path] | None, model: str | None, options: InputOptions, *, head: bool = False
 ) -> tuple[RecordableModel | Recording, list[str]]:
     """Return a model and the texts to run it on, or a recording and no texts. `head` is that of `models.load`."""
-    if model is not None and has_input(model):
+    if model is not None and options.records(model):
         return record_input(model, options, text=text, files=files), []
-    check_no_image(options.image, model)
+    check_no_media(options, text if is_recording(text) else None)
     if text is not None and is_recording(text):
         from clearhead.recording.recording import Recording
 

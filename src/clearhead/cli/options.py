@@ -32,7 +32,10 @@ DownloadOption = Annotated[
     bool, typer.Option("--download", help="Download the model from the Hugging Face Hub if it is not cached.")
 ]
 ImageOption = Annotated[
-    Path | None, typer.Option("--image", help="PNG or JPEG file to run a timm model on.", metavar="FILE")
+    Path | None, typer.Option("--image", help="PNG or JPEG file to run a vision model on.", metavar="FILE")
+]
+AudioOption = Annotated[
+    Path | None, typer.Option("--audio", help="WAV file to run a speech model such as Whisper on.", metavar="FILE")
 ]
 EXAMPLE_HELP = f"A built-in example ({', '.join(BUILT_IN)}), or a TOML, Markdown or LaTeX file."
 ExampleArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help=EXAMPLE_HELP)]
@@ -58,12 +61,14 @@ class AnalysisOptions:
         str | None,
         typer.Option(
             "--model",
-            help="Folder or hub id of a Hugging Face model, .gguf file, folder of a training run, en-ja (the bundled"
-            " translator), timm:NAME with --image, or package.module:function, a function that returns a torch module"
-            " and its inputs. The last imports that module and runs its code.",
+            help="Folder or hub id of a Hugging Face model (--image or --audio if it reads pictures or sound), .gguf"
+            " file, folder of a training run, en-ja (the bundled translator), timm:NAME with --image, or"
+            " package.module:function, a function that returns a torch module and its inputs. The last imports that"
+            " module and runs its code.",
         ),
     ] = None
     image: ImageOption = None
+    audio: AudioOption = None
     layers: Annotated[str | None, typer.Option(help="Show only these layers, counted from 0, such as 0,3-5.")] = None
     device: DeviceOption = None
     dtype: DtypeOption = Dtype.float32

@@ -20,7 +20,7 @@ from clearhead._utils.text import printable
 from clearhead.cli.inputs import (
     RECORDING_SUFFIX,
     InputOptions,
-    check_no_image,
+    check_no_media,
     check_recording_alone,
     has_input,
     is_recording,
@@ -28,7 +28,15 @@ from clearhead.cli.inputs import (
     texts_to_read,
     usable_device,
 )
-from clearhead.cli.options import DeviceOption, DownloadOption, Dtype, DtypeOption, FilesOption, ImageOption
+from clearhead.cli.options import (
+    AudioOption,
+    DeviceOption,
+    DownloadOption,
+    Dtype,
+    DtypeOption,
+    FilesOption,
+    ImageOption,
+)
 from clearhead.cli.output import progress_bar
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ def view(
         typer.Option("--model", help="Model, as in `stats` (default: en-ja, the bundled translator)."),
     ] = None,
     image: ImageOption = None,
+    audio: AudioOption = None,
     roles: Annotated[
         Path | None,
         typer.Option(help="File from `clearhead roles --output` with the head labels to show, including induction."),
@@ -75,9 +84,9 @@ def view(
     The page is served on this machine only.
     """
     source, texts = _source(text, file, model)
-    if not has_input(source):
-        check_no_image(image, source)
-    options = LoadOptions(device, dtype.value, download and not is_recording(text), is_recording(text), image)
+    given = InputOptions(image, device, dtype.value, download and not is_recording(text), audio)
+    check_no_media(given, source if is_recording(text) or model is None else None)
+    options = LoadOptions(given, is_recording(text))
     if output is None and (title is not None or note is not None):
         raise ValueError("--title or --note is given without --output; expected the name of a report")
     if output is None:
@@ -90,30 +99,29 @@ def view(
 class LoadOptions:
     """Command-line options for loading a model or a recording."""
 
-    device: str | None
-    dtype: str
-    download: bool
+    given: InputOptions
     is_recording: bool
-    image: Path | None = None
 
-    def load(self, source: str) -> tuple[str | Recording, dict[str, Any]]:
-        """Return what to pass to `view` and `load_source`: the source, and keyword arguments.
+    def load(self, source: str, texts: list[str] | None) -> tuple[str | Recording, list[str] | None, dict[str, Any]]:
+        """Return what to pass to `view` and `load_source`: the source, its texts, and keyword arguments.
 
         A model on an input that is not a text is recorded at once.
         """
-        if has_input(source):
-            options = InputOptions(self.image, self.device, self.dtype, self.download)
-            return record_input(source, options, text=None, files=None), {}
-        return source, self.arguments()
+        if self.given.records(source):
+            if texts is not None and len(texts) > 1:
+                raise ValueError(f"{len(texts)} texts are given; expected at most one with --image or --audio")
+            text = None if texts is None else texts[0]
+            return record_input(source, self.given, text=text, files=None), None, {}
+        return source, texts, self.arguments()
 
     def arguments(self) -> dict[str, Any]:
         """Return keyword arguments for `view` and `load_source`. Imports torch and checks the device."""
         import torch
 
-        device = usable_device(self.device)
+        device = usable_device(self.given.device)
         if self.is_recording:
             return {"device": device}
-        return {"device": device, "dtype": getattr(torch, self.dtype), "download": self.download}
+        return {"device": device, "dtype": getattr(torch, self.given.dtype), "download": self.given.download}
 
 
 def _source(text: str | None, files: list[Path] | None, model: str | None) -> tuple[str, list[str] | None]:
@@ -149,7 +157,7 @@ def _write_report(
         from clearhead.recording.recording import Recording
         from clearhead.viewer.report.export import report
 
-        named, arguments = options.load(source)
+        named, texts, arguments = options.load(source, texts)
         loaded = load_source(named, **arguments, head=None)
         if isinstance(loaded, Recording):
             recording = loaded
@@ -174,7 +182,7 @@ def _serve(
         with Console(stderr=True).status("loading and running the model …"):
             from clearhead.viewer.server.serve import view as start_viewer
 
-            named, arguments = options.load(source)
+            named, texts, arguments = options.load(source, texts)
             viewer = start_viewer(named, texts, roles=labels, port=port, browser=False, wait=False, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,15 +88,15 @@ def prepare_token_ids(
 
     Tokens are shown as the tokenizer decodes them, or as numbers without a tokenizer; then none of them is special.
     """
-    ids = _checked_ids(owner, "input_ids", input_ids)
+    ids = checked_ids(owner, "input_ids", input_ids)
     encoded = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
     if decoder_input_ids is not None:
         if target is not None:
             raise ValueError("target and decoder_input_ids are both given; expected one of them")
         if not owner.model.config.is_encoder_decoder:
             raise ValueError(f"decoder_input_ids is given, but {owner.name} is not an encoder–decoder; omit it")
-        encoded["decoder_input_ids"] = _checked_ids(owner, "decoder_input_ids", decoder_input_ids)[None]
-    return _with_target(owner, encoded, _decoded(owner.tokenizer, ids), target)
+        encoded["decoder_input_ids"] = checked_ids(owner, "decoder_input_ids", decoder_input_ids)[None]
+    return _with_target(owner, encoded, decoded(owner.tokenizer, ids), target)
 
 
 def prepare_repeated_inputs(owner: TokenizedModel, length: int, seed: int) -> ModelInputs:
@@ -124,7 +125,7 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
         given = arguments.get("decoder_input_ids")
         ids = _decoder_ids(model, tokenizer, arguments, target) if given is None else given
         arguments["decoder_input_ids"] = ids[:, :-1] if given is None else ids
-        read, written = _decoded(tokenizer, arguments["decoder_input_ids"][0]), _decoded(tokenizer, ids[0, 1:])
+        read, written = decoded(tokenizer, arguments["decoder_input_ids"][0]), decoded(tokenizer, ids[0, 1:])
         output = None if tokenizer is None else tokenizer.decode(ids[0, 1:].tolist(), skip_special_tokens=True)
         axes |= {"decoder": (read, read), "cross": (read, source)}
     elif target is not None:
@@ -145,7 +146,7 @@ def _check_length(owner: TokenizedModel, name: str, count: int) -> None:
         raise ValueError(f"{name} has {count} tokens, but {owner.name} takes at most {max_tokens}")
 
 
-def _checked_ids(owner: TokenizedModel, name: str, values: object) -> Int[Tensor, " tokens"]:
+def checked_ids(owner: TokenizedModel, name: str, values: object) -> Int[Tensor, " tokens"]:
     """Return the token ids of one sequence as an int64 tensor on the CPU."""
     expected = "expected the token ids of one sequence, [tokens] or [1, tokens]"
     try:
@@ -167,10 +168,11 @@ def _checked_ids(owner: TokenizedModel, name: str, values: object) -> Int[Tensor
 
 def _vocabulary_size(owner: TokenizedModel, *, decoder: bool) -> int:
     """Return the number of token embeddings."""
-    try:
-        count = getattr(owner.model.get_input_embeddings(), "num_embeddings", None)
-    except NotImplementedError:
-        count = None
+    count: object = None
+    part: Any
+    for part in (owner.model, getattr(owner.model, "text_model", None)):  # CLIP's is not that of the whole model
+        with suppress(NotImplementedError, AttributeError):
+            count = count or getattr(part.get_input_embeddings(), "num_embeddings", None)
     if not isinstance(count, int):
         raise ValueError(f"{owner.name} has no token embeddings; expected a model that takes text")
     return (getattr(owner.model.config, "decoder_vocab_size", None) or count) if decoder else count
@@ -220,7 +222,7 @@ def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None]
     return Tokens(tuple(_text(tokenizer, token) for token in ids.tolist()), tuple(special), tuple(words))
 
 
-def _decoded(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> Tokens:
+def decoded(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> Tokens:
     """Return the tokens of ids that do not come from a text, so their words are unknown."""
     return _tokens(tokenizer, ids, [None] * len(ids), _special(tokenizer, ids))
 

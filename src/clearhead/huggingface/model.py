@@ -85,14 +85,14 @@ class HuggingFaceModel:
                 raise FileNotFoundError(f"{name}: a folder without config.json; expected a Hugging Face model")
         elif path.exists():
             raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
-        with _named_errors(name, download), _progress_bars_on_terminals_only():
+        with named_errors(name, download), progress_bars_on_terminals_only():
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
         if head or (head is None and has_head(config)):
             model_class = class_with_head(str(name), config)
         options |= {"attn_implementation": "clearhead", "output_loading_info": True}
-        with _named_errors(name, download), _progress_bars_on_terminals_only():
+        with named_errors(name, download), progress_bars_on_terminals_only():
             model, loading = model_class.from_pretrained(source, **options)
         if head:
             check_head(str(name), model, loading["missing_keys"])
@@ -264,7 +264,7 @@ class _WeightsRecorder:
 
 
 @contextmanager
-def _named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]:
+def named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]:
     """Raise transformers' errors in one line that begins with the name of the model."""
     try:
         yield
@@ -278,7 +278,7 @@ def _named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None
 
 
 @contextmanager
-def _progress_bars_on_terminals_only() -> Iterator[None]:
+def progress_bars_on_terminals_only() -> Iterator[None]:
     """Disable transformers' progress bars if stderr is a file or a pipe."""
     enabled = logging.is_progress_bar_enabled()
     if not sys.stderr.isatty():

@@ -1,5 +1,6 @@
 """Matplotlib figures (extra `plot`)."""
 
 from clearhead.plot.figures import plot_alignment, plot_head, plot_heads
+from clearhead.plot.pictures import plot_picture, plot_sound
 
-__all__ = ["plot_alignment", "plot_head", "plot_heads"]
+__all__ = ["plot_alignment", "plot_head", "plot_heads", "plot_picture", "plot_sound"]

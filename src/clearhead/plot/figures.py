@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead._utils.color_scales import weight_floor
-from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
+from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.weights.matrix import AttentionWeights
 
@@ -62,7 +62,7 @@ def plot_head(
 
 def plot_heads(stack: Stack, *, log: bool = True, cmap: str = "viridis") -> Figure:
     """Draw small heatmaps of all heads of a stack, such as `recording["encoder"]`: a row per layer."""
-    plt = _pyplot()
+    plt = load_pyplot()
     if not stack.layers:
         raise ValueError("stack has no layers; expected at least one")
     across = max(weights.shape[1] for weights in stack.layers)
@@ -120,7 +120,7 @@ def _draw(
     log: bool,
     cmap: str,
 ) -> Axes:
-    plt = _pyplot()
+    plt = load_pyplot()
     new_figure = ax is None
     if ax is None:
         q_len, kv_len = (min(MAX_AXIS_TOKENS, length) for length in shape)
@@ -179,12 +179,6 @@ def _axis_texts(
                 f"tokens has {len(texts)} texts for {length} {name}; expected one per query and key, or (queries, keys)"
             )
     return queries, keys
-
-
-def _pyplot() -> Any:
-    with needs_extra("plot", "clearhead.plot"):
-        from matplotlib import pyplot
-    return pyplot
 
 
 def _fonts() -> list[str]:

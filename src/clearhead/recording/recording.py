@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead._utils.text import is_unicode
+from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
 from clearhead.recording.output_projection import OutputProjection
 from clearhead.weights import serialization
@@ -30,11 +31,13 @@ class Tokens:
         texts: text of each token.
         special: True for special tokens, which the tokenizer added.
         words: index of each token's word in the text. None for a token outside of words, or if unknown.
+        regions: tokens that are patches of a picture or frames of a sound. They do not overlap.
     """
 
     texts: tuple[str, ...]
     special: tuple[bool, ...]
     words: tuple[int | None, ...]
+    regions: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.texts), len(self.special), len(self.words)}
@@ -47,9 +50,15 @@ class Tokens:
                 raise ValueError(f"Tokens: special[{index}] is {describe(special)}; expected True or False")
             if word is not None and (type(word) is not int or not 0 <= word < 2**31):
                 raise ValueError(f"Tokens: words[{index}] is {describe(word)}; expected a word's index from 0, or None")
+        check_regions(self.regions, len(self.texts))
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def part(self, start: int, end: int) -> Tokens:
+        """Return the tokens from `start` to `end`, with the regions that lie within them."""
+        regions = regions_between(self.regions, start, end)
+        return Tokens(self.texts[start:end], self.special[start:end], self.words[start:end], regions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +138,7 @@ class Recording:
         next_tokens: most probable next tokens at each query of the decoder, or at each mask token of a masked language
             model: `recording.next_tokens.at(position)`. None for a model without a language-model head. A file of a
             language model contains the last 1,024 positions.
+        media: pictures and sounds that the model ran on, to which the regions of the tokens refer.
     """
 
     model: str
@@ -136,6 +146,7 @@ class Recording:
     input: str | None = None
     output: str | None = None
     next_tokens: NextTokens | DeferredNextTokens | None = None
+    media: Media = field(default_factory=Media)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not is_unicode(self.model):
@@ -152,6 +163,10 @@ class Recording:
         if self.next_tokens is not None and self.next_tokens.positions[-1] >= longest:
             last = self.next_tokens.positions[-1]
             raise ValueError(f"Recording: next_tokens has position {last}; expected less than {longest} queries")
+        if not isinstance(self.media, Media):
+            raise ValueError(f"Recording: media is {describe(self.media)}; expected Media")
+        for stack in self.stacks.values():
+            check_references((*stack.queries.regions, *stack.keys.regions), self.media)
 
     def __getitem__(self, name: str) -> Stack:
         if name not in self.stacks:
@@ -195,7 +210,8 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to one safetensors file, with O(n · d) numbers per layer."""
-        tensors, stacks, optional = {}, {}, {}
+        tensors, media = self.media.pack()
+        stacks, optional = {}, {"media": media}
         for name, stack in self.stacks.items():
             layers = []
             for index, weights in enumerate(stack.layers):
@@ -243,6 +259,7 @@ class Recording:
                 header.get("input"),
                 header.get("output"),
                 None if predictions is None else NextTokens.unpack(tensors[PROBABILITIES], predictions),
+                Media.unpack(tensors, header["media"]) if "media" in header else Media(),
             )
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
@@ -275,4 +292,5 @@ def is_self_attention(name: str, stack: Stack) -> bool:
 
 
 def _tokens(fields: dict[str, list]) -> Tokens:
-    return Tokens(tuple(fields["texts"]), tuple(fields["special"]), tuple(fields["words"]))
+    texts, special, words = (tuple(fields[name]) for name in ("texts", "special", "words"))
+    return Tokens(texts, special, words, tuple(unpack_region(region) for region in fields.get("regions", ())))

@@ -2,7 +2,8 @@
 
 `watch` observes the attention of a model while it runs, and `AttentionLog` while it trains. `ablate`, `patch` and `cut`
 change it, and `patching` measures the effect of each head. `heads` returns the matrices of every head, `composition`
-compares the circuits of two heads, and `direct_logits` is the contribution of every head to a logit.
+compares the circuits of two heads, `direct_logits` is the contribution of every head to a logit, and `word_maps` shows
+the words of a diffusion model on its picture.
 """
 
 from clearhead.watching.ablation import ablate
@@ -16,6 +17,7 @@ from clearhead.watching.low_rank import LowRank
 from clearhead.watching.seen import Seen, Watched, WatchedCall
 from clearhead.watching.training import AttentionLog
 from clearhead.watching.watcher import watch
+from clearhead.watching.word_maps import word_maps
 
 __all__ = [
     "AttentionLog",
@@ -34,4 +36,5 @@ __all__ = [
     "patch",
     "patching",
     "watch",
+    "word_maps",
 ]

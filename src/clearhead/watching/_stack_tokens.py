@@ -109,7 +109,7 @@ def _queries_of(tokens: Tokens, sequences: Sequences) -> Tokens:
         raise ValueError(f"tokens has {len(tokens)} entries for the queries; expected {expected}")
     if not 0 <= start <= end <= len(tokens):
         return _positions(start, sequences.q_len)
-    return Tokens(tokens.texts[start:end], tokens.special[start:end], tokens.words[start:end])
+    return tokens.part(start, end)
 
 
 def _positions(start: int, count: int) -> Tokens:

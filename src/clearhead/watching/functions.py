@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead._utils.checks import describe
+from clearhead.recording.media import Media
 from clearhead.recording.recording import Recording
 from clearhead.watching._model_calls import call_model, check_inputs
 from clearhead.watching._unwrap import unwrap
@@ -57,7 +58,7 @@ def record_function(name: str, *, device: torch.device | str | None = None, valu
         raise ValueError(f"{name}: {error}") from error
 
 
-def recording_of_one(name: str, seen: Seen, tokens: Any = None) -> Recording:
+def recording_of_one(name: str, seen: Seen, tokens: Any = None, media: Media | None = None) -> Recording:
     """Return the attention of a model that ran on one sequence, under a name."""
     for watched in seen.values():
         count = watched.weights.shape[0]
@@ -66,7 +67,7 @@ def recording_of_one(name: str, seen: Seen, tokens: Any = None) -> Recording:
                 f"{name}: {watched.name!r} attends within {count} sequences or windows; expected one. Use"
                 " clearhead.watch in Python and choose one with seen.recording(batch=0)"
             )
-    return dataclasses.replace(seen.recording(tokens), model=name)
+    return dataclasses.replace(seen.recording(tokens, media=media), model=name)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.text import count_noun
+from clearhead.recording.media import Media
 from clearhead.recording.recording import Recording, Stack
 from clearhead.watching._stack_tokens import Sequences, StackTokens, TokensOfStacks
 from clearhead.watching.joining import Run, split
@@ -25,7 +26,9 @@ class _Matrix(NamedTuple):
     sequences: Sequences
 
 
-def recording_of(seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None = None) -> Recording:
+def recording_of(
+    seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None = None, media: Media | None = None
+) -> Recording:
     """Return the attention of a watched model on one input; see `Seen.recording`."""
     seen.check_numbering()
     layers: dict[str, list[_Matrix]] = {}
@@ -48,6 +51,7 @@ def recording_of(seen: Seen, tokens: TokensOfStacks = None, *, batch: int | None
             name: Stack(tuple(matrix.weights for matrix in matrices), *axes.of_stack(name))
             for name, matrices in stacks.items()
         },
+        media=media or Media(),
     )
 
 

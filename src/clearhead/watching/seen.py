@@ -23,6 +23,7 @@ from clearhead.weights import notebook
 from clearhead.weights.matrix import AttentionWeights
 
 if TYPE_CHECKING:
+    from clearhead.recording.media import Media
     from clearhead.recording.recording import Recording
     from clearhead.watching._stack_tokens import TokensOfStacks
 
@@ -239,7 +240,9 @@ class Seen(Mapping[str, Watched]):
             summary.layers[self.address(watched)] = watched.summary
         return summary
 
-    def recording(self, tokens: TokensOfStacks = None, *, batch: int | None = None) -> Recording:
+    def recording(
+        self, tokens: TokensOfStacks = None, *, batch: int | None = None, media: Media | None = None
+    ) -> Recording:
         """Return the attention of one input as a recording, which can be viewed, reported, analyzed and saved.
 
         The calls of a generation become one matrix. Other calls of one module become layers of their stack.
@@ -249,6 +252,7 @@ class Seen(Mapping[str, Watched]):
                 pairs (tokens of the queries, tokens of the keys). Cross-attention takes pairs. Default: positions are
                 numbered.
             batch: which sequence of the batch. Required if there are several.
+            media: pictures and sounds to which the regions of the tokens refer, as those of `patch_tokens`.
 
         Raises:
             ValueError: if `watch` chose heads or layers that do not start at 0, if a list of tokens fits several
@@ -256,7 +260,7 @@ class Seen(Mapping[str, Watched]):
         """
         from clearhead.watching.recordings import recording_of
 
-        return recording_of(self, tokens, batch=batch)
+        return recording_of(self, tokens, batch=batch, media=media)
 
     def save(self, path: str | os.PathLike[str], tokens: TokensOfStacks = None, *, batch: int | None = None) -> None:
         """Write the recording of one input to a safetensors file, which `Recording.load` and `clearhead view` read."""

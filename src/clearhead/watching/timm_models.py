@@ -8,8 +8,11 @@ import os
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from clearhead.recording.media import Media, Picture
+from clearhead.recording.pictures import patch_tokens, picture_of_values, read_image
 from clearhead.recording.recording import Recording, Tokens
 from clearhead.watching.functions import recording_of_one
 from clearhead.watching.seen import Seen
@@ -17,7 +20,6 @@ from clearhead.watching.watcher import watch
 
 PREFIX = "timm:"
 WEIGHTS = "model.safetensors"  # name of the file on the hub
-IMAGE_FORMATS = ("PNG", "JPEG")
 
 
 def record_timm(
@@ -47,13 +49,14 @@ def record_timm(
         ValueError: if there is no such model, its weights are not in the cache, or the image cannot be read.
     """
     timm = _timm(name)
-    picture = _read_image(image)
+    picture = read_image(image)
     model = _create(timm, name, download).to(device, dtype).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
     pixels = transform(picture)[None].to(device, dtype)
     with torch.no_grad(), watch(model, values=values) as seen:
         model(pixels)
-    return recording_of_one(name, seen, _tokens(model, seen))
+    media = Media((_picture(timm, model, pixels[0]),))
+    return recording_of_one(name, seen, _tokens(model, seen), media)
 
 
 def _timm(name: str) -> Any:
@@ -94,18 +97,6 @@ def _create(timm: Any, name: str, download: bool) -> nn.Module:
     return timm.create_model(known, pretrained=True, pretrained_cfg_overlay={"file": path, "custom_load": False})
 
 
-def _read_image(path: str | os.PathLike[str]) -> Any:
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=IMAGE_FORMATS) as image:
-            return image.convert("RGB")
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: {error}; expected a PNG or JPEG image") from None
-
-
 def _tokens(model: nn.Module, seen: Seen) -> Tokens | None:
     """Return the tokens of a vision transformer; None for models whose positions have another meaning."""
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
@@ -117,6 +108,13 @@ def _tokens(model: nn.Module, seen: Seen) -> Tokens | None:
         return None
     special = (["cls"] if getattr(model, "has_class_token", False) else [])[:prefix]
     special += [f"reg{index}" for index in range(prefix - len(special))]
-    patches = [f"{row},{column}" for row in range(rows) for column in range(columns)]
-    flags = (True,) * prefix + (False,) * len(patches)
-    return Tokens((*special, *patches), flags, (None,) * len(flags))
+    return patch_tokens(rows, columns, special=special, picture=0)
+
+
+def _picture(timm: Any, model: nn.Module, pixels: Float[Tensor, "channels height width"]) -> Picture:
+    """Return the picture that a model reads, without a rest that is smaller than a patch."""
+    config = timm.data.resolve_model_data_config(model)
+    embedding: Any = getattr(model, "patch_embed", None)
+    (rows, columns), (height, width) = (getattr(embedding, name, (1, 1)) for name in ("grid_size", "patch_size"))
+    shown = pixels if rows * columns == 1 else pixels[:, : rows * height, : columns * width]
+    return picture_of_values(shown, config["mean"], config["std"])

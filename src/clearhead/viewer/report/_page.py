@@ -19,6 +19,7 @@ from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
 from clearhead.recording import Address, Recording, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
+from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._row_labels import written_texts
@@ -77,6 +78,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                     "chosen": 0,
                 },
                 "palettes": PALETTES,
+                "media": media_payload(recording),
                 "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps(texts).encode()),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from clearhead._utils.files import replacing
 from clearhead.analysis import Roles
-from clearhead.recording import Recording
+from clearhead.recording import Recording, Stack
+from clearhead.viewer._media_payload import grid_side
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report._details import ReportDetails, focused_queries
 from clearhead.viewer.report._page import ReportData, compress, render_page
@@ -23,6 +24,7 @@ MAX_HEATMAP_BINS = 128  # bins per axis
 MAX_FULL_SIZE_HEADS = 288  # models with more heads get fewer bins and bars per head
 MIN_HEATMAP_BINS, MIN_BARS = 8, 64  # for any number of heads
 MAX_ARRAY_BYTES = 18_000_000  # compressed arrays of all layers; the scripts add 1.4 million
+MAX_GRID_CELLS = 6_000_000  # weights of a stack with patches that are all stored: 144 heads of 197 tokens
 MIN_STORED_QUERIES = 32  # stored even if the arrays exceed MAX_ARRAY_BYTES
 
 
@@ -103,9 +105,16 @@ def sampling_plans(cache: RecordingCache, details: ReportDetails) -> dict[str, S
     max_bins = max(MIN_HEATMAP_BINS, int(MAX_HEATMAP_BINS * math.sqrt(min(1.0, MAX_FULL_SIZE_HEADS / heads))))
     max_bars = max(MIN_BARS, MAX_BARS * MAX_FULL_SIZE_HEADS // max(MAX_FULL_SIZE_HEADS, heads))
     return {
-        name: SamplingPlan.from_stack(stack, max_bins, max_bars, focused_queries(cache, name, cursor))
+        name: SamplingPlan.from_stack(stack, _bins_of(stack, max_bins), max_bars, focused_queries(cache, name, cursor))
         for name, stack in recording.stacks.items()
     }
+
+
+def _bins_of(stack: Stack, max_bins: int) -> int:
+    """Return the number of bins per axis. Patches have one bin each, so that maps over a picture are exact."""
+    sides = (len(stack.queries), len(stack.keys))
+    cells = sum(weights.shape[1] for weights in stack.layers) * sides[0] * sides[1]
+    return max(max_bins, *sides) if grid_side(stack) and cells <= MAX_GRID_CELLS else max_bins
 
 
 def summarize_layers(

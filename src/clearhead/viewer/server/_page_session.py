@@ -25,7 +25,9 @@ from clearhead.viewer._heatmap import (
 from clearhead.viewer._templates import TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
+from clearhead.viewer.server._panels.compare import ComparePanel
 from clearhead.viewer.server._panels.find import FindPanel
+from clearhead.viewer.server._panels.media import MediaPanel
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._panels.thumbnails import ThumbnailsPanel
 from clearhead.viewer.server._panels.words import NextTokensPanel, RowPanel, WordsPanel
@@ -33,7 +35,17 @@ from clearhead.viewer.server._tasks import PageTasks, Steps
 from clearhead.viewer.server._texts import MAX_TYPED_LETTERS, Recorded, Texts
 
 # parts of the page that follow the selection, in the order in which their work starts
-_PANELS = (WordsPanel, ThumbnailsPanel, CellPanel, RowPanel, NextTokensPanel, TopTokensPanel, FindPanel)
+_PANELS = (
+    WordsPanel,
+    MediaPanel,
+    ThumbnailsPanel,
+    CellPanel,
+    RowPanel,
+    NextTokensPanel,
+    TopTokensPanel,
+    FindPanel,
+    ComparePanel,
+)
 
 
 class PageSession:
@@ -46,7 +58,7 @@ class PageSession:
         self._chart, self._state = HeadChart(), PageState(name="page_state")
         self._shown = Selection(cache, next(iter(cache.recording.heads())), self._chart.window)
         self._tasks = PageTasks(document, texts.worker, self._show_error)
-        self._panels: list[Panel] = [panel(self._state, self._tasks, lambda: self._shown) for panel in _PANELS]
+        self._panels: list[Panel] = [panel(self._state, self._tasks, lambda: self._shown, texts) for panel in _PANELS]
         self._handlers: dict[str, Callable[[Request], None]] = {
             "go": self._go,
             "window": self._zoom,

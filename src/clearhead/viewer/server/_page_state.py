@@ -32,7 +32,11 @@ class PageState(DataModel):
     links: Any = AnyValue(default=None)
     picture: Any = AnyValue(default=None)
     statistics: Any = AnyValue(default=None)
+    compare: Any = AnyValue(default=None)
+    compared_cell: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
+    media: Any = AnyValue(default=None)
+    grid_weights: Any = AnyValue(default=None)
 
 
 def parse_address(recording: Recording, text: str) -> Address:

@@ -68,7 +68,7 @@ export function writeAddress() {
     const address = toAddress();
     const steps = (/** @type {string} */ hash) => STEPS.map((name) => new URLSearchParams(hash.slice(1)).get(name)).join("\n");
     const isStep = steps(address) !== steps(location.hash) && !isFollowing && !isTyping;
-    if (address !== location.hash && !IN_NOTEBOOK) history[isStep ? "pushState" : "replaceState"](null, "", address);
+    if (address && address !== location.hash && !IN_NOTEBOOK) history[isStep ? "pushState" : "replaceState"](null, "", address);
     isFollowing = false;
   }, 300);
 }

@@ -2,11 +2,13 @@
 
 import "clearhead/borders.js";
 import "clearhead/calculation.js";
+import "clearhead/compare.js";
 import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/media.js";
 import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
@@ -19,6 +21,8 @@ import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/text_form.js";
 import "clearhead/token.js";
+import "clearhead/word_matches.js";
+import "clearhead/toolbars.js";
 import "clearhead/word_strip.js";
 import "clearhead/words.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";

@@ -193,6 +193,84 @@ interface CalculationPayload {
   explained: boolean; // /explain.html can work out this row
 }
 
+/** Pinned head, and its difference from the shown head: shown − pinned. */
+interface ComparePayload {
+  stack: string;
+  layer: number;
+  head: number;
+  window: number[];
+  row: number;
+  key: number;
+  bins: number[];
+  shape: number[];
+  values: ArrayLike<number>;
+  difference: ArrayLike<number> | null;
+  reason: string; // why there is no difference
+  queries: string[];
+  keys: string[];
+}
+interface ComparedCellPayload {
+  query: number;
+  key: number;
+  weights: number[]; // of the shown and of the pinned head; empty if their shapes differ
+}
+
+/** Pictures and sounds of a recording, and the grid of each stack that has one (`_media_payload.py`). */
+interface MediaPayload {
+  pictures: PicturePayload[];
+  sounds: SoundPayload[];
+  stacks: Record<string, GridPayload>;
+}
+interface PicturePayload {
+  url: string; // data: URL of a PNG
+  width: number;
+  height: number;
+}
+interface SoundPayload {
+  seconds: number;
+  low: number[]; // envelope
+  high: number[];
+}
+interface PatchesRegion {
+  start: number;
+  rows: number;
+  columns: number;
+  picture: number | null;
+  block: number;
+}
+interface FramesRegion {
+  start: number;
+  count: number;
+  seconds: number; // of one frame
+  sound: number | null;
+}
+interface GridPayload {
+  side: "query" | "key"; // whose tokens are drawn as a grid
+  same: boolean; // self-attention
+  regions: (PatchesRegion | FramesRegion)[];
+  chips: [position: number, text: string, time: number | null][]; // tokens of the other side outside of a grid
+}
+/** Weights over a grid, of one token of the other side. */
+interface GridWeights {
+  stack: string;
+  layer: number;
+  head: number;
+  index: number;
+  weights: ArrayLike<number>;
+}
+interface BoardEvents {
+  point: (position: number | undefined) => void;
+  choose: (position: number) => void;
+}
+interface Board {
+  element: HTMLElement;
+  positions: number[]; // of the tokens of the grid
+  has: (position: number) => boolean;
+  name: (position: number) => string;
+  mark: (position: number | undefined) => void;
+  paint: (weights: ArrayLike<number>, most: number, time?: number) => void;
+}
+
 interface StatusPayload {
   text: string;
   busy: boolean;

@@ -30,7 +30,7 @@ function widthOf(text) {
  * @param {number} value
  * @param {{ low: number, high: number }} ends
  */
-function colorOf(value, { low, high }) {
+export function colorOf(value, { low, high }) {
   const palette = PALETTES[settings.palette];
   const share = settings.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
   return palette[clamp(Math.floor(share * palette.length), 0, palette.length - 1)];

@@ -6,6 +6,7 @@ import "clearhead/find.js";
 import "clearhead/gestures.js";
 import "clearhead/head.js";
 import "clearhead/links.js";
+import "clearhead/media.js";
 import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
@@ -16,6 +17,8 @@ import "clearhead/token_picture.js";
 import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/token.js";
+import "clearhead/word_matches.js";
+import "clearhead/toolbars.js";
 import "clearhead/word_strip.js";
 import "clearhead/words.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";
@@ -188,6 +191,17 @@ const mean = (lines) => lines[0].map((_, index) => lines.reduce((sum, line) => s
 const largest = (weights, texts) =>
   weights.map((weight, index) => /** @type {TopToken} */ ([index, texts[index], weight])).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
 
+/** Answer with the weights over a picture or a sound. Those of a larger matrix are the weights of bins. @param {{ index: number }} request */
+function answerGridWeights({ index }) {
+  const { queries, keys, bins } = stackNamed(/** @type {HeadPayload} */ (state.head).stack);
+  const ofQuery = state.media?.stacks[state.head?.stack ?? ""]?.side === "key";
+  const values = shown.values(settings.reduce); // not those of the heatmap, which may still show another head
+  const weightOf = (/** @type {number} */ query, /** @type {number} */ key) => values[Math.floor(query / bins[0]) * shown.keys + Math.floor(key / bins[1])];
+  const weights = Array.from({ length: ofQuery ? keys : queries }, (_, other) => (ofQuery ? weightOf(index, other) : weightOf(other, index)));
+  state.grid_weights = { .../** @type {HeadPayload} */ (state.head), index, weights };
+  announce("grid_weights");
+}
+
 // -- the text ------------------------------------------------------------------------------------------------------------------
 
 /** List the keys that the selected query attends to most. Reports of long texts do not store all weights. */
@@ -229,11 +243,13 @@ const answers = {
     state.picture = picture;
     announce("picture");
   },
+  grid_weights: answerGridWeights,
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));
 
 whenReady(async () => {
   state.model = MODEL;
+  state.media = JSON.parse(element("stored-media").textContent);
   announce("ready");
   buildGrid();
   setColors();

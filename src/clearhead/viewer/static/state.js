@@ -9,7 +9,9 @@
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
  *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
- *   picture: PicturePayload | null, search: SearchPayload | null, links: LinksPayload | null, status: StatusPayload | null }}
+ *   picture: PicturePayload | null, search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
+ *   compared_cell: ComparedCellPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null,
+ *   status: StatusPayload | null }}
  */
 export const state = {
   model: /** @type {any} */ (null), // set before any part reads it
@@ -25,7 +27,11 @@ export const state = {
   search: null,
   links: null,
   picture: null,
+  compare: null,
+  compared_cell: null,
   status: null,
+  media: null,
+  grid_weights: null,
 };
 
 /** Settings of the heatmap. */

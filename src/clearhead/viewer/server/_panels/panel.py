@@ -11,6 +11,7 @@ from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.server._page_state import PageState, Request
 from clearhead.viewer.server._tasks import PageTasks
+from clearhead.viewer.server._texts import Texts
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Panel:
     Long work runs in `self.tasks`, in small steps. Its results are written to properties of `self.state`.
     """
 
-    def __init__(self, state: PageState, tasks: PageTasks, selection: Callable[[], Selection]) -> None:
-        self.state, self.tasks = state, tasks
+    def __init__(self, state: PageState, tasks: PageTasks, selection: Callable[[], Selection], texts: Texts) -> None:
+        self.state, self.tasks, self.texts = state, tasks, texts
         self._selection = selection
 
     @property
