@@ -150,7 +150,7 @@ interface LinksPayload {
 }
 
 /** Answer to `{kind: "picture", query?, key?, hide?}`: the top key of one query in every head, and its weights on `key`. */
-interface PicturePayload {
+interface TokenPicturePayload {
   stack: string;
   query: number;
   token: string;

@@ -9,7 +9,7 @@
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
  *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
- *   picture: PicturePayload | null, search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
+ *   picture: TokenPicturePayload | null, search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
  *   compared_cell: ComparedCellPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null,
  *   status: StatusPayload | null }}
  */

@@ -5,7 +5,7 @@ import { largestWeights, storedLayer, textsOf } from "clearhead/stored.js";
 /**
  * Return the top key of a query in every head, and its weights on one key.
  * @param {StoredStack} stack @param {number} asked @param {number} key
- * @returns {Promise<PicturePayload>}
+ * @returns {Promise<TokenPicturePayload>}
  */
 export async function storedPicture(stack, asked, key) {
   const layers = await Promise.all(stack.heads.map((_, layer) => storedLayer(stack.name, layer)));
