@@ -58,7 +58,7 @@ class ComparePanel(Panel):
             self.tasks.start("compare", self._steps(self.shown, self._request), background=True)
 
     def _steps(self, shown: Selection, request: Request) -> Steps:
-        cache = self._cache or self.texts.recorded(self.texts.chosen(request)).cache
+        cache = self._cache or self._recorded(request)
         yield lambda: self._keep(cache)
         pinned = _pinned(shown, cache, request)
         reason = _reason(shown, pinned)
@@ -69,6 +69,14 @@ class ComparePanel(Panel):
             difference = base.values - heatmap.values
         payload = {**_payload(pinned, heatmap), "difference": difference, "reason": reason}
         yield lambda: self.state.update(compare=payload)
+
+    def _recorded(self, request: Request) -> RecordingCache:
+        """Return the recording of the pinned head. Runs the model if needed."""
+        if not request.get("recording"):
+            return self.texts.recorded(self.texts.chosen(request)).cache
+        if self.texts.compared is None:
+            raise ValueError("this viewer has no recording to compare with; expected --compare")
+        return self.texts.compared
 
     def _keep(self, cache: RecordingCache) -> None:
         is_new = self._cache is None
