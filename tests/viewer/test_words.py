@@ -37,6 +37,19 @@ def drawn_weights(page, group="every"):
     return sorted(width / 7 for width in widths)
 
 
+def emphasized_queries(page):
+    """Return the queries whose lines are drawn darker than the others of the same weight."""
+    return page.script(
+        """
+        const paths = [...document.querySelectorAll("#lines .every path")];
+        const step = parseFloat(getComputedStyle(document.getElementById("lines")).getPropertyValue("--step"));
+        const dark = paths.filter((path) => Number(path.getAttribute("stroke-opacity")) >=
+          0.398 + 0.6 * Number(path.getAttribute("stroke-width")) / 7 - 0.06);
+        return [...new Set(dark.map((path) => Math.floor(Number(path.getAttribute("d").split(" ")[1]) / step)))];
+        """
+    )
+
+
 def expected_weights(recording, layer, heads, query=None, key=None):
     cells = recording["decoder"].layers[layer].dense()[0, heads]
     cells = cells if query is None else cells[:, query]
@@ -112,6 +125,9 @@ def test_hovering_or_focusing_a_word_isolates_its_lines(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&cell=9-4")
     page.click("#heads-all")
+    assert emphasized_queries(page) == [9]
+    page.keys(Keys.ARROW_UP)
+    assert emphasized_queries(page) == [8]
     weights = recording["decoder"].layers[1].dense()[0]
     for side, index, choice in (("queries", 7, {"query": 7}), ("keys", 3, {"key": 3})):
         hover(page, page.find(f"#lines .{side} .word:nth-child({index + 1})"))

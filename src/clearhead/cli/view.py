@@ -65,6 +65,10 @@ def view(
         Path | None,
         typer.Option(help="File from `clearhead roles --output` with the head labels to show, including induction."),
     ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Recording (.safetensors) whose heads are drawn beside the shown ones, with differences."),
+    ] = None,
     port: Annotated[
         int, typer.Option(help="Port to serve on. If it is in use, the next free port is used.", min=1)
     ] = 5006,
@@ -88,8 +92,10 @@ def view(
     options = LoadOptions(given, is_recording(text))
     if output is None and (title is not None or note is not None):
         raise ValueError("--title or --note is given without --output; expected the name of a report")
+    if output is not None and compare is not None:
+        raise ValueError("--compare is given with --output; expected one of them, because a report has one recording")
     if output is None:
-        _serve(source, texts, options, roles, port, browser)
+        _serve(source, texts, options, roles, compare, port, browser)
     else:
         _write_report(output, source, texts, options, roles, {"title": title, "note": note})
 
@@ -172,7 +178,13 @@ def _write_report(
 
 
 def _serve(
-    source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None, port: int, browser: bool
+    source: str,
+    texts: list[str] | None,
+    options: LoadOptions,
+    roles: Path | None,
+    compare: Path | None,
+    port: int,
+    browser: bool,
 ) -> None:
     """Serve until Ctrl-C. Prints the link and how to open it from another machine."""
     labels = None if roles is None else _read_roles(roles)
@@ -184,7 +196,7 @@ def _serve(
 
             named, texts, arguments = options.load(source, texts)
             arguments |= {"port": port, "browser": False, "wait": False, "progress": report_stage}
-            viewer = start_viewer(named, texts, roles=labels, **arguments)
+            viewer = start_viewer(named, texts, roles=labels, compare=compare, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()
