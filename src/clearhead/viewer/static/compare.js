@@ -4,10 +4,10 @@ import { keepInAddress, writeAddress } from "clearhead/address.js";
 import { cellAt, drawMap, valueAt } from "clearhead/compare_map.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, themeColor } from "clearhead/dom.js";
-import { clamp, headId, headTitle, significant } from "clearhead/format.js";
+import { clamp, headId, headTitle, significant, stackTitle } from "clearhead/format.js";
 import { mapperShown } from "clearhead/heatmap.js";
 import { colorOf } from "clearhead/picture.js";
-import { ask, on, state, textAsked, tokenAt } from "clearhead/state.js";
+import { ask, on, state, textAsked, tokenAt, writtenAt } from "clearhead/state.js";
 
 // ends of the diverging palette: the pinned head has more, the shown head has more; safe with color blindness
 const [PINNED_MORE, SHOWN_MORE] = [{ light: "#2166ac", dark: "#6fb3f2" }, { light: "#b35806", dark: "#ffab5c" }];
@@ -62,7 +62,9 @@ function showButton() {
   element("pin").setAttribute("aria-pressed", String(isPinnedShown()));
   element("pin").textContent = isPinnedShown() ? "Unpin" : "Pin";
   element("compare").hidden = !pinned;
-  if (pinned && !state.compare) element("compare-status").textContent = isPinnedShown() ? "Pinned. Open another head or text to compare it." : "computing …";
+  element("to-compare").hidden = !pinned || isPinnedShown();
+  element("pin-note").textContent = isPinnedShown() ? "Open another head or text to compare it." : "";
+  if (pinned && !state.compare) element("compare-status").textContent = "computing …";
 }
 
 // -- what is shown -------------------------------------------------------------------------------------------------------------------
@@ -82,6 +84,7 @@ function showCompared() {
   const source = sourceName();
   element("compare-heading").replaceChildren(`Compared with ${title}`, ...(source ? [" of “", literal(source.slice(0, 80)), "”"] : []));
   element("pinned-caption").textContent = `Pinned: ${title}`;
+  element("to-compare").textContent = `compared with ${stackTitle(compare.stack)} ${compare.layer}.${compare.head} ↓`;
   element("compare-note").textContent = isPinnedShown() ? "This head is pinned. Open another head or text to compare it." : compare.reason;
   element("compare-status").textContent = "";
   element("difference").hidden = !compare.difference || isPinnedShown();
@@ -129,8 +132,10 @@ function readOut(at) {
   const [one, two] = isExact ? selected.weights : [other + difference, other];
   if (one === undefined || Number.isNaN(one)) return box.replaceChildren();
   const token = (/** @type {"query" | "key"} */ side) => literal(tokenAt(side, cell[side]) ?? String(cell[side]));
+  const written = writtenAt(cell.query);
+  const writes = written ? [" (writes ", literal(written), ")"] : [];
   const sign = one - two > 0 ? "+" : "";
-  box.replaceChildren(token("query"), " → ", token("key"), `: shown ${significant(one)}, pinned ${significant(two)}, difference ${sign}${significant(one - two)}`);
+  box.replaceChildren(token("query"), ...writes, " → ", token("key"), `: shown ${significant(one)}, pinned ${significant(two)}, difference ${sign}${significant(one - two)}`);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------
@@ -153,6 +158,10 @@ element("pin").addEventListener("click", () => {
   if (isPinnedShown()) unpin();
   else if (state.head) pin({ head: headId(state.head), text: textAsked() });
   writeAddress();
+});
+element("to-compare").addEventListener("click", () => {
+  element("compare").scrollIntoView();
+  element("unpin").focus({ preventScroll: true });
 });
 element("unpin").addEventListener("click", () => {
   unpin();

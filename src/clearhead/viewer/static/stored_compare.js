@@ -20,8 +20,10 @@ async function refresh() {
   const isSameShape = stack.queries === shownStack.queries && stack.keys === shownStack.keys;
   const window = isSameShape ? windowShown() : [0, stack.queries, 0, stack.keys];
   const [values, base] = [stored, shown].map((each) => each.values(settings.reduce));
+  const written = textsOf(stack, "written");
+  const all = { query: textsOf(stack, "query").map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read)), key: textsOf(stack, "key") };
   const texts = (/** @type {"query" | "key"} */ side, /** @type {number} */ start, /** @type {number} */ end) =>
-    end - start <= MAX_COMPARED_TOKENS ? textsOf(stack, side).slice(start, end) : [];
+    end - start <= MAX_COMPARED_TOKENS ? all[side].slice(start, end) : [];
   const size = (/** @type {StoredStack} */ { queries, keys }) => `${queries.toLocaleString("en")} × ${keys.toLocaleString("en")}`;
   state.compare = {
     ...head, window, row: 0, key: 0, bins: stack.bins, shape: [stored.rows, stored.keys], values,
