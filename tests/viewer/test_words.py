@@ -83,7 +83,7 @@ def test_first_screen_shows_the_translation_its_lines_and_a_caption(page, transl
     )
     assert labels[3] == "\u2068から → 帰\u2069"
     assert page.text("readout").startswith("query 3 から (writes 帰) → key 11 home: weight 0.9")
-    assert page.text("from-heading") == "から → 帰 attends to"
+    assert page.text("from-heading") == "What から → 帰 attends to"
 
 
 def test_lines_are_the_weights_of_the_heads_that_are_on(page, small):

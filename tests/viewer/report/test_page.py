@@ -74,7 +74,7 @@ def test_words_show_the_heads_of_a_layer_and_the_written_tokens(page, written):
     assert [word.text for word in page.all("#lines .queries .word")] == ["d → e", "e → f", "f → g", "g → <b>"]
     assert page.text("caption").endswith("when it writes g")
     assert page.text("readout").startswith("query 2 f (writes g) → key 1 b: weight ")
-    assert page.text("from-heading") == "f → g attends to"
+    assert page.text("from-heading") == "What f → g attends to"
     assert page.text("next").replace("\u00a0", " ") == "After f the model expects e 75 %<i> 13 %"
     label = "return [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text)[3]"
     assert page.module_script(label) == "\u2068g → <b>\u2069"

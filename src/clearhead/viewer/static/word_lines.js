@@ -37,7 +37,7 @@ const sides = { query: make("div", { className: "column queries" }), key: make("
 
 /** @param {Side} side @param {number} position @returns {number} index of a word in the text */
 export const indexOf = (side, position) => drawing.words?.[side === "query" ? "queries" : "keys"][position] ?? 0;
-const positionOf = (/** @type {Side} */ side, /** @type {number | undefined} */ index) => (index === undefined ? -1 : (drawing.words?.[side === "query" ? "queries" : "keys"].indexOf(index) ?? -1));
+const positionAt = (/** @type {Side} */ side, /** @type {number | undefined} */ index) => (index === undefined ? -1 : (drawing.words?.[side === "query" ? "queries" : "keys"].indexOf(index) ?? -1));
 
 // -- words ---------------------------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ export function drawWords(words) {
   box.style.setProperty("--step", `${step}px`);
   box.style.setProperty("--rows", String(most));
   if (picture.parentNode !== box) box.replaceChildren(sides.query, picture, sides.key);
-  const [refocused, isolated] = kept.map((word) => word && { side: word.side, position: positionOf(word.side, word.index) });
+  const [refocused, isolated] = kept.map((word) => word && { side: word.side, position: positionAt(word.side, word.index) });
   drawing.isolated = isolated && isolated.position >= 0 ? isolated : undefined;
   drawLines();
   if (refocused) buttons[refocused.side][refocused.position]?.focus();
@@ -104,7 +104,7 @@ export function wordAt(target) {
 /** Mark the selected words, which are also the tab stops of their sides. */
 function markWords() {
   for (const side of /** @type {Side[]} */ (["query", "key"])) {
-    const selected = positionOf(side, state.cell?.[side]);
+    const selected = positionAt(side, state.cell?.[side]);
     buttons[side].forEach((button, position) => {
       button.classList.toggle("chosen", position === selected);
       button.tabIndex = position === Math.max(0, selected) ? 0 : -1;
@@ -140,7 +140,7 @@ let emphasized = -1; // position of the query whose lines are darker
 const opacityOf = (/** @type {Line} */ { query, weight }) => (query === emphasized ? 0.4 + 0.6 * weight : 0.1 + 0.5 * weight);
 
 function paintLines() {
-  emphasized = positionOf("query", state.cell?.query);
+  emphasized = positionAt("query", state.cell?.query);
   const slots = colorSlots();
   groups.every.replaceChildren(...drawing.lines.map((line) => pathOf(line, slots, opacityOf(line))));
 }
@@ -149,7 +149,7 @@ function paintLines() {
 export function showSelection() {
   markWords();
   const former = emphasized;
-  emphasized = positionOf("query", state.cell?.query);
+  emphasized = positionAt("query", state.cell?.query);
   if (former === emphasized) return;
   drawing.lines.forEach((line, index) => {
     if (line.query === former || line.query === emphasized) groups.every.children[index].setAttribute("stroke-opacity", opacityOf(line).toFixed(3));
