@@ -38,9 +38,9 @@ const pixelCount = (exact, size) => (exact !== undefined && Math.abs(exact - siz
 export function makeThumbnail(stack, layer, head) {
   const id = headId({ stack, layer, head });
   const canvas = make("canvas", { width: 1, height: 1 });
-  const [name, value, bar] = ["name", "value", "bar"].map((className) => make("span", { className }));
+  const [name, value, bar] = ["name", "value", "meter"].map((className) => make("span", { className }));
   const chips = make("span", { className: "chips" });
-  const caption = make("span", { className: "thumb-caption" }, name, value);
+  const caption = make("span", { className: "facts" }, name, value);
   const button = make("button", { type: "button", className: "thumb", tabIndex: -1 }, canvas, bar, caption, chips);
   button.dataset.head = id;
   button.addEventListener("click", () => {
