@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.files import resolve_target
@@ -37,7 +36,7 @@ from clearhead.cli.options import (
     FilesOption,
     ImageOption,
 )
-from clearhead.cli.output import progress_bar
+from clearhead.cli.output import progress_bar, stage_progress
 
 if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
@@ -158,16 +157,17 @@ def _write_report(
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; expected one for a report")
     labels = None if roles is None else _read_roles(roles)
-    with Console(stderr=True).status("loading and running the model …"):
+    with stage_progress() as report_stage:
         from clearhead.models import load_source
         from clearhead.recording.recording import Recording
         from clearhead.viewer.report.export import report
 
         named, texts, arguments = options.load(source, texts)
-        loaded = load_source(named, **arguments, head=None)
+        loaded = load_source(named, **arguments, head=None, progress=report_stage)
         if isinstance(loaded, Recording):
             recording = loaded
         else:
+            report_stage("running the model", 0, 0)
             recording = loaded.record(texts[0] if texts else loaded.default_text)
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
         command = shlex.join(["clearhead", *sys.argv[1:]])[:MAX_COMMAND_LETTERS]
@@ -191,13 +191,12 @@ def _serve(
     status, viewer = 0, None
     signal.signal(signal.SIGTERM, _stop)
     try:
-        with Console(stderr=True).status("loading and running the model …"):
+        with stage_progress() as report_stage:
             from clearhead.viewer.server.serve import view as start_viewer
 
             named, texts, arguments = options.load(source, texts)
-            viewer = start_viewer(
-                named, texts, roles=labels, compare=compare, port=port, browser=False, wait=False, **arguments
-            )
+            arguments |= {"port": port, "browser": False, "wait": False, "progress": report_stage}
+            viewer = start_viewer(named, texts, roles=labels, compare=compare, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()

@@ -76,6 +76,7 @@ class PageSession:
         document.title = f"clearhead: {name}"
         document.template = TEMPLATES.get_template("viewer.html")
         document.template_variables.update(palettes=PALETTES, import_map=served_modules(), model=name, live=True)
+        document.template_variables.update(columns=(), statistics=(), relations=(), sampled=False)
         document.config.notify_connection_status = False  # the page shows its own message
 
     def close(self) -> None:

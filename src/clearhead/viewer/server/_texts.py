@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead._utils.checks import describe
+from clearhead._utils.progress import StageProgress
 from clearhead.analysis import Roles
 from clearhead.models import load_source
 from clearhead.recording import Recording
@@ -50,6 +51,7 @@ class Texts:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         download: bool = False,
+        progress: StageProgress | None = None,
     ) -> None:
         self.worker = ThreadPoolExecutor(1, "clearhead")
         self._roles = roles
@@ -62,7 +64,11 @@ class Texts:
         def begin() -> list[str]:
             if compare is not None:
                 self.compared = RecordingCache(_load_recording(compare, device))
-            return self._begin(load_source(source, device=device, dtype=dtype, download=download, head=None), text)
+            options = {"device": device, "dtype": dtype, "download": download, "progress": progress}
+            loaded = load_source(source, head=None, **options)
+            if progress is not None:
+                progress("running the model", 0, 0)
+            return self._begin(loaded, text)
 
         self.choices = self.worker.submit(begin).result()
 

@@ -22,6 +22,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import StaticFileHandler
 
 from clearhead._utils.checks import check_int
+from clearhead._utils.progress import StageProgress, check_progress
 from clearhead.analysis import Roles
 from clearhead.recording import Recording
 from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
@@ -170,6 +171,7 @@ def view(
     port: int = DEFAULT_PORT,
     browser: bool = True,
     wait: bool = True,
+    progress: StageProgress | None = None,
 ) -> Viewer:
     """Serve a local page that shows every head of a model, from the whole matrix to single cells.
 
@@ -187,13 +189,17 @@ def view(
         port: the port to serve on; if it is in use, the next free port is used.
         browser: open the page in a browser.
         wait: print the link and serve until Ctrl-C. If False, return at once and serve until `close()` is called.
+        progress: called with the stage of loading and running the model, the steps done and their total, 0 if it is
+            unknown.
 
     Returns:
         The running viewer. Its `url` is the link to the page.
     """
+    check_progress(progress)
     bound = _bind(check_int("port", port))  # first, because loading a model takes time
     try:
-        texts = Texts(model, text, roles, compare=compare, device=device, dtype=dtype, download=download)
+        options = {"device": device, "dtype": dtype, "download": download, "progress": progress}
+        texts = Texts(model, text, roles, compare=compare, **options)
         viewer = Viewer(texts, bound)
     except BaseException:
         bound.close()
