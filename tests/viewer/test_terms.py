@@ -28,13 +28,14 @@ def test_terms_are_explained_in_place(page, translator, browser):
     requested(browser)
     assert marks(page, "#head") >= {"bins", "log", "sink", "nats", "entropy", "received", "query", "key"}
     assert marks(page, "#heads") >= {"head", "entropy", "label", "encoder", "decoder", "cross-attention"}
-    assert marks(page, "#calculation") >= {"query", "score", "weight", "log-sum-exp"}
+    assert marks(page, "#calculation") >= {"query", "score", "weight", "log-sum-exp", "W_O", "residual stream"}
     assert not page.all("bdi [data-term], [data-term] [data-term], .thumb [data-term]")
     assert not page.all("[data-term][tabindex]")
     assert hover(page, "#head-facts [data-term='nats']").startswith("nats The unit of entropy")
     page.find("body").send_keys(Keys.ESCAPE)
     page.until(lambda: not page.find("#term-help").is_displayed())
 
+    page.click("#more summary")
     page.script("document.querySelector('[name=reduce]').focus()")  # the legend of its group is explained
     page.find("[name=reduce]:checked").send_keys(Keys.ARROW_RIGHT)
     page.until(lambda: page.find("#term-help").is_displayed())
@@ -43,7 +44,7 @@ def test_terms_are_explained_in_place(page, translator, browser):
     page.settle()
     assert violations(browser) == []
 
-    assert len(page.all(".help")) == len(page.all("main > section"))
+    assert len(page.all(".help")) == len(page.all("main > section, #statistics"))
     page.find("#head .help").send_keys(Keys.ENTER)
     assert page.find("#glossary").is_displayed()
     headings = [heading.text for heading in page.all("#glossary h3")]
@@ -55,7 +56,7 @@ def test_terms_are_explained_in_place(page, translator, browser):
     assert page.script("return document.activeElement.className") == "help"
 
     page.click("#run button")  # a new text has new notes
-    assert marks(page, "#calculation") >= {"query", "score", "weight", "log-sum-exp"}
+    assert marks(page, "#calculation") >= {"query", "score", "weight", "log-sum-exp", "W_O", "residual stream"}
     assert {address for address in requested(browser) if not address.startswith(("data:", "blob:"))} == set()
 
 
