@@ -61,8 +61,8 @@ def test_token_shows_its_top_keys_and_top_queries(page, small):
     assert len(page.all("#lines .word")) == 24
     page.click("#lines .queries .word:nth-child(10)")
     assert page.fragment["cell"] == "9-9"  # the same token on both sides
-    assert page.text("from-heading") == "t9 attends to"
-    assert page.text("to-heading") == "t9 receives attention from"
+    assert page.text("from-heading") == "What t9 attends to"
+    assert page.text("to-heading") == "What attends to t9"
     rows = page.all("#from tr")
     assert len(rows) == 1 + 8
     tops = {}
@@ -72,7 +72,7 @@ def test_token_shows_its_top_keys_and_top_queries(page, small):
     for (layer, head), top in tops.items():
         weight, key = recording.weights(("decoder", layer, head))[0, 0, 9].max(dim=0)
         token, shown = top.split()
-        assert token == f"t{int(key)}"
+        assert token == f"t{int(key)}{int(key)}"  # with its position
         assert float(shown) == pytest.approx(float(weight), abs=0.006)
     page.click("#to tr:nth-child(3) button")
     assert page.fragment["head"] in {f"decoder.{layer}.{head}" for layer in range(2) for head in range(4)}
@@ -89,8 +89,8 @@ def test_lines_show_all_tokens_after_zooming(page, small):
 def test_cross_attention_selects_query_and_key_separately(page):
     with showing(page, translation("abcde", "xyz")) as viewer:
         page.open(viewer.url, "#head=cross.0.1&cell=1-3")
-        assert page.text("from-heading") == "y attends to"
-        assert page.text("to-heading") == "d receives attention from"
+        assert page.text("from-heading") == "What y attends to"
+        assert page.text("to-heading") == "What attends to d"
         page.click("#lines .queries .word")
         assert page.fragment["cell"] == "0-3"
 

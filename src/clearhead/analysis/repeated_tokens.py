@@ -42,7 +42,7 @@ class RepeatedTokens:
         """
         return _pairs(tokens, None if chosen is None else tuple(chosen))
 
-    @property
+    @functools.cached_property
     def followers(self) -> RepeatedTokens:
         """Pairs with the key after each occurrence. The query itself is left out."""
         follows = self.keys + 1 < self.queries
@@ -54,7 +54,7 @@ class RepeatedTokens:
         followers = self.followers.query_count
         return {"text_duplicate": self.query_count, "text_induction": followers, "text_chance": followers}
 
-    @property
+    @functools.cached_property
     def query_count(self) -> int:
         """Number of different queries."""
         return len(self.queries.unique_consecutive())

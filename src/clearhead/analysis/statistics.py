@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.analysis.accumulate import HeadSums
+from clearhead.analysis.layer_reader import DenseLayer, LayerReader, LazyLayer
 from clearhead.analysis.repeated_tokens import RepeatedTokens
 from clearhead.recording.recording import Address, Recording, Stack, check_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
-from clearhead.weights.statistics import observe_with_entropy
 
 MAX_OFFSET = 128  # of a positional head, in both directions; bounds the memory for long texts
 MIN_REPEAT_LENGTH = 8  # tokens; shorter repetitions occur in ordinary text
@@ -131,17 +131,22 @@ def _head_statistics(sums: dict[str, Tensor], counts: dict[str, Tensor]) -> Head
     )
 
 
-def measure_layer(name: str, stack: Stack, layer: int) -> list[HeadStatistics]:
+def measure_layer(
+    name: str, stack: Stack, layer: int, cells: Float[Tensor, "heads q_len kv_len"] | None = None
+) -> list[HeadStatistics]:
     """Return the statistics of every head of one layer on one text, which is treated as an ordinary text.
 
     Args:
         name: name of the stack, such as "decoder".
         stack: the stack.
         layer: index of the layer.
+        cells: attention weights of the layer, if they are in memory; saves a pass over the matrix.
     """
     weights = stack.layers[layer]
+    if cells is not None and cells.shape != weights.shape[1:]:
+        raise ValueError(f"cells has shape {tuple(cells.shape)}; expected {tuple(weights.shape[1:])}")
     counts = {statistic: torch.as_tensor(count).double() for statistic, count in _counts(name, stack).items()}
-    sums = {statistic: total.double() for statistic, total in _sums(name, stack, weights).items()}
+    sums = {statistic: total.double() for statistic, total in _sums(name, stack, weights, cells).items()}
     return [
         _head_statistics({statistic: total[head] for statistic, total in sums.items()}, counts)
         for head in range(weights.shape[1])
@@ -239,27 +244,33 @@ def _counts(name: str, stack: Stack) -> dict[str, int | Int[Tensor, " offsets"]]
 
 
 @torch.no_grad()
-def _sums(name: str, stack: Stack, weights: AttentionWeights) -> dict[str, Tensor]:
+def _sums(
+    name: str, stack: Stack, weights: AttentionWeights, cells: Float[Tensor, "heads q_len kv_len"] | None = None
+) -> dict[str, Tensor]:
     """Return sums over the queries of one layer, in float64 to limit rounding errors over a corpus."""
     self_attention = is_self_attention(name, stack)
-    observed = observe_with_entropy(weights, distance=True, received=self_attention, top=1)
+    # the entropy of a scaled matrix is that of the unscaled one, and positions may start elsewhere
+    is_plain = weights.unscaled is weights and isinstance(weights.query_start, int) and weights.query_start == 0
+    reader: LayerReader = (
+        LazyLayer(weights, received=self_attention) if cells is None or not is_plain else DenseLayer(cells)
+    )
     visible = _visible_keys(weights)
     heads = torch.ones(weights.shape[1], dtype=torch.float64)
     sums = {
         "keys": visible.sum().double().cpu() * heads,
-        "entropy": _total(observed.entropy[0]),
+        "entropy": _total(reader.entropy()),
         # rows without visible keys have maximum entropy 0, like rows with a single key
         "largest_entropy": _total(visible.clamp(min=1).double().log()) * heads,
-        "distance": _total(observed.distance[0]),
-        "hits": _hits(observed.top.keys[0, :, :, 0]),
+        "distance": _total(reader.distance()),
+        "hits": _hits(reader.top_keys()),
     }
     if any(stack.keys.special):
-        sums["delimiter"] = _to_special(stack, weights)
+        sums["delimiter"] = _to_special(stack, reader, weights)
     if self_attention:
-        sums |= {neighbor: _total(weights.diagonal(offset)[0]) for neighbor, offset in NEIGHBOR_OFFSETS.items()}
-        sums["sink"] = _total(observed.received[0, :, :1])
+        sums |= {neighbor: _total(reader.diagonal(offset)) for neighbor, offset in NEIGHBOR_OFFSETS.items()}
+        sums["sink"] = _total(reader.received(0)[:, None])
         repeated = RepeatedTokens.from_tokens(stack.keys)
-        sums |= repeated.sums(lambda queries, keys: weights[0, :, queries, keys], visible)
+        sums |= repeated.sums(reader.cells, visible)
     return sums
 
 
@@ -293,13 +304,13 @@ def _visible_keys(weights: AttentionWeights) -> Int[Tensor, " q_len"]:
     return counts
 
 
-def _to_special(stack: Stack, weights: AttentionWeights) -> Float[Tensor, " heads"]:
+def _to_special(stack: Stack, reader: LayerReader, weights: AttentionWeights) -> Float[Tensor, " heads"]:
     """Return the weight on special tokens, summed over queries that are not special tokens."""
     ordinary = ~torch.tensor(stack.queries.special, dtype=torch.bool, device=weights.device)
     total = torch.zeros(weights.shape[1], dtype=torch.float64)
     for key, special in enumerate(stack.keys.special):
         if special:
-            total += _total(weights[0, :, :, key] * ordinary)
+            total += _total(reader.column(key) * ordinary)
     return total
 
 

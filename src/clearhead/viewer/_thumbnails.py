@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import adaptive_max_pool1d
+from torch.nn.functional import adaptive_max_pool1d, adaptive_max_pool2d
 
 from clearhead.analysis import HeadStatistics, measure_layer, measure_queries
 from clearhead.recording import Stack
@@ -20,6 +20,7 @@ from clearhead.weights.statistics import entropy_of_rows
 MAX_THUMBNAIL_BINS = 128  # bins per axis
 MAX_EXACT_TOKENS = 4096  # longer texts are sampled
 SAMPLED_QUERIES = 128
+MAX_DENSE_CELLS = 2**23  # weights in memory at a time
 END_QUERIES = 8  # queries at either end of a long text that are drawn besides the sample
 
 
@@ -42,9 +43,11 @@ def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
     """Return the thumbnail of each head of a layer."""
     weights = stack.layers[layer]
     if not is_sampled(stack):
-        statistics = measure_layer(name, stack, layer)
-        values = _pooled(weights)
-        return [Thumbnail(values[head], statistics[head], False) for head in range(weights.shape[1])]
+        thumbnails: list[Thumbnail] = []
+        for part, cells in _dense_parts(weights):
+            statistics = measure_layer(name, Stack((part,), stack.queries, stack.keys), 0, cells)
+            thumbnails += [Thumbnail(*head, False) for head in zip(_pooled(cells), statistics, strict=True)]
+        return thumbnails
     parts = evenly_spaced(weights.shape[2], SAMPLED_QUERIES)
     rows = torch.cat([torch.arange(weights.shape[2])[part] for part in parts])
     thumbnails = []
@@ -62,7 +65,7 @@ def hide_keys(thumbnails: list[Thumbnail], stack: Stack, layer: int, hidden: Seq
     """Return the thumbnails of a layer with the columns of some keys set to 0. Statistics stay the same."""
     weights = stack.layers[layer].hiding(hidden)
     if not is_sampled(stack):
-        values = _pooled(weights)
+        values = [head for _, cells in _dense_parts(weights) for head in _pooled(cells)]
         return [replace(thumbnail, values=values[head]) for head, thumbnail in enumerate(thumbnails)]
     parts = evenly_spaced(weights.shape[2], SAMPLED_QUERIES)
     heads = (weights.part(heads=head) for head in range(weights.shape[1]))
@@ -72,10 +75,21 @@ def hide_keys(thumbnails: list[Thumbnail], stack: Stack, layer: int, hidden: Seq
     ]
 
 
-def _pooled(weights: AttentionWeights) -> Float[np.ndarray, "heads rows keys"]:
+def _dense_parts(
+    weights: AttentionWeights,
+) -> Iterator[tuple[AttentionWeights, Float[Tensor, "heads q_len kv_len"]]]:
+    """Yield some heads at a time with their weights in memory, which takes fewer passes than a lazy matrix."""
+    _, heads, q_len, kv_len = weights.shape
+    step = max(1, MAX_DENSE_CELLS // (q_len * kv_len))
+    for start in range(0, heads, step):
+        part = weights if step >= heads else weights.part(heads=slice(start, start + step))
+        yield part, part.dense()[0].float()
+
+
+def _pooled(cells: Float[Tensor, "heads q_len kv_len"]) -> Float[np.ndarray, "heads rows keys"]:
     """Return the largest weight in each bin, from all queries."""
-    rows, columns = (min(MAX_THUMBNAIL_BINS, length) for length in weights.shape[2:])
-    return weights.pool(rows, columns, reduce="max")[0].float().cpu().numpy()
+    rows, columns = (min(MAX_THUMBNAIL_BINS, length) for length in cells.shape[1:])
+    return adaptive_max_pool2d(cells, (rows, columns)).cpu().numpy()
 
 
 def _sampled_rows(weights: AttentionWeights, parts: Sequence[slice]) -> Float[Tensor, "rows kv_len"]:

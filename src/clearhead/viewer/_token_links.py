@@ -67,11 +67,12 @@ def strongest_links(
 
 
 def token_picture(
-    cache: RecordingCache, name: str, query: int, *, hide: bool = True
+    cache: RecordingCache, name: str, query: int, key: int = 0, *, hide: bool = True
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield None after each layer, then the top key of one query in every head.
+    """Yield None after each layer, then the top key of one query in every head, and its weights on one key.
 
-    `layers[layer][head]` is [key, token, weight], or None for a head without a visible key.
+    `layers[layer][head]` is [key, token, weight], or None for a head without a visible key. `weights[layer][head]` is
+    the weight on `key`.
     """
     stack = cache.recording[name]
     hidden = cache.hidden_keys(name) if hide else []
@@ -79,6 +80,7 @@ def token_picture(
     for top in top_tokens(stack, "from", query, hidden):
         heads = top.heads
         yield None
+    weights = [layer[0, :, query, key].tolist() for layer in stack.layers]
     layers: list[list[list[Any] | None]] = [[] for _ in stack.layers]
     for layer, _, tokens in heads:
         cells = [[key, short_token(stack.keys.texts[key], PICTURE_COLUMNS), weight] for key, weight in tokens[:1]]
@@ -87,6 +89,9 @@ def token_picture(
         "stack": name,
         "query": query,
         "token": short_token(stack.queries.texts[query]),
+        "key": key,
+        "key_token": short_token(stack.keys.texts[key]),
         "hide": bool(hidden),
         "layers": layers,
+        "weights": weights,
     }

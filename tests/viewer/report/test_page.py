@@ -269,7 +269,7 @@ def test_page_marks_sampled_data(page, tmp_path, monkeypatch):
     note = page.find("#strip p").text
     nearest = int(re.match(r"Query (\d+) w\1, the stored query nearest to 100", note)[1])
     assert abs(nearest - 100) <= 3
-    assert page.text("from-heading") == f"w{nearest} (query {nearest}, the nearest that is stored) attends to"
+    assert page.text("from-heading") == f"What w{nearest} (query {nearest}, the nearest that is stored) attends to"
     top = recording.weights(("decoder", 0, 2)).topk(1).keys[0, 0, nearest, 0]
     assert page.find(".kept button").text.startswith(f"w{top} ")
 

@@ -76,6 +76,7 @@ class PageSession:
         document.title = f"clearhead: {name}"
         document.template = TEMPLATES.get_template("viewer.html")
         document.template_variables.update(palettes=PALETTES, import_map=served_modules(), model=name, live=True)
+        document.template_variables.update(columns=(), statistics=(), relations=(), sampled=False)
         document.config.notify_connection_status = False  # the page shows its own message
 
     def close(self) -> None:
@@ -148,6 +149,7 @@ class PageSession:
             "given": [short_token(line) for line in texts],
             "chosen": texts.index(text) if text in texts else None,
             "runs": self._texts.runs,
+            "compared": None if self._texts.compared is None else self._texts.compared.recording.model,
             "longest": MAX_TYPED_LETTERS,
             "notes": recorded.notes,
         }

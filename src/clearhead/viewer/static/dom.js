@@ -63,3 +63,9 @@ export function themeColor(name, scheme) {
   probe.remove();
   return color;
 }
+
+/** Scroll to a region if less than 80 pixels of it are on the screen. @param {string} id */
+export function reveal(id) {
+  const { top, bottom } = element(id).getBoundingClientRect();
+  if (bottom < 80 || top > innerHeight - 80) element(id).scrollIntoView();
+}

@@ -41,3 +41,24 @@ export const headId = ({ stack, layer, head }) => `${stack}.${layer}.${head}`;
 
 /** @param {{ stack: string, layer: number, head: number }} head */
 export const headTitle = ({ stack, layer, head }) => `${stackTitle(stack)}, layer ${layer}, head ${head}`;
+
+/** Return the short name of a head, with its stack. @param {{ stack: string, layer: number, head: number }} head */
+export const headName = ({ stack, layer, head }) => `${stack} ${layer}.${head}`;
+
+/** @type {Record<string, string>} */
+const UNITS = { entropy: "nats", distance: "tokens" }; // of statistics; all others are shares or have none
+
+/**
+ * Format a statistic of a head.
+ * @param {string} statistic
+ * @param {number | null | undefined} value
+ * @param {boolean} [hasUnit]
+ */
+export function statisticText(statistic, value, hasUnit = false) {
+  if (value === null || value === undefined) return "";
+  const text = statistic === "offset" ? `${value > 0 ? "+" : ""}${value}`.replace("-", "−") : fixed(value, Math.abs(value) < 100 ? 2 : 0);
+  return hasUnit && UNITS[statistic] ? `${text} ${UNITS[statistic]}` : text;
+}
+
+/** Format a weight of a list with at most three significant digits. @param {number} weight */
+export const weightText = (weight) => significant(weight, weight < 1e-3 ? 2 : 3);

@@ -1,112 +1,91 @@
 // Thumbnails of all heads, sorted and filtered.
 
-import { keepInAddress, writeAddress } from "clearhead/address.js";
-import { element, make } from "clearhead/dom.js";
-import { fixed, headId, headTitle, stackTitle } from "clearhead/format.js";
+import { element, make, themeColor } from "clearhead/dom.js";
+import { headId, stackTitle } from "clearhead/format.js";
 import { PALETTES } from "clearhead/heatmap.js";
-import { on, openHead, settings, state } from "clearhead/state.js";
+import { oneTabStop } from "clearhead/one_tab_stop.js";
+import { keepChoice, setOptions } from "clearhead/selects.js";
+import { on, settings, state } from "clearhead/state.js";
+import { describeThumbnail, discardThumbnail, makeThumbnail, paintThumbnail, setThumbnailColors } from "clearhead/thumbnail.js";
 
 const MAX_HEADS_ACROSS = 9; // more heads of a layer wrap evenly
 
-/**
- * @typedef {{ id: string, stack: string, layer: number, head: number, button: any, canvas: any, caption: any, label: any,
- *   payload: ThumbnailPayload | undefined }} Thumbnail
- */
+/** @typedef {import("clearhead/thumbnail.js").Thumbnail} Thumbnail */
 
 /** Thumbnails by id, such as "decoder.3.5". @type {Map<string, Thumbnail>} */
 const thumbnails = new Map();
-/** The selected palette, one uint32 per color. @type {Uint32Array} */
-let colors;
+const tabStop = oneTabStop(element("grid"), ".thumb");
 
 /** @param {string} id */
 export const thumbnailOf = (id) => thumbnails.get(id)?.payload;
 /** @param {string} id @returns {{ stack: string, layer: number, head: number } | undefined} */
 export const headOf = (id) => thumbnails.get(id);
+/** @returns {Iterable<Thumbnail>} */
+export const allHeads = () => thumbnails.values();
 
 export function setColors() {
-  const bytes = PALETTES[settings.palette].flatMap((color) => [...[1, 3, 5].map((start) => parseInt(color.slice(start, start + 2), 16)), 255]);
-  colors = new Uint32Array(new Uint8Array(bytes).buffer);
-  for (const thumbnail of thumbnails.values()) paint(thumbnail);
-}
-
-/** @param {Thumbnail} thumbnail */
-function paint({ canvas, payload }) {
-  if (!payload) return;
-  const levels = new Uint8Array(payload.levels);
-  Object.assign(canvas, { width: payload.keys, height: payload.rows });
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(payload.keys, payload.rows);
-  const pixels = new Uint32Array(image.data.buffer);
-  levels.forEach((level, index) => (pixels[index] = colors[level]));
-  context.putImageData(image, 0, 0);
-}
-
-/** @param {string} stack @param {number} layer @param {number} head */
-function addThumbnail(stack, layer, head) {
-  const id = headId({ stack, layer, head });
-  const canvas = make("canvas", { width: 1, height: 1 });
-  const caption = make("span");
-  const label = make("span", { className: "label" });
-  const button = make("button", { type: "button", className: "thumb" }, canvas, caption, label);
-  button.dataset.head = id;
-  button.addEventListener("click", () => openHead(id));
-  const thumbnail = { id, stack, layer, head, button, canvas, caption, label, payload: undefined };
-  describe(thumbnail);
-  thumbnails.set(id, thumbnail);
-}
-
-/** @param {Thumbnail} thumbnail */
-function describe(thumbnail) {
-  const { layer, head, button, caption, label, payload } = thumbnail;
-  const entropy = payload && payload.entropy !== null ? fixed(payload.entropy) : "";
-  caption.textContent = element("sort").value === "layer" ? `${head} · ${entropy}` : `${layer}.${head} · ${entropy}`;
-  label.textContent = payload?.labels[0]?.replace(/ token$/, "") ?? "";
-  const facts = [headTitle(thumbnail), entropy && `entropy ${entropy} nats`, payload?.labels.join(", ")].filter(Boolean);
-  button.title = facts.join("\n");
-  button.setAttribute("aria-label", facts.join(", "));
+  setThumbnailColors(PALETTES[settings.palette], themeColor("masked"));
+  for (const thumbnail of thumbnails.values()) paintThumbnail(thumbnail);
 }
 
 export function buildGrid() {
+  for (const thumbnail of thumbnails.values()) discardThumbnail(thumbnail);
   thumbnails.clear();
   for (const { name, heads } of state.model.stacks) {
     heads.forEach((count, layer) => {
-      for (let head = 0; head < count; head++) addThumbnail(name, layer, head);
+      for (let head = 0; head < count; head++) thumbnails.set(headId({ stack: name, layer, head }), makeThumbnail(name, layer, head));
     });
   }
-  const sampled = Math.max(...state.model.stacks.map((stack) => stack.sampled));
-  const source = state.model.labeled ? "from the given roles" : "on this text";
-  const note = sampled ? ` Sampled: computed from ${sampled} evenly spaced queries (exact rows).` : "";
-  element("heads-note").textContent = `Each thumbnail is one head: queries down, keys across, brighter for more attention. Below it: its mean entropy in nats and its main label ${source}.${note}`;
-  fillFilter();
+  fillSelects();
   arrange();
+  describeGrid();
 }
 
 /** @param {LayerPayload | null} payload */
 export function fillGrid(payload) {
-  if (!payload) return;
+  if (!payload || Boolean(payload.hide) !== settings.hide) return; // an answer to the former setting
   const { stack, layer, heads } = payload;
-  heads.forEach((headPayload, head) => {
+  const filled = heads.flatMap((headPayload, head) => {
     const thumbnail = thumbnails.get(headId({ stack, layer, head }));
-    if (!thumbnail) return;
-    thumbnail.payload = headPayload;
-    describe(thumbnail);
-    paint(thumbnail);
+    return thumbnail ? [Object.assign(thumbnail, { payload: headPayload })] : [];
   });
-  fillFilter();
-  if (element("sort").value !== "layer" || element("filter").value) arrange();
+  fillSelects(); // the order of the address may become possible
+  const { statistic, isSorted } = order();
+  for (const thumbnail of filled) {
+    describeThumbnail(thumbnail, statistic, isSorted);
+    paintThumbnail(thumbnail);
+  }
+  if (isSorted || element("filter").value) arrange();
+  describeGrid();
 }
 
-let wantedFilter = ""; // filter of the address, whose label may not have arrived yet
-function fillFilter() {
-  const filter = element("filter");
+/** Write the sentences above the thumbnails. */
+function describeGrid() {
+  const all = [...thumbnails.values()];
+  const sampled = Math.max(...state.model.stacks.map((stack) => stack.sampled));
+  const meaning = "Each thumbnail is one head: queries down, keys across, brighter for more attention. Below: mean entropy in nats, labels";
+  const note = sampled ? ` Sampled: computed from ${sampled} evenly spaced queries (exact rows).` : "";
+  const hidden = settings.hide ? " The sink is hidden." : "";
+  element("heads-note").textContent = `${meaning} ${state.model.labeled ? "from the given roles" : "on this text"}.${hidden}${note}`;
+  const unlabeled = all.filter(({ payload }) => payload && !payload.labels.length).length;
+  const reason = "a label needs one clear habit, such as the previous token, and enough text";
+  element("labels-note").textContent = unlabeled && all.every(({ payload }) => payload) ? `${unlabeled} of ${all.length} heads have no label: ${reason}.` : "";
+}
+
+function fillSelects() {
+  const all = [...thumbnails.values()];
+  const columns = state.model.columns.filter(([name]) => name !== "entropy" && all.some(({ payload }) => typeof payload?.statistics[name] === "number"));
+  setOptions(element("sort-statistics"), columns.map(([name, heading]) => [`most:${name}`, heading]));
   const stacks = state.model.stacks.map((stack) => [`stack:${stack.name}`, stackTitle(stack.name)]);
-  const labels = new Set([...thumbnails.values()].flatMap((thumbnail) => thumbnail.payload?.labels ?? []));
-  const options = [["", "all"], ...(stacks.length > 1 ? stacks : []), ...[...labels].sort().map((label) => [`label:${label}`, label])];
-  const listed = [...filter.options].map((option) => option.value);
-  if (options.map(([value]) => value).join("\n") === listed.join("\n")) return;
-  const chosen = wantedFilter || filter.value;
-  filter.replaceChildren(...options.map(([value, text]) => make("option", { value, textContent: text })));
-  filter.value = options.some(([value]) => value === chosen) ? chosen : "";
+  const labels = new Set(all.flatMap(({ payload }) => payload?.labels ?? []));
+  setOptions(element("filter"), [["", "all"], ...(stacks.length > 1 ? stacks : []), ...[...labels].sort().map((label) => [`label:${label}`, label])]);
+}
+
+/** Return the chosen order: the statistic to show and to sort by, and the direction. */
+function order() {
+  const { value } = element("sort");
+  const statistic = value.startsWith("most:") ? value.slice("most:".length) : "entropy";
+  return { value, statistic, isSorted: value !== "layer", sign: value === "sharp" || value === "label" ? 1 : -1 };
 }
 
 /** @param {Thumbnail} thumbnail */
@@ -118,23 +97,22 @@ function matchesFilter(thumbnail) {
 
 function arrange() {
   const shown = [...thumbnails.values()].filter(matchesFilter);
-  for (const thumbnail of shown) describe(thumbnail);
-  const order = element("sort").value;
-  element("grid").replaceChildren(...(order === "layer" ? byLayer(shown) : [sorted(shown, order)]));
-  if (!shown.length) element("grid").append(make("p", { className: "quiet", textContent: "No head has this label." }));
+  const { statistic, isSorted } = order();
+  for (const thumbnail of shown) describeThumbnail(thumbnail, statistic, isSorted);
+  tabStop.update(() => {
+    element("grid").replaceChildren(...(isSorted ? [sorted(shown)] : byLayer(shown)));
+    if (!shown.length) element("grid").append(make("p", { className: "quiet", textContent: "No head has this label." }));
+  });
 }
 
-/** @param {Thumbnail[]} shown @param {string} order */
-function sorted(shown, order) {
-  const entropy = (/** @type {Thumbnail} */ thumbnail) => thumbnail.payload?.entropy ?? Infinity;
-  const label = (/** @type {Thumbnail} */ thumbnail) => thumbnail.payload?.labels[0] ?? "\uffff"; // heads without a label come last
-  /** @type {Record<string, (one: Thumbnail, other: Thumbnail) => number>} */
-  const orders = {
-    sharp: (one, other) => entropy(one) - entropy(other),
-    broad: (one, other) => entropy(other) - entropy(one),
-    label: (one, other) => label(one).localeCompare(label(other)) || entropy(one) - entropy(other),
-  };
-  return make("div", { className: "boxes" }, ...[...shown].sort(orders[order]).map((thumbnail) => thumbnail.button));
+/** @param {Thumbnail[]} shown */
+function sorted(shown) {
+  const { value, statistic, sign } = order();
+  const size = (/** @type {Thumbnail} */ { payload }) => payload?.statistics[statistic] ?? sign * Infinity; // missing values come last
+  const label = (/** @type {Thumbnail} */ { payload }) => payload?.labels[0] ?? "\uffff"; // heads without a label come last
+  const compare = (/** @type {Thumbnail} */ one, /** @type {Thumbnail} */ other) =>
+    (value === "label" ? label(one).localeCompare(label(other)) : 0) || (size(one) === size(other) ? 0 : sign * (size(one) - size(other)));
+  return make("div", { className: "boxes sorted" }, ...[...shown].sort(compare).map((thumbnail) => thumbnail.button));
 }
 
 /** Return one row per layer. Heads that share a key head are in one box. @param {Thumbnail[]} shown */
@@ -168,36 +146,16 @@ function markHead() {
   for (const thumbnail of thumbnails.values()) thumbnail.button.toggleAttribute("aria-current", false);
   const button = thumbnails.get(headId(state.head))?.button;
   button?.setAttribute("aria-current", "true");
+  tabStop.update(() => {});
   const [pane, box] = [element("heads"), button?.getBoundingClientRect()];
   const { top, bottom } = pane.getBoundingClientRect();
   if (!isFirst && box?.height && (box.top < top + 40 || box.bottom > bottom)) pane.scrollTop += box.top - top - (bottom - top) / 2;
   isFirst = false;
 }
 
-/** @param {string} value */
-function restoreSort(value) {
-  if (![...element("sort").options].some((option) => option.value === value)) return;
-  element("sort").value = value;
-  if (state.model) arrange();
-}
-
-/** @param {string} value */
-function restoreFilter(value) {
-  wantedFilter = value;
-  element("filter").value = [...element("filter").options].some((option) => option.value === value) ? value : "";
-  if (state.model) arrange();
-}
-
-for (const name of ["sort", "filter"]) {
-  element(name).addEventListener("change", () => {
-    wantedFilter = "";
-    arrange();
-    writeAddress();
-  });
-}
-keepInAddress("sort", () => element("sort").value, restoreSort);
-keepInAddress("filter", () => element("filter").value || wantedFilter, restoreFilter);
+for (const name of ["sort", "filter"]) keepChoice(name, () => state.model && arrange());
 on("model", buildGrid);
 on("thumbnails", () => fillGrid(state.thumbnails));
 on("head", markHead);
-on("settings", setColors);
+for (const event of ["settings", "theme"]) on(event, setColors);
+on("settings", () => state.model && describeGrid());

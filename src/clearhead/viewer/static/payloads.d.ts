@@ -38,6 +38,7 @@ interface ModelPayload {
   output: string | null; // the text that an encoder–decoder wrote
   given: string[];
   runs: boolean;
+  compared?: string | null; // name of the model of the recording to compare with
   longest: number;
   notes: string[];
 }
@@ -64,6 +65,7 @@ interface WindowPayload {
 }
 
 interface CellPayload {
+  head?: string; // not in reports
   query: number;
   key: number;
   query_token: string;
@@ -124,6 +126,7 @@ interface TopTokensPayload {
   written: string; // token that the query's row writes; empty if it writes none
   key: string;
   same: boolean;
+  cell: [query: number, key: number]; // the selected cell
   hide?: boolean; // sink keys are left out of `from`
   nearest?: number; // stored query that a report lists instead of the selected one
   from: TopTokens;
@@ -148,13 +151,16 @@ interface LinksPayload {
   links: { layer: number; head: number; key: number; token: string; weight: number; distance: number | null }[];
 }
 
-/** Answer to `{kind: "picture", query?, hide?}`: the top key of one query in every head. */
-interface PicturePayload {
+/** Answer to `{kind: "picture", query?, key?, hide?}`: the top key of one query in every head, and its weights on `key`. */
+interface TokenPicturePayload {
   stack: string;
   query: number;
   token: string;
+  key: number;
+  key_token: string;
   hide: boolean;
   layers: ([key: number, token: string, weight: number] | null)[][];
+  weights: number[][];
 }
 
 /** Answer to `{kind: "statistics"}`: the table of all heads. */

@@ -1,6 +1,7 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/borders.js";
+import "clearhead/compare.js";
 import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";
@@ -10,11 +11,15 @@ import "clearhead/media.js";
 import "clearhead/model_output.js";
 import "clearhead/pointer.js";
 import "clearhead/readout.js";
+import "clearhead/skip_links.js";
 import "clearhead/statistics_table.js";
+import "clearhead/statistics_picture.js";
+import "clearhead/token_picture.js";
 import "clearhead/table.js";
 import "clearhead/term_help.js";
 import "clearhead/token.js";
 import "clearhead/word_matches.js";
+import "clearhead/toolbars.js";
 import "clearhead/word_strip.js";
 import "clearhead/words.js";
 import { fromAddress, restoreSettings } from "clearhead/address.js";
@@ -26,8 +31,10 @@ import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
 import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { storedPicture } from "clearhead/stored_picture.js";
 import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
+import { compareAnswers } from "clearhead/stored_compare.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_WINDOW_TOKENS = 512; // longest side of a window whose tokens are shown
@@ -163,7 +170,7 @@ async function answerTopTokens(stack, asked) {
   const listed = largestWeights(shown, stack, query).query;
   const nearest = listed === query ? undefined : listed;
   /** @type {TopTokensPayload} */
-  const answer = { query: texts.query[listed], written: textsOf(stack, "written")?.[listed] ?? "", key: texts.key[key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
+  const answer = { query: texts.query[listed], written: textsOf(stack, "written")?.[listed] ?? "", key: texts.key[key], cell: [query, key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
   if (stack.cells) {
     const matrices = heads.map(({ data }) => data.values("max"));
     const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
@@ -231,6 +238,14 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
+  ...compareAnswers,
+  picture: async ({ query, key }) => {
+    const stack = stackShown();
+    const picture = await storedPicture(stack, query, key);
+    if (stack !== stackShown() || query !== cell?.query || key !== cell?.key) return;
+    state.picture = picture;
+    announce("picture");
+  },
   grid_weights: answerGridWeights,
 };
 connectRequests((kind, payload) => answers[kind]?.(payload));

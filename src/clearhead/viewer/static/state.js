@@ -9,7 +9,7 @@
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,
  *   thumbnails: LayerPayload | null, top_tokens: TopTokensPayload | null, calculation: CalculationPayload | null,
  *   words: WordsPayload | null, row: RowPayload | null, next_tokens: NextTokensPayload | null,
- *   search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
+ *   picture: TokenPicturePayload | null, search: SearchPayload | null, links: LinksPayload | null, compare: ComparePayload | null,
  *   compared_cell: ComparedCellPayload | null, media: MediaPayload | null, grid_weights: GridWeights | null,
  *   status: StatusPayload | null }}
  */
@@ -26,6 +26,7 @@ export const state = {
   next_tokens: null,
   search: null,
   links: null,
+  picture: null,
   compare: null,
   compared_cell: null,
   status: null,

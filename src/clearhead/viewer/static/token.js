@@ -1,41 +1,43 @@
 // One token: the keys it attends to and the queries that attend to it, as lists of all heads.
 
 import { element, literal, make, rowLabel } from "clearhead/dom.js";
-import { clamp, fixed, headId, significant } from "clearhead/format.js";
+import { headId } from "clearhead/format.js";
+import { oneTabStop } from "clearhead/one_tab_stop.js";
 import { languageOf, on, openHead, state } from "clearhead/state.js";
+import { openCell, selectCell, tokenChip } from "clearhead/token_chip.js";
+
+const fromStop = oneTabStop(element("from"), "button");
+const toStop = oneTabStop(element("to"), "button");
 
 function showTopTokens() {
   if (!state.top_tokens) return;
-  const { from, to, query, written, key, nearest } = state.top_tokens;
+  const { from, to, query, written, key, nearest, hide, cell } = state.top_tokens;
   const stored = nearest === undefined ? "" : ` (query ${nearest.toLocaleString("en")}, the nearest that is stored)`;
-  element("from-heading").replaceChildren(rowLabel(query, written, languageOf("query")), `${stored} attends to`);
-  element("to-heading").replaceChildren(literal(key, languageOf("key")), " receives attention from");
-  element("from").replaceChildren(listOf(from, "key"));
+  element("from-heading").replaceChildren("What ", rowLabel(query, written, languageOf("query")), `${stored} attends to${hide ? ", without the sink" : ""}`);
+  element("to-heading").replaceChildren("What attends to ", literal(key, languageOf("key")));
+  fromStop.update(() => element("from").replaceChildren(listOf(from, "key", (index) => [nearest ?? cell[0], index])));
   element("to").closest("div").parentElement.hidden = !to;
-  if (to) element("to").replaceChildren(listOf(to, "query"));
+  if (to) toStop.update(() => element("to").replaceChildren(listOf(to, "query", (index) => [index, cell[1]])));
 }
 
-/** @param {TopTokens} top @param {string} side */
-function listOf(top, side) {
+/**
+ * @param {TopTokens} top
+ * @param {string} side of the listed tokens
+ * @param {(index: number) => [number, number]} cellOf query and key of a listed token
+ */
+function listOf(top, side, cellOf) {
   const stack = state.head?.stack ?? "";
   const rows = top.heads.map(([layer, head, tokens]) => {
-    const button = make("button", { type: "button", className: "place", textContent: `layer ${layer}, head ${head}` });
-    button.addEventListener("click", () => openHead(headId({ stack, layer, head })));
+    const id = headId({ stack, layer, head });
+    const button = make("button", { type: "button", className: "place", tabIndex: -1, textContent: `layer ${layer}, head ${head}` });
+    button.addEventListener("click", () => openHead(id));
+    const chips = tokens.map((token) => tokenChip(token, side, () => openCell(id, ...cellOf(token[0]))));
     const isShown = layer === state.head?.layer && head === state.head?.head;
-    return make("tr", { className: isShown ? "chosen" : "" }, make("th", { scope: "row" }, button), tokenCell(tokens, side));
+    return make("tr", { className: isShown ? "chosen" : "" }, make("th", { scope: "row" }, button), make("td", {}, ...chips));
   });
-  const mean = top.everywhere && make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), tokenCell(top.everywhere, side));
+  const means = top.everywhere?.map((token) => tokenChip(token, side, () => selectCell(...cellOf(token[0]))));
+  const mean = means && make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), make("td", {}, ...means));
   return make("tbody", {}, mean, ...rows);
-}
-
-/** @param {TopToken[]} tokens @param {string} side */
-function tokenCell(tokens, side) {
-  const chips = tokens.map(([index, text, weight]) => {
-    const chip = make("span", { className: "key", title: `${side} ${index}: ${significant(weight)}` }, literal(text), ` ${fixed(weight)}`);
-    chip.style.setProperty("--share", clamp(weight, 0, 1).toFixed(3));
-    return chip;
-  });
-  return make("td", {}, ...chips);
 }
 
 on("top_tokens", showTopTokens);

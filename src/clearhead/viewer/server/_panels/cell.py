@@ -27,7 +27,15 @@ class TopTokensPanel(Panel):
     def cell_changed(self) -> None:
         self.tasks.start("top tokens", self._steps(self.shown), background=True)
 
+    def settings_changed(self) -> None:
+        if self.shown.cursor is not None:
+            self.cell_changed()
+
     def _steps(self, shown: Selection) -> Steps:
         assert shown.cursor is not None
-        for payload in _payloads.top_tokens_payload(shown.cache, shown.address[0], *shown.cursor):
-            yield None if payload is None else lambda payload=payload: self.state.update(top_tokens=payload)
+        for payload in _payloads.top_tokens_payload(shown.cache, shown.address[0], *shown.cursor, hide=shown.hide):
+            if payload is None:
+                yield None
+            else:
+                sent = {**payload, "cell": list(shown.cursor)}
+                yield lambda sent=sent: self.state.update(top_tokens=sent)

@@ -17,8 +17,8 @@ class FindPanel(Panel):
     """Search of the text, strongest links and picture of one token, and the table of all heads. All are on request.
 
     `{kind: "search", axis, text}` sets `search`. `{kind: "links", query?, hide?, min_distance?}` sets `links`; the
-    default query is the last token. `{kind: "picture", query?, hide?}` sets `picture`; the default query is the
-    cursor's, or the last token. `{kind: "statistics"}` sets `statistics`.
+    default query is the last token. `{kind: "picture", query?, key?, hide?}` sets `picture`; the default query
+    is the cursor's, or the last token. `{kind: "statistics"}` sets `statistics`.
     """
 
     @property
@@ -52,9 +52,10 @@ class FindPanel(Panel):
         shown = self.shown
         q_len, _ = shown.shape
         default = q_len - 1 if shown.cursor is None else shown.cursor[0]
-        query, _ = parse_cell(default if request.get("query") is None else request["query"], 0, shown.shape)
+        asked = default if request.get("query") is None else request["query"]
+        query, key = parse_cell(asked, request.get("key") or 0, shown.shape)
         hide = bool(request.get("hide", True))
-        self._start("picture", token_picture(shown.cache, shown.address[0], query, hide=hide))
+        self._start("picture", token_picture(shown.cache, shown.address[0], query, key, hide=hide))
 
     def _show_statistics(self, request: Request) -> None:
         self._start("statistics", statistics_payload(self.shown.cache))

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from clearhead.viewer import _payloads
-from clearhead.viewer._recording_cache import RecordingCache
-from clearhead.viewer.server._panels.panel import Panel
+from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._tasks import Steps
 
 
 class ThumbnailsPanel(Panel):
-    """Thumbnails, entropy and labels of all heads."""
+    """Thumbnails, statistics and labels of all heads."""
+
+    _sent_hide = False
 
     def text_changed(self) -> None:
-        self.tasks.start("thumbnails", self._steps(self.shown.cache), background=True)
+        self._sent_hide = self.shown.hide
+        self.tasks.start("thumbnails", self._steps(self.shown), background=True)
 
-    def _steps(self, cache: RecordingCache) -> Steps:
+    def settings_changed(self) -> None:
+        if self.state.model is not None and self.shown.hide != self._sent_hide:
+            self.text_changed()
+
+    def _steps(self, shown: Selection) -> Steps:
+        cache = shown.cache
         for name, stack in cache.recording.stacks.items():
             for layer in range(len(stack.layers)):
-                payload = _payloads.layer_payload(cache, name, layer)
+                payload = _payloads.layer_payload(cache, name, layer, hide=shown.hide)
                 yield lambda payload=payload: self.state.update(thumbnails=payload)
