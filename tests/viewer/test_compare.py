@@ -1,4 +1,4 @@
-"""Tests of a pinned head beside the shown one in a real browser."""
+"""Tests of a pinned head next to the shown one in a real browser."""
 
 import pytest
 import torch

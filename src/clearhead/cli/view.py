@@ -67,7 +67,7 @@ def view(
     ] = None,
     compare: Annotated[
         Path | None,
-        typer.Option(help="Recording (.safetensors) whose heads are drawn beside the shown ones, with differences."),
+        typer.Option(help="Recording (.safetensors) whose heads are drawn next to the shown ones, with differences."),
     ] = None,
     port: Annotated[
         int, typer.Option(help="Port to serve on. If it is in use, the next free port is used.", min=1)

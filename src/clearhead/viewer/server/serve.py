@@ -185,7 +185,7 @@ def view(
         dtype: dtype to load the model in, if `model` is a name or path.
         download: allow the download of a model that is not cached.
         roles: labels from `clearhead.analysis.head_roles`, such as "induction", that a single text cannot show.
-        compare: a recording, or its path, whose heads are drawn beside those of `model`, with their differences.
+        compare: a recording, or its path, whose heads are drawn next to those of `model`, with their differences.
         port: the port to serve on; if it is in use, the next free port is used.
         browser: open the page in a browser.
         wait: print the link and serve until Ctrl-C. If False, return at once and serve until `close()` is called.

@@ -1,4 +1,4 @@
-// The pinned head beside the shown one: its map in the same window, and the difference of both.
+// The pinned head next to the shown one: its map in the same window, and the difference of both.
 
 import { keepInAddress, writeAddress } from "clearhead/address.js";
 import { cellAt, drawMap, valueAt } from "clearhead/compare_map.js";

@@ -1,4 +1,4 @@
-"""The pinned head, drawn beside the shown head: its heatmap in the same window, and the difference of both."""
+"""The pinned head, drawn next to the shown head: its heatmap in the same window, and the difference of both."""
 
 from __future__ import annotations
 
