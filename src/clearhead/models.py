@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from clearhead._utils.checks import check_bool, check_path, describe
+from clearhead._utils.progress import StageProgress, check_progress
 from clearhead._utils.tensor_checks import check_float_dtype
 from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.corpus import corpus_roles
@@ -42,6 +43,7 @@ def load(
     dtype: torch.dtype | None = None,
     download: bool = False,
     head: bool | None = False,
+    progress: StageProgress | None = None,
 ) -> RecordableModel:
     """Load a model and its tokenizer.
 
@@ -54,6 +56,8 @@ def load(
         head: load the language-model head of a Hugging Face model too, so that `load(name, head=True).model` returns
             logits and, with labels, a loss. None: load it if the files contain one, as `record` and `view` do. The
             attention is the same with and without it; with it, recordings have the most probable next tokens.
+        progress: called with the name of a stage, the steps done and their total, 0 if it is unknown (default: the
+            progress bars of transformers, if stderr is a terminal).
 
     Raises:
         FileNotFoundError: if a GGUF file is missing, or a folder has no `config.json`.
@@ -65,15 +69,18 @@ def load(
     check_bool("download", download)
     if head is not None:
         check_bool("head", head)
+    check_progress(progress)
     if str(name) in BUNDLED_MODELS or RunDirectory(Path(name)).is_run:
         if dtype not in (None, torch.float32):
             raise ValueError(f"dtype is {dtype}, but {name} is a translator; expected torch.float32")
         if head:
             raise ValueError(f"{name} is a translator; expected a Hugging Face model for head=True (--effects)")
         return Translator.load(name, device=device)
+    if progress is not None:
+        progress("importing transformers", 0, 0)
     from clearhead.huggingface.model import HuggingFaceModel  # requires transformers, an optional dependency
 
-    return HuggingFaceModel.load(name, device=device, dtype=dtype, download=download, head=head)
+    return HuggingFaceModel.load(name, device=device, dtype=dtype, download=download, head=head, progress=progress)
 
 
 def load_source(
@@ -83,6 +90,7 @@ def load_source(
     dtype: torch.dtype | None = None,
     download: bool = False,
     head: bool | None = False,
+    progress: StageProgress | None = None,
 ) -> RecordableModel | Recording:
     """Load a model or a recording by name or path. Return a source that is already loaded unchanged.
 
@@ -93,6 +101,7 @@ def load_source(
         dtype: see `load`. Only for the name of a model.
         download: see `load`. Only for the name of a model.
         head: see `load`. A model that is already loaded is returned with or without its head.
+        progress: see `load`.
     """
     if not isinstance(source, str | os.PathLike):
         _refuse_load_options(source, device, dtype, download)
@@ -100,7 +109,7 @@ def load_source(
             return source.recording()
         return source if isinstance(source, Recording) else _with_tokenizer(source, None)
     if not str(source).endswith(RECORDING_SUFFIX):
-        return load(source, device=device or "cpu", dtype=dtype, download=download, head=head)
+        return load(source, device=device or "cpu", dtype=dtype, download=download, head=head, progress=progress)
     if dtype is not None or download:
         raise ValueError(f"dtype is {dtype} and download is {download}, but {source} is a recording; expected a model")
     return Recording.load(source, device=device or "cpu")

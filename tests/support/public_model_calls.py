@@ -78,7 +78,7 @@ def model_calls() -> list[Call]:
         Call(
             "load",
             load,
-            lambda: {"name": "en-ja", "dtype": None, "download": False, "head": False},
+            lambda: {"name": "en-ja", "dtype": None, "download": False, "head": False, "progress": None},
             {"name": ("there is no such folder",)},
         ),
     ]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from selenium.webdriver.common.keys import Keys
 
+from clearhead import report
 from support.browser import emulate, resize
-from support.recordings import decoder
-from support.viewer_page import parse_number, showing, violations
+from support.recordings import decoder, translation
+from support.viewer_page import PLAIN_TOKENS, parse_number, showing, violations
 
 PINNED = "return state.compare && [state.compare.stack, state.compare.layer, state.compare.head].join('.')"
 DRAWN = """
@@ -103,3 +104,35 @@ def test_head_of_another_text_stays_pinned(page, browser):
         page.until(lambda: "so they have no difference" in page.text("compare-note"))
         assert not page.find("#difference").is_displayed()
         assert page.find("#pinned-map").is_displayed()
+
+
+def test_report_compares_its_heads(page, tmp_path):
+    recording = translation(list("abc"), list("defg"))
+    report(recording, tmp_path / "report.html")
+    page.open((tmp_path / "report.html").as_uri(), "#head=decoder.0.1&cell=2-1&pin=decoder.0.3")
+    drawn = compared(page, "decoder.0.3")
+    shown, pinned = (recording.weights(("decoder", 0, head)).dense()[0, 0] for head in (1, 3))
+    difference = torch.tensor(drawn["difference"]).view(4, 4)
+    torch.testing.assert_close(difference, shown - pinned, rtol=0, atol=1e-3)
+    assert page.text("compare-readout").startswith("f → e: shown ")
+    page.click("[data-head='cross.0.0']")
+    page.until(lambda: "4 × 3 weights and the pinned one 4 × 4, so they have no difference" in page.text("compare"))
+    page.click("#unpin")
+    assert not page.find("#compare").is_displayed()
+
+
+def test_head_of_a_recording_follows_the_shown_head(page, tmp_path):
+    shown, other = decoder(PLAIN_TOKENS, sharpness=1.0), decoder(PLAIN_TOKENS, sharpness=3.0)
+    other.save(tmp_path / "other.safetensors")
+    with showing(page, shown, compare=tmp_path / "other.safetensors") as viewer:
+        page.open(viewer.url, "#head=decoder.1.2")
+        for layer, head in ((1, 2), (0, 1)):
+            page.click(f"[data-head='decoder.{layer}.{head}']")
+            drawn = compared(page, f"decoder.{layer}.{head}")
+            one, two = (recording.weights(("decoder", layer, head)).dense()[0, 0] for recording in (shown, other))
+            assert_equal(torch.tensor(drawn["values"]).view(12, 12), two)
+            assert_equal(torch.tensor(drawn["difference"]).view(12, 12), one - two)
+        assert page.fragment["pin"] == "same@recording"
+        assert page.text("compare-heading").endswith("of “recording of a model”")
+        page.click("#unpin")
+        assert not page.find("#compare").is_displayed()

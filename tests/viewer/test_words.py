@@ -1,11 +1,14 @@
 """Tests of the words in a real browser: lines between tokens, heads as colors, the caption, typed texts."""
 
+import threading
+
 import pytest
 import torch
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+from clearhead.viewer.server._texts import Texts
 from support.browser import resize
 from support.recordings import AWKWARD, decoder
 from support.viewer_page import showing
@@ -32,6 +35,19 @@ def drawn_weights(page, group="every"):
         f"#lines .{group} path",
     )
     return sorted(width / 7 for width in widths)
+
+
+def emphasized_queries(page):
+    """Return the queries whose lines are drawn darker than the others of the same weight."""
+    return page.script(
+        """
+        const paths = [...document.querySelectorAll("#lines .every path")];
+        const step = parseFloat(getComputedStyle(document.getElementById("lines")).getPropertyValue("--step"));
+        const dark = paths.filter((path) => Number(path.getAttribute("stroke-opacity")) >=
+          0.398 + 0.6 * Number(path.getAttribute("stroke-width")) / 7 - 0.06);
+        return [...new Set(dark.map((path) => Math.floor(Number(path.getAttribute("d").split(" ")[1]) / step)))];
+        """
+    )
 
 
 def expected_weights(recording, layer, heads, query=None, key=None):
@@ -88,6 +104,9 @@ def test_lines_are_the_weights_of_the_heads_that_are_on(page, small):
     page.click("#word-heads button:nth-child(4)")
     page.click("#word-heads button:nth-child(1)")
     assert drawn_weights(page) == pytest.approx(expected_weights(recording, 1, [0, 3]), abs=1e-3)
+    assert page.fragment["lines"] == "3.0"
+    page.open(url, "#head=decoder.1.2&lines=3.0")
+    assert pressed_heads(page) == [0, 3]
     page.click("#layer-before")
     assert page.fragment["head"] == "decoder.0.2"
     assert pressed_heads(page) == [0, 2, 3]  # the head that was opened is on
@@ -106,6 +125,9 @@ def test_hovering_or_focusing_a_word_isolates_its_lines(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.0&cell=9-4")
     page.click("#heads-all")
+    assert emphasized_queries(page) == [9]
+    page.keys(Keys.ARROW_UP)
+    assert emphasized_queries(page) == [8]
     weights = recording["decoder"].layers[1].dense()[0]
     for side, index, choice in (("queries", 7, {"query": 7}), ("keys", 3, {"key": 3})):
         hover(page, page.find(f"#lines .{side} .word:nth-child({index + 1})"))
@@ -288,3 +310,28 @@ def test_long_text_shows_a_window_with_distant_keys_and_its_strip(page):
         weights = layer[0, 2, 330, key:key_end]
         assert [float(share) for share in shares] == pytest.approx(weights.sqrt().tolist(), abs=2e-3)
         assert [token.text for token in page.all("#strip span.tok")] == ["0", "0.01", "0.1", "0.5", "1"]
+
+
+def test_newest_of_many_typed_texts_is_run(page, monkeypatch):
+    """Texts that are typed while the model runs are not queued: only the newest of them is recorded."""
+    release, asked, recorded = threading.Event(), [], []
+    record, chosen = Texts._record, Texts.chosen
+    monkeypatch.setattr(Texts, "chosen", lambda texts, request: asked.append(request) or chosen(texts, request))
+    with showing(page, "en-ja") as viewer:
+        page.open(viewer.url)
+
+        def slow(texts, text):
+            recorded.append(text)
+            assert release.wait(60)
+            return record(texts, text)
+
+        monkeypatch.setattr(Texts, "_record", slow)
+        asked.clear()
+        texts = [f"She has {count} books." for count in ("no", "two", "three", "four", "old")]
+        for text in texts:
+            page.module_script("ask('go', {text: arguments[0]})", text)
+            page.until(lambda text=text: asked[-1:] and asked[-1]["text"] == text)
+            page.until(lambda: recorded)
+        release.set()
+        page.until(lambda: page.module_script("return state.model.text") == texts[-1])
+        assert recorded == [texts[0], texts[-1]]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead import ALiBi, Causal, Recording, attention, record
+from clearhead import ALiBi, Causal, Recording, attention, record, watch
 from clearhead.recording import Stack, output_projection
 from clearhead.translation import Translator
 from clearhead.viewer._recording_cache import RecordingCache
@@ -127,10 +127,16 @@ def test_projections_are_references_that_are_not_saved(tmp_path):
 
 
 def test_long_texts_are_projected_in_parts(monkeypatch):
-    made = record(make("llama"), input_ids=IDS, values=True)["decoder"]
+    made = record(make("llama"), input_ids=IDS * 7, values=True)["decoder"]
+    value, projection = made.layers[0].value, made.output_projections[0]
+    assert value.shape == (1, 2, 49, 8)
     monkeypatch.setattr(output_projection, "_MAX_PROJECTED", 3 * 32)
-    parts = made.output_projections[0].value_norms(made.layers[0].value)
-    torch.testing.assert_close(parts, made.value_norms[0])
+    for length in (7, 49):  # the longer one takes the QR decomposition of W_O
+        got = projection.value_norms(value[:, :, :length])
+        for head in range(4):
+            naive = (value[0, head // 2, :length] @ projection.of_head(head)).norm(dim=1)
+            exact = (value[0, head // 2, :length].double() @ projection.of_head(head).double()).norm(dim=1)
+            assert_matches(got[head], exact, naive, scale=2 * float(exact.max()))
 
 
 @pytest.mark.parametrize("model_type", ["bitnet", "afmoe"])
@@ -142,6 +148,40 @@ def test_heads_that_a_norm_or_a_gate_changes_have_no_projection(model_type):
     assert made.output_projections is made.value_norms is None
     with pytest.raises(ValueError, match="the recording has no value norms of 'decoder'; expected a recording with"):
         RecordingCache(record(model, input_ids=[24, 25], values=True)).weights(("decoder", 0, 0), value_weighted=True)
+
+
+def test_watched_models_have_their_projections():
+    llama, vit = make("llama"), make("vit")
+    attention_layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(1, 7, 32)
+    runs = [
+        (llama, lambda: llama(input_ids=torch.tensor([IDS])), "decoder", llama.model.layers[1].self_attn.o_proj),
+        (attention_layer, lambda: attention_layer(x, x, x, need_weights=False), "attention", attention_layer.out_proj),
+    ]
+    for model, run, stack, output in runs:
+        with torch.no_grad(), watch(model, values=True) as seen:
+            run()
+        made = seen.recording()[stack]
+        assert made.output_projections[-1].weight.data_ptr() == output.weight.data_ptr()
+        weights = made.layers[-1]
+        torch.testing.assert_close(
+            weights.scaled(made.value_norms[-1]).dense(), weights.value_norms(output.weight).dense()
+        )
+    with torch.no_grad(), watch(llama) as seen:
+        llama(input_ids=torch.tensor([IDS]))
+    assert seen.recording()["decoder"].value_norms is None
+    with torch.no_grad(), watch(vit, values=True) as seen:  # its output projection is outside of the attention module
+        vit(pixel_values=torch.randn(1, 3, 32, 32))
+    assert seen.recording()["encoder"].has_values
+
+
+@pytest.mark.parametrize("model_type", ["bitnet", "afmoe"])
+@pytest.mark.filterwarnings("ignore")
+def test_watched_heads_that_a_norm_or_a_gate_changes_have_no_projection(model_type):
+    model, _ = tiny(model_type)
+    with torch.no_grad(), watch(model, values=True) as seen:
+        model(input_ids=torch.tensor([[24, 25, 26]]))
+    assert seen.recording()["decoder"].output_projections is None
 
 
 def test_hidden_keys_do_not_set_the_largest_norm():

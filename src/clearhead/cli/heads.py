@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from clearhead._utils.consoles import console_for_output
 from clearhead._utils.files import resolve_target
@@ -34,7 +33,7 @@ from clearhead.cli.options import (
     ImageOption,
     takes_analysis_options,
 )
-from clearhead.cli.output import progress_bar, results_folder, write
+from clearhead.cli.output import progress_bar, results_folder, stage_progress, write
 
 if TYPE_CHECKING:
     from clearhead.recording.protocol import RecordableModel
@@ -170,14 +169,16 @@ def record(
     if text is not None and file is not None:
         raise ValueError("TEXT and --file are both given; expected one text to record")
     files = [file] if file else None
-    with Console(stderr=True).status("loading and running the model …"):
+    with stage_progress() as report:
         options = InputOptions(image, device, dtype.value, download, audio)
         if options.records(model):
             recording = record_input(model, options, text=text, files=files, values=values)
         else:
             texts = texts_to_read(text, files) if text is not None or file else None
-            loaded = load_model(model, device, dtype.value, download, head=None)
+            loaded = load_model(model, device, dtype.value, download, head=None, progress=report)
+            report("running the model", 0, 0)
             recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)
+        report("writing the recording", 0, 0)
         recording.save(output)
     size = output.stat().st_size / 2**20
     print(printable(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}"))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clearhead._utils.bounded_reads import read_text
+from clearhead._utils.progress import StageProgress
+from clearhead.cli.output import stage_progress
 
 if TYPE_CHECKING:
     import torch
@@ -49,14 +51,21 @@ def _is_file(text: str) -> bool:
 
 
 def load_model(
-    model: str, device: str | None, dtype: str, download: bool, *, head: bool | None = False
+    model: str,
+    device: str | None,
+    dtype: str,
+    download: bool,
+    *,
+    head: bool | None = False,
+    progress: StageProgress | None = None,
 ) -> RecordableModel:
     """Load a model onto a device (default: a GPU if there is one)."""
     import torch
 
     from clearhead.models import load
 
-    return load(model, device=usable_device(device), dtype=getattr(torch, dtype), download=download, head=head)
+    placed = {"device": usable_device(device), "dtype": getattr(torch, dtype)}
+    return load(model, **placed, download=download, head=head, progress=progress)
 
 
 def has_input(model: str) -> bool:
@@ -199,7 +208,8 @@ def load_source(
             f"--model is missing; expected a model to run, or a recording ({RECORDING_SUFFIX}) in place of TEXT"
         )
     texts = texts_to_read(text, files)
-    return load_model(model, options.device, options.dtype, options.download, head=head), texts
+    with stage_progress() as report:
+        return load_model(model, options.device, options.dtype, options.download, head=head, progress=report), texts
 
 
 def source_name(source: RecordableModel | Recording) -> str:

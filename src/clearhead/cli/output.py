@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from clearhead._utils.files import resolve_target, write_text
+from clearhead._utils.progress import StageProgress
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 def write(text: str, output: Path | None) -> None:
@@ -35,6 +41,36 @@ def progress_bar(label: str, count: int) -> Iterator[Callable[[int, int], None]]
     with Progress(console=Console(stderr=True), transient=True, disable=silent) as bar:
         task = bar.add_task(label, total=count)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stage_progress() -> Iterator[StageProgress]:
+    """Show named stages with a moving bar on a terminal's stderr; yield the function that reports them."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    # torchrun sets RANK; clearhead.distributed imports torch, which itself takes seconds
+    silent = not (sys.stderr.isatty() and os.environ.get("RANK", "0") == "0")
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bar:
+        shown: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in shown:  # the total of a task cannot become unknown again, so each stage is a new one
+                for task in bar.task_ids:
+                    bar.remove_task(task)
+                shown.clear()
+                shown[stage] = bar.add_task(stage, total=None, count="")  # a bar without a total pulses
+            count = f"{done:,}/{total:,}" if total else ""
+            bar.update(shown[stage], completed=done, total=total or None, count=count)
+
+        report("importing torch", 0, 0)
+        yield report
 
 
 @contextmanager

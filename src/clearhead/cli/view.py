@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.files import resolve_target
@@ -37,7 +36,7 @@ from clearhead.cli.options import (
     FilesOption,
     ImageOption,
 )
-from clearhead.cli.output import progress_bar
+from clearhead.cli.output import progress_bar, stage_progress
 
 if TYPE_CHECKING:
     from clearhead.analysis.roles import Roles
@@ -66,6 +65,10 @@ def view(
         Path | None,
         typer.Option(help="File from `clearhead roles --output` with the head labels to show, including induction."),
     ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Recording (.safetensors) whose heads are drawn beside the shown ones, with differences."),
+    ] = None,
     port: Annotated[
         int, typer.Option(help="Port to serve on. If it is in use, the next free port is used.", min=1)
     ] = 5006,
@@ -89,8 +92,10 @@ def view(
     options = LoadOptions(given, is_recording(text))
     if output is None and (title is not None or note is not None):
         raise ValueError("--title or --note is given without --output; expected the name of a report")
+    if output is not None and compare is not None:
+        raise ValueError("--compare is given with --output; expected one of them, because a report has one recording")
     if output is None:
-        _serve(source, texts, options, roles, port, browser)
+        _serve(source, texts, options, roles, compare, port, browser)
     else:
         _write_report(output, source, texts, options, roles, {"title": title, "note": note})
 
@@ -152,16 +157,17 @@ def _write_report(
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; expected one for a report")
     labels = None if roles is None else _read_roles(roles)
-    with Console(stderr=True).status("loading and running the model …"):
+    with stage_progress() as report_stage:
         from clearhead.models import load_source
         from clearhead.recording.recording import Recording
         from clearhead.viewer.report.export import report
 
         named, texts, arguments = options.load(source, texts)
-        loaded = load_source(named, **arguments, head=None)
+        loaded = load_source(named, **arguments, head=None, progress=report_stage)
         if isinstance(loaded, Recording):
             recording = loaded
         else:
+            report_stage("running the model", 0, 0)
             recording = loaded.record(texts[0] if texts else loaded.default_text)
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
         command = shlex.join(["clearhead", *sys.argv[1:]])[:MAX_COMMAND_LETTERS]
@@ -172,18 +178,25 @@ def _write_report(
 
 
 def _serve(
-    source: str, texts: list[str] | None, options: LoadOptions, roles: Path | None, port: int, browser: bool
+    source: str,
+    texts: list[str] | None,
+    options: LoadOptions,
+    roles: Path | None,
+    compare: Path | None,
+    port: int,
+    browser: bool,
 ) -> None:
     """Serve until Ctrl-C. Prints the link and how to open it from another machine."""
     labels = None if roles is None else _read_roles(roles)
     status, viewer = 0, None
     signal.signal(signal.SIGTERM, _stop)
     try:
-        with Console(stderr=True).status("loading and running the model …"):
+        with stage_progress() as report_stage:
             from clearhead.viewer.server.serve import view as start_viewer
 
             named, texts, arguments = options.load(source, texts)
-            viewer = start_viewer(named, texts, roles=labels, port=port, browser=False, wait=False, **arguments)
+            arguments |= {"port": port, "browser": False, "wait": False, "progress": report_stage}
+            viewer = start_viewer(named, texts, roles=labels, compare=compare, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
         viewer.print_link()

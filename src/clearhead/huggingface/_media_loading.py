@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSpeechSeq2Seq, AutoProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
-from clearhead.huggingface.model import HuggingFaceModel, named_errors, progress_bars_on_terminals_only
+from clearhead.huggingface._loading import loading_files
+from clearhead.huggingface.model import HuggingFaceModel, named_errors
 
 
 def load_with_processor(
@@ -38,7 +39,7 @@ def load_with_processor(
             f"{name}: a file; expected a folder of Hugging Face files or a hub id for a picture or a sound"
         )
     options: dict[str, Any] = {"local_files_only": not download}
-    with named_errors(name, download), progress_bars_on_terminals_only():
+    with named_errors(name, download), loading_files(None, is_gguf=False):
         config = AutoConfig.from_pretrained(source, **options)
         if processor is None:
             processor = AutoProcessor.from_pretrained(source, **options)

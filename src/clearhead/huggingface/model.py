@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
+from clearhead._utils.progress import StageProgress
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface._language_heads import check_head, class_with_head, has_head, missing_head, task_of
+from clearhead.huggingface._loading import loading_files
 from clearhead.huggingface._model_inputs import (
     ModelInputs,
     named_tokens,
@@ -60,6 +60,7 @@ class HuggingFaceModel:
         dtype: torch.dtype | None = None,
         download: bool = False,
         head: bool | None = False,
+        progress: StageProgress | None = None,
     ) -> HuggingFaceModel:
         """Load a model and its tokenizer.
 
@@ -70,6 +71,8 @@ class HuggingFaceModel:
             download: download the model from the hub if it is not in the local cache.
             head: load the language-model head too, so that the model returns logits and, with labels, a loss.
                 Encoder–decoders always have it. None: load it if the files contain one.
+            progress: called with a stage, the steps done and their total, 0 if it is unknown (default: bars of
+                transformers, if stderr is a terminal).
         """
         path, source = Path(name), str(name)
         options: dict[str, Any] = {"local_files_only": not download, "dtype": dtype or torch.float32}
@@ -85,15 +88,20 @@ class HuggingFaceModel:
                 raise FileNotFoundError(f"{name}: a folder without config.json; expected a Hugging Face model")
         elif path.exists():
             raise ValueError(f"{name}: expected a folder of Hugging Face files, a .gguf file, a hub id or en-ja")
-        with named_errors(name, download), progress_bars_on_terminals_only():
-            config = AutoConfig.from_pretrained(source, **options)
-            tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
-        if head or (head is None and has_head(config)):
-            model_class = class_with_head(str(name), config)
-        options |= {"attn_implementation": "clearhead", "output_loading_info": True}
-        with named_errors(name, download), progress_bars_on_terminals_only():
-            model, loading = model_class.from_pretrained(source, **options)
+        report = progress or _ignore
+        with loading_files(progress, is_gguf="gguf_file" in options):
+            with named_errors(name, download):
+                report("reading the configuration", 0, 0)
+                config = AutoConfig.from_pretrained(source, **options)
+                report("loading the tokenizer", 0, 0)
+                tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            model_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModel
+            if head or (head is None and has_head(config)):
+                model_class = class_with_head(str(name), config)
+            options |= {"attn_implementation": "clearhead", "output_loading_info": True}
+            with named_errors(name, download):
+                report("loading the model", 0, 0)
+                model, loading = model_class.from_pretrained(source, **options)
         if head:
             check_head(str(name), model, loading["missing_keys"])
         elif head is None and missing_head(model, loading["missing_keys"]):
@@ -277,14 +285,5 @@ def named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]
         ) from None
 
 
-@contextmanager
-def progress_bars_on_terminals_only() -> Iterator[None]:
-    """Disable transformers' progress bars if stderr is a file or a pipe."""
-    enabled = logging.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Report no progress."""

@@ -51,15 +51,19 @@ class OutputProjection:
     def value_norms(self, value: Float[Tensor, "1 kv_heads kv_len value_dim"]) -> Float[Tensor, "heads kv_len"]:
         """Return ‖v W_O‖ of each head and key. Computed in float32, or in float64 for float64 values."""
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-        _, kv_heads, kv_len, _ = value.shape
+        _, kv_heads, kv_len, width = value.shape
+        matrices = self.weight.detach().to(value.device, dtype).reshape(self.heads, width, -1)
+        if kv_len > 4 * width:
+            # ‖v W‖ = ‖v Rᵀ‖ with the QR decomposition Wᵀ = Q R, so a long text is multiplied by few columns
+            exact = dtype if value.device.type == "mps" else torch.float64
+            matrices = torch.linalg.qr(matrices.mT.to(exact), mode="r").R.mT.to(dtype)
         norms = torch.empty(self.heads, kv_len, dtype=dtype, device=value.device)
-        step = max(1, _MAX_PROJECTED // self.weight.shape[1])
-        for head in range(self.heads):
-            weight = self.of_head(head).to(value.device, dtype)
+        step = max(1, _MAX_PROJECTED // matrices.shape[2])
+        for head, matrix in enumerate(matrices):
             vectors = value[0, head * kv_heads // self.heads]
             for start in range(0, kv_len, step):
                 rows = vectors[start : start + step].to(dtype)
-                norms[head, start : start + step] = torch.linalg.vector_norm(rows @ weight, dim=1)
+                norms[head, start : start + step] = torch.linalg.vector_norm(rows @ matrix, dim=1)
         return norms
 
 

@@ -104,6 +104,7 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
     """Return one weight and its score."""
     weights, stack = cache.recording.weights(address), cache.recording[address[0]]
     return {
+        "head": ".".join(map(str, address)),  # equal cells of two heads must differ: Bokeh sends changes only
         "query": query,
         "key": key,
         "query_token": short_token(stack.queries.texts[query]),

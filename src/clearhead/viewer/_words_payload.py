@@ -44,7 +44,7 @@ def word_window(
     stack = cache.recording[name]
     q_len, kv_len = len(stack.queries), len(stack.keys)
     weights = stack.layers[layer]
-    longest = min(MAX_WHOLE_TOKENS, int((MAX_WEIGHTS / weights.shape[1]) ** 0.5) - MAX_DISTANT_KEYS)
+    longest = max(1, min(MAX_WHOLE_TOKENS, int((MAX_WEIGHTS / weights.shape[1]) ** 0.5) - MAX_DISTANT_KEYS))
     size = min(WINDOW_TOKENS, longest)
     query, key = cursor or (window.row, window.key)
     center = query if is_self_attention(name, stack) else key

@@ -18,6 +18,28 @@ from clearhead.watching._projections import find_names, projections_of
 from clearhead.weights.matrix import AttentionWeights
 
 _MAX_DIFFERENCE = 0.05  # relative to the norm; rounding to bfloat16 stays below it
+# parts of attention modules that act before the weights: norms of queries and keys, positions, biases of scores
+_BEFORE_WEIGHTS = (
+    "q_norm",
+    "k_norm",
+    "q_layernorm",
+    "k_layernorm",
+    "query_norm",
+    "key_norm",
+    "norm_q",
+    "norm_k",
+    "rotary_emb",
+)
+_PARAMETERS = {
+    "in_proj_weight",
+    "in_proj_bias",
+    "q_proj_weight",
+    "k_proj_weight",
+    "v_proj_weight",
+    "bias_k",
+    "bias_v",
+    "sinks",
+}
 
 
 def find_projection(model: nn.Module, name: str) -> OutputProjection | None:
@@ -27,6 +49,17 @@ def find_projection(model: nn.Module, name: str) -> OutputProjection | None:
     except ValueError:
         return None
     return OutputProjection(projections.output.weight.detach(), projections.heads)
+
+
+def plain_projection(module: nn.Module) -> OutputProjection | None:
+    """Return the output projection of a module that has no other parts, such as a gate, after the weights."""
+    names = find_names(module, "")
+    if names is None or not {*module._parameters} <= _PARAMETERS:
+        return None
+    known = {*names.inputs, *_BEFORE_WEIGHTS, names.output.partition(".")[0]}
+    others = [child for name, child in module.named_children() if name not in known]
+    has_parameters = any(next(child.parameters(), None) is not None for child in others)
+    return None if has_parameters else find_projection(module, "")
 
 
 def with_projections(stack: Stack, projections: Sequence[OutputProjection | None]) -> Stack:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 from clearhead._utils.checks import check_int
 from clearhead._utils.text import count_noun
 from clearhead.recording.media import Media
+from clearhead.recording.output_projection import OutputProjection
 from clearhead.recording.recording import Recording, Stack
 from clearhead.watching._stack_tokens import Sequences, StackTokens, TokensOfStacks
 from clearhead.watching.joining import Run, split
 from clearhead.watching.observed import KeptWeights
+from clearhead.watching.output_projections import plain_projection, with_projections
 from clearhead.watching.seen import Seen, Watched
 from clearhead.weights.matrix import AttentionWeights
 
@@ -24,6 +26,7 @@ class _Matrix(NamedTuple):
     is_joined: bool
     weights: AttentionWeights
     sequences: Sequences
+    projection: OutputProjection | None
 
 
 def recording_of(
@@ -34,9 +37,11 @@ def recording_of(
     layers: dict[str, list[_Matrix]] = {}
     for watched, runs in _runs(seen, batch).items():
         stack, index = seen.address(watched)
+        projection = plain_projection(watched.module)
         for position, run in enumerate(runs):
             sequences = _sequences(seen, watched, run, runs[0])
-            layers.setdefault(stack, []).append(_Matrix(index, position, run.is_joined, run.joined(), sequences))
+            matrix = _Matrix(index, position, run.is_joined, run.joined(), sequences, projection)
+            layers.setdefault(stack, []).append(matrix)
     if not layers:
         raise ValueError(f"{seen.model}: no call was kept; expected at least one")
     stacks: dict[str, list[_Matrix]] = {}
@@ -48,7 +53,10 @@ def recording_of(
     return Recording(
         seen.model,
         {
-            name: Stack(tuple(matrix.weights for matrix in matrices), *axes.of_stack(name))
+            name: with_projections(
+                Stack(tuple(matrix.weights for matrix in matrices), *axes.of_stack(name)),
+                [matrix.projection for matrix in matrices],
+            )
             for name, matrices in stacks.items()
         },
         media=media or Media(),

@@ -149,6 +149,7 @@ class PageSession:
             "given": [short_token(line) for line in texts],
             "chosen": texts.index(text) if text in texts else None,
             "runs": self._texts.runs,
+            "compared": None if self._texts.compared is None else self._texts.compared.recording.model,
             "longest": MAX_TYPED_LETTERS,
             "notes": recorded.notes,
         }

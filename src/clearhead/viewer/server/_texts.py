@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from clearhead._utils.checks import describe
+from clearhead._utils.progress import StageProgress
 from clearhead.analysis import Roles
 from clearhead.models import load_source
 from clearhead.recording import Recording
@@ -45,9 +47,11 @@ class Texts:
         text: str | list[str] | None = None,
         roles: Roles | None = None,
         *,
+        compare: Recording | Seen | str | os.PathLike[str] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         download: bool = False,
+        progress: StageProgress | None = None,
     ) -> None:
         self.worker = ThreadPoolExecutor(1, "clearhead")
         self._roles = roles
@@ -55,8 +59,16 @@ class Texts:
         self._typed: OrderedDict[str, Recorded] = OrderedDict()
         self._model: RecordableModel | None = None
 
+        self.compared: RecordingCache | None = None  # recording to compare with
+
         def begin() -> list[str]:
-            return self._begin(load_source(source, device=device, dtype=dtype, download=download, head=None), text)
+            if compare is not None:
+                self.compared = RecordingCache(_load_recording(compare, device))
+            options = {"device": device, "dtype": dtype, "download": download, "progress": progress}
+            loaded = load_source(source, head=None, **options)
+            if progress is not None:
+                progress("running the model", 0, 0)
+            return self._begin(loaded, text)
 
         self.choices = self.worker.submit(begin).result()
 
@@ -127,6 +139,20 @@ class Texts:
             warnings.simplefilter("always", UserWarning)
             recording = self._model.record(text, values=True)
         return Recorded(RecordingCache(recording, self._roles), [str(warning.message) for warning in caught])
+
+
+def _load_recording(source: Recording | Seen | str | os.PathLike[str], device: torch.device | str | None) -> Recording:
+    """Return a recording to compare with, or raise if it is something else."""
+    expected = "expected a recording or its path (.safetensors)"
+    if isinstance(source, str | os.PathLike):
+        if not os.fspath(source).endswith(".safetensors"):
+            raise ValueError(f"compare is {os.fspath(source)}; {expected}")
+        loaded = load_source(source, device=device)
+    else:
+        loaded = source.recording() if isinstance(source, Seen) else source
+    if not isinstance(loaded, Recording):
+        raise TypeError(f"compare is {describe(loaded)}; {expected}")
+    return loaded
 
 
 def check_typed(text: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import getpass
 import logging
+import os
 import socket
 import threading
 import webbrowser
@@ -21,7 +22,9 @@ from tornado.ioloop import IOLoop
 from tornado.web import StaticFileHandler
 
 from clearhead._utils.checks import check_int
+from clearhead._utils.progress import StageProgress, check_progress
 from clearhead.analysis import Roles
+from clearhead.recording import Recording
 from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
 from clearhead.viewer.server._downloads import EXPLAIN_PATH, REPORT_PATH, Downloads, ExplainHandler, ReportHandler
@@ -29,6 +32,7 @@ from clearhead.viewer.server._redirect_file import write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
 from clearhead.viewer.server._session_handler import SessionHandler
 from clearhead.viewer.server._texts import Source, Texts
+from clearhead.watching.seen import Seen
 
 DEFAULT_PORT = 5006
 MAX_PORT_ATTEMPTS = 100  # ports tried after the first
@@ -163,9 +167,11 @@ def view(
     dtype: torch.dtype | None = None,
     download: bool = False,
     roles: Roles | None = None,
+    compare: Recording | Seen | str | os.PathLike[str] | None = None,
     port: int = DEFAULT_PORT,
     browser: bool = True,
     wait: bool = True,
+    progress: StageProgress | None = None,
 ) -> Viewer:
     """Serve a local page that shows every head of a model, from the whole matrix to single cells.
 
@@ -179,16 +185,22 @@ def view(
         dtype: dtype to load the model in, if `model` is a name or path.
         download: allow the download of a model that is not cached.
         roles: labels from `clearhead.analysis.head_roles`, such as "induction", that a single text cannot show.
+        compare: a recording, or its path, whose heads are drawn beside those of `model`, with their differences.
         port: the port to serve on; if it is in use, the next free port is used.
         browser: open the page in a browser.
         wait: print the link and serve until Ctrl-C. If False, return at once and serve until `close()` is called.
+        progress: called with the stage of loading and running the model, the steps done and their total, 0 if it is
+            unknown.
 
     Returns:
         The running viewer. Its `url` is the link to the page.
     """
+    check_progress(progress)
     bound = _bind(check_int("port", port))  # first, because loading a model takes time
     try:
-        viewer = Viewer(Texts(model, text, roles, device=device, dtype=dtype, download=download), bound)
+        options = {"device": device, "dtype": dtype, "download": download, "progress": progress}
+        texts = Texts(model, text, roles, compare=compare, **options)
+        viewer = Viewer(texts, bound)
     except BaseException:
         bound.close()
         raise

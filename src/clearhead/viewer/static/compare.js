@@ -4,10 +4,10 @@ import { keepInAddress, writeAddress } from "clearhead/address.js";
 import { cellAt, drawMap, valueAt } from "clearhead/compare_map.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, themeColor } from "clearhead/dom.js";
-import { clamp, headId, headTitle, significant } from "clearhead/format.js";
+import { clamp, headId, headTitle, significant, stackTitle } from "clearhead/format.js";
 import { mapperShown } from "clearhead/heatmap.js";
 import { colorOf } from "clearhead/picture.js";
-import { ask, on, state, textAsked, tokenAt } from "clearhead/state.js";
+import { ask, on, state, textAsked, tokenAt, writtenAt } from "clearhead/state.js";
 
 // ends of the diverging palette: the pinned head has more, the shown head has more; safe with color blindness
 const [PINNED_MORE, SHOWN_MORE] = [{ light: "#2166ac", dark: "#6fb3f2" }, { light: "#b35806", dark: "#ffab5c" }];
@@ -15,22 +15,24 @@ const [PINNED_MORE, SHOWN_MORE] = [{ light: "#2166ac", dark: "#6fb3f2" }, { ligh
 /** The pinned head and the parameters of its text. @type {{ head: string, text: Record<string, any> } | undefined} */
 let pinned;
 
-// -- the address: "decoder.3.5" in the shown text, "decoder.3.5@2" in a listed text, "decoder.3.5@text:…" in a typed text ---------
+// -- the address: "decoder.3.5" in the shown text, "decoder.3.5@2" in a listed text, "decoder.3.5@text:…" in a typed text, and
+// "same@recording" for the head of the same name in the recording to compare with
 
 function pinText() {
   if (!pinned) return "";
   const { head, text } = pinned;
   if (!state.model || JSON.stringify(text) === JSON.stringify(textAsked())) return head;
-  return `${head}@${"text" in text ? `text:${text.text}` : (text.given ?? 0)}`;
+  return `${head}@${text.recording ? "recording" : "text" in text ? `text:${text.text}` : (text.given ?? 0)}`;
 }
 
 /** @param {string} value */
 function restorePin(value) {
   if (value === pinText()) return;
   const [, head, source] = /** @type {RegExpMatchArray} */ (value.match(/^([^@]*)@?(.*)$/s));
-  if (!/^[^@]+\.\d+\.\d+$/.test(head)) return value ? undefined : unpin();
+  if (!/^([^@]+\.\d+\.\d+|same)$/.test(head)) return value ? undefined : unpin();
   const parameters = new URLSearchParams(location.hash.slice(1));
   const asShown = Object.fromEntries(["text", "given"].filter((name) => parameters.has(name)).map((name) => [name, parameters.get(name)]));
+  if (source === "recording") return pin({ head, text: { recording: true } });
   const text = source.startsWith("text:") ? { text: source.slice(5) } : /^\d+$/.test(source) ? { given: Number(source) } : asShown;
   pin({ head, text });
 }
@@ -60,19 +62,29 @@ function showButton() {
   element("pin").setAttribute("aria-pressed", String(isPinnedShown()));
   element("pin").textContent = isPinnedShown() ? "Unpin" : "Pin";
   element("compare").hidden = !pinned;
-  if (pinned && !state.compare) element("compare-status").textContent = isPinnedShown() ? "Pinned. Open another head or text to compare it." : "computing …";
+  element("to-compare").hidden = !pinned || isPinnedShown();
+  element("pin-note").textContent = isPinnedShown() ? "Open another head or text to compare it." : "";
+  if (pinned && !state.compare) element("compare-status").textContent = "computing …";
 }
 
 // -- what is shown -------------------------------------------------------------------------------------------------------------------
+
+/** Return the text of the pinned head, or the name of its recording; empty if it is of the shown text. */
+function sourceName() {
+  if (!pinned || !pinText().includes("@")) return "";
+  const { text } = pinned;
+  if (text.recording) return `recording of ${state.model.compared}`;
+  return "text" in text ? String(text.text) : (state.model.given[text.given ?? 0] ?? "");
+}
 
 function showCompared() {
   const { compare } = state;
   if (!compare || !pinned) return;
   const title = headTitle(compare);
-  const [, source] = pinText().split("@");
-  const text = source === undefined ? "" : "text" in pinned.text ? String(pinned.text.text) : state.model.given[pinned.text.given ?? 0];
-  element("compare-heading").replaceChildren(`Compared with ${title}`, ...(text ? [" of “", literal(text.slice(0, 80)), "”"] : []));
+  const source = sourceName();
+  element("compare-heading").replaceChildren(`Compared with ${title}`, ...(source ? [" of “", literal(source.slice(0, 80)), "”"] : []));
   element("pinned-caption").textContent = `Pinned: ${title}`;
+  element("to-compare").textContent = `compared with ${stackTitle(compare.stack)} ${compare.layer}.${compare.head} ↓`;
   element("compare-note").textContent = isPinnedShown() ? "This head is pinned. Open another head or text to compare it." : compare.reason;
   element("compare-status").textContent = "";
   element("difference").hidden = !compare.difference || isPinnedShown();
@@ -120,8 +132,10 @@ function readOut(at) {
   const [one, two] = isExact ? selected.weights : [other + difference, other];
   if (one === undefined || Number.isNaN(one)) return box.replaceChildren();
   const token = (/** @type {"query" | "key"} */ side) => literal(tokenAt(side, cell[side]) ?? String(cell[side]));
+  const written = writtenAt(cell.query);
+  const writes = written ? [" (writes ", literal(written), ")"] : [];
   const sign = one - two > 0 ? "+" : "";
-  box.replaceChildren(token("query"), " → ", token("key"), `: shown ${significant(one)}, pinned ${significant(two)}, difference ${sign}${significant(one - two)}`);
+  box.replaceChildren(token("query"), ...writes, " → ", token("key"), `: shown ${significant(one)}, pinned ${significant(two)}, difference ${sign}${significant(one - two)}`);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------
@@ -145,6 +159,10 @@ element("pin").addEventListener("click", () => {
   else if (state.head) pin({ head: headId(state.head), text: textAsked() });
   writeAddress();
 });
+element("to-compare").addEventListener("click", () => {
+  element("compare").scrollIntoView();
+  element("unpin").focus({ preventScroll: true });
+});
 element("unpin").addEventListener("click", () => {
   unpin();
   writeAddress();
@@ -161,4 +179,9 @@ on("compared_cell", () => readOut());
 for (const event of ["cell", "drawn", "settings", "theme"]) on(event, draw);
 for (const event of ["head", "model"]) on(event, showButton);
 on("head", showCompared);
+let isFirst = true; // the recording to compare with is pinned once, and can be closed
+on("model", () => {
+  if (isFirst && state.model.compared && !pinned) pin({ head: "same", text: { recording: true } });
+  isFirst = false;
+});
 keepInAddress("pin", pinText, restorePin);

@@ -1,5 +1,6 @@
 // Heads of the layer whose lines are drawn, at most 12, each with a color.
 
+import { fromAddress, keepInAddress, writeAddress } from "clearhead/address.js";
 import { headId } from "clearhead/format.js";
 import { announce, on, stackShown, state } from "clearhead/state.js";
 
@@ -50,6 +51,18 @@ export function turnOn(heads) {
   chosen = new Set([...heads].slice(-MAX_HEADS_ON));
   announce("heads");
 }
+
+/** Apply the heads of an address, such as "0.3.5"; "none" turns off all heads. @param {string} value */
+function restore(value) {
+  if (value === addressValue() || !/^(|none|\d{1,5}(\.\d{1,5}){0,11})$/.test(value)) return;
+  chosen = value ? new Set(value === "none" ? [] : value.split(".").map(Number)) : undefined;
+  lastHead = String(fromAddress().head ?? ""); // opening it does not change the choice
+  if (state.head) announce("heads");
+}
+
+const addressValue = () => (chosen ? [...chosen].join(".") || "none" : "");
+keepInAddress("lines", addressValue, restore);
+on("heads", writeAddress);
 
 // a head that is opened is turned on; a new text keeps the choice
 on("head", () => {

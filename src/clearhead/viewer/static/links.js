@@ -41,6 +41,9 @@ function distanceText(distance) {
   return `, ${size} ${size === "1" ? "token" : "tokens"} ${distance > 0 ? "back" : "ahead"}`;
 }
 
+/** @param {string} token a token may be punctuation, which would look like a part of the sentence */
+const quoted = (token) => make("q", {}, literal(token));
+
 /** @param {LinksPayload["links"][0]} link */
 const weightText = ({ weight }) => (weight >= 0.01 ? weight.toFixed(2) : significant(weight, 2));
 
@@ -51,10 +54,10 @@ function showLinks() {
   const { query, token, links } = answer;
   const [first, ...others] = links;
   element("links").hidden = false;
-  if (!first) return element("links").replaceChildren(make("p", {}, "The last token, ", literal(token), ", has no link to a token farther back."));
-  const sentence = make("p", {}, "The last token, ", literal(token), `: head ${first.layer}.${first.head} puts ${weightText(first)} on `, literal(first.token), `${distanceText(first.distance)}.`);
+  if (!first) return element("links").replaceChildren(make("p", {}, "The last token, ", quoted(token), ", has no link to a token farther back."));
+  const sentence = make("p", {}, "The last token, ", quoted(token), `: head ${first.layer}.${first.head} puts ${weightText(first)} on `, quoted(first.token), `${distanceText(first.distance)}.`);
   const listed = others.slice(0, MAX_LISTED).map((link) => {
-    const button = make("button", { type: "button", className: "place" }, `${link.layer}.${link.head}: `, literal(link.token), ` ${weightText(link)}${distanceText(link.distance)}`);
+    const button = make("button", { type: "button", className: "place" }, `${link.layer}.${link.head}: `, quoted(link.token), ` ${weightText(link)}${distanceText(link.distance)}`);
     button.addEventListener("click", () => open(query, link));
     return make("li", {}, button);
   });

@@ -38,6 +38,7 @@ interface ModelPayload {
   output: string | null; // the text that an encoder–decoder wrote
   given: string[];
   runs: boolean;
+  compared?: string | null; // name of the model of the recording to compare with
   longest: number;
   notes: string[];
 }
@@ -64,6 +65,7 @@ interface WindowPayload {
 }
 
 interface CellPayload {
+  head?: string; // not in reports
   query: number;
   key: number;
   query_token: string;

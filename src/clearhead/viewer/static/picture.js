@@ -4,7 +4,7 @@ import { draw, make, themeColor } from "clearhead/dom.js";
 import { clamp, significant } from "clearhead/format.js";
 import { PALETTES, mapperShown } from "clearhead/heatmap.js";
 import { tokenOf, valueTitle } from "clearhead/shown_matrix.js";
-import { settings } from "clearhead/state.js";
+import { settings, state } from "clearhead/state.js";
 
 const MAX_SIDE = 640; // pixels of the map
 const MAX_CELL = 28; // pixels of a cell
@@ -61,7 +61,7 @@ export function mapPicture(matrix, title) {
     draw("rect", { width: total[0], height: total[1], fill: themeColor("paper", "light") }),
     text({ x: MARGIN, y: MARGIN + 13, "font-size": 15, "font-weight": 600 }, title),
     text({ x: middle[0], y: MARGIN + 32, "text-anchor": "middle" }, "keys"),
-    text({ x: MARGIN + 4, y: middle[1], "text-anchor": "middle", transform: `rotate(-90 ${MARGIN + 4} ${middle[1]})` }, "queries"),
+    text({ x: MARGIN + 4, y: middle[1], "text-anchor": "middle", transform: `rotate(-90 ${MARGIN + 4} ${middle[1]})` }, state.tokens?.written ? "queries (read → written)" : "queries"),
     ...down.map(({ at, text: label }) => text({ x: left - 6, y: top + at, "text-anchor": "end", "dominant-baseline": "central" }, label)),
     ...across.map(({ at, text: label }) => text({ x: left + at, y: top - 6, "dominant-baseline": "central", transform: `rotate(-90 ${left + at} ${top - 6})` }, label)),
     ...cells(matrix, { left, top, width, height }),

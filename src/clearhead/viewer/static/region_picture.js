@@ -4,7 +4,7 @@ import { draw, themeColor } from "clearhead/dom.js";
 import { FONT, MARGIN } from "clearhead/picture.js";
 
 const TITLE_HEIGHT = 30;
-const DRAWN_STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "opacity", "font-size", "font-weight", "text-anchor", "dominant-baseline", "display", "visibility"];
+const DRAWN_STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "opacity", "font-size", "font-weight", "text-anchor", "dominant-baseline", "vector-effect", "display", "visibility"];
 
 /**
  * Return a picture of an element in light colors.
@@ -65,6 +65,6 @@ function textAt(node, frame) {
   if (!width || !node.parentElement) return [];
   const { fontSize, fontWeight, color, visibility } = getComputedStyle(node.parentElement);
   if (visibility === "hidden") return [];
-  const attributes = { x: left - frame.left, y: top - frame.top + height / 2, "dominant-baseline": "central", "font-size": fontSize, "font-weight": fontWeight, fill: color };
-  return [draw("text", attributes, node.data.trim())];
+  const attributes = { x: left - frame.left, y: top - frame.top + height / 2, "dominant-baseline": "central", "font-size": fontSize, "font-weight": fontWeight, fill: color, style: "white-space: pre" };
+  return [draw("text", attributes, node.data.replace(/\s+/g, " "))];
 }

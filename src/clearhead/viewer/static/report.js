@@ -1,6 +1,7 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
 import "clearhead/borders.js";
+import "clearhead/compare.js";
 import "clearhead/export.js";
 import "clearhead/find.js";
 import "clearhead/gestures.js";
@@ -33,6 +34,7 @@ import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, t
 import { storedPicture } from "clearhead/stored_picture.js";
 import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
+import { compareAnswers } from "clearhead/stored_compare.js";
 import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_WINDOW_TOKENS = 512; // longest side of a window whose tokens are shown
@@ -236,6 +238,7 @@ const answers = {
     if (state.head) drawStoredHead(shown, stackShown());
   },
   theme: setTheme,
+  ...compareAnswers,
   picture: async ({ query, key }) => {
     const stack = stackShown();
     const picture = await storedPicture(stack, query, key);

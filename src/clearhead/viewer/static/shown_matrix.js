@@ -1,7 +1,7 @@
 // The window of the heatmap as ranges of queries and keys with their values, for exports and comparisons.
 
 import { binAt } from "clearhead/heatmap.js";
-import { settings, stackShown, tokenAt, windowShown } from "clearhead/state.js";
+import { settings, stackShown, tokenAt, windowShown, writtenAt } from "clearhead/state.js";
 
 /** @typedef {[start: number, end: number]} Range */
 /** @typedef {{ rows: Range[], keys: Range[], values: (number | undefined)[][], digits: number | undefined, sampled: boolean }} ShownMatrix */
@@ -39,8 +39,12 @@ function rangesFrom(start, end, bin, side) {
 /** @param {Range} range */
 export const isSingle = ([start, end]) => end - start === 1;
 
-/** Return the token of a range of one query or key, if it is known. @param {"query" | "key"} side @param {Range} range */
-export const tokenOf = (side, range) => (isSingle(range) ? tokenAt(side, range[0]) : undefined);
+/** Return the token of a range of one query or key, if it is known, with the token that the query writes. @param {"query" | "key"} side @param {Range} range */
+export function tokenOf(side, range) {
+  const token = isSingle(range) ? tokenAt(side, range[0]) : undefined;
+  const written = side === "query" && token !== undefined ? writtenAt(range[0]) : "";
+  return written ? `${token} → ${written}` : token;
+}
 
 /** Return what the values are, such as "largest weight of each bin". @param {ShownMatrix} matrix */
 export function valueTitle({ rows, keys, sampled }) {

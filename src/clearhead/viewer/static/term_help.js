@@ -35,7 +35,10 @@ function markTexts(box, seen) {
   for (const node of nodes) {
     if (!node.data.trim() || node.parentElement?.closest(`${TOKENS}, [data-term]`)) continue;
     const parts = node.data.split(/( · )/).flatMap((part) => partsOf(part, seen));
-    if (parts.some((part) => typeof part !== "string")) node.replaceWith(...parts);
+    if (parts.every((part) => typeof part === "string")) continue;
+    // a flex container would drop the spaces between its items
+    const isFlex = getComputedStyle(/** @type {Element} */ (node.parentElement)).display.includes("flex");
+    node.replaceWith(...(isFlex ? [make("span", {}, ...parts)] : parts));
   }
 }
 

@@ -102,7 +102,7 @@ export function wordAt(target) {
 }
 
 /** Mark the selected words, which are also the tab stops of their sides. */
-export function markWords() {
+function markWords() {
   for (const side of /** @type {Side[]} */ (["query", "key"])) {
     const selected = positionOf(side, state.cell?.[side]);
     buttons[side].forEach((button, position) => {
@@ -136,11 +136,24 @@ export function drawLines() {
   isolate(drawing.isolated);
 }
 
-/** Paint all lines; those of the selected query are darker. */
-export function paintLines() {
-  const selected = positionOf("query", state.cell?.query);
+let emphasized = -1; // position of the query whose lines are darker
+const opacityOf = (/** @type {Line} */ { query, weight }) => (query === emphasized ? 0.4 + 0.6 * weight : 0.1 + 0.5 * weight);
+
+function paintLines() {
+  emphasized = positionOf("query", state.cell?.query);
   const slots = colorSlots();
-  groups.every.replaceChildren(...drawing.lines.map((line) => pathOf(line, slots, line.query === selected ? 0.4 + 0.6 * line.weight : 0.1 + 0.5 * line.weight)));
+  groups.every.replaceChildren(...drawing.lines.map((line) => pathOf(line, slots, opacityOf(line))));
+}
+
+/** Mark the words of the selected cell and the lines of its query. */
+export function showSelection() {
+  markWords();
+  const former = emphasized;
+  emphasized = positionOf("query", state.cell?.query);
+  if (former === emphasized) return;
+  drawing.lines.forEach((line, index) => {
+    if (line.query === former || line.query === emphasized) groups.every.children[index].setAttribute("stroke-opacity", opacityOf(line).toFixed(3));
+  });
 }
 
 /** Return the height of a word in the picture, in pixels. */

@@ -7,7 +7,7 @@ import { headId, percent, stackTitle } from "clearhead/format.js";
 import { thumbnailOf } from "clearhead/grid.js";
 import { colorSlots, headCount, MAX_HEADS_ON, toggleHead, turnOn, turnOnAll } from "clearhead/head_toggles.js";
 import { on, openHead, stackShown, state } from "clearhead/state.js";
-import { drawing, drawLines, drawWords, markWords, paintLines } from "clearhead/word_lines.js";
+import { drawing, drawLines, drawWords, showSelection } from "clearhead/word_lines.js";
 
 // -- stack and layer -----------------------------------------------------------------------------------------------------------
 
@@ -96,11 +96,7 @@ on("head", () => {
   const { words } = drawing;
   if (words && state.words === words && words.stack === state.head?.stack && words.layer === state.head.layer) linesChanged();
 });
-on("cell", () => {
-  if (!drawing.words) return;
-  markWords();
-  paintLines();
-});
+on("cell", () => drawing.words && showSelection());
 function linesChanged() {
   drawLines();
   describeWords();

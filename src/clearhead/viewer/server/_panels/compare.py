@@ -6,16 +6,18 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from clearhead._utils.text import short_token
-from clearhead.recording import Address, Recording, Tokens
+from clearhead.recording import Address, Recording
 from clearhead.viewer._heatmap import Heatmap, HeatmapWindow, ProgressiveHeatmap, is_exact
 from clearhead.viewer._payloads import Payload
 from clearhead.viewer._recording_cache import RecordingCache
+from clearhead.viewer._row_labels import row_label
 from clearhead.viewer.server._page_state import Request, parse_address
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._tasks import Steps, Update
 
 MAX_COMPARED_BINS = 256  # bins per axis
 MAX_COMPARED_TOKENS = 40  # longest side whose tokens are sent
+MAX_LABEL_COLUMNS = 14  # width of a label, in character cells
 SAME_HEAD = "same"  # pins the head with the name of the shown head, in another text or recording
 
 
@@ -58,7 +60,7 @@ class ComparePanel(Panel):
             self.tasks.start("compare", self._steps(self.shown, self._request), background=True)
 
     def _steps(self, shown: Selection, request: Request) -> Steps:
-        cache = self._cache or self.texts.recorded(self.texts.chosen(request)).cache
+        cache = self._cache or self._recorded(request)
         yield lambda: self._keep(cache)
         pinned = _pinned(shown, cache, request)
         reason = _reason(shown, pinned)
@@ -69,6 +71,14 @@ class ComparePanel(Panel):
             difference = base.values - heatmap.values
         payload = {**_payload(pinned, heatmap), "difference": difference, "reason": reason}
         yield lambda: self.state.update(compare=payload)
+
+    def _recorded(self, request: Request) -> RecordingCache:
+        """Return the recording of the pinned head. Runs the model if needed."""
+        if not request.get("recording"):
+            return self.texts.recorded(self.texts.chosen(request)).cache
+        if self.texts.compared is None:
+            raise ValueError("this viewer has no recording to compare with; expected --compare")
+        return self.texts.compared
 
     def _keep(self, cache: RecordingCache) -> None:
         is_new = self._cache is None
@@ -143,13 +153,11 @@ def _payload(pinned: Selection, heatmap: Heatmap) -> Payload:
         "bins": list(heatmap.bin_size),
         "shape": list(heatmap.values.shape),
         "values": heatmap.values,
-        "queries": _texts(pinned.stack.queries, row, row_end),
-        "keys": _texts(pinned.stack.keys, key, key_end),
+        "queries": _labels(row, row_end, lambda query: row_label(pinned.stack, query, MAX_LABEL_COLUMNS)),
+        "keys": _labels(key, key_end, lambda index: short_token(pinned.stack.keys.texts[index], MAX_LABEL_COLUMNS)),
     }
 
 
-def _texts(tokens: Tokens, start: int, end: int) -> list[str]:
-    """Return the tokens of a side; empty if there are too many to draw."""
-    if end - start > MAX_COMPARED_TOKENS:
-        return []
-    return [short_token(text, 14) for text in tokens.texts[start:end]]
+def _labels(start: int, end: int, label: Callable[[int], str]) -> list[str]:
+    """Return the labels of a side; empty if there are too many to draw."""
+    return [label(index) for index in range(start, end)] if end - start <= MAX_COMPARED_TOKENS else []

@@ -1,0 +1,61 @@
+// Answers of a report to the requests of compare.js: the pinned head and its difference, from the stored heads.
+
+import { headOf } from "clearhead/grid.js";
+import { announce, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
+import { stackNamed, storedLayer, textsOf } from "clearhead/stored.js";
+
+const MAX_COMPARED_TOKENS = 40; // longest side whose tokens are drawn
+
+/** @type {string | undefined} */
+let pinned;
+let turn = 0;
+
+async function refresh() {
+  const head = pinned && headOf(pinned);
+  if (!head || !state.head) return;
+  const now = ++turn;
+  const [stack, shownStack] = [stackNamed(head.stack), /** @type {StoredStack} */ (stackShown())];
+  const [stored, shown] = await Promise.all([head, state.head].map(async (each) => (await storedLayer(each.stack, each.layer))[each.head]));
+  if (now !== turn) return;
+  const isSameShape = stack.queries === shownStack.queries && stack.keys === shownStack.keys;
+  const window = isSameShape ? windowShown() : [0, stack.queries, 0, stack.keys];
+  const [values, base] = [stored, shown].map((each) => each.values(settings.reduce));
+  const written = textsOf(stack, "written");
+  const all = { query: textsOf(stack, "query").map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read)), key: textsOf(stack, "key") };
+  const texts = (/** @type {"query" | "key"} */ side, /** @type {number} */ start, /** @type {number} */ end) =>
+    end - start <= MAX_COMPARED_TOKENS ? all[side].slice(start, end) : [];
+  const size = (/** @type {StoredStack} */ { queries, keys }) => `${queries.toLocaleString("en")} × ${keys.toLocaleString("en")}`;
+  state.compare = {
+    ...head, window, row: 0, key: 0, bins: stack.bins, shape: [stored.rows, stored.keys], values,
+    difference: isSameShape ? base.map((value, index) => value - values[index]) : null,
+    reason: isSameShape ? "" : `The shown matrix has ${size(shownStack)} weights and the pinned one ${size(stack)}, so they have no difference.`,
+    queries: texts("query", window[0], window[1]), keys: texts("key", window[2], window[3]),
+  };
+  announce("compare");
+  selectCell();
+}
+
+/** Send the weights of the selected cell in both heads, if every cell is stored. */
+function selectCell() {
+  const { compare, cell } = state;
+  if (!compare || !cell) return;
+  const { shape, values, difference, bins } = compare;
+  const index = cell.query * shape[1] + cell.key;
+  const weights = difference && bins[0] === 1 && bins[1] === 1 ? [difference[index] + values[index], values[index]] : [];
+  state.compared_cell = { query: cell.query, key: cell.key, weights };
+  announce("compared_cell");
+}
+
+/** Requests that compare.js sends, by kind. @type {Record<string, (request: any) => void>} */
+export const compareAnswers = {
+  pin: ({ head }) => {
+    pinned = head;
+    refresh();
+  },
+  unpin: () => {
+    pinned = undefined;
+    turn++;
+  },
+};
+for (const event of ["head", "tokens", "settings"]) on(event, refresh);
+on("cell", selectCell);
