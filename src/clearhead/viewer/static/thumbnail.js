@@ -40,7 +40,7 @@ export function makeThumbnail(stack, layer, head) {
   const canvas = make("canvas", { width: 1, height: 1 });
   const [name, value, bar] = ["name", "value", "meter"].map((className) => make("span", { className }));
   const chips = make("span", { className: "chips" });
-  const caption = make("span", { className: "facts" }, name, value);
+  const caption = make("span", { className: "thumb-caption" }, name, value);
   const button = make("button", { type: "button", className: "thumb", tabIndex: -1 }, canvas, bar, caption, chips);
   button.dataset.head = id;
   button.addEventListener("click", () => {
