@@ -4,7 +4,7 @@ import { element, make, themeColor } from "clearhead/dom.js";
 import { headId, stackTitle } from "clearhead/format.js";
 import { PALETTES } from "clearhead/heatmap.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
-import { keepChoice, setOptions } from "clearhead/selects.js";
+import { forgetMissingChoices, keepChoice, setOptions } from "clearhead/selects.js";
 import { on, settings, state } from "clearhead/state.js";
 import { describeThumbnail, discardThumbnail, makeThumbnail, paintThumbnail, setThumbnailColors } from "clearhead/thumbnail.js";
 
@@ -50,6 +50,7 @@ export function fillGrid(payload) {
     return thumbnail ? [Object.assign(thumbnail, { payload: headPayload })] : [];
   });
   fillSelects(); // the order of the address may become possible
+  if ([...thumbnails.values()].every((thumbnail) => thumbnail.payload)) forgetMissingChoices();
   const { statistic, isSorted } = order();
   for (const thumbnail of filled) {
     describeThumbnail(thumbnail, statistic, isSorted);

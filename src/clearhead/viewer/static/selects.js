@@ -19,6 +19,13 @@ export function setOptions(list, options) {
   select.value = hasOption(select, chosen) ? chosen : select.options[0]?.value;
 }
 
+/** Forget choices without an option, once all options have arrived. Such a choice came from an invalid address. */
+export function forgetMissingChoices() {
+  const missing = [...wanted].filter(([id, value]) => !hasOption(element(id), value));
+  for (const [id] of missing) wanted.delete(id);
+  if (missing.length) writeAddress();
+}
+
 /** Keep the choice of a select in the address. @param {string} id @param {() => void} changed follows every new choice */
 export function keepChoice(id, changed) {
   const select = element(id);
