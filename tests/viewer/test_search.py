@@ -127,7 +127,7 @@ class TestPanel:
     def panel(self, cursor=None):
         recording = decoder("abcdefghijklmnop", special=(3,))
         shown = Selection(RecordingCache(recording), ("decoder", 1, 2), HeatmapWindow(0, 16, 0, 16), cursor)
-        return FindPanel(PageState(), DirectTasks(), lambda: shown)
+        return FindPanel(PageState(), DirectTasks(), lambda: shown, None)
 
     def ask(self, kind, cursor=None, **request):
         panel = self.panel(cursor)

@@ -40,7 +40,7 @@ def model_payload(written):
 
 def array_bytes(written):
     """Return the size of the arrays in a report's page."""
-    return sum(map(len, re.findall(r'id="layer-[^>]*>([^<]*)<', written.html)))
+    return sum(map(len, re.findall(r'<script[^>]* id="layer-[^>]*>([^<]*)<', written.html)))
 
 
 class TestContents:
