@@ -61,7 +61,7 @@ def hover_times(page: Page) -> list[float]:
     """Move the mouse over words and return the time of each answer in milliseconds."""
     page.script(HOVER)
     words = page.script(
-        "return [...document.querySelectorAll('#lines [data-word]')].map((word) => {"
+        "return [...document.querySelectorAll('#lines .word')].map((word) => {"
         " const box = word.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })"
     )
     for index in range(HOVERS):

@@ -155,6 +155,7 @@ class TestContents:
         assert stack["bins"] == [4, 4]  # 8 heads with at most 64 bins per axis
         assert stack["bar"] == 1
 
+    @pytest.mark.slow
     def test_many_heads_keep_the_file_small(self):
         recording = decoder([str(index) for index in range(300)], layers=1, heads=16, mask=None)
         [weights], tokens = recording["decoder"].layers, recording["decoder"].queries
