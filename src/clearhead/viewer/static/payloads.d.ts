@@ -77,6 +77,7 @@ interface CellPayload {
 
 /** Weights of the selected query for the keys of the window. */
 interface RowPayload {
+  head: string;
   query: number;
   start: number; // first key
   row: ArrayLike<number>;
@@ -96,6 +97,7 @@ interface WordsPayload {
 }
 
 interface NextTokensPayload {
+  stack: string;
   query: number;
   tokens: [text: string, probability: number][];
 }
@@ -192,6 +194,7 @@ interface CalculationPayload {
   output: number[] | null;
   projected?: number[] | null; // output through W_O, if it is known
   position: number; // index of the query
+  key: number; // index of the selected key
   explained: boolean; // /explain.html can work out this row
 }
 
