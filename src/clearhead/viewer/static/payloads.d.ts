@@ -209,12 +209,14 @@ interface ComparePayload {
   bins: number[];
   shape: number[];
   values: ArrayLike<number>;
+  shown: string; // head from which the pinned one is subtracted
   difference: ArrayLike<number> | null;
   reason: string; // why there is no difference
   queries: string[];
   keys: string[];
 }
 interface ComparedCellPayload {
+  shown: string;
   query: number;
   key: number;
   weights: number[]; // of the shown and of the pinned head; empty if their shapes differ
