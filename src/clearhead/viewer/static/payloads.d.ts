@@ -165,12 +165,6 @@ interface TokenPicturePayload {
   weights: number[][];
 }
 
-/** Answer to `{kind: "statistics"}`: the table of all heads. */
-interface StatisticsPayload {
-  columns: [name: string, heading: string, tooltip: string][];
-  rows: { id: string; head: string; labels: string; cells: string[] }[];
-}
-
 interface RowTerm {
   key: number;
   token: string;
