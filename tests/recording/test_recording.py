@@ -119,11 +119,19 @@ def test_optional_parts_are_moved_saved_and_loaded(tmp_path):
             "expected .positions, count",
         ),
         (
+            {"tensors": lambda tensors: put(tensors, "probabilities", lambda old: old.to(torch.float8_e4m3fn))},
+            "expected .positions, count",
+        ),
+        (
             {"tensors": lambda tensors: cut(tensors, "value_norms")},
             "Stack: value_norms.0. is .*; expected floats .3, 4.",
         ),
         ({"tensors": lambda tensors: put(tensors, "value_norms", lambda old: -old)}, "value_norms.0. is negative"),
         ({"tensors": lambda tensors: put(tensors, "value_norms", lambda old: old * torch.nan)}, "or not finite"),
+        (
+            {"tensors": lambda tensors: put(tensors, "value_norms", lambda old: old.to(torch.float8_e5m2))},
+            "Stack: value_norms.0. is .*; expected floats",
+        ),
         (
             {"tensors": lambda tensors: without(tensors, "1.value_norms")},
             "Stack: value_norms has 1 layers; expected 2",

@@ -136,3 +136,11 @@ def test_head_of_a_recording_follows_the_shown_head(page, tmp_path):
         assert page.text("compare-heading").endswith("of “recording of a model”")
         page.click("#unpin")
         assert not page.find("#compare").is_displayed()
+
+
+def test_report_ignores_a_pinned_head_of_another_text(page, tmp_path):
+    path = tmp_path / "report.html"
+    report(decoder(PLAIN_TOKENS), path, view="head=decoder.0.3&pin=decoder.1.2%40text%3Aother")
+    page.open(path.as_uri())
+    assert not page.find("#compare").is_displayed()
+    assert "pin" not in page.fragment

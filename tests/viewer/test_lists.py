@@ -79,3 +79,13 @@ def test_hidden_sinks_are_left_out_of_the_lists(page, lists):
     assert not any("<s>" in chip for _, *chips in rows(page) for chip in chips)
     page.click("#hide")
     page.until(lambda: page.text("from-heading") == "What  for attends to")
+
+
+def test_another_head_of_the_same_cell_is_marked(page, lists):
+    page.open(lists, "#head=decoder.0.0&cell=5-2")
+    for head in (0, 2):  # the lists are equal, so the server sends them once
+        page.click(f"[data-head='decoder.0.{head}']")
+        page.settle()
+        for table in ("from", "to"):
+            marked = [row.find_element("css selector", "th").text for row in page.all(f"#{table} tr.chosen")]
+            assert marked == [f"layer 0, head {head}"]

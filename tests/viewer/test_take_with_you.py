@@ -207,6 +207,12 @@ def test_calculation_ends_at_the_output_and_links_to_its_page(page, browser, tra
     assert parse_number(stated.rstrip(".")) == max(norms.values()) == norms["11"]
     width = page.script("return document.querySelector('#vectors tr:last-child').cells.length - 2")
     assert f"{width} numbers" in page.text("vectors-note")
+    for key in (10, 11):  # both are listed, so the rest of the calculation stays the same
+        page.open(translator.url, f"#head=cross.2.5&cell=3-{key}")
+        assert f"cell=3-{key}" in page.find("#explain-link").get_property("href")
+        page.module_script("state.cell && ask('cursor', { query: 3, key: arguments[0] })", 21 - key)
+        page.until(lambda key=key: f"cell=3-{21 - key}" in page.find("#explain-link").get_property("href"))
+    page.open(translator.url, "#head=cross.2.5&cell=3-11")
     first = browser.current_window_handle
     page.click("#explain-link")
     page.until(lambda: len(browser.window_handles) == 2)

@@ -86,6 +86,15 @@ def test_first_screen_shows_the_translation_its_lines_and_a_caption(page, transl
     assert page.text("from-heading") == "What から → 帰 attends to"
 
 
+def test_next_tokens_of_the_decoder_are_not_those_of_the_encoder(page, translator):
+    page.open(translator.url, "#head=decoder.2.5&cell=3-2")
+    page.until(lambda: "the model expects" in page.text("next"))
+    page.module_script("ask('go', { head: 'encoder.2.5', cursor: [3, 2] })")  # the same position of another text
+    page.until(lambda: page.text("head-heading").startswith("Encoder"))
+    page.settle()
+    assert page.text("next") == ""
+
+
 def test_lines_are_the_weights_of_the_heads_that_are_on(page, small):
     recording, url = small
     page.open(url, "#head=decoder.1.2")

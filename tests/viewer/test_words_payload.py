@@ -74,7 +74,11 @@ def test_written_tokens_label_rows_and_next_tokens_follow_the_query():
     assert words_payload(cache, ("cross", 0, 0), shown)["written"] == ["e", "f", "", "y" * 30]
     cross = recording["cross"]
     assert [row_label(cross, query, 14) for query in range(4)] == ["d → e", "e → f", "f", "xxxxx… → yyyy…"]
-    assert next_tokens_payload(cache, "cross", 0) == {"query": 0, "tokens": [["e", 0.5], ["\\n", 0.25]]}
+    assert next_tokens_payload(cache, "cross", 0) == {
+        "stack": "cross",
+        "query": 0,
+        "tokens": [["e", 0.5], ["\\n", 0.25]],
+    }
     assert next_tokens_payload(cache, "cross", 1) is None
     assert next_tokens_payload(cache, "encoder", 0) is None
     assert next_tokens_payload(SHORT, "decoder", 0) is None

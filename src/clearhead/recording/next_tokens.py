@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead._utils.checks import check_int, describe
+from clearhead._utils.tensor_checks import FLOAT_DTYPES
 from clearhead._utils.text import count_noun, is_unicode
 
 NEXT_TOKENS = 5  # kept at each position
@@ -36,7 +37,7 @@ class NextTokens:
 
     def __post_init__(self) -> None:
         probabilities, rows = self.probabilities, len(self.texts)
-        if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point() or probabilities.ndim != 2:
+        if not isinstance(probabilities, Tensor) or probabilities.dtype not in FLOAT_DTYPES or probabilities.ndim != 2:
             raise ValueError(f"NextTokens: probabilities is {describe(probabilities)}; expected [positions, count]")
         if not rows == len(self.positions) == len(probabilities) or not probabilities.numel():
             raise ValueError(

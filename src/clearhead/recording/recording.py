@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import FLOAT_DTYPES
 from clearhead._utils.text import is_unicode
 from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
@@ -112,7 +113,7 @@ class Stack:
             raise ValueError(f"Stack: value_norms has {len(norms)} layers; expected {len(self.layers)}")
         for index, (layer, weights) in enumerate(zip(norms, self.layers, strict=True)):
             shape = (weights.shape[1], weights.shape[3])
-            if not isinstance(layer, Tensor) or not layer.is_floating_point() or layer.shape != shape:
+            if not isinstance(layer, Tensor) or layer.dtype not in FLOAT_DTYPES or layer.shape != shape:
                 raise ValueError(f"Stack: value_norms[{index}] is {describe(layer)}; expected floats {list(shape)}")
             if not bool(((layer >= 0) & (layer < torch.inf)).all()):
                 raise ValueError(f"Stack: value_norms[{index}] is negative or not finite; expected norms")

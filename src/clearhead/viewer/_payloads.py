@@ -14,7 +14,7 @@ from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
 from clearhead.viewer._row_labels import row_label, written_text, written_texts
-from clearhead.viewer._statistics_table import COLUMNS, head_values
+from clearhead.viewer._statistics_table import COLUMNS, head_id, head_values
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens
 from clearhead.viewer._words_payload import stack_languages
@@ -104,7 +104,7 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
     """Return one weight and its score."""
     weights, stack = cache.recording.weights(address), cache.recording[address[0]]
     return {
-        "head": ".".join(map(str, address)),  # equal cells of two heads must differ: Bokeh sends changes only
+        "head": head_id(address),  # equal cells of two heads must differ: Bokeh sends changes only
         "query": query,
         "key": key,
         "query_token": short_token(stack.queries.texts[query]),
@@ -130,6 +130,7 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
         **calculation,
         "token": short_token(stack.queries.texts[query]),
         "position": query,
+        "key": key,  # equal rows of two keys must differ: Bokeh sends changes only
         "explained": is_explainable(cache, address),
     }
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from clearhead.analysis import HeadStatistics
 from clearhead.recording import Address
-from clearhead.viewer._recording_cache import RecordingCache
 
 
 class Column(NamedTuple):
@@ -55,19 +53,6 @@ def statistics_row(
         text = "" if value is None else f"{value:+d}" if isinstance(value, int) else f"{value:.3f}"
         cells.append("0" if text and not float(text) else text.replace("-", "−"))
     return {"id": head_id(address), "head": head_title(address), "labels": ", ".join(labels), "cells": cells}
-
-
-def statistics_payload(cache: RecordingCache) -> Iterator[dict[str, Any] | None]:
-    """Yield None after each layer, then the columns and rows of the table of all heads."""
-    statistics: dict[Address, HeadStatistics] = {}
-    for name, stack in cache.recording.stacks.items():
-        for layer in range(len(stack.layers)):
-            for head, thumbnail in enumerate(cache.thumbnails(name, layer)):
-                statistics[name, layer, head] = thumbnail.statistics
-            yield None
-    columns = used_columns(statistics)
-    rows = [statistics_row(address, head, cache.labels(address), columns) for address, head in statistics.items()]
-    yield {"columns": [list(column) for column in columns], "rows": rows}
 
 
 def head_id(address: Address) -> str:

@@ -13,6 +13,7 @@ from clearhead.recording import Address, Recording, is_self_attention
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_labels import written_texts
+from clearhead.viewer._statistics_table import head_id
 
 MAX_WHOLE_TOKENS = 48  # longest side that is drawn as a whole
 WINDOW_TOKENS = 20  # tokens of a longer side, around the cursor
@@ -83,7 +84,7 @@ def row_payload(cache: RecordingCache, address: Address, query: int, window: Hea
     if window.key_end - window.key > MAX_ROW_TOKENS:
         return None
     row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
-    return {"query": query, "start": window.key, "row": row.float().cpu().numpy()}
+    return {"head": head_id(address), "query": query, "start": window.key, "row": row.float().cpu().numpy()}
 
 
 def next_tokens_payload(cache: RecordingCache, name: str, query: int) -> Payload | None:
@@ -94,7 +95,8 @@ def next_tokens_payload(cache: RecordingCache, name: str, query: int) -> Payload
     predicted = recording.next_tokens.at(query)
     if not predicted:
         return None
-    return {"query": query, "tokens": [[short_token(text), probability] for text, probability in predicted]}
+    tokens = [[short_token(text), probability] for text, probability in predicted]
+    return {"stack": name, "query": query, "tokens": tokens}
 
 
 def stack_languages(recording: Recording, name: str) -> list[str] | None:

@@ -3,11 +3,15 @@
 import json
 import re
 import socket
+import threading
 import urllib.parse
+from dataclasses import replace
 
 import pytest
+import torch
 
 from clearhead import report, view
+from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
 from clearhead.viewer._explain_page import explain_page
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report import _details
@@ -86,6 +90,8 @@ def test_the_cookie_is_required(viewer, value):
         ({"text": ""}, None),  # the text of a recording
         ({"given": "99"}, None),
         ({"view": "head=none.9.9&cell=999999999-1", "other": "x"}, None),
+        ({"note": "あ" * 10_000}, None),  # an address of 90,000 bytes
+        ({"text": "あ" * 20_000}, "this is a recording"),
     ],
 )
 def test_wrong_parameters_are_refused_as_plain_text(viewer, parameters, message, caplog):
@@ -95,6 +101,19 @@ def test_wrong_parameters_are_refused_as_plain_text(viewer, parameters, message,
         assert headers["Content-Type"] == "text/plain; charset=utf-8"
         assert message in text
     assert caplog.records == []
+
+
+def test_next_tokens_of_a_report_are_computed_in_the_worker_thread():
+    threads = []
+
+    def predict(positions):
+        threads.append(threading.current_thread().name)
+        return NextTokens((("a",),) * len(positions), torch.ones(len(positions), 1), tuple(positions))
+
+    recording = replace(RECORDING, next_tokens=DeferredNextTokens(predict, range(10)))
+    with view(recording, browser=False, wait=False) as viewer:
+        assert download(viewer)[0] == 200
+    assert [name.partition("_")[0] for name in threads] == ["clearhead"]
 
 
 def test_explanation_is_that_of_the_cell(viewer):

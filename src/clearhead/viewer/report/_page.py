@@ -31,11 +31,15 @@ from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """Data of a report: sampling plans by stack, layers and their compressed arrays by stack and layer index."""
+    """Data of a report: sampling plans by stack, layers and their compressed arrays by stack and layer index.
+
+    `next_tokens` is the compressed list of the most probable next tokens.
+    """
 
     plans: dict[str, SamplingPlan]
     layers: dict[tuple[str, int], ReportLayer]
     compressed: dict[tuple[str, int], str]
+    next_tokens: str
 
 
 def compress(data: bytes) -> str:
@@ -82,7 +86,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 "import_map": inline_modules(),
                 "live": False,
                 "tokens": compress(json.dumps(texts).encode()),
-                "next_tokens": compress(json.dumps(_next_tokens(recording)).encode()),
+                "next_tokens": data.next_tokens,
                 "layers": [
                     {"stack": name, "index": layer_index, "data": text}
                     for (name, layer_index), text in data.compressed.items()
@@ -161,15 +165,18 @@ def _relation_row(score: RelationScore) -> Payload:
     }
 
 
-def _next_tokens(recording: Recording) -> list[tuple[int, list[tuple[str, float]]]]:
-    """Return the most probable next tokens by position; empty for a model that predicts none."""
+def compress_next_tokens(recording: Recording) -> str:
+    """Return the most probable next tokens by position, compressed; an empty list for a model that predicts none.
+
+    Runs the language-model head if they are deferred.
+    """
     predicted = recording.next_tokens and recording.next_tokens.computed()
-    if predicted is None:
-        return []
-    return [
-        (position, [(short_token(text), round(probability, 4)) for text, probability in predicted.at(position)])
-        for position in predicted.positions
+    rows = () if predicted is None else ((position, predicted.at(position)) for position in predicted.positions)
+    listed = [
+        (position, [(short_token(text), round(probability, 4)) for text, probability in tokens])
+        for position, tokens in rows
     ]
+    return compress(json.dumps(listed).encode())
 
 
 def _short_tokens(tokens: Tokens) -> list[str]:

@@ -16,7 +16,7 @@ from clearhead.recording import Recording, Stack
 from clearhead.viewer._media_payload import grid_side
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report._details import ReportDetails, focused_queries
-from clearhead.viewer.report._page import ReportData, compress, render_page
+from clearhead.viewer.report._page import ReportData, compress, compress_next_tokens, render_page
 from clearhead.viewer.report._report_layer import MAX_BARS, ReportLayer, SamplingPlan, summarize_layer
 from clearhead.watching.seen import Seen
 
@@ -138,7 +138,7 @@ def finish_report(cache: RecordingCache, data: ReportData, details: ReportDetail
 def fit_to_size(
     cache: RecordingCache, plans: dict[str, SamplingPlan], layers: dict[tuple[str, int], ReportLayer]
 ) -> ReportData:
-    """Pack and compress the layers, with half the queries until they fit into `MAX_ARRAY_BYTES`."""
+    """Compress the next tokens and the layers, with half the queries until the layers fit into `MAX_ARRAY_BYTES`."""
     queries = max(len(plan.query_indices) for plan in plans.values())
     while True:
         positions = {name: plan.positions(queries) for name, plan in plans.items()}
@@ -148,7 +148,7 @@ def fit_to_size(
             packed = layer.subsampled(positions[name]).pack(stored[name], len(cache.recording[name].keys))
             compressed[name, index] = compress(packed)
         if sum(map(len, compressed.values())) <= MAX_ARRAY_BYTES or queries <= MIN_STORED_QUERIES:
-            return ReportData(stored, layers, compressed)
+            return ReportData(stored, layers, compressed, compress_next_tokens(cache.recording))
         queries //= 2
 
 

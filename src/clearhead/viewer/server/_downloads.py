@@ -66,7 +66,7 @@ class DownloadHandler(RequestHandler):
         self.downloads.active += 1
         try:
             await self.respond()
-        except (TypeError, ValueError, OverflowError, ImportError) as error:
+        except (TypeError, ValueError, OverflowError, ImportError, RuntimeError) as error:
             self.set_status(400)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.finish(" ".join(str(error).split())[:500])

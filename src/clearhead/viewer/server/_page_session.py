@@ -22,6 +22,7 @@ from clearhead.viewer._heatmap import (
     band_cells,
     is_exact,
 )
+from clearhead.viewer._statistics_table import head_id
 from clearhead.viewer._templates import TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
@@ -137,7 +138,7 @@ class PageSession:
     def _show_text(self, text: str, recorded: Recorded, request: Request) -> None:
         self._tasks.cancel_all()
         if "head" not in request and self._state.head is not None:
-            request = {**request, "head": ".".join(map(str, self._shown.address))}
+            request = {**request, "head": head_id(self._shown.address)}
         self._text, cache = text, recorded.cache
         self._shown = replace(self._shown, cache=cache, address=next(iter(cache.recording.heads())), cursor=None)
         texts = self._texts.choices
@@ -161,7 +162,7 @@ class PageSession:
             return
 
         def first_head_steps() -> Steps:
-            head = ".".join(map(str, cache.clearest_head()))
+            head = head_id(cache.clearest_head())
             yield lambda: self._open({**request, "head": head})
 
         self._tasks.start("first", first_head_steps())

@@ -10,6 +10,7 @@ from bokeh.model import DataModel
 
 from clearhead.recording import Address, Recording
 from clearhead.viewer._heatmap import HeatmapWindow
+from clearhead.viewer._statistics_table import head_id
 
 Request = dict[str, Any]
 
@@ -31,7 +32,6 @@ class PageState(DataModel):
     search: Any = AnyValue(default=None)
     links: Any = AnyValue(default=None)
     picture: Any = AnyValue(default=None)
-    statistics: Any = AnyValue(default=None)
     compare: Any = AnyValue(default=None)
     compared_cell: Any = AnyValue(default=None)
     status: Any = AnyValue(default=None)
@@ -41,7 +41,7 @@ class PageState(DataModel):
 
 def parse_address(recording: Recording, text: str) -> Address:
     """Return the head with a name such as "decoder.3.5", or the first head if the name is unknown."""
-    heads = {".".join(map(str, address)): address for address in recording.heads()}
+    heads = {head_id(address): address for address in recording.heads()}
     return heads.get(text, next(iter(heads.values())))
 
 

@@ -37,7 +37,7 @@ from clearhead.watching.seen import Seen
 DEFAULT_PORT = 5006
 MAX_PORT_ATTEMPTS = 100  # ports tried after the first
 CLOSE_GRACE_S = 0.1  # seconds to wait so that close messages reach the pages
-MAX_MESSAGE_BYTES = 2**20  # largest message from a page
+MAX_MESSAGE_BYTES = 2**20  # largest message or address from a page
 IDLE_TIMEOUT_S = 60.0  # seconds to wait for a complete request
 LINK_LIFETIME_S = 120.0  # seconds until the link passed to a browser expires
 
@@ -231,7 +231,11 @@ def _server(texts: Texts, access: Access, bound: socket.socket) -> tuple[BaseSer
         websocket_max_message_size_bytes=MAX_MESSAGE_BYTES,
     )
     http = HTTPServer(
-        tornado, idle_connection_timeout=IDLE_TIMEOUT_S, body_timeout=IDLE_TIMEOUT_S, max_body_size=MAX_MESSAGE_BYTES
+        tornado,
+        idle_connection_timeout=IDLE_TIMEOUT_S,
+        body_timeout=IDLE_TIMEOUT_S,
+        max_header_size=MAX_MESSAGE_BYTES,  # addresses of downloads contain a typed text: 9 bytes per Japanese letter
+        max_body_size=MAX_MESSAGE_BYTES,
     )
     http.add_socket(bound)
     return BaseServer(IOLoop.current(), tornado, http), http

@@ -40,7 +40,7 @@ function showCalculation() {
   const head = make("tr", {}, make("th", { scope: "col", textContent: "key" }), ...titles);
   const rows = calculation.terms.map((term) => {
     const key = make("th", { scope: "row" }, `${term.key} `, literal(term.token));
-    return make("tr", { className: term.key === state.cell?.key ? "chosen" : "" }, key, ...columns.map(([, value]) => cell(value(term))));
+    return make("tr", { className: term.key === calculation.key ? "chosen" : "" }, key, ...columns.map(([, value]) => cell(value(term))));
   });
   const remaining = make("tr", {}, make("th", { scope: "row", textContent: "all other keys" }), ...columns.map(([, , others]) => cell(others)));
   element("terms").replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows, remaining));
@@ -49,7 +49,7 @@ function showCalculation() {
 }
 
 /** Say what the head adds to the residual stream, and link to the page that works the row out. @param {CalculationPayload} calculation */
-function showOutput({ output, projected, terms, token, position, explained }) {
+function showOutput({ output, projected, terms, token, position, key, explained }) {
   const largest = terms.reduce((best, term) => ((term.projected_norm ?? 0) > (best.projected_norm ?? 0) ? term : best), terms[0]);
   const reason = output ? "W_O of this model is not known, so the calculation ends at the output of the head." : "";
   const parts = projected
@@ -63,8 +63,7 @@ function showOutput({ output, projected, terms, token, position, explained }) {
   const link = element("explain-link");
   link.hidden = !explained || !state.head;
   if (link.hidden || !state.head) return;
-  const cell = `${position}-${state.cell?.query === position ? state.cell.key : largest.key}`;
-  link.href = `/explain.html?${new URLSearchParams({ head: headId(state.head), cell, ...textAsked() })}`;
+  link.href = `/explain.html?${new URLSearchParams({ head: headId(state.head), cell: `${position}-${key}`, ...textAsked() })}`;
 }
 
 /** @param {CalculationPayload} calculation */

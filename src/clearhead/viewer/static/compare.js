@@ -32,6 +32,7 @@ function restorePin(value) {
   if (!/^([^@]+\.\d+\.\d+|same)$/.test(head)) return value ? undefined : unpin();
   const parameters = new URLSearchParams(location.hash.slice(1));
   const asShown = Object.fromEntries(["text", "given"].filter((name) => parameters.has(name)).map((name) => [name, parameters.get(name)]));
+  if (source && !element("run")) return unpin(); // a report has no other text and no other recording
   if (source === "recording") return pin({ head, text: { recording: true } });
   const text = source.startsWith("text:") ? { text: source.slice(5) } : /^\d+$/.test(source) ? { given: Number(source) } : asShown;
   pin({ head, text });
@@ -77,6 +78,9 @@ function sourceName() {
   return "text" in text ? String(text.text) : (state.model.given[text.given ?? 0] ?? "");
 }
 
+/** Return whether an answer is that of the shown head; after a change of the head, its answer follows. @param {{ shown: string }} answer */
+const isOfShown = ({ shown }) => Boolean(state.head && shown === headId(state.head));
+
 function showCompared() {
   const { compare } = state;
   if (!compare || !pinned) return;
@@ -86,8 +90,8 @@ function showCompared() {
   element("pinned-caption").textContent = `Pinned: ${title}`;
   element("to-compare").textContent = `compared with ${stackTitle(compare.stack)} ${compare.layer}.${compare.head} ↓`;
   element("compare-note").textContent = isPinnedShown() ? "This head is pinned. Open another head or text to compare it." : compare.reason;
-  element("compare-status").textContent = "";
-  element("difference").hidden = !compare.difference || isPinnedShown();
+  element("compare-status").textContent = isOfShown(compare) ? "" : "computing …";
+  element("difference").hidden = !compare.difference || isPinnedShown() || !isOfShown(compare);
   draw();
   readOut();
 }
@@ -123,10 +127,10 @@ function channels(color) {
 function readOut(at) {
   const { compare, compared_cell: selected } = state;
   const box = element("compare-readout");
-  if (!compare?.difference || isPinnedShown()) return box.replaceChildren();
+  if (!compare?.difference || isPinnedShown() || !isOfShown(compare)) return box.replaceChildren();
   const cell = at ?? selected;
   if (!cell) return box.replaceChildren();
-  const isExact = cell.query === selected?.query && cell.key === selected?.key && selected.weights.length === 2;
+  const isExact = selected && isOfShown(selected) && cell.query === selected.query && cell.key === selected.key && selected.weights.length === 2;
   const difference = valueAt(compare, compare.difference, cell);
   const other = valueAt(compare, compare.values, cell);
   const [one, two] = isExact ? selected.weights : [other + difference, other];

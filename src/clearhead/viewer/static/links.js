@@ -10,6 +10,8 @@ const READABLE_TOKENS = 512; // a longer text is zoomed to the link
 const NEAR_TOKENS = 64; // length of its window
 
 let isAsked = false; // the answer opens a head
+/** Stack of the last request. @type {string | undefined} */
+let asked;
 
 /** Return the distance from which links count: neighbors are left out, more of them in a long text. */
 const nearest = () => (stackShown().keys > READABLE_TOKENS ? NEAR_TOKENS : 2);
@@ -18,6 +20,7 @@ function askLast() {
   if (!state.head) return;
   const { name, queries } = stackShown();
   isAsked = true;
+  asked = name;
   const { links } = state;
   if (links && links.stack === name && links.query === queries - 1) return showLinks(); // Bokeh sends no equal answer again
   element("links").hidden = false;
@@ -68,7 +71,10 @@ function showLinks() {
 }
 
 on("links", showLinks);
+on("model", () => (isAsked = false)); // the server stops reading the former text
 on("head", () => {
-  if (state.links?.stack !== state.head?.stack && !isAsked) element("links").hidden = true;
+  const isOther = asked !== state.head?.stack;
+  if (isOther) isAsked = false;
+  if (isOther || (!state.links && !isAsked)) element("links").hidden = true;
 });
 element("last-token").addEventListener("click", askLast);

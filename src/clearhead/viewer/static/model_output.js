@@ -17,8 +17,9 @@ function showOutput() {
 }
 
 function showNextTokens() {
-  const { cell } = state;
-  const shown = state.next_tokens?.query === cell?.query ? state.next_tokens : null;
+  const { cell, next_tokens: predicted } = state;
+  // the predictions of another stack stay in the state until those of the shown one, which may be none, arrive
+  const shown = predicted?.query === cell?.query && predicted?.stack === state.head?.stack ? predicted : null;
   if (!shown || !cell) return element("next").replaceChildren();
   const tokens = shown.tokens.map(([text, probability]) => {
     const token = make("span", { className: "key" }, literal(text, languageOf("query")), ` ${percent(probability)}`);

@@ -77,6 +77,7 @@ interface CellPayload {
 
 /** Weights of the selected query for the keys of the window. */
 interface RowPayload {
+  head: string;
   query: number;
   start: number; // first key
   row: ArrayLike<number>;
@@ -96,6 +97,7 @@ interface WordsPayload {
 }
 
 interface NextTokensPayload {
+  stack: string;
   query: number;
   tokens: [text: string, probability: number][];
 }
@@ -163,12 +165,6 @@ interface TokenPicturePayload {
   weights: number[][];
 }
 
-/** Answer to `{kind: "statistics"}`: the table of all heads. */
-interface StatisticsPayload {
-  columns: [name: string, heading: string, tooltip: string][];
-  rows: { id: string; head: string; labels: string; cells: string[] }[];
-}
-
 interface RowTerm {
   key: number;
   token: string;
@@ -192,6 +188,7 @@ interface CalculationPayload {
   output: number[] | null;
   projected?: number[] | null; // output through W_O, if it is known
   position: number; // index of the query
+  key: number; // index of the selected key
   explained: boolean; // /explain.html can work out this row
 }
 
@@ -206,12 +203,14 @@ interface ComparePayload {
   bins: number[];
   shape: number[];
   values: ArrayLike<number>;
+  shown: string; // head from which the pinned one is subtracted
   difference: ArrayLike<number> | null;
   reason: string; // why there is no difference
   queries: string[];
   keys: string[];
 }
 interface ComparedCellPayload {
+  shown: string;
   query: number;
   key: number;
   weights: number[]; // of the shown and of the pinned head; empty if their shapes differ

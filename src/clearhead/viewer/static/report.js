@@ -26,7 +26,7 @@ import { fromAddress, restoreSettings } from "clearhead/address.js";
 import { paintTheme } from "clearhead/controls.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
-import { clamp, significant } from "clearhead/format.js";
+import { clamp, headId, significant } from "clearhead/format.js";
 import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
 import { binAt, figures, whenReady } from "clearhead/heatmap.js";
 import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
@@ -155,7 +155,7 @@ function announceWords() {
   const [, , key, keyEnd] = windowShown();
   const { query } = cell;
   const weights = storedRow(shown, stack, query);
-  state.row = { query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
+  state.row = { head: headId(state.head), query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
   announce("row");
 }
 

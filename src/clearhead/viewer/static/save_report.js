@@ -11,10 +11,11 @@ let running;
 /** @param {string} text @param {boolean} [isError] */
 const say = (text, isError = false) => Object.assign(element("report-status"), { textContent: text, className: isError ? "error" : "quiet" });
 
-/** Return the address of the report. Its view has no text, because a report has one text. */
+/** Return the address of the report. Its view has no text and no head of another text, because a report has one text. */
 function reportAddress() {
   const view = new URLSearchParams(toAddress().slice(1));
   for (const name of ["text", "given"]) view.delete(name);
+  if (view.get("pin")?.includes("@")) view.delete("pin");
   const parameters = new URLSearchParams({ ...textAsked(), view: String(view) });
   for (const name of ["title", "note"]) {
     const value = element(`report-${name}`).value.trim();

@@ -38,7 +38,7 @@ export async function unpackTokens() {
 export function nextTokensAt(stack, query) {
   const isSource = stack === "encoder" && MODEL.stacks.some(({ name }) => name === "decoder");
   const tokens = isSource ? undefined : nextTokens.get(query);
-  return tokens ? { query, tokens } : null;
+  return tokens ? { stack, query, tokens } : null;
 }
 
 /** @param {string} name */

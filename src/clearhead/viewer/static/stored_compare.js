@@ -1,5 +1,6 @@
 // Answers of a report to the requests of compare.js: the pinned head and its difference, from the stored heads.
 
+import { headId } from "clearhead/format.js";
 import { headOf } from "clearhead/grid.js";
 import { announce, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { stackNamed, storedLayer, textsOf } from "clearhead/stored.js";
@@ -14,6 +15,7 @@ async function refresh() {
   const head = pinned && headOf(pinned);
   if (!head || !state.head) return;
   const now = ++turn;
+  const shownId = headId(state.head);
   const [stack, shownStack] = [stackNamed(head.stack), /** @type {StoredStack} */ (stackShown())];
   const [stored, shown] = await Promise.all([head, state.head].map(async (each) => (await storedLayer(each.stack, each.layer))[each.head]));
   if (now !== turn) return;
@@ -26,7 +28,7 @@ async function refresh() {
     end - start <= MAX_COMPARED_TOKENS ? all[side].slice(start, end) : [];
   const size = (/** @type {StoredStack} */ { queries, keys }) => `${queries.toLocaleString("en")} × ${keys.toLocaleString("en")}`;
   state.compare = {
-    ...head, window, row: 0, key: 0, bins: stack.bins, shape: [stored.rows, stored.keys], values,
+    ...head, shown: shownId, window, row: 0, key: 0, bins: stack.bins, shape: [stored.rows, stored.keys], values,
     difference: isSameShape ? base.map((value, index) => value - values[index]) : null,
     reason: isSameShape ? "" : `The shown matrix has ${size(shownStack)} weights and the pinned one ${size(stack)}, so they have no difference.`,
     queries: texts("query", window[0], window[1]), keys: texts("key", window[2], window[3]),
@@ -42,7 +44,7 @@ function selectCell() {
   const { shape, values, difference, bins } = compare;
   const index = cell.query * shape[1] + cell.key;
   const weights = difference && bins[0] === 1 && bins[1] === 1 ? [difference[index] + values[index], values[index]] : [];
-  state.compared_cell = { query: cell.query, key: cell.key, weights };
+  state.compared_cell = { shown: compare.shown, query: cell.query, key: cell.key, weights };
   announce("compared_cell");
 }
 

@@ -32,12 +32,22 @@ function listOf(top, side, cellOf) {
     const button = make("button", { type: "button", className: "place", tabIndex: -1, textContent: `layer ${layer}, head ${head}` });
     button.addEventListener("click", () => openHead(id));
     const chips = tokens.map((token) => tokenChip(token, side, () => openCell(id, ...cellOf(token[0]))));
-    const isShown = layer === state.head?.layer && head === state.head?.head;
-    return make("tr", { className: isShown ? "chosen" : "" }, make("th", { scope: "row" }, button), make("td", {}, ...chips));
+    const row = make("tr", {}, make("th", { scope: "row" }, button), make("td", {}, ...chips));
+    row.dataset.listed = id;
+    return row;
   });
   const means = top.everywhere?.map((token) => tokenChip(token, side, () => selectCell(...cellOf(token[0]))));
   const mean = means && make("tr", {}, make("th", { scope: "row", textContent: "mean of all heads" }), make("td", {}, ...means));
   return make("tbody", {}, mean, ...rows);
 }
 
+/** Mark the rows of the shown head. The lists are those of all heads, so another head does not change them. */
+function markHead() {
+  const shown = state.head && headId(state.head);
+  for (const list of [element("from"), element("to")]) {
+    for (const row of list.querySelectorAll("[data-listed]")) row.classList.toggle("chosen", row.dataset.listed === shown);
+  }
+}
+
 on("top_tokens", showTopTokens);
+for (const event of ["top_tokens", "head"]) on(event, markHead);

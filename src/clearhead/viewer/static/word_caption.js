@@ -62,7 +62,8 @@ function partner(line, side, named) {
 /** Return the sentence of the selected cell. */
 function cellSentence() {
   const { cell, head } = state;
-  if (!cell || !head || cell.weight === undefined) return [];
+  const isOther = cell?.head !== undefined && head && cell.head !== headId(head); // the cell of the shown head follows
+  if (!cell || !head || isOther || cell.weight === undefined) return [];
   const button = headButton(head.stack, head.layer, head.head, () => {
     openHead(headId(head), { cursor: [cell.query, cell.key] });
     element("head").scrollIntoView({ block: "start" });

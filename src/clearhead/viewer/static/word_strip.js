@@ -2,7 +2,7 @@
 
 import { pointAtToken } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
-import { significant } from "clearhead/format.js";
+import { headId, significant } from "clearhead/format.js";
 import { languageOf, on, settings, stackShown, state } from "clearhead/state.js";
 import { drawing } from "clearhead/word_lines.js";
 
@@ -25,9 +25,10 @@ export function showStrip() {
   element("strip").hidden = isWhole;
   if (element("strip").hidden) return;
   const { keys, key } = state.tokens ?? { keys: [], key: 0 };
-  const { row, start, query } = state.row ?? {};
+  const { row, start, query, head } = state.row ?? {};
   if (!keys.length) return element("strip").replaceChildren(make("p", { className: "quiet", textContent: "Zoom in to 512 keys or fewer to read the text here." }));
-  if (!row || start !== key || query !== state.cell?.query) return; // the row of this window follows
+  // the row of this head and window follows
+  if (!row || start !== key || query !== state.cell?.query || head !== headId(state.head)) return;
   const hidden = new Set(settings.hide ? stack.hidden : []);
   const words = keys.map((text, offset) => {
     const index = key + offset;

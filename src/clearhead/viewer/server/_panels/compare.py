@@ -11,6 +11,7 @@ from clearhead.viewer._heatmap import Heatmap, HeatmapWindow, ProgressiveHeatmap
 from clearhead.viewer._payloads import Payload
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_labels import row_label
+from clearhead.viewer._statistics_table import head_id
 from clearhead.viewer.server._page_state import Request, parse_address
 from clearhead.viewer.server._panels.panel import Panel, Selection
 from clearhead.viewer.server._tasks import Steps, Update
@@ -69,7 +70,12 @@ class ComparePanel(Panel):
         if not reason:
             base = yield from _heatmap_steps(shown)
             difference = base.values - heatmap.values
-        payload = {**_payload(pinned, heatmap), "difference": difference, "reason": reason}
+        payload = {
+            **_payload(pinned, heatmap),
+            "shown": head_id(shown.address),
+            "difference": difference,
+            "reason": reason,
+        }
         yield lambda: self.state.update(compare=payload)
 
     def _recorded(self, request: Request) -> RecordingCache:
@@ -95,7 +101,7 @@ class ComparePanel(Panel):
             for side in (shown, pinned)
             if pinned.shape == shown.shape
         ]
-        payload = {"query": query, "key": key, "weights": weights}
+        payload = {"shown": head_id(shown.address), "query": query, "key": key, "weights": weights}
         yield lambda: self.state.update(compared_cell=payload)
 
 
@@ -110,7 +116,7 @@ def _pinned(shown: Selection, cache: RecordingCache, request: Request) -> Select
 
 
 def _address(recording: Recording, name: str, shown: Address) -> Address:
-    return parse_address(recording, ".".join(map(str, shown)) if name == SAME_HEAD else name)
+    return parse_address(recording, head_id(shown) if name == SAME_HEAD else name)
 
 
 def _reason(shown: Selection, pinned: Selection) -> str:

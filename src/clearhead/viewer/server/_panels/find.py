@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from clearhead.viewer._payloads import Payload
 from clearhead.viewer._search import search_payload
-from clearhead.viewer._statistics_table import statistics_payload
 from clearhead.viewer._token_links import strongest_links, token_picture
 from clearhead.viewer.server._page_state import Request, parse_cell
 from clearhead.viewer.server._panels.panel import Panel
@@ -14,11 +13,11 @@ from clearhead.viewer.server._tasks import Steps
 
 
 class FindPanel(Panel):
-    """Search of the text, strongest links and picture of one token, and the table of all heads. All are on request.
+    """Search of the text, and strongest links and picture of one token. All are on request.
 
     `{kind: "search", axis, text}` sets `search`. `{kind: "links", query?, hide?, min_distance?}` sets `links`; the
     default query is the last token. `{kind: "picture", query?, key?, hide?}` sets `picture`; the default query
-    is the cursor's, or the last token. `{kind: "statistics"}` sets `statistics`.
+    is the cursor's, or the last token.
     """
 
     @property
@@ -27,7 +26,6 @@ class FindPanel(Panel):
             "search": self._search,
             "links": self._show_links,
             "picture": self._show_picture,
-            "statistics": self._show_statistics,
         }
 
     def _search(self, request: Request) -> None:
@@ -56,9 +54,6 @@ class FindPanel(Panel):
         query, key = parse_cell(asked, request.get("key") or 0, shown.shape)
         hide = bool(request.get("hide", True))
         self._start("picture", token_picture(shown.cache, shown.address[0], query, key, hide=hide))
-
-    def _show_statistics(self, request: Request) -> None:
-        self._start("statistics", statistics_payload(self.shown.cache))
 
     def _start(self, answer: str, payloads: Iterator[Payload | None]) -> None:
         """Start a task that computes one layer per step, and set a property of the page to its last result."""
