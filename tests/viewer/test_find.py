@@ -73,6 +73,9 @@ def test_search_marks_all_occurrences_and_steps_through_them(page, urls, source)
     page.find("#wanted").send_keys(Keys.SPACE)
     page.until(lambda: page.text("find-count") == "")
     assert search(page, "no such word") == "not in the text"  # the same answer again
+    page.find("#wanted").clear()
+    page.find("#wanted").send_keys("cat", Keys.ENTER)  # before the answer has come
+    page.until(lambda: page.text("find-count").startswith("1 of"))
     page.find("#position").send_keys("7", Keys.ENTER)
     page.settle()
     page.wait_for(cell="7-10")

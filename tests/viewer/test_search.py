@@ -117,7 +117,12 @@ class TestLinks:
 class DirectTasks:
     """Tasks that run at once."""
 
+    def __init__(self):
+        self.waiting = set()  # kinds that would wait for other tasks
+
     def start(self, kind, steps, *, background=False):
+        if background:
+            self.waiting.add(kind)
         for update in steps:
             if update is not None:
                 update()
@@ -127,7 +132,7 @@ class TestPanel:
     def panel(self, cursor=None):
         recording = decoder("abcdefghijklmnop", special=(3,))
         shown = Selection(RecordingCache(recording), ("decoder", 1, 2), HeatmapWindow(0, 16, 0, 16), cursor)
-        return FindPanel(PageState(), DirectTasks(), lambda: shown, None)
+        return FindPanel(PageState(), DirectTasks(), lambda: shown, texts=None)
 
     def ask(self, kind, cursor=None, **request):
         panel = self.panel(cursor)
@@ -144,6 +149,12 @@ class TestPanel:
         assert min(link["distance"] for link in self.ask("links", min_distance=4)["links"]) >= 4
         assert self.ask("picture")["query"] == 15
         assert self.ask("picture", cursor=(4, 2))["query"] == 4
+
+    def test_where_a_token_looks_is_answered_before_the_thumbnails(self):
+        panel = self.panel()
+        for kind in ("links", "picture", "statistics"):
+            panel.handlers[kind]({})
+        assert panel.tasks.waiting == {"picture", "statistics"}
 
     @pytest.mark.parametrize("kind", ["links", "picture"])
     @pytest.mark.parametrize("query", [-5, 10**30, 7.9, "9"])

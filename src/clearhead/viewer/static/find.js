@@ -14,6 +14,8 @@ const MARK_SIZE = 5; // pixels
 /** The last answer; Bokeh sends no second answer that equals it. @type {SearchPayload | null} */
 let answer = null;
 let current = -1; // index of the hit that is selected
+/** The step asked for before the answer has come. @type {1 | -1 | 0} */
+let asked = 0;
 
 const axis = () => /** @type {"queries" | "keys"} */ (element("find-side").value);
 
@@ -33,9 +35,12 @@ function search() {
   const text = element("wanted").value;
   if (!state.head) return;
   if (!text.trim()) return show(null);
-  if (answer && answer.text === text && answer.axis === axis() && answer.stack === state.head.stack) return show(answer);
+  if (isCurrent(answer)) return show(answer);
   ask("search", { axis: axis(), text });
 }
+
+/** Return whether these hits are those of the typed text. @param {SearchPayload | null} hits */
+const isCurrent = (hits) => !!hits && hits.text === element("wanted").value && hits.axis === axis() && hits.stack === state.head?.stack;
 
 /** @param {SearchPayload | null} hits */
 function show(hits) {
@@ -48,6 +53,9 @@ function searched() {
   current = -1;
   showCount();
   drawMarks();
+  const next = asked;
+  asked = 0;
+  if (next && state.search?.count) step(next);
 }
 
 function showCount() {
@@ -57,10 +65,14 @@ function showCount() {
   for (const id of ["find-next", "find-previous"]) element(id).disabled = !hits?.count;
 }
 
-/** Select the next hit, or the previous one. @param {1 | -1} step */
+/** Select the next hit, or the previous one, as soon as the hits of the typed text are there. @param {1 | -1} step */
 function step(step) {
   const { search: hits, cell } = state;
-  if (typing !== undefined || !hits?.ranges.length || !cell) return search();
+  if (!hits || !isCurrent(hits)) {
+    asked = step;
+    return search();
+  }
+  if (!hits.ranges.length || !cell) return;
   const { ranges } = hits;
   const from = hits.axis === "queries" ? cell.query : cell.key;
   if (current < 0) {
@@ -137,9 +149,9 @@ element("find").addEventListener("submit", (/** @type {Event} */ event) => {
   step(1);
 });
 element("wanted").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-  if (event.key !== "Enter" || !event.shiftKey) return;
-  event.preventDefault();
-  step(-1);
+  if (event.key !== "Enter") return;
+  event.preventDefault(); // the form does not submit while its button is disabled
+  step(event.shiftKey ? -1 : 1);
 });
 element("find-previous").addEventListener("click", () => step(-1));
 element("position").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {

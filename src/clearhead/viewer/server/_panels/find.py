@@ -44,7 +44,7 @@ class FindPanel(Panel):
         _, distance = parse_cell(0, request.get("min_distance") or 0, shown.shape)
         hide = bool(request.get("hide", True))
         links = strongest_links(shown.cache, shown.address[0], query, hide=hide, min_distance=distance)
-        self._start("links", links)
+        self._start("links", links, background=False)  # thumbnails of a long text take minutes; a row does not wait
 
     def _show_picture(self, request: Request) -> None:
         shown = self.shown
@@ -55,11 +55,11 @@ class FindPanel(Panel):
         hide = bool(request.get("hide", True))
         self._start("picture", token_picture(shown.cache, shown.address[0], query, key, hide=hide))
 
-    def _start(self, answer: str, payloads: Iterator[Payload | None]) -> None:
+    def _start(self, answer: str, payloads: Iterator[Payload | None], *, background: bool = True) -> None:
         """Start a task that computes one layer per step, and set a property of the page to its last result."""
 
         def steps() -> Steps:
             for payload in payloads:
                 yield None if payload is None else lambda payload=payload: self.state.update(**{answer: payload})
 
-        self.tasks.start(answer, steps(), background=True)
+        self.tasks.start(answer, steps(), background=background)
