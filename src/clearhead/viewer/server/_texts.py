@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from clearhead.watching.seen import Seen
 
 MAX_TYPED_LETTERS = 20_000
 MAX_TYPED_RECORDINGS = 4  # older ones are evicted
+MAX_ONE_THREAD_PARAMETERS, MAX_ONE_THREAD_TOKENS = 50_000_000, 256  # larger work gains from more threads
 Source = Recording | Seen | RecordableModel | str | os.PathLike[str]
 
 _LONGER_TEXTS = "for longer texts use clearhead view --file"
@@ -137,8 +139,26 @@ class Texts:
             raise ValueError("the text is empty")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            recording = self._model.record(text, values=True)
+            with _one_thread_if_small(self._model, text):
+                recording = self._model.record(text, values=True)
         return Recorded(RecordingCache(recording, self._roles), [str(warning.message) for warning in caught])
+
+
+@contextmanager
+def _one_thread_if_small(model: RecordableModel, text: str) -> Iterator[None]:
+    """Compute a small model on a short text in one thread.
+
+    Its products take microseconds. With more threads, each one waits for a thread that competes with the browser for
+    a core: a sentence takes up to 3 seconds on 2 cores, instead of 0.15.
+    """
+    threads = torch.get_num_threads()
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if size <= MAX_ONE_THREAD_PARAMETERS and model.token_count(text) <= MAX_ONE_THREAD_TOKENS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _load_recording(source: Recording | Seen | str | os.PathLike[str], device: torch.device | str | None) -> Recording:
