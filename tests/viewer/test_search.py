@@ -152,9 +152,9 @@ class TestPanel:
 
     def test_where_a_token_looks_is_answered_before_the_thumbnails(self):
         panel = self.panel()
-        for kind in ("links", "picture", "statistics"):
+        for kind in ("links", "picture"):
             panel.handlers[kind]({})
-        assert panel.tasks.waiting == {"picture", "statistics"}
+        assert panel.tasks.waiting == {"picture"}
 
     @pytest.mark.parametrize("kind", ["links", "picture"])
     @pytest.mark.parametrize("query", [-5, 10**30, 7.9, "9"])
