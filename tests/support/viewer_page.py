@@ -18,7 +18,7 @@ TIMEOUT = 30  # seconds; the machine may be busy
 MODULES = {
     "address": "isAddressPending, toAddress",
     "heatmap": "binAt, figures, renderers",
-    "state": "ask, settings, state, windowShown",
+    "state": "ask, on, settings, state, windowShown",
 }
 
 
