@@ -32,7 +32,6 @@ def main() -> None:
         resize(browser, 1280, 860)
         with view(browser=False, wait=False) as served:
             page.open(served.url)
-            page.point(3.5, 9.5)
             page.script("scrollTo(0, 0)")
             keep(browser, "viewer.png")
             page.script("document.getElementById('token').scrollIntoView()")
@@ -41,9 +40,10 @@ def main() -> None:
         with view(sys.argv[1], text, browser=False, wait=False) as served:
             page.timeout = 300
             page.open(served.url, "#head=decoder.11.1")
-            page.until(lambda: len(page.all(".thumb canvas[width='128']")) == len(page.all(".thumb")), 1.0)
+            page.until(lambda: all(value.text for value in page.all(".thumb .value")), 1.0)
             page.settle()
             page.script("document.getElementById('heads').scrollTop = 900")
+            page.script("document.getElementById('head').scrollIntoView()")
             keep(browser, "viewer-long.png")
 
 

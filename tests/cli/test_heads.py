@@ -125,6 +125,7 @@ def test_roles_as_table_and_json(folder, tmp_path):
     assert {layer for _, layer, _ in Roles.from_json(target.read_text()).heads} == {1}
 
 
+@pytest.mark.slow
 def test_roles_show_the_effects_of_labeled_heads(language_model, tmp_path):
     text = "the dogs run . the dog running the dogs . run dog the . . dogs running dog dogs the run run ."
     result = run("roles", "--model", language_model, text, "--effects")

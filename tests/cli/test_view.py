@@ -73,6 +73,7 @@ def stop(process):
     process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_browser_command_line_does_not_contain_the_link(recorded, tmp_path):
     command, started = tmp_path / "browser", tmp_path / "arguments"
     command.write_text(f'#!/bin/sh\necho "$*" > {started}.new && mv {started}.new {started}\n')

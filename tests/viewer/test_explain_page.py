@@ -76,6 +76,7 @@ def test_rejects_rows_and_keys_that_do_not_exist(cache):
         explain_page(scores, ("encoder", 0, 0), 0)
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named():
     code = (
         "import sys; sys.modules['latex2mathml'] = None; sys.modules['latex2mathml.converter'] = None\n"

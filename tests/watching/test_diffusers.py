@@ -4,29 +4,15 @@ from math import isqrt
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, DiTTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
+from diffusers import DiffusionPipeline, DiTTransformer2DModel, SD3Transformer2DModel
 from torch.nn import functional as F  # noqa: N812, as in the documentation
 
 import clearhead
 from support.attention_calls import assert_watched_exactly, captured_calls
 from support.numerics import assert_matches
+from support.tiny_unet import tiny_unet
 
 TEXT_TOKENS = 7
-
-
-def tiny_unet() -> UNet2DConditionModel:
-    return UNet2DConditionModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        layers_per_block=1,
-        block_out_channels=(12, 24),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        norm_num_groups=3,
-        cross_attention_dim=11,
-        attention_head_dim=3,  # number of heads, for historical reasons
-    ).eval()
 
 
 def tiny_dit() -> DiTTransformer2DModel:
@@ -83,7 +69,7 @@ class TransformerPipeline(DiffusionPipeline):
 
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_unet_is_watched_exactly(with_mask):
-    unet = tiny_unet()
+    unet = tiny_unet(inner="")
     latents, text = torch.randn(2, 4, 8, 8), torch.randn(2, TEXT_TOKENS, 11)
     mask = torch.arange(TEXT_TOKENS) < torch.tensor([[7], [5]]) if with_mask else None
     seen = assert_watched_exactly(
@@ -99,7 +85,7 @@ def test_unet_is_watched_exactly(with_mask):
 
 
 def test_attention_slices_are_not_observed_and_refused():
-    unet = tiny_unet()
+    unet = tiny_unet(inner="")
     unet.set_attention_slice(1)  # replaces fused attention by matmul, softmax and matmul
     with (
         pytest.raises(ValueError, match="attention written out as matmul, softmax and matmul is not observed"),
@@ -130,7 +116,7 @@ def test_sd3_is_watched_exactly():
 
 
 def test_pipelines_are_unwrapped_to_their_denoiser():
-    unet = tiny_unet()
+    unet = tiny_unet(inner="")
     pipe = UNetPipeline(unet)
     text, latents = torch.randn(1, TEXT_TOKENS, 11), torch.randn(1, 4, 8, 8)
     seen = assert_watched_exactly(unet, lambda: pipe(text, latents), watched=pipe)
@@ -155,7 +141,7 @@ def direct_map(calls, word, dtype):
 
 
 def test_map_of_one_word_is_the_mean_over_steps_layers_and_heads():
-    pipe = UNetPipeline(tiny_unet())
+    pipe = UNetPipeline(tiny_unet(inner=""))
     text, latents, word = torch.randn(1, TEXT_TOKENS, 11), torch.randn(1, 4, 8, 8), 4
 
     # the example of the documentation

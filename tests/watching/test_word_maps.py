@@ -2,32 +2,16 @@
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from torch.nn import functional as F  # noqa: N812, as in the documentation
 
 import clearhead
 from clearhead.watching import word_maps
 from support.attention_calls import captured_calls
 from support.numerics import assert_matches
+from support.tiny_unet import tiny_unet
 
 TEXT_TOKENS = 7
 SIZES = {8: (64, (8, 8)), 4: (16, (4, 4))}
-
-
-def tiny_unet():
-    torch.manual_seed(0)
-    return UNet2DConditionModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        layers_per_block=1,
-        block_out_channels=(12, 24),
-        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        norm_num_groups=3,
-        cross_attention_dim=11,
-        attention_head_dim=3,
-    ).eval()
 
 
 def run(unet, batch=1, height=8, width=8):

@@ -57,7 +57,7 @@ function showLinks() {
   const { query, token, links } = answer;
   const [first, ...others] = links;
   element("links").hidden = false;
-  if (!first) return element("links").replaceChildren(make("p", {}, "The last token, ", quoted(token), ", has no link to a token farther back."));
+  if (!first) return element("links").replaceChildren(make("p", {}, "The last token, ", quoted(token), ", has no strong link to a token farther back."));
   const sentence = make("p", {}, "The last token, ", quoted(token), `: head ${first.layer}.${first.head} puts ${weightText(first)} on `, quoted(first.token), `${distanceText(first.distance)}.`);
   const listed = others.slice(0, MAX_LISTED).map((link) => {
     const button = make("button", { type: "button", className: "place" }, `${link.layer}.${link.head}: `, quoted(link.token), ` ${weightText(link)}${distanceText(link.distance)}`);

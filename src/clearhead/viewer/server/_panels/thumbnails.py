@@ -21,8 +21,11 @@ class ThumbnailsPanel(Panel):
             self.text_changed()
 
     def _steps(self, shown: Selection) -> Steps:
-        cache = shown.cache
-        for name, stack in cache.recording.stacks.items():
-            for layer in range(len(stack.layers)):
-                payload = _payloads.layer_payload(cache, name, layer, hide=shown.hide)
-                yield lambda payload=payload: self.state.update(thumbnails=payload)
+        """Send one layer per step, that of the selected head before the others."""
+        recording = shown.cache.recording
+        layers = [(name, layer) for name, stack in recording.stacks.items() for layer in range(len(stack.layers))]
+        while layers:
+            selected = self.shown.address[:2]
+            name, layer = layers.pop(layers.index(selected) if selected in layers else 0)
+            payload = _payloads.layer_payload(shown.cache, name, layer, hide=shown.hide)
+            yield lambda payload=payload: self.state.update(thumbnails=payload)
