@@ -5,23 +5,10 @@ import wave
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from clearhead import Recording, record
-from clearhead.cli import app
 from support import media_models
-
-
-def run(*arguments, status=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-    assert result.exit_code == status, result.output
-    return result
-
-
-def error_of(*arguments):
-    lines = run(*arguments, status=2).stderr.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
+from support.command_line import error_of, run
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from clearhead import Recording
-from clearhead.cli import app
+from support import command_line
 from support.attention_calls import captured_calls
+from support.command_line import run
 
 MODULE = """
 import torch
@@ -126,17 +126,10 @@ def own_model(tmp_path, monkeypatch):
     return name
 
 
-def run(*arguments, status=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-    assert result.exit_code == status, result.output
-    return result
-
-
 def error_of(*arguments):
-    lines = run(*arguments, status=2).stderr.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("clearhead: ")
-    return lines[0].removeprefix("clearhead: ")
+    line = command_line.error_of(*arguments)
+    assert line.startswith("clearhead: ")
+    return line.removeprefix("clearhead: ")
 
 
 @pytest.mark.parametrize("function", ["tensor", "positional", "keywords"])

@@ -6,12 +6,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from clearhead import Recording
-from clearhead.cli import app
 from clearhead.recording import Patches
 from support.attention_calls import captured_calls
+from support.command_line import error_of, run
 
 pytestmark = pytest.mark.vision
 
@@ -48,18 +47,6 @@ def cached(tmp_path, timm):
         return model.eval()
 
     return put
-
-
-def run(*arguments, status=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-    assert result.exit_code == status, result.output
-    return result
-
-
-def error_of(*arguments):
-    lines = run(*arguments, status=2).stderr.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 def test_record_writes_the_attention_on_an_image(tmp_path, cached, image, timm):
