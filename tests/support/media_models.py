@@ -1,7 +1,6 @@
 """Tiny models of transformers with random weights that read pictures or sound, with processors built from code."""
 
 import numpy as np
-import torch
 from transformers import (
     CLIPConfig,
     CLIPImageProcessorPil,
@@ -26,6 +25,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
+from support.tiny_models import sharpened
 from support.tiny_tokenizer import tokenizer
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -93,12 +93,7 @@ MAKERS = {
 
 
 def make(name: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = MAKERS[name]().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # makes attention sharper than with the initial weights
-            if parameter.ndim == 2:
-                parameter.mul_(4)
+    model = sharpened(MAKERS[name])
     if name == "whisper":
         settings = {"alignment_heads": [[0, 1], [1, 2]], "no_timestamps_token_id": 50, "is_multilingual": False}
         settings |= {"suppress_tokens": list(range(50, 64)), "max_length": None}  # only ordinary tokens

@@ -1,5 +1,7 @@
 """Tiny models of transformers with random weights, one per family, and their inputs."""
 
+from collections.abc import Callable
+
 import torch
 import transformers
 from transformers import (
@@ -85,13 +87,19 @@ ENCODERS = ["bert", "modernbert"]
 PAIRS = ["t5", "bart"]
 
 
-def make(name: str, implementation: str = "clearhead") -> transformers.PreTrainedModel:
+def sharpened(maker: Callable[[], transformers.PreTrainedModel]) -> transformers.PreTrainedModel:
+    """Return a model with random weights, whose attention is sharper than with the initial ones."""
     torch.manual_seed(0)
-    model = MAKERS[name]().eval()
+    model = maker().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # makes attention sharper than with the initial weights
+        for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4)
+    return model
+
+
+def make(name: str, implementation: str = "clearhead") -> transformers.PreTrainedModel:
+    model = sharpened(MAKERS[name])
     model.set_attn_implementation(implementation)
     if name == "gpt-oss":
         model.set_experts_implementation("eager")  # the default does not support float64
