@@ -3,6 +3,7 @@
 import csv
 import io
 import struct
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +14,7 @@ from clearhead import report
 from clearhead._utils.text import short_token
 from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
+from clearhead.viewer.server._page_session import PageSession
 from support.browser import complaints
 from support.recordings import AWKWARD, decoder
 from support.viewer_page import PLAIN_TOKENS, parse_number, showing
@@ -132,6 +134,14 @@ def test_large_windows_are_saved_as_bins(page, downloads):
         drawing = ElementTree.fromstring(saved(page, downloads, "map.svg"))
         assert len(list(drawing.iter(f"{SVG}image"))) == 1
         assert "largest weight of each bin, log scale" in [node.text for node in drawing.iter(f"{SVG}text")]
+
+
+def test_settings_of_the_address_apply_while_the_server_is_slow(page, monkeypatch):
+    answer = PageSession._go
+    monkeypatch.setattr(PageSession, "_go", lambda session, request: (time.sleep(1), answer(session, request)))
+    with showing(page, decoder(PLAIN_TOKENS)) as viewer:
+        page.open(viewer.url, "#scale=linear")  # the page fixture fails on an error in the console
+        assert page.text("low") == "0"
 
 
 def test_every_setting_is_in_the_address(page, browser):

@@ -316,6 +316,19 @@ def test_redirect_file_is_removed_on_close(home_folder, opened):
     assert list(home_folder.iterdir()) == []
 
 
+def test_redirect_file_is_removed_if_a_signal_arrives_while_it_is_written(home_folder, opened, monkeypatch):
+    def interrupted(path, url):
+        path.write_text(url)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("clearhead.viewer.server.serve.write_redirect_file", interrupted)
+    with view(decoder("abc"), browser=False, wait=False) as viewer:
+        with pytest.raises(KeyboardInterrupt):
+            viewer.open()
+        assert len(list(home_folder.iterdir())) == 1
+    assert list(home_folder.iterdir()) == []
+
+
 def test_redirect_file_is_removed_after_its_lifetime(home_folder, opened, monkeypatch):
     monkeypatch.setattr("clearhead.viewer.server.serve.LINK_LIFETIME_S", 0.01)
     with view(decoder("abc"), wait=False):

@@ -8,7 +8,9 @@ read neither /tmp nor hidden files.
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,25 +23,22 @@ REDIRECT_PAGE = (
 )
 
 
-def write_redirect_file(url: str) -> Path | None:
-    """Write a page that redirects to `url`, with mode 0600. Return None if no folder is writable."""
-    for folder in (os.path.expanduser("~"), tempfile.gettempdir()):
-        _remove_stale(Path(folder))
-        try:
-            handle, name = tempfile.mkstemp(
-                prefix=f"{FILE_PREFIX}{host_id()}-{os.getpid()}-", suffix=".html", dir=folder
-            )
-        except OSError:
-            continue
-        path = Path(name)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(REDIRECT_PAGE.format(url=url))
-        except OSError:  # a full disk
-            path.unlink(missing_ok=True)
-            continue
-        return path
-    return None
+def redirect_paths() -> Iterator[Path]:
+    """Yield the path of a new redirect file in the home folder, then one in the temporary folder."""
+    for folder in (Path(os.path.expanduser("~")), Path(tempfile.gettempdir())):
+        _remove_stale(folder)
+        yield folder / f"{FILE_PREFIX}{host_id()}-{os.getpid()}-{secrets.token_hex(4)}.html"
+
+
+def write_redirect_file(path: Path, url: str) -> bool:
+    """Write a page that redirects to `url`, with mode 0600. Return False if that is not possible."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(REDIRECT_PAGE.format(url=url))
+    except OSError:  # a folder that is missing or not writable, or a full disk
+        return False
+    return True
 
 
 def _remove_stale(folder: Path) -> None:

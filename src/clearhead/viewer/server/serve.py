@@ -28,7 +28,7 @@ from clearhead.recording import Recording
 from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
 from clearhead.viewer.server._downloads import EXPLAIN_PATH, REPORT_PATH, Downloads, ExplainHandler, ReportHandler
-from clearhead.viewer.server._redirect_file import write_redirect_file
+from clearhead.viewer.server._redirect_file import redirect_paths, write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
 from clearhead.viewer.server._session_handler import SessionHandler
 from clearhead.viewer.server._texts import Source, Texts
@@ -75,11 +75,14 @@ class Viewer:
     def open(self) -> bool:
         """Open the page in a browser. Return False if no browser could be started."""
         code = self._access.issue(lambda: self._withdraw(code))
-        page = write_redirect_file(self._link(code))
-        if page is None:
+        for page in redirect_paths():
+            self._handed_over[code] = page  # first, so that `close` removes the file whenever a signal arrives
+            if write_redirect_file(page, self._link(code)):
+                break
+            self._withdraw_file(code)
+        else:
             self._access.revoke(code)
             return False
-        self._handed_over[code] = page
         loop = self._loop.result()
         # scheduled first, because `webbrowser.open` blocks while a text-mode browser runs
         loop.add_callback(loop.call_later, LINK_LIFETIME_S, self._withdraw, code)
@@ -131,9 +134,13 @@ class Viewer:
     def _withdraw(self, code: str) -> None:
         """Revoke a code that was passed to a browser, and remove its redirect file."""
         self._access.revoke(code)
+        self._withdraw_file(code)
+
+    def _withdraw_file(self, code: str) -> None:
         page = self._handed_over.pop(code, None)
         if page is not None:
-            page.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder that is not accessible
+                page.unlink(missing_ok=True)
 
     def _serve(self, bound: socket.socket) -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())

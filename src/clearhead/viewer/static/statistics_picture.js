@@ -45,7 +45,7 @@ function showStatistic() {
 function showSoon() {
   pending ??= setTimeout(() => {
     pending = undefined;
-    showStatistic();
+    if (state.model) showStatistic(); // settings of the address are announced before the model arrives
   }, DELAY);
 }
 
