@@ -18,6 +18,7 @@ from clearhead._utils.color_scales import log_shades
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.ops.tiled.statistics import AttentionStatistics
 from clearhead.weights import notebook
+from support.paths import ROOT
 from support.recordings import decoder, layer
 
 CELLS = [
@@ -39,6 +40,23 @@ def shown():
     assert len(results) == 3
     assert all(output.data["text/plain"] for output in results)
     return [output.data["text/html"] for output in results]
+
+
+def test_notebook_of_the_examples_runs():
+    """It has no stored outputs: each assertion in it compares NumPy, `trace` and the fused operator."""
+    notebook = nbformat.read(ROOT / "examples" / "attention_by_hand.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    pages = [
+        output.data["text/html"]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "text/html" in output.get("data", {})
+    ]
+    assert len(pages) == 1
+    assert "<iframe srcdoc=" in pages[0]
 
 
 def images(text):

@@ -97,6 +97,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a binary file, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def append_json_line(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
     """Append a JSON object to a file as one line.
 

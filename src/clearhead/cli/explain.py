@@ -19,7 +19,7 @@ from clearhead.cli.options import (
     DtypeOption,
     ImageOption,
 )
-from clearhead.cli.output import write
+from clearhead.cli.output import write, write_binary
 from clearhead.cli.texts import read_example
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Format(StrEnum):
     latex = "latex"
     json = "json"
     toml = "toml"
+    xlsx = "xlsx"
 
 
 def explain(
@@ -50,7 +51,11 @@ def explain(
         typer.Argument(metavar="NAME|FILE|TEXT", help=f"{EXAMPLE_HELP} With --model: a text or a recording."),
     ] = None,
     output_format: Annotated[
-        Format, typer.Option("--format", help="Output format; toml writes the example itself, as a file to edit.")
+        Format,
+        typer.Option(
+            "--format",
+            help="Output format. toml is the example itself, as a file to edit; xlsx a workbook with formulas.",
+        ),
     ] = Format.text,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
     digits: DigitsOption = None,
@@ -108,12 +113,18 @@ def explain(
             write(worked.to_toml(), output)
             return
         trace, title, heads = worked.trace(), worked.title, [_head_of_example(name) for name in head or ()]
+    if output_format is Format.xlsx and (cell or step or heads):
+        raise ValueError(
+            "--step, --head and --cell cannot be combined with --format xlsx, whose formulas read all other steps"
+        )
     if cell and step:
         raise ValueError("--step and --cell are both given; expected one of them, because a cell names its step")
     trace = trace.select_cells(cell, heads) if cell else trace.select(step or (), heads)
-    from clearhead.explain.render import DEFAULT_DIGITS, print_trace, render
+    from clearhead.explain.render import DEFAULT_DIGITS, print_trace, render, render_workbook
 
-    if output_format is Format.text and output is None:
+    if output_format is Format.xlsx:
+        write_binary(render_workbook(trace, title=title, digits=digits), output)
+    elif output_format is Format.text and output is None:
         print_trace(console_for_output(), trace, title, DEFAULT_DIGITS if digits is None else digits)
     else:
         write(render(trace, output_format.value, title=title, digits=digits), output)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from clearhead._utils.files import resolve_target, write_text
+from clearhead._utils.files import resolve_target, write_bytes, write_text
 from clearhead._utils.progress import StageProgress
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
@@ -27,6 +27,18 @@ def write(text: str, output: Path | None) -> None:
         typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
     else:
         write_text(output, text)
+        print_stderr(f"wrote {output}")
+
+
+def write_binary(content: bytes, output: Path | None) -> None:
+    """Write binary content to a file, or to standard output unless that is a terminal."""
+    if output is None:
+        if sys.stdout.isatty():
+            raise ValueError("--output is missing; expected a file, because a terminal cannot show a binary format")
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+    else:
+        write_bytes(output, content)
         print_stderr(f"wrote {output}")
 
 

@@ -320,6 +320,7 @@ def _column_operand(step: Step, columns: slice) -> Operand:
         step.rows,
         "dimension",
         "row",
+        shift=columns.start,
         new=True,  # as no step shows them
         origin=step.origin or "computed",
     )

@@ -1,9 +1,9 @@
-"""Worked calculations as text, HTML, Markdown, LaTeX and JSON, and their audits."""
+"""Worked calculations as text, HTML, Markdown, LaTeX, JSON and workbooks, and their audits."""
 
 from clearhead.explain.render._arithmetic import cell_arithmetic
 from clearhead.explain.render._audit_text import print_audit
 from clearhead.explain.render.audits import AUDIT_FORMATS, render_audit
-from clearhead.explain.render.formats import FORMATS, render
+from clearhead.explain.render.formats import FORMATS, render, render_workbook
 from clearhead.explain.render.text import print_trace
 from clearhead.explain.render.wording import DEFAULT_DIGITS
 
@@ -16,4 +16,5 @@ __all__ = [
     "print_trace",
     "render",
     "render_audit",
+    "render_workbook",
 ]

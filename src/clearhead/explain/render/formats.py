@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from clearhead._utils.checks import check_int, describe
 from clearhead.explain.render._documents import as_latex, as_markdown
 from clearhead.explain.render._json import as_json
 from clearhead.explain.render.text import as_text
 from clearhead.explain.render.wording import DEFAULT_DIGITS
 from clearhead.explain.steps import Trace
 
+MAX_DIGITS = 15  # of a number in a workbook
 FORMATS = ("text", "html", "markdown", "latex", "json")
 
 
@@ -32,6 +34,29 @@ def render(trace: Trace, style: str = "text", *, title: str = "A worked example"
     if style not in FORMATS:
         raise ValueError(f"style is {style!r}; expected one of {', '.join(FORMATS)}")
     return _writer(style)(trace, title, DEFAULT_DIGITS if digits is None else digits)
+
+
+def render_workbook(trace: Trace, *, title: str = "A worked example", digits: int | None = None) -> bytes:
+    """Render a calculation as an xlsx file: inputs are numbers, and every step is computed by formulas.
+
+    Args:
+        trace: the whole calculation, with all steps and heads.
+        title: title of the workbook.
+        digits: digits after the decimal point that the cells show (default: 3). The numbers are not rounded.
+
+    Raises:
+        ValueError: if steps were left out, or the workbook would be too large.
+    """
+    from clearhead.explain.render._workbook import as_workbook  # requires an optional package
+
+    if not isinstance(trace, Trace):
+        raise TypeError(f"trace is {describe(trace)}; expected a Trace")
+    if not isinstance(title, str):
+        raise TypeError(f"title is {describe(title)}; expected a text")
+    digits = DEFAULT_DIGITS if digits is None else check_int("digits", digits, least=0)
+    if digits > MAX_DIGITS:
+        raise ValueError(f"digits is {digits}; expected at most {MAX_DIGITS}")
+    return as_workbook(trace, title, digits)
 
 
 def _writer(style: str) -> Callable[[Trace, str, int], str]:
