@@ -7,11 +7,13 @@ With a model, also the time until the thumbnails of all its heads on a text of a
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command `clearhead view` does, before it imports torch
 
 from selenium.webdriver import Chrome
 

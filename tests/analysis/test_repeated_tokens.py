@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead import Causal, attention
+from clearhead import Causal, Dense, Window, attention
 from clearhead.analysis import HeadStatistics, Roles, head_roles, measure_layer, measure_queries, repeated_tokens
 from clearhead.analysis.repeated_tokens import RepeatedTokens
 from clearhead.recording import Stack
@@ -58,12 +58,26 @@ def test_scores_of_sampled_queries_are_means_over_those_queries():
     assert statistics.text_induction == pytest.approx(sum(expected) / len(expected), rel=1e-12)
 
 
-def test_chance_is_the_score_of_uniform_attention():
-    uniform = recording(weights_of(torch.ones(1, len(LONG), len(LONG)), Causal()), texts=tokens(LONG))
+BAND = torch.ones(len(LONG), len(LONG), dtype=torch.bool).tril().triu(-20)
+
+
+@pytest.mark.parametrize(
+    "mask", [Causal(), Window(20, 0), Causal() & Window(20, 20), Dense(BAND)], ids=["causal", "window", "both", "dense"]
+)
+def test_chance_is_the_score_of_uniform_attention(mask):
+    same = torch.zeros(1, 1, len(LONG), 2, dtype=torch.float64)
+    weights = attention(same, same, same, mask=mask, return_weights="keep_qk")[1]
+    uniform = recording(weights, texts=tokens(LONG))
     statistics = head_roles([uniform]).heads["encoder", 0, 0]
     assert statistics.text_chance == pytest.approx(statistics.text_induction, rel=1e-6)
     assert 0 < statistics.text_chance < 1
-    assert head_roles([uniform]).labels(("encoder", 0, 0)) == ("broad",)
+    assert "broad" in head_roles([uniform]).labels(("encoder", 0, 0))
+    assert "induction" not in head_roles([uniform]).labels(("encoder", 0, 0))
+    queries = torch.arange(0, len(LONG), 3)
+    sampled = measure_queries(
+        "encoder", uniform["encoder"], weights, queries, weights[0, 0, queries], torch.zeros(len(queries))
+    )
+    assert sampled.text_chance == pytest.approx(sampled.text_induction, rel=1e-6)
 
 
 def test_scores_are_none_without_a_repeated_token():

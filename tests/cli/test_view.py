@@ -205,6 +205,7 @@ def test_tokens_never_seen_in_training_are_noted():
         (["{recorded}", "--compare", "report.html"], "compare is report.html; expected a recording or its path"),
         (["{recorded}", "--compare", "{recorded}", "--output", "o.html"], "--compare is given with --output; expected"),
         (["{recorded}", "--port", "70000"], "port is 70000; expected at most 65535"),
+        (["{recorded}", "--port", "5060"], "port is 5060, which browsers refuse to open; expected another port"),
         (["--file", "{folder}/none.txt"], "none.txt: no such file or directory"),
         (["{folder}/broken.txt"], "broken.txt', which is a file; expected --file"),
     ],

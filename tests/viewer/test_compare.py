@@ -5,6 +5,8 @@ import torch
 from selenium.webdriver.common.keys import Keys
 
 from clearhead import report
+from clearhead.viewer import _heatmap
+from clearhead.viewer.server._panels import compare
 from support.browser import emulate, resize
 from support.recordings import decoder, translation
 from support.viewer_page import PLAIN_TOKENS, parse_number, showing, violations
@@ -13,6 +15,18 @@ PINNED = "return state.compare && [state.compare.stack, state.compare.layer, sta
 DRAWN = """
 const { compare } = state;
 return { ...compare, values: [...compare.values], difference: compare.difference && [...compare.difference] };
+"""
+BOX = "const { left, top } = document.querySelector(arguments[0]).getBoundingClientRect(); return [left, top]"
+ROWS = """
+const view = Bokeh.index.find_one(figures.map);
+const pinned = document.getElementById("pinned-map");
+const pen = new OffscreenCanvas(1, pinned.height).getContext("2d", { willReadFrequently: true });
+pen.drawImage(pinned, 7 - pinned.width, 0); // a column next to a label
+const { data } = pen.getImageData(0, 0, 1, pinned.height);
+const filled = Array.from({ length: pinned.height }, (_, y) => data[4 * y + 3] > 0);
+const tops = [view.canvas_view.el, pinned].map((node) => node.getBoundingClientRect().top);
+const edges = [view.frame.y_scale.compute(0), view.frame.y_scale.compute(12)];
+return [edges.map((edge) => tops[0] + edge), [tops[1] + filled.indexOf(true), tops[1] + filled.lastIndexOf(true) + 1]];
 """
 
 
@@ -44,6 +58,23 @@ def test_pinned_head_is_compared_with_another(page, small, browser):
     expected = [float(shown[7, 3]), float(pinned[7, 3]), float(shown[7, 3] - pinned[7, 3])]
     assert [parse_number(weight) for weight in weights] == pytest.approx(expected, rel=1e-3)
     assert page.text("compare-readout").startswith("t7 → t3: shown ")
+
+    for width, is_beside in ((1280, True), (1100, True), (1099, False)):
+        resize(browser, width, 720)
+        page.settle()
+        (x, y), (pinned_x, pinned_y) = (page.script(BOX, selector) for selector in ("#map", "#pinned-map"))
+        assert (pinned_x > x + 100) == is_beside
+        if is_beside:
+            assert pinned_y == pytest.approx(y, abs=1)
+            rows = page.module_script(ROWS)  # the rows of both maps are in line
+            assert rows[1] == pytest.approx(rows[0], abs=2)
+        else:
+            assert pinned_y > y + 300
+        assert page.script("return document.documentElement.scrollWidth") <= width
+    resize(browser, 1280, 720)
+    page.settle()
+    page.point(4.5, 9.5)
+    assert page.text("compare-readout").startswith("t9 → t4: shown ")
 
     page.find("#difference-map").send_keys(Keys.ARROW_DOWN)  # the cursor is linked
     page.settle()
@@ -85,6 +116,22 @@ def test_long_texts_are_compared_in_bins(page):
         )
         torch.testing.assert_close(torch.tensor(drawn["values"]).view(200, 200), pinned, rtol=0, atol=1e-6)
         torch.testing.assert_close(torch.tensor(drawn["difference"]).view(200, 200), shown - pinned, rtol=0, atol=2e-6)
+
+
+def test_recordings_on_two_devices_are_compared_in_the_same_bins(page, monkeypatch):
+    """The largest exact window depends on the device, here simulated by the dtype."""
+    texts = [f"w{index}" for index in range(300)]
+    shown, other = decoder(texts, layers=1), decoder(texts, layers=1, sharpness=1.0, dtype=torch.float64)
+    monkeypatch.setattr(compare, "is_exact", lambda weights, window: weights.dtype == torch.float64)
+    monkeypatch.setattr(_heatmap, "MAX_OVERVIEW_BINS", 100)
+    with showing(page, shown, compare=other) as viewer:
+        page.open(viewer.url, "#head=decoder.0.1&rows=7-300&keys=7-300")
+        drawn = compared(page, "decoder.0.1")
+    one, two = (
+        torch.nn.functional.max_pool2d(recording.weights(("decoder", 0, 1)).dense().float()[0], 3)[0][2:, 2:]
+        for recording in (shown, other)
+    )
+    torch.testing.assert_close(torch.tensor(drawn["difference"]).view(98, 98), one - two, rtol=0, atol=2e-6)
 
 
 def test_head_of_another_text_stays_pinned(page, browser):

@@ -21,6 +21,8 @@ from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
 from clearhead.viewer._top_tokens import top_tokens
 from clearhead.weights.indexing import evenly_spaced
+from support.crafted_recordings import looking_at, weights_of
+from support.crafted_recordings import recording as crafted
 from support.recordings import decoder, layer, tokens, translation
 
 REDUCE = {"max": np.max, "mean": np.mean}
@@ -303,13 +305,26 @@ class TestRecordingCache:
         dense = cache.recording["cross"].layers[0].dense()[0, head]
         assert dense[query, key] == dense.max()
 
-    def test_strongest_cell_of_a_long_text_is_in_the_middle_row_and_not_a_sink(self, monkeypatch):
+    def test_first_head_and_cell_of_a_long_text_are_not_those_of_sinks_or_neighbors(self, monkeypatch):
+        """The head is found from sampled queries, without the thumbnails of all heads."""
+        monkeypatch.setattr(_recording_cache, "MAX_MEASURED_CELLS", 100)
         monkeypatch.setattr(_recording_cache, "MAX_SEARCHED_CELLS", 100)
-        cache = RecordingCache(decoder("abcdefghijklmno", special=(3,)))
-        for address in cache.recording.heads():
-            row = cache.recording.weights(address)[0, 0, 7].clone()
-            row[[0, 3]] *= 0.01
-            assert cache.strongest_cell(address) == (7, int(row.argmax()))
+        monkeypatch.setattr(_recording_cache, "layer_thumbnails", None)
+        queries = range(60)
+        sinks = [looking_at([key] * 60) for key in (0, 7)]
+        nearby = [looking_at([max(0, query - offset) for query in queries]) for offset in (0, 1, 3)]
+        far = 0.6 * looking_at([query // 2 for query in queries]) + 0.4 * sinks[0]
+        layers = [
+            weights_of(torch.stack(heads), Causal()) for heads in (sinks + nearby[:1], [nearby[1], far, nearby[2]])
+        ]
+        cache = RecordingCache(crafted(*layers, name="decoder"))
+        assert cache.clearest_head() == ("decoder", 1, 1)
+        query, key = cache.strongest_cell(("decoder", 1, 1))
+        assert query >= 30
+        assert key == query // 2
+        short = RecordingCache(crafted(*layers, name="decoder"))
+        monkeypatch.undo()
+        assert short.clearest_head() in (("decoder", 1, 1), ("decoder", 1, 2))
 
 
 @pytest.mark.parametrize("direction", ["from", "to"])

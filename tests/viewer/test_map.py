@@ -8,11 +8,12 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from clearhead import report
+from clearhead import Causal, Recording, attention, report
+from clearhead.recording import Stack
 from clearhead.viewer import _charts
 from clearhead.viewer._charts import PALETTES
 from support.browser import emulate, resize
-from support.recordings import decoder
+from support.recordings import decoder, tokens
 from support.viewer_page import parse_number, showing
 
 BOX = "const {left, top, right, bottom} = document.querySelector(arguments[0]).getBoundingClientRect();"
@@ -136,6 +137,33 @@ def test_axis_labels_and_bars_select_their_token(page, small):
     assert parse_number(received) == pytest.approx(float(weights.received()[0, 0, 7]), rel=1e-3)
 
 
+def test_bars_are_sliders_with_arrow_keys(page, small):
+    recording, url = small
+    weights = recording.weights(("decoder", 1, 0))
+    values = {"entropy": weights.entropy()[0, 0], "received": weights.received()[0, 0]}
+    page.open(url, "#head=decoder.1.0&cell=6-3")
+    page.find("#chart").send_keys(Keys.TAB)
+    for name, token, presses in (
+        ("entropy", "query", ((Keys.ARROW_DOWN, "7-3"), (Keys.ARROW_UP, "6-3"), (Keys.END, "11-3"), ("+", "11-3"))),
+        ("received", "key", ((Keys.ARROW_RIGHT, "11-4"), (Keys.ARROW_LEFT, "11-3"), (Keys.HOME, "11-0"))),
+    ):
+        for key, cell in presses:
+            focused = page.browser.switch_to.active_element
+            assert focused.get_attribute("id") == name
+            focused.send_keys(key)
+            page.settle()
+            page.wait_for(cell=cell)
+            index = int(cell.split("-")[name == "received"])
+            text = focused.get_attribute("aria-valuetext")
+            assert text.startswith(f"{token} {index} t{index}: {name} ")
+            assert parse_number(text.split(name)[1]) == pytest.approx(float(values[name][index]), rel=1e-3)
+            assert focused.get_attribute("aria-valuenow") == str(index)
+            assert page.find("#tip").is_displayed()
+        focused.send_keys(Keys.TAB)
+    assert page.window() == [6, 12, 0, 6]  # other keys zoom the map, and the window follows the selected cell
+    assert not page.find("#tip").is_displayed()
+
+
 def test_page_scrolls_over_the_map_and_zooms_when_asked(page, small, browser):
     resize(browser, 1280, 500)
     page.open(small[1], "#head=decoder.0.0")
@@ -242,6 +270,25 @@ def test_masked_cells_are_hatched_in_every_palette_and_theme(page, small, browse
             assert all(max(contrast(rgb(shade), line) for line in cursor) > 3 for shade in palette)
     assert "masked" in page.find(".legend").text
     assert page.text("legend-title") == "weight, log scale"
+
+
+def test_weights_that_underflow_are_not_masked(page):
+    scores = torch.zeros(1, 1, 6, 6)
+    scores[..., 2] = -200.0  # a weight of 0 in float32
+    query = torch.zeros(1, 1, 6, 2)
+    _, weights = attention(query, query, query, bias=scores, mask=Causal(), return_weights="keep_qk")
+    assert (weights.dense()[0, 0, :, 2] == 0).sum() > 2
+    axis = tokens("abcdef")
+    with showing(page, Recording("a model", {"decoder": Stack((weights,), axis, axis)})) as viewer:
+        page.open(viewer.url, "#head=decoder.0.0&cell=5-2")
+        assert page.text("readout").endswith("weight 0, score −200.0")
+        assert page.point(2.5, 4.5).endswith("weight 0, score −200.0")
+        assert page.point(4.5, 2.5).endswith("masked: weight 0, score −∞")
+        for scale in ("log", "linear"):
+            page.click(f"[name=scale][value={scale}]")
+            assert page.color(4, 2) == rgb(PALETTES["viridis"][0])
+            drawn = page.module_script("return [...figures.sources[1].data.image[0]].map(Number.isNaN)")
+            assert drawn == (weights.scores[0, 0] == -math.inf).flatten().tolist()
 
 
 def test_pooled_bars_say_so_and_small_numbers_are_short(page, monkeypatch):

@@ -29,6 +29,7 @@ def test_first_page_loads_without_a_network(page, translator, browser):
     addresses = requested(browser) - {"about:blank"}
     assert addresses
     assert all(address.startswith((f"http://127.0.0.1:{translator.port}/", "data:", "blob:")) for address in addresses)
+    assert len([address for address in addresses if "/static/js/" in address]) == 1  # Bokeh without widgets and MathJax
 
 
 def test_redirect_file_opens_the_page_for_all_tabs_and_reloads(page, browser, tmp_path, monkeypatch):

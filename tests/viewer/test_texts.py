@@ -132,7 +132,8 @@ def test_awkward_tokens_are_shown_verbatim(page, browser):
         )
         assert page.all("main b") == []
         labels = page.module_script(
-            "return [...figures.map.above[0].major_label_overrides.values()].map((label) => [label.type, label.text])"
+            "return [...Bokeh.index.find_one(figures.map.above[0])._major_label_views.values()]"
+            ".map(({ model }) => [model.type, model.text])"  # as drawn, not as sent
         )
         assert {kind for kind, _ in labels} == {"PlainText"}
         assert labels[2][1] == "\u2068$$x$$\u2069"

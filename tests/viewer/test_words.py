@@ -79,7 +79,7 @@ def test_first_screen_shows_the_translation_its_lines_and_a_caption(page, transl
     assert page.text("next").replace("\u00a0", " ").startswith("After から the model expects 帰 ")
     assert len(page.all("#next .key")) == 5
     labels = page.module_script(
-        "return [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text)"
+        "return [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text ?? label)"
     )
     assert labels[3] == "\u2068から → 帰\u2069"
     assert page.text("readout").startswith("query 3 から (writes 帰) → key 11 home: weight 0.9")

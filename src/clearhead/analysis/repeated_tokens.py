@@ -59,20 +59,20 @@ class RepeatedTokens:
         """Number of different queries."""
         return len(self.queries.unique_consecutive())
 
-    def sums(self, read: ReadWeights, visible: Int[Tensor, " q_len"]) -> dict[str, Float[Tensor, " heads"]]:
+    def sums(self, read: ReadWeights, read_uniform: ReadWeights) -> dict[str, Float[Tensor, " heads"]]:
         """Return the sums over queries of the weight on these keys, for every head.
 
         Args:
             read: function that returns the weights of some cells, given the query and the key of each.
-            visible: number of visible keys per query.
+            read_uniform: the same for uniform attention to the visible keys, with one head.
         """
         followers = self.followers
         sums = {
             name: read(pairs.queries, pairs.keys).double().sum(dim=-1).cpu()
             for name, pairs in zip(TEXT_SCORES, (self, followers), strict=True)
         }
-        shares = 1 / visible.cpu().clamp(min=1)[followers.queries].double()
-        return {**sums, "text_chance": shares.sum().expand_as(sums["text_induction"])}
+        chance = read_uniform(followers.queries, followers.keys).double().sum(dim=-1).cpu()
+        return {**sums, "text_chance": chance.expand_as(sums["text_induction"])}
 
 
 @functools.lru_cache(maxsize=8)  # every layer of a stack has the same pairs

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.layer_reader import DenseLayer, LayerReader, LazyLayer
-from clearhead.analysis.repeated_tokens import RepeatedTokens
+from clearhead.analysis.repeated_tokens import ReadWeights, RepeatedTokens
 from clearhead.recording.recording import Address, Recording, Stack, check_one_model, is_self_attention
 from clearhead.weights.matrix import AttentionWeights
 
@@ -194,7 +194,7 @@ def measure_queries(
         def read(cell_queries: Tensor, keys: Tensor) -> Tensor:
             return rows[None, torch.searchsorted(queries, cell_queries).to(rows.device), keys.to(rows.device)]
 
-        sums = repeated.sums(read, _visible_keys(weights))
+        sums = repeated.sums(read, _uniform_attention(weights, _visible_keys(weights)))
         means["text_repeats"] = repeated.query_count
         means |= {score: float(sums[score]) / count for score, count in repeated.counts.items() if count}
     return HeadStatistics(len(queries), offset=offset, **means)
@@ -270,7 +270,7 @@ def _sums(
         sums |= {neighbor: _total(reader.diagonal(offset)) for neighbor, offset in NEIGHBOR_OFFSETS.items()}
         sums["sink"] = _total(reader.received(0)[:, None])
         repeated = RepeatedTokens.from_tokens(stack.keys)
-        sums |= repeated.sums(reader.cells, visible)
+        sums |= repeated.sums(reader.cells, _uniform_attention(weights, visible))
     return sums
 
 
@@ -292,16 +292,38 @@ def _visible_keys(weights: AttentionWeights) -> Int[Tensor, " q_len"]:
     """Return the number of visible keys per query, from the mask of the first head, which all heads share."""
     _, _, q_len, kv_len = weights.shape
     counts = torch.full((q_len,), kv_len, dtype=torch.long, device=weights.device)
-    lowered = weights.lowered_mask
-    if lowered.dense is None and weights.query is not None and not isinstance(weights.bias, Tensor):
-        if lowered.ranges is not None:
-            first, last = lowered.ranges[:, :, 0].unbind(dim=1)  # [ranges, q_len] each
+    if _is_masked_by_ranges(weights):
+        ranges = weights.lowered_mask.ranges
+        if ranges is not None:
+            first, last = ranges[:, :, 0].unbind(dim=1)  # [ranges, q_len] each
             counts = (last - first).sum(dim=0)
         return counts
     rows = max(1, MAX_SCORE_CELLS // max(1, kv_len))
     for row in range(0, q_len, rows):
         counts[row : row + rows] = (weights.scores[0, 0, row : row + rows] > -torch.inf).sum(dim=-1)
     return counts
+
+
+def _uniform_attention(weights: AttentionWeights, visible: Int[Tensor, " q_len"]) -> ReadWeights:
+    """Return a function that reads cells of uniform attention to the visible keys, whose numbers are `visible`."""
+    ranges = weights.lowered_mask.ranges
+
+    def read(queries: Int[Tensor, " pairs"], keys: Int[Tensor, " pairs"]) -> Float[Tensor, "1 pairs"]:
+        queries, keys = queries.to(weights.device), keys.to(weights.device)
+        uniform = 1 / visible[queries].double()
+        if not _is_masked_by_ranges(weights):
+            uniform = torch.where(weights.scores[0, 0, queries, keys] > -torch.inf, uniform, 0.0)
+        elif ranges is not None:
+            first, last = ranges[:, :, 0, queries].unbind(dim=1)  # [ranges, pairs] each
+            uniform = torch.where(((first <= keys) & (keys < last)).any(dim=0), uniform, 0.0)
+        return uniform[None]
+
+    return read
+
+
+def _is_masked_by_ranges(weights: AttentionWeights) -> bool:
+    """Return whether ranges alone decide which keys are visible. A bias may be −inf, too."""
+    return weights.lowered_mask.dense is None and weights.query is not None and not isinstance(weights.bias, Tensor)
 
 
 def _to_special(stack: Stack, reader: LayerReader, weights: AttentionWeights) -> Float[Tensor, " heads"]:
@@ -322,8 +344,9 @@ def _best_offset(
     The criterion is not the highest share, because few queries have a key at a far offset, and one hit could win.
     """
     nearest_first = sorted(range(-MAX_OFFSET, MAX_OFFSET + 1), key=abs)
-    best = max(nearest_first, key=lambda offset: int(hits[offset + MAX_OFFSET]))
-    count = int(hits[best + MAX_OFFSET])
+    counts = hits.tolist()  # as a list, because reading a tensor takes 2 µs per element
+    best = max(nearest_first, key=lambda offset: counts[offset + MAX_OFFSET])
+    count = int(counts[best + MAX_OFFSET])
     if not count:
         return None, 0.0 if rows.any() else None
     return best, count / int(rows[best + MAX_OFFSET])

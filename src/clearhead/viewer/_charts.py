@@ -63,7 +63,9 @@ class HeadChart:
         self._hatch = BoxAnnotation(
             name="masked", level="image", fill_color=None, line_color=None, hatch_pattern="/", hatch_scale=10
         )
+        self._scale = ("viridis", True)  # palette, and whether the scale is logarithmic
         self._shape, self.window = (1, 1), HeatmapWindow(0, 1, 0, 1)
+        self._labeled: tuple[Stack, HeatmapWindow] | None = None  # the axes have the tokens of this window
         self._max_weights: dict[str, float] = {}  # the largest drawn weight of "overview" and "detail"
         self.map = self._build_map()
         self.entropy, self.received = self._build_entropy(), self._build_received()
@@ -133,6 +135,9 @@ class HeadChart:
     def label_axes(self, stack: Stack) -> None:
         """Label both axes with tokens if they fit, with numbers otherwise. Queries also show what they write."""
         window = self.window
+        if self._labeled is not None and self._labeled[0] is stack and self._labeled[1] == window:
+            return
+        self._labeled = (stack, window)
 
         def query_label(index: int) -> str:
             return row_label(stack, index, MAX_TOKEN_COLUMNS)
@@ -146,13 +151,16 @@ class HeadChart:
 
     def set_palette(self, palette: str, logarithmic: bool) -> None:
         """Set the colors of the heatmaps and their scale, logarithmic or linear."""
+        if (palette, logarithmic) == self._scale:
+            return
         for mapper in (self._linear, self._log):
             mapper.palette = list(PALETTES[palette])
         for renderer in self.map.select({"type": GlyphRenderer, "tags": "heatmap"}):
             renderer.visible = (renderer.glyph.color_mapper is self._log) == logarithmic
+        self._scale = (palette, logarithmic)
 
     def set_theme(self, text: str, line: str, paper: str, nothing: str) -> None:
-        """Set the colors of a light or dark page. Cells with a weight of 0 show a hatch in the color `nothing`."""
+        """Set the colors of a light or dark page. Masked cells show a hatch in the color `nothing`."""
         self._hatch.hatch_color = nothing
         for chart in (self.map, self.entropy, self.received):
             # with a transparent fill Bokeh would not clear the previous frame
@@ -181,7 +189,8 @@ class HeadChart:
             chart.rect(
                 "x", "y", 1, 1, source=self.cursor, name=name, fill_color=None, line_color=color, line_width=width
             )
-        chart.xaxis.axis_label, chart.yaxis.axis_label = "keys", "queries"
+        for axis, name in ((chart.xaxis[0], "keys"), (chart.yaxis[0], "queries")):
+            axis.update(axis_label=name, ticker=FixedTicker(ticks=[]), formatter=NumeralTickFormatter(format="0,0"))
         return chart
 
     def _build_entropy(self) -> Any:
@@ -214,7 +223,9 @@ def _image(heatmap: Heatmap, exact: bool) -> dict[str, Any]:
     rows, keys = heatmap.bin_size
     if not exact:  # the sampled rows are spread over the whole window
         rows, keys = (row_end - row) / down, (key_end - key) / across
-    values = np.where(heatmap.values > 0, heatmap.values, np.nan).astype(np.float32)
+    # a small weight can underflow to 0; only the scores of single cells tell it from a masked one
+    masked = heatmap.values <= 0 if heatmap.scores is None else np.isneginf(heatmap.scores)
+    values = np.where(masked, np.nan, heatmap.values).astype(np.float32)
     return {
         "image": [values],
         "scores": [np.zeros((0, 0), np.float32) if heatmap.scores is None else heatmap.scores],
@@ -241,16 +252,26 @@ def _bars(values: Float[np.ndarray, " length"], start: int, end: int, reduce: Re
 
 
 def _label_axis(axis: Any, label: Callable[[int], str], start: int, end: int, *, across: bool) -> None:
+    # an equal ticker is kept, because Bokeh searches the whole document for models after each new one: 15 ms
     if end - start > MAX_AXIS_TOKENS:
-        formatter = NumeralTickFormatter(format="0,0")
-        axis.update(ticker=BasicTicker(), major_label_overrides={}, formatter=formatter, major_label_orientation=0.0)
+        if not isinstance(axis.ticker, BasicTicker):
+            axis.ticker = BasicTicker()
+        axis.update(major_label_overrides={}, major_label_orientation=0.0)
         return
     ticks = [index + 0.5 for index in range(start, end)]
-    # PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
-    labels = {tick: PlainText(text=f"\u2068{label(int(tick))}\u2069") for tick in ticks}
-    upright = np.pi / 2 if across else 0.0
-    ticker = FixedTicker(ticks=ticks)
-    axis.update(ticker=ticker, major_label_overrides=labels, major_label_orientation=upright)
+    labels = {tick: _axis_label(label(int(tick))) for tick in ticks}
+    if isinstance(axis.ticker, FixedTicker):
+        axis.ticker.ticks = ticks
+    else:
+        axis.ticker = FixedTicker(ticks=ticks)
+    axis.update(major_label_overrides=labels, major_label_orientation=np.pi / 2 if across else 0.0)
+
+
+def _axis_label(text: str) -> str | PlainText:
+    """Return a token as a label that is not rendered as TeX. Bidi isolates keep right-to-left tokens apart."""
+    isolated = f"\u2068{text}\u2069"
+    # Bokeh renders strings such as $$x$$ and \\(x\\) as TeX; models are slow, so other tokens stay strings
+    return PlainText(text=isolated) if "$$" in text or "\\" in text else isolated
 
 
 def _figure(name: str, *, x_range: Range1d, y_range: Range1d, **sides: Any) -> Any:

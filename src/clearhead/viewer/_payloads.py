@@ -53,14 +53,16 @@ def model_payload(cache: RecordingCache) -> Payload:
     }
 
 
-def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool = False) -> Payload:
+def layer_payload(
+    cache: RecordingCache, stack: str, layer: int, *, hide: bool = False, value_weighted: bool = False
+) -> Payload:
     """Return the thumbnail (as shades, 0 if masked), entropy, statistics and labels of every head of a layer.
 
-    `hide` masks the sink keys in the thumbnails.
+    `hide` masks the sink keys in the thumbnails. `value_weighted` weights them by their values, if these are known.
     """
     kv_len = len(cache.recording[stack].keys)
     heads = []
-    for head, thumbnail in enumerate(cache.thumbnails(stack, layer, hide=hide)):
+    for head, thumbnail in enumerate(cache.thumbnails(stack, layer, hide=hide, value_weighted=value_weighted)):
         rows, columns = thumbnail.values.shape
         heads.append(
             {
@@ -72,7 +74,7 @@ def layer_payload(cache: RecordingCache, stack: str, layer: int, *, hide: bool =
                 "levels": visible_shades(thumbnail.values, kv_len).tobytes(),
             }
         )
-    return {"stack": stack, "layer": layer, "hide": hide, "heads": heads}
+    return {"stack": stack, "layer": layer, "hide": hide, "weighted": value_weighted, "heads": heads}
 
 
 def head_payload(address: Address) -> Payload:
@@ -103,6 +105,7 @@ def window_payload(cache: RecordingCache, stack: str, window: HeatmapWindow) -> 
 def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) -> Payload:
     """Return one weight and its score."""
     weights, stack = cache.recording.weights(address), cache.recording[address[0]]
+    shares = cache.value_shares(*address[:2])
     return {
         "head": head_id(address),  # equal cells of two heads must differ: Bokeh sends changes only
         "query": query,
@@ -112,6 +115,7 @@ def cell_payload(cache: RecordingCache, address: Address, query: int, key: int) 
         "written": written_text(stack, query),
         "weight": float(weights[0, 0, query, key]),
         "score": float(weights.scores[0, 0, query, key]),
+        "share": None if shares is None else float(shares[address[2], key]),
     }
 
 
@@ -136,21 +140,24 @@ def calculation_payload(cache: RecordingCache, address: Address, query: int, key
 
 
 def top_tokens_payload(
-    cache: RecordingCache, name: str, query: int, key: int, *, hide: bool = False
+    cache: RecordingCache, name: str, query: int, key: int, *, hide: bool = False, value_weighted: bool = False
 ) -> Iterator[Payload | None]:
     """Yield None after each layer, then the payload.
 
     The payload lists, for every head, the keys that `query` attends to most and the queries that attend most to `key`.
-    `hide` leaves the sink keys out of the first list and out of its means.
+    `hide` leaves the sink keys out of the first list and out of its means. `value_weighted` weights both lists by the
+    values, if these are known; the means are then left out, because the heads have different units.
     """
     stack = cache.recording[name]
     hidden = cache.hidden_keys(name) if hide else []
+    shares = cache.stack_shares(name) if value_weighted else None
     payload: Payload = {
         "query": short_token(stack.queries.texts[query]),
         "written": written_text(stack, query),
         "key": short_token(stack.keys.texts[key]),
         "same": is_self_attention(name, stack),
         "hide": bool(hidden),
+        "weighted": shares is not None,
     }
     directions: tuple[tuple[AttentionDirection, int, Callable[[int], str]], ...] = (
         ("from", query, lambda index: short_token(stack.keys.texts[index])),
@@ -161,10 +168,10 @@ def top_tokens_payload(
         def with_texts(tokens: list[tuple[int, float]], text_of: Callable[[int], str] = text_of) -> list[list[Any]]:
             return [[index, text_of(index), weight] for index, weight in tokens]
 
-        for top in top_tokens(stack, direction, token, hidden):
+        for top in top_tokens(stack, direction, token, hidden, shares):
             heads = sorted(top.heads, key=lambda row: -max((weight for _, weight in row[2]), default=0.0))
             payload[direction] = {
-                "everywhere": with_texts(top.everywhere),
+                **({} if shares is not None else {"everywhere": with_texts(top.everywhere)}),
                 "heads": [[layer, head, with_texts(tokens)] for layer, head, tokens in heads[:MAX_LISTED_HEADS]],
             }
             yield None

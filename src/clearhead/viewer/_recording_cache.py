@@ -11,11 +11,13 @@ from torch import Tensor
 from clearhead.analysis import HeadStatistics, Roles
 from clearhead.ops.alibi import ALiBi
 from clearhead.recording import Address, Recording, is_self_attention
+from clearhead.viewer._distinctive import distinctive_cell, distinctive_head
 from clearhead.viewer._heatmap import HeadOverview
-from clearhead.viewer._thumbnails import Thumbnail, hide_keys, layer_thumbnails
+from clearhead.viewer._thumbnails import Thumbnail, layer_thumbnails, redraw_thumbnails
 from clearhead.weights.matrix import AttentionWeights
 
 OVERVIEW_CACHE_BYTES = 2**28  # the least recently used overviews are evicted
+MAX_MEASURED_CELLS = 2**14  # largest matrices of which all heads are measured before the first one is shown
 MAX_SEARCHED_CELLS = 2**18  # largest matrix that is searched for its largest weight
 _LABEL_ORDER = (  # most specific first
     "induction",
@@ -43,19 +45,27 @@ class RecordingCache:
             _check_roles(roles, recording)
         self.recording = recording
         self.roles = roles
-        self._thumbnails: dict[tuple[str, int, bool], list[Thumbnail]] = {}
+        self._thumbnails: dict[tuple[str, int, bool, bool], list[Thumbnail]] = {}
         self._overviews: OrderedDict[tuple[Address, bool, bool], HeadOverview] = OrderedDict()
+        self._clearest: Address | None = None
 
-    def thumbnails(self, stack: str, layer: int, *, hide: bool = False) -> list[Thumbnail]:
-        """Return the thumbnail of each head of a layer. The first call computes it. `hide` masks the sink keys."""
-        hidden = self.hidden_keys(stack) if hide else []
-        cache_key = (stack, layer, bool(hidden))
+    def thumbnails(
+        self, stack: str, layer: int, *, hide: bool = False, value_weighted: bool = False
+    ) -> list[Thumbnail]:
+        """Return the thumbnail of each head of a layer. The first call computes it.
+
+        The options are those of `weights`. A stack without value norms is not weighted.
+        """
+        recorded, hidden = self.recording[stack], self.hidden_keys(stack) if hide else []
+        shares = self.value_shares(stack, layer) if value_weighted else None
+        cache_key = (stack, layer, bool(hidden), shares is not None)
         if cache_key not in self._thumbnails:
-            self._thumbnails[cache_key] = (
-                hide_keys(self.thumbnails(stack, layer), self.recording[stack], layer, hidden)
-                if hidden
-                else layer_thumbnails(stack, self.recording[stack], layer)
-            )
+            if hidden or shares is not None:
+                weights = _shown(recorded.layers[layer], hidden, shares)
+                drawn = redraw_thumbnails(self.thumbnails(stack, layer), recorded, weights)
+            else:
+                drawn = layer_thumbnails(stack, recorded, layer)
+            self._thumbnails[cache_key] = drawn
         return self._thumbnails[cache_key]
 
     @property
@@ -84,32 +94,41 @@ class RecordingCache:
         Args:
             address: the head.
             hide: mask the sink keys.
-            value_weighted: return A · ‖v W_O‖ / m, where m is the largest ‖v W_O‖ of the visible keys. Weights are
-                then at most 1, as the colors expect, and a weight of 1 is the most that a key can contribute.
+            value_weighted: return A · ‖v W_O‖ / m, where m is the largest ‖v W_O‖ of the head. Weights are then at
+                most 1, as the colors expect, and a weight of 1 is the most that a key can contribute.
 
         Raises:
             ValueError: if `value_weighted` is True and the recording has no value norms.
         """
-        weights = self.recording.weights(address)
-        hidden = self.hidden_keys(address[0]) if hide else []
-        visible = weights.hiding(hidden) if hidden else weights
-        if not value_weighted:
-            return visible
-        norms = self.value_norms(address)
-        if norms is None or not self.can_weight_values(address[0]):
+        stack, layer, head = address
+        hidden = self.hidden_keys(stack) if hide else []
+        shares = self.value_shares(stack, layer) if value_weighted else None
+        if value_weighted and shares is None:
             raise ValueError(
-                f"value_weighted is True, but the recording has no value norms of {address[0]!r}; expected a recording"
+                f"value_weighted is True, but the recording has no value norms of {stack!r}; expected a recording"
                 " with values=True of a model with a known output projection, without ALiBi"
             )
-        norms = norms.index_fill(0, torch.tensor(hidden, device=norms.device, dtype=torch.long), 0.0)
-        largest = norms.max()
-        return visible.scaled(keys=norms / torch.where(largest > 0, largest, 1.0))
+        return _shown(self.recording.weights(address), hidden, None if shares is None else shares[head])
 
     def can_weight_values(self, stack: str) -> bool:
         """Return whether the matrices of a stack can be weighted by the norms of their values."""
         recorded = self.recording[stack]
         has_alibi = any(isinstance(weights.bias, ALiBi) for weights in recorded.layers)
         return recorded.value_norms is not None and not has_alibi
+
+    def value_shares(self, stack: str, layer: int) -> Float[Tensor, "heads kv_len"] | None:
+        """Return ‖v W_O‖ of each key as a share of its head's largest; None if the stack cannot be weighted."""
+        norms = self.recording[stack].value_norms
+        if norms is None or not self.can_weight_values(stack):
+            return None
+        largest = norms[layer].amax(dim=1, keepdim=True)
+        return norms[layer] / torch.where(largest > 0, largest, 1.0)
+
+    def stack_shares(self, stack: str) -> list[Float[Tensor, "heads kv_len"]] | None:
+        """Return `value_shares` of every layer of a stack; None if the stack cannot be weighted."""
+        layers = range(len(self.recording[stack].layers))
+        shares = [self.value_shares(stack, layer) for layer in layers] if self.can_weight_values(stack) else []
+        return [each for each in shares if each is not None] or None
 
     def value_norms(self, address: Address) -> Float[Tensor, " kv_len"] | None:
         """Return ‖v W_O‖ of each key of a head; None if unknown."""
@@ -141,34 +160,43 @@ class RecordingCache:
         return sum(overview.bytes for overview in self._overviews.values())
 
     def clearest_head(self) -> Address:
-        """Return the clearest head of the last stack, to show first. Long texts search its middle layer only."""
-        name, stack = list(self.recording.stacks.items())[-1]
-        layers = range(len(stack.layers))
-        if len(stack.queries) * len(stack.keys) > MAX_SEARCHED_CELLS:
-            layers = layers[len(layers) // 2 :][:1]
+        """Return the clearest head of the last stack, to show first. Long texts use a sample of their queries."""
+        if self._clearest is None:
+            name, stack = list(self.recording.stacks.items())[-1]
+            if len(stack.queries) * len(stack.keys) > MAX_MEASURED_CELLS:
+                self._clearest = (name, *distinctive_head(name, stack, self.hidden_keys(name)))
+            else:
+                heads = (address for address in self.recording.heads() if address[0] == name)
+                self._clearest = max(heads, key=self._clarity)
+        return self._clearest
 
-        def head_clarity(address: Address) -> float:
-            _, layer, head = address
-            return clarity(self.thumbnails(name, layer)[head].statistics)
-
-        heads = (address for address in self.recording.heads() if address[0] == name and address[1] in layers)
-        return max(heads, key=head_clarity)
+    def _clarity(self, address: Address) -> float:
+        stack, layer, head = address
+        return clarity(self.thumbnails(stack, layer)[head].statistics)
 
     def strongest_cell(self, address: Address) -> tuple[int, int]:
         """Return the cell with the largest weight, with special and sink tokens scaled down.
 
-        Long texts search the middle row only.
+        Long texts use a sample of their queries, and leave out the tokens near each query.
         """
         stack = self.recording[address[0]]
         weights = self.recording.weights(address)
+        hidden = self.hidden_keys(address[0])
         _, _, q_len, kv_len = weights.shape
-        middle = q_len // 2
-        rows = slice(middle, middle + 1) if q_len * kv_len > MAX_SEARCHED_CELLS else slice(0, q_len)
-        cells = weights[0, 0, rows].clone()
-        cells[torch.tensor(stack.queries.special[rows])] *= 0.01
-        cells[:, self.hidden_keys(address[0])] *= 0.01
-        query, key = divmod(int(cells.argmax()), kv_len)
-        return rows.start + query, key
+        if q_len * kv_len > MAX_SEARCHED_CELLS:
+            return distinctive_cell(address[0], stack, weights, hidden)
+        cells = weights[0, 0].clone()
+        cells[torch.tensor(stack.queries.special)] *= 0.01
+        cells[:, hidden] *= 0.01
+        return divmod(int(cells.argmax()), kv_len)
+
+
+def _shown(
+    weights: AttentionWeights, hidden: list[int], shares: Float[Tensor, "*heads kv_len"] | None
+) -> AttentionWeights:
+    """Return a matrix without hidden keys, with its columns scaled by the shares of the values."""
+    visible = weights.hiding(hidden) if hidden else weights
+    return visible if shares is None else visible.scaled(keys=shares)
 
 
 def labels_of(roles: Roles, address: Address) -> tuple[str, ...]:
@@ -187,9 +215,10 @@ def _generality(label: str) -> int:
 
 
 def clarity(statistics: HeadStatistics) -> float:
-    """Return how sharp a head is, from 0 to 1, scaled down by its attention to sink and special tokens."""
+    """Return how sharp a head is, from 0 to 1, scaled down by its attention to sinks, special and adjacent tokens."""
     sink = max(statistics.sink or 0.0, statistics.delimiter or 0.0)
-    return (1 - (1.0 if statistics.spread is None else statistics.spread)) * (1 - sink)
+    adjacent = sum(weight or 0.0 for weight in (statistics.self, statistics.previous, statistics.next))
+    return (1 - (1.0 if statistics.spread is None else statistics.spread)) * max(0.0, 1 - sink - adjacent)
 
 
 def _check_roles(roles: Roles, recording: Recording) -> None:

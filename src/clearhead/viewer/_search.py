@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import unicodedata
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,15 +31,16 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class _JoinedText:
-    """Text of an axis, in lower case, and the position of each token in it."""
+    """Normalized text of an axis, its parts by token, and the position of each token in it."""
 
     text: str
+    pieces: list[str]
     starts: list[int]
     spaced: bool  # tokens contain the spaces of the text
 
 
 def find_text(tokens: Tokens, wanted: str) -> SearchResult:
-    """Return the ranges of tokens that contain a text. Case and the kind of white space do not matter.
+    """Return the ranges of tokens that contain a text. Case, width and the kind of white space do not matter.
 
     Words that are split into several tokens are matched. If tokens have no spaces, spaces are ignored.
     """
@@ -69,6 +71,12 @@ def search_payload(stack: Stack, axis: Axis, wanted: str) -> dict[str, Any]:
     return {"axis": axis, "text": wanted, "ranges": [list(hit) for hit in result.ranges], "count": result.count}
 
 
+def searchable_tokens(tokens: Tokens) -> dict[str, Any]:
+    """Return the normalized parts of an axis for a report, whose script searches them as `find_text` does."""
+    joined = _joined(tokens)
+    return {"pieces": joined.pieces, "spaced": joined.spaced}
+
+
 @functools.lru_cache(maxsize=4)  # a search of 32,768 tokens then takes a millisecond
 def _joined(tokens: Tokens) -> _JoinedText:
     ordinary = [text for text, special in zip(tokens.texts, tokens.special, strict=True) if not special]
@@ -82,7 +90,7 @@ def _joined(tokens: Tokens) -> _JoinedText:
         pieces.append(piece)
         ends_with_space = piece.endswith(" ") if piece else ends_with_space
     starts = [0, *accumulate(map(len, pieces))][: len(pieces)]
-    return _JoinedText("".join(pieces), starts, spaced)
+    return _JoinedText("".join(pieces), pieces, starts, spaced)
 
 
 def _without_continuation_mark(tokens: Tokens, index: int, text: str) -> str:
@@ -93,11 +101,25 @@ def _without_continuation_mark(tokens: Tokens, index: int, text: str) -> str:
 
 
 def _normalized(text: str, spaced: bool) -> str:
-    """Return text in lower case, with single spaces if tokens contain spaces, and otherwise without spaces."""
-    folded = text.casefold()
+    """Return folded text, with single spaces if tokens contain spaces, and otherwise without spaces.
+
+    `search_text.js` does the same.
+    """
+    folded = _folded(text)
     if not spaced:
         return "".join(folded.split())
     inner = " ".join(folded.split())
     if not inner:
         return " " if folded else ""
     return f"{' ' if folded[0].isspace() else ''}{inner}{' ' if folded[-1].isspace() else ''}"
+
+
+@functools.lru_cache(maxsize=4096)  # long texts repeat most of their tokens
+def _folded(text: str) -> str:
+    """Return text without differences of case and width, by operations that JavaScript has too.
+
+    Each character is folded alone, because the lower case of "Σ" depends on its neighbors.
+    """
+    if text.isascii():
+        return text.lower()
+    return "".join(character.upper().lower() for character in unicodedata.normalize("NFKC", text))

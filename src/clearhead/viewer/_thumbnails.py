@@ -21,6 +21,7 @@ MAX_THUMBNAIL_BINS = 128  # bins per axis
 MAX_EXACT_TOKENS = 4096  # longer texts are sampled
 SAMPLED_QUERIES = 128
 MAX_DENSE_CELLS = 2**23  # weights in memory at a time
+ROWS_PER_STRIP = 128  # queries of a matrix that are computed at a time, which fit into the cache of a CPU
 END_QUERIES = 8  # queries at either end of a long text that are drawn besides the sample
 
 
@@ -61,9 +62,11 @@ def layer_thumbnails(name: str, stack: Stack, layer: int) -> list[Thumbnail]:
 
 
 @torch.no_grad()
-def hide_keys(thumbnails: list[Thumbnail], stack: Stack, layer: int, hidden: Sequence[int]) -> list[Thumbnail]:
-    """Return the thumbnails of a layer with the columns of some keys set to 0. Statistics stay the same."""
-    weights = stack.layers[layer].hiding(hidden)
+def redraw_thumbnails(thumbnails: list[Thumbnail], stack: Stack, weights: AttentionWeights) -> list[Thumbnail]:
+    """Return the thumbnails of a layer with the values of another matrix, such as one with hidden keys.
+
+    Statistics stay the same.
+    """
     if not is_sampled(stack):
         values = [head for _, cells in _dense_parts(weights) for head in _pooled(cells)]
         return [replace(thumbnail, values=values[head]) for head, thumbnail in enumerate(thumbnails)]
@@ -83,7 +86,22 @@ def _dense_parts(
     step = max(1, MAX_DENSE_CELLS // (q_len * kv_len))
     for start in range(0, heads, step):
         part = weights if step >= heads else weights.part(heads=slice(start, start + step))
-        yield part, part.dense()[0].float()
+        yield part, _dense(part)
+
+
+def _dense(weights: AttentionWeights) -> Float[Tensor, "heads q_len kv_len"]:
+    """Return all weights, computed without the keys after the last visible one, which are half of a causal matrix."""
+    lowered = weights.lowered_mask
+    if lowered.ranges is None or lowered.dense is not None or weights.device.type != "cpu":
+        return weights.dense()[0].float()
+    last = lowered.ranges[:, 1, 0].amax(dim=0)  # [q_len], the end of each query's keys
+    cells = torch.zeros(weights.shape[1:])
+    for start in range(0, weights.shape[2], ROWS_PER_STRIP):
+        rows = slice(start, start + ROWS_PER_STRIP)
+        end = int(last[rows].max())
+        if end:
+            cells[:, rows, :end] = weights[0, :, rows, :end]
+    return cells
 
 
 def _pooled(cells: Float[Tensor, "heads q_len kv_len"]) -> Float[np.ndarray, "heads rows keys"]:

@@ -67,20 +67,23 @@ def strongest_links(
 
 
 def token_picture(
-    cache: RecordingCache, name: str, query: int, key: int = 0, *, hide: bool = True
+    cache: RecordingCache, name: str, query: int, key: int = 0, *, hide: bool = True, value_weighted: bool = False
 ) -> Iterator[dict[str, Any] | None]:
     """Yield None after each layer, then the top key of one query in every head, and its weights on one key.
 
     `layers[layer][head]` is [key, token, weight], or None for a head without a visible key. `weights[layer][head]` is
-    the weight on `key`.
+    the weight on `key`. `value_weighted` weights both by the values, if these are known.
     """
     stack = cache.recording[name]
     hidden = cache.hidden_keys(name) if hide else []
+    shares = cache.stack_shares(name) if value_weighted else None
     heads = []
-    for top in top_tokens(stack, "from", query, hidden):
+    for top in top_tokens(stack, "from", query, hidden, shares):
         heads = top.heads
         yield None
-    weights = [layer[0, :, query, key].tolist() for layer in stack.layers]
+    columns = [layer[0, :, query, key] for layer in stack.layers]
+    if shares is not None:
+        columns = [column * share[:, key] for column, share in zip(columns, shares, strict=True)]
     layers: list[list[list[Any] | None]] = [[] for _ in stack.layers]
     for layer, _, tokens in heads:
         cells = [[key, short_token(stack.keys.texts[key], PICTURE_COLUMNS), weight] for key, weight in tokens[:1]]
@@ -92,6 +95,7 @@ def token_picture(
         "key": key,
         "key_token": short_token(stack.keys.texts[key]),
         "hide": bool(hidden),
+        "weighted": shares is not None,
         "layers": layers,
-        "weights": weights,
+        "weights": [column.tolist() for column in columns],
     }

@@ -26,15 +26,22 @@ class TopTokens:
 
 @torch.no_grad()
 def top_tokens(
-    stack: Stack, direction: AttentionDirection, token: int, hidden: Sequence[int] = ()
+    stack: Stack,
+    direction: AttentionDirection,
+    token: int,
+    hidden: Sequence[int] = (),
+    shares: Sequence[Float[Tensor, "heads kv_len"]] | None = None,
 ) -> Iterator[TopTokens]:
     """Yield the top keys of a query ("from") or the top queries of a key ("to"), once per layer.
 
     Each result includes the previous layers. Hidden keys are left out of the top keys of a query.
+    Weights are multiplied by the shares of the keys in each layer, if given.
     """
     top, total, count = TopTokens(), None, 0
     for layer, weights in enumerate(stack.layers):
         cells = weights[0, :, token] if direction == "from" else weights[0, :, :, token]  # [heads, tokens]
+        if shares is not None:
+            cells = cells * (shares[layer] if direction == "from" else shares[layer][:, token, None])
         cells = cells.cpu()
         if hidden and direction == "from":
             cells[:, list(hidden)] = 0

@@ -34,12 +34,17 @@ class WordWindow:
 
 @torch.no_grad()
 def word_window(
-    cache: RecordingCache, address: Address, window: HeatmapWindow, cursor: tuple[int, int] | None
+    cache: RecordingCache,
+    address: Address,
+    window: HeatmapWindow,
+    cursor: tuple[int, int] | None,
+    *,
+    hide: bool = False,
 ) -> WordWindow:
     """Return the tokens to draw: all tokens of a short text, or a window of a longer one.
 
     The window is that of the heatmap if it has few tokens, otherwise the surroundings of the cursor. The strongest keys
-    of the cursor's query outside of the window are included.
+    of the cursor's query outside of the window are included, without the sink keys if `hide` is True.
     """
     name, layer, _ = address
     stack = cache.recording[name]
@@ -53,7 +58,7 @@ def word_window(
     keys = set(_side(kv_len, (window.key, window.key_end), center, longest, size))
     if len(keys) < kv_len and cursor is not None:
         strengths = weights[0, :, query].float().amax(dim=0)
-        strengths[sorted(keys)] = 0
+        strengths[sorted(keys | set(cache.hidden_keys(name) if hide else []))] = 0
         top = strengths.topk(min(MAX_DISTANT_KEYS, kv_len))
         keys |= {index for index, weight in zip(top.indices.tolist(), top.values.tolist(), strict=True) if weight > 0}
     return WordWindow(tuple(rows), tuple(sorted(keys)))
@@ -61,9 +66,9 @@ def word_window(
 
 @torch.no_grad()
 def words_payload(cache: RecordingCache, address: Address, shown: WordWindow) -> Payload:
-    """Return the tokens of a window and the weights between them, for all heads of a layer."""
+    """Return the tokens of a window, the weights between them, and the shares of the values, for all heads."""
     name, layer, _ = address
-    stack = cache.recording[name]
+    stack, shares = cache.recording[name], cache.value_shares(name, layer)
     rows = slice(shown.queries[0], shown.queries[-1] + 1)
     weights = stack.layers[layer][0, :, rows, list(shown.keys)].float().cpu().numpy()  # [heads, queries, keys]
     return {
@@ -76,15 +81,27 @@ def words_payload(cache: RecordingCache, address: Address, shown: WordWindow) ->
         "keys": list(shown.keys),
         "key_tokens": [short_token(stack.keys.texts[index]) for index in shown.keys],
         "weights": weights.ravel(),
+        "shares": None if shares is None else shares[:, list(shown.keys)].float().cpu().numpy().ravel(),
     }
 
 
 def row_payload(cache: RecordingCache, address: Address, query: int, window: HeatmapWindow) -> Payload | None:
-    """Return a query's weights for the keys of a window; None if the window is too wide to read."""
+    """Return a query's weights for the keys of a window, and the shares of their values.
+
+    Returns None if the window is too wide to read.
+    """
     if window.key_end - window.key > MAX_ROW_TOKENS:
         return None
-    row = cache.recording.weights(address)[0, 0, query, window.key : window.key_end]
-    return {"head": head_id(address), "query": query, "start": window.key, "row": row.float().cpu().numpy()}
+    name, layer, head = address
+    keys = slice(window.key, window.key_end)
+    row, shares = cache.recording.weights(address)[0, 0, query, keys], cache.value_shares(name, layer)
+    return {
+        "head": head_id(address),
+        "query": query,
+        "start": window.key,
+        "row": row.float().cpu().numpy(),
+        "shares": None if shares is None else shares[head, keys].float().cpu().numpy(),
+    }
 
 
 def next_tokens_payload(cache: RecordingCache, name: str, query: int) -> Payload | None:

@@ -23,7 +23,7 @@ from clearhead.viewer import _thumbnails
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report import _details, _report_layer, export
 from clearhead.viewer.report._report_layer import SamplingPlan, summarize_layer
-from support.recordings import decoder, translation
+from support.recordings import decoder, translation, with_values
 from support.viewer_page import PLAIN_TOKENS
 
 
@@ -50,7 +50,7 @@ class TestContents:
         weights = recording["decoder"].layers[0]
         assert plan.single_cells
         assert plan.query_indices.tolist() == list(range(12))
-        np.testing.assert_allclose(layer.largest, weights.dense()[0], atol=1e-6)
+        np.testing.assert_allclose(layer.maps.largest, weights.dense()[0], atol=1e-6)
         np.testing.assert_allclose(layer.entropy, weights.entropy()[0], atol=1e-3)
         np.testing.assert_allclose(layer.received, weights.received()[0], atol=1e-5)
         top = weights.topk(8)
@@ -62,7 +62,7 @@ class TestContents:
         plan, layer = summarize(recording, max_bins=8)
         assert plan.bin_size == (5, 5)  # 8 bins, the last with two tokens
         dense = recording["decoder"].layers[0].dense()[0].numpy()
-        for reduce, values in (("max", layer.largest), ("mean", layer.mean)):
+        for reduce, values in (("max", layer.maps.largest), ("mean", layer.maps.mean)):
             expected = np.stack(
                 [
                     [
@@ -93,8 +93,8 @@ class TestContents:
             inside = rows[:, bins == row]
             for key in range(15):
                 part = inside[:, :, 14 * key : 14 * key + 14]
-                np.testing.assert_allclose(layer.largest[:, row, key], part.amax((1, 2)), atol=1e-6)
-                np.testing.assert_allclose(layer.mean[:, row, key], part.mean((1, 2)), atol=1e-6)
+                np.testing.assert_allclose(layer.maps.largest[:, row, key], part.amax((1, 2)), atol=1e-6)
+                np.testing.assert_allclose(layer.maps.mean[:, row, key], part.mean((1, 2)), atol=1e-6)
         assert layer.statistics[0].queries == 40
 
     @pytest.mark.parametrize("max_bins", [128, 8], ids=["exact", "sampled"])
@@ -122,11 +122,11 @@ class TestContents:
         np.testing.assert_array_equal(keys.reshape(layer.top_keys.shape)[stored], layer.top_keys[stored])
         if max_bins == 128:
             maps = np.frombuffer(raw, np.float16, heads * 37 * 37, len(raw) - heads * 37 * 37 * 2)
-            np.testing.assert_allclose(maps.reshape(heads, 37, 37), layer.largest, atol=1e-3)
+            np.testing.assert_allclose(maps.reshape(heads, 37, 37), layer.maps.largest, atol=1e-3)
             return
         levels = np.frombuffer(raw, np.uint8, 2 * heads * 64, len(raw) - 2 * heads * 64).reshape(2, heads, 8, 8)
         floor = 0.1 / 37
-        for shades, values in zip(levels, (layer.largest, layer.mean), strict=True):
+        for shades, values in zip(levels, (layer.maps.largest, layer.maps.mean), strict=True):
             assert ((shades == 0) == (values == 0)).all()
             visible = shades > 1
             # rounding error: half a shade
@@ -209,11 +209,11 @@ class TestContents:
         np.testing.assert_allclose(layer.top_weights, stored.topk(8).values, atol=1e-3)
         np.testing.assert_array_equal(layer.top_keys[:, :, 0], stored.argmax(-1))
         assert layer.statistics == plain.statistics  # means are over evenly spaced queries only
-        np.testing.assert_array_equal(layer.mean, plain.mean)
+        np.testing.assert_array_equal(layer.maps.mean, plain.maps.mean)
         np.testing.assert_array_equal(layer.received, plain.received)
-        assert (layer.largest >= plain.largest).all()
+        assert (layer.maps.largest >= plain.maps.largest).all()
         last = dense[:, 292:].amax(dim=1)
-        assert (layer.largest[:, -1].max(-1) >= last.amax(-1).numpy() - 1e-6).all()  # the end is always drawn
+        assert (layer.maps.largest[:, -1].max(-1) >= last.amax(-1).numpy() - 1e-6).all()  # the end is always drawn
 
     def test_tiny_weights_are_not_stored_as_0(self):
         tiny = _report_layer._as_half(np.array([[[0.0, 1e-12, 0.5]]], np.float32))
@@ -289,6 +289,55 @@ class TestContents:
         assert path.read_text() == "mine"
         assert list(tmp_path.iterdir()) == [path]
 
+    @pytest.mark.parametrize("longest", [4096, 100], ids=["exact", "sampled"])
+    def test_bins_are_stored_with_values_and_without_sinks(self, longest, monkeypatch):
+        monkeypatch.setattr(_thumbnails, "MAX_EXACT_TOKENS", longest)
+        monkeypatch.setattr(_report_layer, "MAX_SAMPLED_QUERIES", 30)
+        recording, added = with_values(decoder([str(index) for index in range(120)], special=(7, 50)))
+        cache = RecordingCache(recording)
+        plans = export.sampling_plans(cache, _details.ReportDetails())
+        plan = SamplingPlan.from_stack(recording["decoder"], 16, 8, hidden=cache.hidden_keys("decoder"))
+        assert plans["decoder"].hidden == plan.hidden == (0, 7, 50)
+        layer = summarize_layer("decoder", recording["decoder"], 1, plan, cache.value_shares("decoder", 1))
+        dense = recording["decoder"].layers[1].dense()[0][:, plan.query_indices if plan.sampled else slice(None)]
+        contributions = (dense[..., None] * added[1][:, None]).norm(dim=-1)
+        largest = added[1].norm(dim=-1).amax(dim=1)[:, None, None]
+        rows = np.arange(120)[plan.query_indices if plan.sampled else slice(None)] // plan.bin_size.rows
+        for stored, cells in ((layer.maps, dense), (layer.weighted_maps, contributions / largest)):
+            visible = cells.clone()
+            visible[:, :, [0, 7, 50]] = 0
+            for shown, columns, whole, reduce in (
+                (stored.largest, range(15), cells, "amax"),
+                (stored.mean, range(15), cells, "mean"),
+                (stored.hidden_largest, (0, 6), visible, "amax"),
+                (stored.hidden_mean, (0, 6), visible, "mean"),
+            ):
+                bins = [
+                    [getattr(whole[:, rows == row, 8 * key : 8 * key + 8], reduce)((1, 2)) for key in columns]
+                    for row in range(shown.shape[1])
+                ]
+                np.testing.assert_allclose(shown, np.moveaxis(np.array(bins), 2, 0), rtol=1e-4, atol=1e-7)
+        received = dense.sum(dim=1) * 120 / dense.shape[1]
+        received[:, [0, 7, 50]] = 0
+        width = plan.keys_per_bar
+        bars = [received[:, width * bar :][:, :width].mean(dim=1) for bar in sorted({0, 7 // width, 50 // width})]
+        np.testing.assert_allclose(layer.hidden_received, torch.stack(bars, dim=1), rtol=1e-4)
+
+    def test_value_weighted_maps_are_left_out_before_queries(self, monkeypatch):
+        recording, _ = with_values(decoder([str(index) for index in range(200)]))
+        whole, plain = report(recording), report(decoder([str(index) for index in range(200)]))
+        assert model_payload(whole)["stacks"][0]["value_weighted"]
+        assert 'id="weighted"' in whole.html
+        for limit, kept in ((array_bytes(whole) - 1, 200), (array_bytes(plain) - 1, 100)):
+            monkeypatch.setattr(export, "MAX_ARRAY_BYTES", limit)
+            written = report(recording)
+            assert written.notes[0] == "value-weighted maps are left out, because the file would be too large"
+            stack = model_payload(written)["stacks"][0]
+            assert not stack["value_weighted"]
+            assert kept <= stack["kept"] < kept + 20
+            assert 'id="weighted"' not in written.html
+            assert 'id="hide"' in written.html
+
 
 class TestCommand:
     def test_writes_a_report_and_prints_its_path(self, tmp_path):
@@ -296,7 +345,9 @@ class TestCommand:
         done = CliRunner().invoke(app, ["view", "I read a book.", "--output", str(path)])
         assert done.exit_code == 0, done.output
         assert done.output.startswith(f"wrote {path}: Recording('en-ja': encoder 4 × 8 heads, 6 × 6 tokens")
-        assert path.read_text().startswith("<!doctype html>")
+        page = path.read_text()
+        assert page.startswith("<!doctype html>")
+        assert page.count('"value_weighted": true') == 3  # values are recorded
 
     def test_title_and_note_are_those_of_the_author(self, tmp_path, monkeypatch):
         decoder(PLAIN_TOKENS).save(tmp_path / "recording.safetensors")

@@ -14,6 +14,8 @@ from bokeh.util.token import get_token_payload
 from tornado.websocket import WebSocketClosedError
 
 from clearhead import view
+from clearhead.viewer.server import _ports
+from clearhead.viewer.server._ports import bind
 from clearhead.viewer.server.serve import DEFAULT_PORT, MAX_MESSAGE_BYTES
 from support.recordings import decoder
 from support.viewer_client import close, connect, cookie, fetch, home, page_token, token_in
@@ -272,6 +274,17 @@ def test_rejects_wrong_arguments(arguments, error, message):
 def test_default_port_and_ssh_forwarding_command(viewer):
     assert viewer.port >= DEFAULT_PORT
     assert viewer.forwarding.startswith(f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} ")
+
+
+def test_search_for_a_free_port_skips_the_ports_that_browsers_block(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(_ports, "BLOCKED_PORTS", frozenset(range(port + 1, port + 5)))
+        with bind(port) as bound:
+            assert bound.getsockname()[1] >= port + 5
+        for blocked in (port + 1, port + 4):
+            with pytest.raises(ValueError, match=f"port is {blocked}, which browsers refuse to open; expected another"):
+                bind(blocked)
 
 
 @pytest.fixture

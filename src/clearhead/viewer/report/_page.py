@@ -14,6 +14,7 @@ from bokeh.io.doc import patch_curdoc
 from bokeh.resources import INLINE
 
 from clearhead._utils.color_scales import weight_floor
+from clearhead._utils.modules import inline_modules
 from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
@@ -23,23 +24,27 @@ from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
 from clearhead.viewer._row_labels import written_texts
+from clearhead.viewer._search import searchable_tokens
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
-from clearhead.viewer._templates import TEMPLATES, inline_modules
+from clearhead.viewer._templates import STATIC_FOLDER, TEMPLATES
 from clearhead.viewer.report._details import ReportDetails
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
+from clearhead.viewer.report._stored_maps import hidden_bins
 
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
     """Data of a report: sampling plans by stack, layers and their compressed arrays by stack and layer index.
 
-    `next_tokens` is the compressed list of the most probable next tokens.
+    `next_tokens` is the compressed list of the most probable next tokens. `weighted` are the stacks whose
+    value-weighted maps are stored.
     """
 
     plans: dict[str, SamplingPlan]
     layers: dict[tuple[str, int], ReportLayer]
     compressed: dict[tuple[str, int], str]
     next_tokens: str
+    weighted: frozenset[str] = frozenset()
 
 
 def compress(data: bytes) -> str:
@@ -59,7 +64,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
     labels = {address: labels_of(label_source, address) for address in statistics}
     last = list(recording.stacks)[-1]
     first_head = max((head for head in statistics if head[0] == last), key=lambda head: clarity(statistics[head]))
-    texts, stacks = _stack_payloads(cache, data, labels)
+    texts, searchable, stacks = _stack_payloads(cache, data, labels)
     columns = used_columns(statistics)
     chart = HeadChart()
     # after an exception in a viewer's callback, Bokeh's current document stays a destroyed one, and file_html raises
@@ -83,9 +88,11 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 },
                 "palettes": PALETTES,
                 "media": media_payload(recording),
-                "import_map": inline_modules(),
+                "import_map": inline_modules(STATIC_FOLDER),
                 "live": False,
+                "weighted": bool(data.weighted),
                 "tokens": compress(json.dumps(texts).encode()),
+                "searchable": compress(json.dumps(searchable).encode()),
                 "next_tokens": data.next_tokens,
                 "layers": [
                     {"stack": name, "index": layer_index, "data": text}
@@ -105,8 +112,8 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
 
 def _stack_payloads(
     cache: RecordingCache, data: ReportData, labels: dict[Address, tuple[str, ...]]
-) -> tuple[list[list[str]], list[Payload]]:
-    """Return the texts of the distinct token lists, and the payload of each stack with its sampling plan."""
+) -> tuple[list[list[str]], list[Payload], list[Payload]]:
+    """Return the texts of the distinct token lists, their normalized texts, and the payload of each stack."""
     tokens: list[Tokens] = []
     written: list[list[str]] = []
     payloads = model_payload(cache)["stacks"]
@@ -142,6 +149,10 @@ def _stack_payloads(
             "cells": plan.single_cells,
             "top": data.layers[name, 0].top_keys.shape[2],
             "floor": weight_floor(len(stack.keys)),
+            "hidden": list(plan.hidden),
+            "hidden_bins": hidden_bins(plan.hidden, plan.bin_size.keys).tolist(),
+            "hidden_bars": hidden_bins(plan.hidden, plan.keys_per_bar).tolist(),
+            "value_weighted": name in data.weighted,
         }
     for payload in payloads:
         texts = written_texts(cache.recording[payload["name"]])
@@ -150,7 +161,7 @@ def _stack_payloads(
         if texts not in written:
             written.append(texts)
         payload["tokens"][2] = len(tokens) + written.index(texts)
-    return [*map(_short_tokens, tokens), *written], payloads
+    return [*map(_short_tokens, tokens), *written], list(map(searchable_tokens, tokens)), payloads
 
 
 def _relation_row(score: RelationScore) -> Payload:

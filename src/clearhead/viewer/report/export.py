@@ -105,7 +105,13 @@ def sampling_plans(cache: RecordingCache, details: ReportDetails) -> dict[str, S
     max_bins = max(MIN_HEATMAP_BINS, int(MAX_HEATMAP_BINS * math.sqrt(min(1.0, MAX_FULL_SIZE_HEADS / heads))))
     max_bars = max(MIN_BARS, MAX_BARS * MAX_FULL_SIZE_HEADS // max(MAX_FULL_SIZE_HEADS, heads))
     return {
-        name: SamplingPlan.from_stack(stack, _bins_of(stack, max_bins), max_bars, focused_queries(cache, name, cursor))
+        name: SamplingPlan.from_stack(
+            stack,
+            _bins_of(stack, max_bins),
+            max_bars,
+            focused_queries(cache, name, cursor),
+            cache.hidden_keys(name),
+        )
         for name, stack in recording.stacks.items()
     }
 
@@ -123,7 +129,7 @@ def summarize_layers(
     """Yield the stack, the index and the data of each layer."""
     for name, stack in cache.recording.stacks.items():
         for layer in range(len(stack.layers)):
-            yield (name, layer), summarize_layer(name, stack, layer, plans[name])
+            yield (name, layer), summarize_layer(name, stack, layer, plans[name], cache.value_shares(name, layer))
 
 
 def finish_report(cache: RecordingCache, data: ReportData, details: ReportDetails) -> Report:
@@ -131,30 +137,41 @@ def finish_report(cache: RecordingCache, data: ReportData, details: ReportDetail
 
     Bokeh's current document is a global variable, which the callbacks of the event loop use too.
     """
-    notes = _notes(cache.recording, data.plans)
+    notes = _notes(cache.recording, data)
     return Report(render_page(cache, data, details, notes), notes)
 
 
 def fit_to_size(
     cache: RecordingCache, plans: dict[str, SamplingPlan], layers: dict[tuple[str, int], ReportLayer]
 ) -> ReportData:
-    """Compress the next tokens and the layers, with half the queries until the layers fit into `MAX_ARRAY_BYTES`."""
+    """Compress the next tokens and the layers, so that the layers fit into `MAX_ARRAY_BYTES`.
+
+    Value-weighted maps are left out first. Then the number of queries is halved until the layers fit.
+    """
     queries = max(len(plan.query_indices) for plan in plans.values())
+    weighted = {name for (name, _), layer in layers.items() if layer.shares is not None}
     while True:
         positions = {name: plan.positions(queries) for name, plan in plans.items()}
         stored = {name: plan.subsampled(positions[name]) for name, plan in plans.items()}
         compressed = {}
         for (name, index), layer in layers.items():
-            packed = layer.subsampled(positions[name]).pack(stored[name], len(cache.recording[name].keys))
+            kv_len = len(cache.recording[name].keys)
+            packed = layer.subsampled(positions[name]).pack(stored[name], kv_len, weighted=name in weighted)
             compressed[name, index] = compress(packed)
-        if sum(map(len, compressed.values())) <= MAX_ARRAY_BYTES or queries <= MIN_STORED_QUERIES:
-            return ReportData(stored, layers, compressed, compress_next_tokens(cache.recording))
-        queries //= 2
+        size = sum(map(len, compressed.values()))
+        if size <= MAX_ARRAY_BYTES or (queries <= MIN_STORED_QUERIES and not weighted):
+            return ReportData(stored, layers, compressed, compress_next_tokens(cache.recording), frozenset(weighted))
+        if weighted:
+            weighted = set()
+        else:
+            queries //= 2
 
 
-def _notes(recording: Recording, plans: dict[str, SamplingPlan]) -> tuple[str, ...]:
+def _notes(recording: Recording, data: ReportData) -> tuple[str, ...]:
     notes = []
-    for name, plan in plans.items():
+    if not data.weighted and any(layer.shares is not None for layer in data.layers.values()):
+        notes.append("value-weighted maps are left out, because the file would be too large")
+    for name, plan in data.plans.items():
         q_len, stored = len(recording[name].queries), len(plan.query_indices)
         if plan.sampled:
             queries = f"{plan.sampled:,} evenly spaced queries of {q_len:,}"

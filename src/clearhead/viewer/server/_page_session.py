@@ -71,8 +71,10 @@ class PageSession:
             self._handlers |= panel.handlers
         self._state.on_change("ask", lambda attribute, old, new: self._answer(new))
         self._chart.map.on_event(RangesUpdate, self._on_ranges_update)
-        for root in (self._chart.map, self._chart.entropy, self._chart.received, self._state):
-            document.add_root(root)
+        with document.models.freeze():  # otherwise Bokeh searches the document for models after each root
+            for root in (self._chart.map, self._chart.entropy, self._chart.received, self._state):
+                document.add_root(root)
+        texts.worker.submit(cache.clearest_head)  # cached until the page has loaded its scripts and asks for a head
         name = cache.recording.model
         document.title = f"clearhead: {name}"
         document.template = TEMPLATES.get_template("viewer.html")
@@ -182,10 +184,11 @@ class PageSession:
             self._chart.open(*shown.shape, weight_floor(shown.shape[1]))
             self._state.head = now
         self._chart.show(parse_window(request, shown.shape))
-        self._draw()
-        if now != before:
+        if now != before:  # first, so that the words are computed before the heatmap
+            self._shown = replace(shown, window=self._chart.window)
             for panel in self._panels:
                 panel.head_changed()
+        self._draw()
         cursor = request.get("cursor") or shown.cursor
         if cursor is None:
             self._tasks.start("cell", self._strongest_cell_steps(shown))
@@ -204,7 +207,7 @@ class PageSession:
         overview = cache.overview(address, **shown.heatmap_options)
         window = overview.heatmaps.window
         if not overview.finished and window.cells > band_cells(cache.recording.weights(address)):
-            thumbnail = cache.thumbnails(address[0], address[1])[address[2]].values
+            thumbnail = cache.thumbnails(*address[:2], **shown.heatmap_options)[address[2]].values
             preview = Heatmap(window, BinSize.from_window(window, max(thumbnail.shape)), thumbnail)
             yield lambda: self._chart.draw_overview(preview, exact=False)
         shown_percent = 0

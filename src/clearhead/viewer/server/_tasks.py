@@ -21,20 +21,24 @@ class PageTasks:
     def __init__(self, document: Document, executor: Executor, on_error: Callable[[Exception], None]) -> None:
         self._document, self._executor, self._on_error = document, executor, on_error
         self._generations: dict[str, int] = {}  # by kind: number of tasks started or canceled
-        self._running: set[str] = set()
+        self._running: dict[str, int] = {}  # rank of each running task; a task waits for all tasks of lower ranks
         self._closed = False
 
-    def start(self, kind: str, steps: Steps, *, background: bool = False) -> None:
-        """Start a task and cancel the previous task of its kind. A background task waits for all foreground tasks."""
+    def start(self, kind: str, steps: Steps, *, background: bool = False, last: bool = False) -> None:
+        """Start a task and cancel the previous task of its kind.
+
+        A background task waits for all foreground tasks. A task with `last` waits for background tasks too.
+        """
         self.cancel(kind)
         generation = self._generations[kind]
+        rank = 2 if last else int(background)
 
         async def run() -> None:
-            if not background:
-                self._running.add(kind)
+            if self._is_current(kind, generation):  # not canceled before this callback
+                self._running[kind] = rank
             try:
                 while self._is_current(kind, generation):
-                    if background and self._running:
+                    if min(self._running.values(), default=rank) < rank:
                         await asyncio.sleep(0.01)
                         continue
                     loop = asyncio.get_running_loop()
@@ -50,14 +54,14 @@ class PageTasks:
                     self._document.add_next_tick_callback(lambda error=error: self._on_error(error))
             finally:
                 if self._is_current(kind, generation):
-                    self._running.discard(kind)
+                    self._running.pop(kind, None)
 
         self._document.add_next_tick_callback(without_document_lock(run))  # pyright: ignore[reportArgumentType]
 
     def cancel(self, kind: str) -> None:
         """Stop the running task of that kind after its current step."""
         self._generations[kind] = self._generations.get(kind, 0) + 1
-        self._running.discard(kind)
+        self._running.pop(kind, None)
 
     def cancel_all(self) -> None:
         for kind in self._generations:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import getpass
 import logging
 import os
@@ -19,15 +18,16 @@ from bokeh.application import Application
 from bokeh.server.server import BaseServer
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
-from tornado.web import StaticFileHandler
 
 from clearhead._utils.checks import check_int
 from clearhead._utils.progress import StageProgress, check_progress
 from clearhead.analysis import Roles
 from clearhead.recording import Recording
-from clearhead.viewer._templates import MODULES_PATH, STATIC_FOLDER
+from clearhead.viewer._templates import MODULES_PATH
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
 from clearhead.viewer.server._downloads import EXPLAIN_PATH, REPORT_PATH, Downloads, ExplainHandler, ReportHandler
+from clearhead.viewer.server._modules import ModuleHandler
+from clearhead.viewer.server._ports import bind
 from clearhead.viewer.server._redirect_file import redirect_paths, write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
 from clearhead.viewer.server._session_handler import SessionHandler
@@ -35,7 +35,6 @@ from clearhead.viewer.server._texts import Source, Texts
 from clearhead.watching.seen import Seen
 
 DEFAULT_PORT = 5006
-MAX_PORT_ATTEMPTS = 100  # ports tried after the first
 CLOSE_GRACE_S = 0.1  # seconds to wait so that close messages reach the pages
 MAX_MESSAGE_BYTES = 2**20  # largest message or address from a page
 IDLE_TIMEOUT_S = 60.0  # seconds to wait for a complete request
@@ -193,7 +192,8 @@ def view(
         download: allow the download of a model that is not cached.
         roles: labels from `clearhead.analysis.head_roles`, such as "induction", that a single text cannot show.
         compare: a recording, or its path, whose heads are drawn next to those of `model`, with their differences.
-        port: the port to serve on; if it is in use, the next free port is used.
+        port: the port to serve on; if it is in use, the next free port is used. Ports that browsers refuse to open,
+            such as 5060, raise an error.
         browser: open the page in a browser.
         wait: print the link and serve until Ctrl-C. If False, return at once and serve until `close()` is called.
         progress: called with the stage of loading and running the model, the steps done and their total, 0 if it is
@@ -203,7 +203,7 @@ def view(
         The running viewer. Its `url` is the link to the page.
     """
     check_progress(progress)
-    bound = _bind(check_int("port", port))  # first, because loading a model takes time
+    bound = bind(check_int("port", port))  # first, because loading a model takes time
     try:
         options = {"device": device, "dtype": dtype, "download": download, "progress": progress}
         texts = Texts(model, text, roles, compare=compare, **options)
@@ -227,7 +227,7 @@ def _server(texts: Texts, access: Access, bound: socket.socket) -> tuple[BaseSer
         {"/": Application(SessionHandler(texts))},
         auth_provider=access,
         extra_patterns=[
-            (rf"{MODULES_PATH}(.*)", StaticFileHandler, {"path": str(STATIC_FOLDER)}),
+            (rf"{MODULES_PATH}(.*)", ModuleHandler),
             (REPORT_PATH, ReportHandler, {"downloads": downloads}),
             (EXPLAIN_PATH, ExplainHandler, {"downloads": downloads}),
         ],
@@ -246,19 +246,3 @@ def _server(texts: Texts, access: Access, bound: socket.socket) -> tuple[BaseSer
     )
     http.add_socket(bound)
     return BaseServer(IOLoop.current(), tornado, http), http
-
-
-def _bind(port: int) -> socket.socket:
-    """Return a socket bound to 127.0.0.1 on the first free port from `port` on."""
-    if port > 65_535:
-        raise ValueError(f"port is {port}; expected at most 65535")
-    for candidate in range(port, min(port + MAX_PORT_ATTEMPTS, 65_535) + 1):
-        try:
-            bound = socket.create_server(("127.0.0.1", candidate))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise OSError(f"port is {candidate}: {error.strerror}") from None
-        else:
-            bound.setblocking(False)
-            return bound
-    raise OSError(f"port is {port}; this port and the next {MAX_PORT_ATTEMPTS} are in use")

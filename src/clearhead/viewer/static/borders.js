@@ -12,7 +12,7 @@ const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("can
 /** Return the width of the longest label of an axis, in pixels. @param {any} axis */
 function labelWidth(axis) {
   pen.font = `${axis.major_label_text_font_size} ${axis.major_label_text_font}`;
-  return Math.max(0, ...[...axis.major_label_overrides.values()].map((label) => pen.measureText(label.text).width));
+  return Math.max(0, ...[...axis.major_label_overrides.values()].map((label) => pen.measureText(label.text ?? label).width));
 }
 
 function fitBorders() {
@@ -22,7 +22,7 @@ function fitBorders() {
   map.setv({ min_border_left: left, min_border_top: top });
   entropy.setv({ min_border_top: top });
   received.setv({ min_border_left: left });
-  element("chart").style.setProperty("--top", `${top}px`);
+  for (const [name, size] of Object.entries({ left, top })) element("maps").style.setProperty(`--${name}`, `${size}px`);
 }
 
 /** Clear a canvas to its edges: Bokeh leaves half of the first pixels, which would keep the colors of the former theme. @param {any} figure */

@@ -5,7 +5,7 @@ import { cellAt, drawMap, valueAt } from "clearhead/compare_map.js";
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, themeColor } from "clearhead/dom.js";
 import { clamp, headId, headTitle, significant, stackTitle } from "clearhead/format.js";
-import { mapperShown } from "clearhead/heatmap.js";
+import { figures, mapperShown } from "clearhead/heatmap.js";
 import { colorOf } from "clearhead/picture.js";
 import { ask, on, state, textAsked, tokenAt, writtenAt } from "clearhead/state.js";
 
@@ -96,13 +96,21 @@ function showCompared() {
   readOut();
 }
 
+/** Return the rows of the shown map, if the pinned map is next to it; the rows of both are then in line. */
+function rowsBeside() {
+  if (getComputedStyle(element("maps")).display !== "grid") return undefined;
+  const { frame, canvas_view } = Bokeh.index.find_one(figures.map);
+  const { top, height } = frame.bbox;
+  return { top, height, bottom: canvas_view.el.clientHeight - top - height };
+}
+
 function draw() {
   const { compare } = state;
   if (!compare || element("compare").hidden) return;
   const cell = compare.difference ? state.cell : null;
   const mapper = mapperShown();
   const ends = { low: mapper.low ?? 0, high: mapper.high ?? 1 };
-  drawMap(element("pinned-map"), compare, compare.values, (value) => channels(colorOf(value, ends)), cell);
+  drawMap(element("pinned-map"), compare, compare.values, (value) => channels(colorOf(value, ends)), cell, rowsBeside());
   if (!compare.difference || element("difference").hidden) return;
   const most = Math.max(1e-6, Array.from(compare.difference).reduce((best, value) => Math.max(best, Math.abs(value)), 0));
   const scheme = matchMedia("(prefers-color-scheme: dark)").matches && document.documentElement.style.colorScheme !== "light" ? "dark" : "light";
@@ -145,10 +153,11 @@ function readOut(at) {
 // ------------------------------------------------------------------------------------------------------------------------------
 
 for (const map of /** @type {NodeListOf<HTMLCanvasElement>} */ (document.querySelectorAll(".compared-map"))) {
-  map.addEventListener("pointermove", (event) => state.compare && readOut(cellAt(map, state.compare, event)));
+  const pointed = (/** @type {MouseEvent} */ event) => state.compare && cellAt(map, state.compare, event, map.id === "pinned-map" ? rowsBeside() : undefined);
+  map.addEventListener("pointermove", (event) => readOut(pointed(event) ?? undefined));
   map.addEventListener("pointerleave", () => readOut());
   map.addEventListener("click", (event) => {
-    const cell = state.compare?.difference && cellAt(map, state.compare, event);
+    const cell = state.compare?.difference && pointed(event);
     if (cell) pointAt(cell.query, cell.key);
   });
   // the keys of the heatmap: arrows, zoom, next head
@@ -174,12 +183,16 @@ element("unpin").addEventListener("click", () => {
 });
 let width = 0;
 new ResizeObserver(() => {
-  const isWider = width !== element("compare").clientWidth; // a drawn map changes the height only
-  width = element("compare").clientWidth;
+  const isWider = width !== element("pinned").clientWidth; // a drawn map changes the height only
+  width = element("pinned").clientWidth;
   if (isWider) requestAnimationFrame(draw);
-}).observe(element("compare"));
+}).observe(element("pinned"));
+on("ready", () => {
+  for (const size of ["inner_width", "inner_height"]) figures.map.properties[size].change.connect(draw);
+});
 on("compare", showCompared);
 on("compared_cell", () => readOut());
+on("pointed", readOut); // the cell at the pointer over the shown map (pointer.js)
 for (const event of ["cell", "drawn", "settings", "theme"]) on(event, draw);
 for (const event of ["head", "model"]) on(event, showButton);
 on("head", showCompared);

@@ -18,11 +18,14 @@ const [LEFT, TOP, RIGHT, BOTTOM] = [92, 84, 4, 18];
 const [MIN_HEIGHT, MAX_HEIGHT] = [60, 460];
 const FONT = "11px system-ui, 'DejaVu Sans', sans-serif";
 
-/** @param {HTMLCanvasElement} canvas @param {MapData} data */
-function frameOf(canvas, { queries, keys, window: [row, rowEnd, key, keyEnd] }) {
-  const [left, top] = [queries.length ? LEFT : 44, keys.length ? TOP : 20];
+/** @typedef {{ top: number, height: number, bottom: number }} Rows pixels of the rows of a map, and of the border below */
+
+/** @param {HTMLCanvasElement} canvas @param {MapData} data @param {Rows} [rows] */
+function frameOf(canvas, { queries, keys, window: [row, rowEnd, key, keyEnd] }, rows) {
+  const [left, top] = [queries.length || rows ? LEFT : 44, keys.length ? TOP : 20];
   const width = Math.max(40, canvas.clientWidth - left - RIGHT);
-  return { left, top, width, height: clamp((width / (keyEnd - key)) * (rowEnd - row), MIN_HEIGHT, MAX_HEIGHT) };
+  const height = clamp((width / (keyEnd - key)) * (rowEnd - row), MIN_HEIGHT, MAX_HEIGHT);
+  return { left, width, ...(rows ?? { top, height, bottom: BOTTOM }) };
 }
 
 /**
@@ -32,12 +35,14 @@ function frameOf(canvas, { queries, keys, window: [row, rowEnd, key, keyEnd] }) 
  * @param {ArrayLike<number>} values
  * @param {(value: number) => number[]} color red, green, blue of a value that is not 0
  * @param {{ query: number, key: number } | null} cell
+ * @param {Rows} [rows] of the map next to it (default: as high as its shape needs)
  */
-export function drawMap(canvas, data, values, color, cell) {
-  const frame = frameOf(canvas, data);
+export function drawMap(canvas, data, values, color, cell, rows) {
+  const frame = frameOf(canvas, data, rows);
   const ratio = devicePixelRatio || 1;
-  canvas.style.height = `${frame.top + frame.height + BOTTOM}px`;
-  Object.assign(canvas, { width: Math.round(canvas.clientWidth * ratio), height: Math.round((frame.top + frame.height + BOTTOM) * ratio) });
+  const height = frame.top + frame.height + frame.bottom;
+  canvas.style.height = `${height}px`;
+  Object.assign(canvas, { width: Math.round(canvas.clientWidth * ratio), height: Math.round(height * ratio) });
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   context.scale(ratio, ratio);
   const [row, rowEnd, key, keyEnd] = data.window;
@@ -112,9 +117,10 @@ function labels(start, end, tokens) {
  * @param {HTMLCanvasElement} canvas
  * @param {MapData} data
  * @param {MouseEvent} event
+ * @param {Rows} [rows]
  */
-export function cellAt(canvas, data, { offsetX, offsetY }) {
-  const { left, top, width, height } = frameOf(canvas, data);
+export function cellAt(canvas, data, { offsetX, offsetY }, rows) {
+  const { left, top, width, height } = frameOf(canvas, data, rows);
   const [row, rowEnd, key, keyEnd] = data.window;
   const [across, down] = [(offsetX - left) / width, (offsetY - top) / height];
   if (across < 0 || across >= 1 || down < 0 || down >= 1) return undefined;

@@ -5,10 +5,11 @@ import { headId, stackTitle } from "clearhead/format.js";
 import { PALETTES } from "clearhead/heatmap.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
 import { forgetMissingChoices, keepChoice, setOptions } from "clearhead/selects.js";
-import { on, settings, state } from "clearhead/state.js";
+import { announce, on, settings, state } from "clearhead/state.js";
 import { describeThumbnail, discardThumbnail, makeThumbnail, paintThumbnail, setThumbnailColors } from "clearhead/thumbnail.js";
 
 const MAX_HEADS_ACROSS = 9; // more heads of a layer wrap evenly
+const [PAUSE, LONG_PAUSE] = [100, 2000]; // milliseconds until statistics are announced: of all layers, of some
 
 /** @typedef {import("clearhead/thumbnail.js").Thumbnail} Thumbnail */
 
@@ -43,7 +44,7 @@ export function buildGrid() {
 
 /** @param {LayerPayload | null} payload */
 export function fillGrid(payload) {
-  if (!payload || Boolean(payload.hide) !== settings.hide) return; // an answer to the former setting
+  if (!payload || payload.hide !== settings.hide || payload.weighted !== settings.weighted) return; // an answer to former settings
   const { stack, layer, heads } = payload;
   const filled = heads.flatMap((headPayload, head) => {
     const thumbnail = thumbnails.get(headId({ stack, layer, head }));
@@ -60,17 +61,23 @@ export function fillGrid(payload) {
   describeGrid();
 }
 
+/** Write a text if it has changed, because its terms are marked again after each change. @param {string} name @param {string} text */
+function write(name, text) {
+  if (element(name).textContent !== text) element(name).textContent = text;
+}
+
 /** Write the sentences above the thumbnails. */
 function describeGrid() {
   const all = [...thumbnails.values()];
   const sampled = Math.max(...state.model.stacks.map((stack) => stack.sampled));
   const meaning = "Each thumbnail is one head: queries down, keys across, brighter for more attention. Below: mean entropy in nats, labels";
   const note = sampled ? ` Sampled: computed from ${sampled} evenly spaced queries (exact rows).` : "";
-  const hidden = settings.hide ? " The sink is hidden." : "";
-  element("heads-note").textContent = `${meaning} ${state.model.labeled ? "from the given roles" : "on this text"}.${hidden}${note}`;
+  const isWeighted = settings.weighted && state.model.stacks.some((stack) => stack.value_weighted);
+  const hidden = `${settings.hide ? " The sink is hidden." : ""}${isWeighted ? " Brightness is value-weighted." : ""}`;
+  write("heads-note", `${meaning} ${state.model.labeled ? "from the given roles" : "on this text"}.${hidden}${note}`);
   const unlabeled = all.filter(({ payload }) => payload && !payload.labels.length).length;
   const reason = "a label needs one clear habit, such as the previous token, and enough text";
-  element("labels-note").textContent = unlabeled && all.every(({ payload }) => payload) ? `${unlabeled} of ${all.length} heads have no label: ${reason}.` : "";
+  write("labels-note", unlabeled && all.every(({ payload }) => payload) ? `${unlabeled} of ${all.length} heads have no label: ${reason}.` : "");
 }
 
 function fillSelects() {
@@ -141,6 +148,26 @@ function byLayer(shown) {
   return parts;
 }
 
+/** Model whose statistics are all announced. Hiding sinks changes thumbnails, but no statistic. @type {ModelPayload | undefined} */
+let measured;
+/** Timer of a pending announcement. @type {ReturnType<typeof setTimeout> | undefined} */
+let pending;
+
+/** Announce the statistics when all layers have arrived. Until then rarely, because the layout of a long table takes time. */
+function announceStatistics() {
+  if (!state.model || measured === state.model) return;
+  const isComplete = [...thumbnails.values()].every((thumbnail) => thumbnail.payload);
+  if (isComplete) {
+    measured = state.model;
+    clearTimeout(pending);
+    pending = undefined;
+  }
+  pending ??= setTimeout(() => {
+    pending = undefined;
+    announce("statistics");
+  }, isComplete ? PAUSE : LONG_PAUSE);
+}
+
 let isFirst = true; // a new page starts at the top, so the grid does not scroll to its first head
 function markHead() {
   if (!state.head) return;
@@ -157,6 +184,7 @@ function markHead() {
 for (const name of ["sort", "filter"]) keepChoice(name, () => state.model && arrange());
 on("model", buildGrid);
 on("thumbnails", () => fillGrid(state.thumbnails));
+on("thumbnails", announceStatistics);
 on("head", markHead);
 for (const event of ["settings", "theme"]) on(event, setColors);
 on("settings", () => state.model && describeGrid());

@@ -3,6 +3,7 @@
 import { element, literal } from "clearhead/dom.js";
 import { fixed, headId, headTitle } from "clearhead/format.js";
 import { thumbnailOf } from "clearhead/grid.js";
+import { isWeighted } from "clearhead/heatmap.js";
 import { on, stackShown, state } from "clearhead/state.js";
 
 function headShown() {
@@ -10,10 +11,10 @@ function headShown() {
   const { queries, keys, hides, value_weighted: isKnown } = stackShown();
   const title = headTitle(state.head);
   element("head-heading").textContent = title;
-  if (element("hide")) {
-    element("hide-label").title = "Hide attention to the first token and to special tokens (attention sinks)";
-    element("hidden").replaceChildren(...hides.flatMap((/** @type {string} */ token) => [" ", literal(token)]));
-    element("hide").disabled = !hides.length;
+  element("hide-label").title = "Hide attention to the first token and to special tokens (attention sinks)";
+  element("hidden").replaceChildren(...hides.flatMap((/** @type {string} */ token) => [" ", literal(token)]));
+  element("hide").disabled = !hides.length;
+  if (element("weighted")) {
     element("weighted").disabled = !isKnown;
     element("weighted-label").title = isKnown
       ? "Show ‖weight · v · W_O‖, the size of what a key adds to the output, as a share of the largest ‖v · W_O‖"
@@ -26,11 +27,13 @@ function headShown() {
 function describeHead() {
   if (!state.head) return;
   const { queries, keys, sampled } = stackShown();
-  element("head-note").textContent = state.head.stack === "cross" ? "Each query is the last token read. Its row shows the source tokens used to predict the next token." : "";
+  const rows = state.head.stack === "cross" ? "Each query is the last token read. Its row shows the source tokens used to predict the next token." : "";
+  const scope = isWeighted() ? "Value-weighted. Entropy, received attention and statistics are those of the weights." : "";
+  element("head-note").textContent = [rows, scope].filter(Boolean).join(" ");
   const payload = thumbnailOf(headId(state.head));
   const entropy = payload && payload.entropy !== null ? `entropy ${fixed(payload.entropy)} nats${sampled ? " (sampled)" : ""}` : "";
   element("head-facts").textContent = [`${queries} × ${keys} tokens`, entropy, ...(payload?.labels ?? [])].filter(Boolean).join(" · ");
 }
 
 on("head", headShown);
-on("thumbnails", describeHead);
+for (const event of ["thumbnails", "settings"]) on(event, describeHead);

@@ -80,6 +80,9 @@ export function dataAt(figure, { clientX, clientY }) {
 /** Return whether the heatmap shows ‖weight · v · W_O‖ as a share of the largest ‖v · W_O‖. */
 export const isWeighted = () => Boolean(settings.weighted && stackShown()?.value_weighted);
 
+/** Return what the shown values are: weights, or weights times the norm of the key's value. */
+export const measure = (weighted = isWeighted()) => (weighted ? "weight × value norm" : "weight");
+
 /** @param {Bin} bin */
 export const isCell = (bin) => bin.queryEnd - bin.query === 1 && bin.keyEnd - bin.key === 1;
 
@@ -106,7 +109,7 @@ export function showLegend() {
     followed.add(mapper);
     for (const end of [mapper.properties.low, mapper.properties.high]) end.change.connect(showLegend);
   }
-  element("legend-title").textContent = `weight${isWeighted() ? " × value norm" : ""}, ${settings.log ? "log" : "linear"} scale`;
+  element("legend-title").textContent = `${measure()}, ${settings.log ? "log" : "linear"} scale`;
   element("low").textContent = significant(mapper.low ?? 0, 2);
   element("high").textContent = significant(mapper.high ?? 1, 2);
 }

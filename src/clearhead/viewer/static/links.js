@@ -3,6 +3,7 @@
 import { element, literal, make } from "clearhead/dom.js";
 import { around } from "clearhead/find.js";
 import { headId, significant } from "clearhead/format.js";
+import { isWeighted } from "clearhead/heatmap.js";
 import { ask, on, openHead, stackShown, state } from "clearhead/state.js";
 
 const MAX_LISTED = 6; // links after the first
@@ -65,7 +66,7 @@ function showLinks() {
     return make("li", {}, button);
   });
   const left = first.distance === null ? "Sinks are left out." : `Sinks and tokens nearer than ${nearest()} are left out.`;
-  sentence.append(" ", make("span", { className: "quiet", textContent: left }));
+  sentence.append(" ", make("span", { className: "quiet", textContent: isWeighted() ? `${left} By weight, not value-weighted.` : left }));
   element("links").replaceChildren(sentence, make("ol", {}, ...listed));
   open(query, first);
 }

@@ -1,5 +1,6 @@
 // The live page: requests to the server through Bokeh's WebSocket, and their answers.
 
+import "clearhead/bars.js";
 import "clearhead/borders.js";
 import "clearhead/calculation.js";
 import "clearhead/compare.js";
@@ -51,8 +52,8 @@ whenReady((bokehDocument) => {
   });
   announce("ready");
   setColors();
-  paintTheme();
   restoreSettings();
   ask("settings", settings);
   ask("go", fromAddress());
+  paintTheme(); // last, because the colors of the figures take the server as long as finding the first head
 });

@@ -6,6 +6,7 @@
 import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
 import { clamp, fixed, headId, significant } from "clearhead/format.js";
+import { isWeighted } from "clearhead/heatmap.js";
 import { patchBoard } from "clearhead/patch_board.js";
 import { soundBoard } from "clearhead/sound_board.js";
 import { ask, on, state } from "clearhead/state.js";
@@ -169,11 +170,17 @@ function describe(source, weights, strongest, inGrid) {
   const rest = side === "key" ? `; ${whole} ${fixed(share)} of its attention` : "";
   const line = [name, `${verb}${nameOf(strongest, true)}, ${significant(weights[strongest], 3)}${rest}`];
   if (pointed && !pointed.isSource) line.push(` · at the pointer ${nameOf(pointed.position, true)}: ${significant(weights[pointed.position], 3)}`);
+  if (isWeighted()) line.push(" · by weight, not value-weighted");
   element("media-readout").replaceChildren(...line);
   if (!pointed) element("media-live").textContent = element("media-readout").textContent;
 }
 
 on("head", () => {
+  build();
+  refresh();
+});
+on("media", () => {
+  built = undefined; // pictures of another text
   build();
   refresh();
 });

@@ -25,6 +25,14 @@ interface StoredStack extends StackPayload {
   cells: boolean; // every bin is a single cell
   top: number;
   floor: number;
+  hidden_bins: number[]; // bins that contain sink keys
+  hidden_bars: number[]; // bars of received attention that contain sink keys
+}
+
+/** Settings that change the shown values of a stack. */
+interface ShownOptions {
+  hide: boolean; // sink keys are set to 0
+  weighted: boolean; // by the values
 }
 
 interface ModelPayload {
@@ -73,6 +81,7 @@ interface CellPayload {
   written: string; // token that the query's row writes; empty if it writes none
   weight?: number; // undefined if a report does not store it
   score?: number;
+  share?: number | null; // ‖v · W_O‖ of the key as a share of the head's largest, if it is known
 }
 
 /** Weights of the selected query for the keys of the window. */
@@ -81,6 +90,7 @@ interface RowPayload {
   query: number;
   start: number; // first key
   row: ArrayLike<number>;
+  shares: ArrayLike<number> | null; // of the values, by key
 }
 
 /** Tokens of both sides and the weights between them, for all heads of a layer. */
@@ -94,6 +104,7 @@ interface WordsPayload {
   keys: number[];
   key_tokens: string[];
   weights: ArrayLike<number>; // [heads, queries, keys]
+  shares: ArrayLike<number> | null; // of the values [heads, keys]
 }
 
 interface NextTokensPayload {
@@ -114,7 +125,8 @@ interface ThumbnailPayload {
 interface LayerPayload {
   stack: string;
   layer: number;
-  hide?: boolean; // sink keys are masked
+  hide: boolean; // sink keys are masked
+  weighted: boolean; // by the values, in stacks where they are known
   heads: ThumbnailPayload[];
 }
 
@@ -129,7 +141,9 @@ interface TopTokensPayload {
   key: string;
   same: boolean;
   cell: [query: number, key: number]; // the selected cell
-  hide?: boolean; // sink keys are left out of `from`
+  hide: boolean; // sink keys are left out of `from`
+  weighted: boolean; // by the values; heads then have different units, and no means
+  among?: number; // a report of a longer text: value-weighted are these many keys with the largest weights
   nearest?: number; // stored query that a report lists instead of the selected one
   from: TopTokens;
   to?: TopTokens; // absent in reports of longer texts, which do not store columns
@@ -161,6 +175,7 @@ interface TokenPicturePayload {
   key: number;
   key_token: string;
   hide: boolean;
+  weighted: boolean;
   layers: ([key: number, token: string, weight: number] | null)[][];
   weights: number[][];
 }
@@ -287,6 +302,7 @@ interface Bin {
   keyEnd: number;
   value: number;
   score?: number;
+  share?: number | null;
   query_token?: string;
   key_token?: string;
   written?: string; // token that the query's row writes

@@ -1,23 +1,22 @@
-// The pointer over the figures: a tooltip and a crosshair, and clicks on cells, axis labels and bars.
+// The pointer over the heatmap: a tooltip and a crosshair, and clicks on cells and axis labels.
 
 import { pointAt } from "clearhead/cursor.js";
 import { element, make } from "clearhead/dom.js";
-import { clamp, significant } from "clearhead/format.js";
+import { clamp } from "clearhead/format.js";
 import { binAt, dataAt, figures } from "clearhead/heatmap.js";
 import { readOut, readOutCell, sideText, valueText } from "clearhead/readout.js";
-import { on, settings, stackShown, state } from "clearhead/state.js";
+import { announce, on, stackShown, state } from "clearhead/state.js";
 
 /** @typedef {"query" | "key"} Side */
 /** @typedef {(Node | string | undefined)[]} Line */
 
 const GAP = 14; // pixels between the pointer and the tooltip
 const MAX_CLICK_MOVE = 5; // pixels; a longer move is a drag
-const UNITS = { entropy: " nats", received: "" };
 
 // -- the tooltip and the crosshair ---------------------------------------------------------------------------------------------
 
 /** Show lines of text near a point, inside the viewport. @param {{ clientX: number, clientY: number }} point @param {Line[]} lines */
-function showTip({ clientX, clientY }, lines) {
+export function showTip({ clientX, clientY }, lines) {
   const tip = element("tip");
   tip.replaceChildren(...lines.map((line) => make("p", {}, ...line)));
   tip.hidden = false;
@@ -28,7 +27,7 @@ function showTip({ clientX, clientY }, lines) {
   tip.style.top = `${near(clientY, height, window.innerHeight)}px`;
 }
 
-function hideTip() {
+export function hideTip() {
   element("tip").hidden = true;
   showCrosshair(undefined);
 }
@@ -60,6 +59,7 @@ function pointedAtMap(event) {
   const { x, y, part } = dataAt(figures.map, event);
   const bin = part === "frame" ? binAt(x, y) : undefined;
   readOut(bin);
+  announce("pointed", bin);
   showCrosshair(bin);
   if (bin) return showTip(event, [sideText("query", bin.query, bin.queryEnd, bin), sideText("key", bin.key, bin.keyEnd, bin), [valueText(bin)]]);
   if (part !== "query" && part !== "key") return hideTip();
@@ -79,56 +79,20 @@ function clickedMap(event) {
 }
 
 /** Select the row of a query or the column of a key. @param {Side} side @param {number} position */
-function selectToken(side, position) {
+export function selectToken(side, position) {
   const { queries, keys } = stackShown();
   const { query, key } = state.cell ?? { query: 0, key: 0 };
   if (side === "query") pointAt(indexAt(position, queries), key);
   else pointAt(query, indexAt(position, keys));
 }
 
-// -- the bars ------------------------------------------------------------------------------------------------------------------
-
-/** @param {"entropy" | "received"} name @param {number} position */
-function barAt(name, position) {
-  const { start, end, value } = figures[name].renderers[0].data_source.data;
-  const index = Array.from(/** @type {ArrayLike<number>} */ (end)).findIndex((edge) => position < edge);
-  return index < 0 ? undefined : { start: start[index], end: end[index], value: value[index] };
-}
-
-/** Name how the bars that cover several tokens were reduced. @param {"entropy" | "received"} name */
-const reductionOf = (name) => ((figures[name].tags[0] ?? settings.reduce) === "max" ? "largest" : "mean");
-
-/** @param {"entropy" | "received"} name @param {MouseEvent} event */
-function pointedAtBar(name, event) {
-  if (!state.head) return;
-  const { x, y } = dataAt(figures[name], event);
-  const side = name === "entropy" ? "query" : "key";
-  const bar = barAt(name, name === "entropy" ? y : x);
-  if (!bar) return hideTip();
-  const [start, end] = [Math.floor(bar.start), Math.max(Math.floor(bar.start) + 1, Math.ceil(bar.end))];
-  const reduced = bar.end - bar.start > 1 ? `${reductionOf(name)} ` : "";
-  setCursor(figures[name], "pointer");
-  showTip(event, [sideText(side, start, end), [`${reduced}${name} ${significant(bar.value)}${UNITS[name]}`]]);
-}
-
-/** Title the bars, with the number of tokens that one bar covers. */
-function titleBars() {
-  for (const name of /** @type {const} */ (["entropy", "received"])) {
-    const { start, end } = figures[name].renderers[0].data_source.data;
-    const covered = start.length ? Math.round(end[0] - start[0]) : 1;
-    const unit = name === "entropy" ? "entropy, nats" : "received";
-    const isPooled = covered > 1 && !(name === "entropy" && stackShown()?.places); // a stored query is not an average
-    /** @type {any} */ (document.querySelector(`#${name} .side`)).textContent = isPooled ? `${unit}; ${reductionOf(name)} of ${covered}` : unit;
-  }
-}
-
 // ------------------------------------------------------------------------------------------------------------------------------
 
 /** @param {any} figure @param {string} cursor */
-const setCursor = (figure, cursor) => (Bokeh.index.find_one(figure).canvas_view.events_el.style.cursor = cursor);
+export const setCursor = (figure, cursor) => (Bokeh.index.find_one(figure).canvas_view.events_el.style.cursor = cursor);
 
 /** Follow the pointer over an element. @param {string} id @param {(event: MouseEvent) => void} pointed @param {(event: MouseEvent) => void} clicked */
-function follow(id, pointed, clicked) {
+export function follow(id, pointed, clicked) {
   const area = element(id);
   /** @type {MouseEvent | undefined} */
   let pressed;
@@ -138,6 +102,7 @@ function follow(id, pointed, clicked) {
     if (event.pointerType === "touch") return; // a finger leaves at the end of its tap
     hideTip();
     readOutCell();
+    announce("pointed");
   });
   area.addEventListener("click", (/** @type {PointerEvent} */ event) => {
     if (pressed && Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) > MAX_CLICK_MOVE) return;
@@ -146,12 +111,6 @@ function follow(id, pointed, clicked) {
   });
 }
 
-on("ready", () => {
-  follow("map", pointedAtMap, clickedMap);
-  follow("entropy", (event) => pointedAtBar("entropy", event), (event) => state.head && selectToken("query", dataAt(figures.entropy, event).y));
-  follow("received", (event) => pointedAtBar("received", event), (event) => state.head && selectToken("key", dataAt(figures.received, event).x));
-  for (const name of ["entropy", "received"]) figures[name].renderers[0].data_source.properties.data.change.connect(titleBars);
-  titleBars();
-});
+on("ready", () => follow("map", pointedAtMap, clickedMap));
 window.addEventListener("scroll", hideTip, { passive: true });
 document.addEventListener("keydown", hideTip);

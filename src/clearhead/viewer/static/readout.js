@@ -2,7 +2,7 @@
 
 import { element, literal, make } from "clearhead/dom.js";
 import { headTitle, rangeText, significant } from "clearhead/format.js";
-import { binAt, isCell, isWeighted } from "clearhead/heatmap.js";
+import { binAt, isCell, isWeighted, measure } from "clearhead/heatmap.js";
 import { languageOf, on, settings, stackShown, state, tokenAt, writtenAt } from "clearhead/state.js";
 
 /** @param {Bin} bin */
@@ -17,12 +17,13 @@ function weightText({ value, shades }) {
 export function valueText(bin) {
   if (!isCell(bin)) {
     const note = bin.preview ? " (preview)" : bin.sampled ? " (sampled)" : "";
-    return `${settings.reduce === "max" ? "largest" : "mean"} weight ${isWeighted() ? "× value norm " : ""}${weightText(bin)}${note}`;
+    return `${settings.reduce === "max" ? "largest" : "mean"} ${measure()} ${weightText(bin)}${note}`;
   }
   if (settings.hide && !bin.announced && stackShown().hidden.includes(bin.key)) return "hidden";
-  if (isWeighted() && !bin.announced) return `weight × value norm ${weightText(bin)}`;
+  if (isWeighted() && !bin.announced) return `${measure()} ${weightText(bin)}`;
   if (bin.score === -Infinity) return "masked: weight 0, score −∞";
-  return `weight ${weightText(bin)}${bin.score === undefined ? "" : `, score ${significant(bin.score)}`}`;
+  const weighted = isWeighted() && typeof bin.share === "number" ? `, × value norm ${significant(bin.value * bin.share)}` : "";
+  return `weight ${weightText(bin)}${bin.score === undefined ? "" : `, score ${significant(bin.score)}`}${weighted}`;
 }
 
 /** Name a token or a range of tokens. @param {"query" | "key"} side @param {number} start @param {number} end @param {Partial<Bin>} [bin] */
@@ -49,14 +50,14 @@ export function readOut(bin) {
 /** Read out the selected cell, also to screen readers. */
 export function readOutCell() {
   if (!state.cell) return;
-  const { query, key, query_token, key_token, written, weight, score } = state.cell;
+  const { query, key, query_token, key_token, written, weight, score, share } = state.cell;
   if (weight === undefined) {
     readOut(binAt(key + 0.5, query + 0.5));
     element("live").textContent = `query ${query} ${query_token}, key ${key} ${key_token}, in the bin of ${element("readout").textContent}`;
     return;
   }
   element("live").textContent = `query ${query_token}${written ? `, which writes ${written}` : ""}, key ${key_token}, weight ${significant(weight)}`;
-  readOut({ query, queryEnd: query + 1, query_token, written, key, keyEnd: key + 1, key_token, value: weight, score, announced: true });
+  readOut({ query, queryEnd: query + 1, query_token, written, key, keyEnd: key + 1, key_token, value: weight, score, share, announced: true });
 }
 
 /** The head of the last summary, its query, and the query of the lists of top tokens. */
@@ -72,11 +73,12 @@ function summarize() {
   if (!tokens?.length || query !== spoken.listed || (title === spoken.head && query === spoken.query)) return;
   const [, key, weight] = tokens[0];
   const name = title === spoken.head ? "" : `${title}: `;
-  element("live-summary").textContent = `${name}${top_tokens.query} looks mostly at ${key}, ${Math.round(100 * weight)} %`;
+  const summary = top_tokens.weighted ? `most of what ${top_tokens.query} gets is from ${key}` : `${top_tokens.query} looks mostly at ${key}, ${Math.round(100 * weight)} %`;
+  element("live-summary").textContent = `${name}${summary}`;
   Object.assign(spoken, { head: title, query });
 }
 
-on("cell", readOutCell);
+for (const event of ["cell", "settings"]) on(event, readOutCell);
 on("cell", summarize);
 on("top_tokens", () => {
   spoken.listed = `${state.head?.stack} ${state.cell?.query}`;

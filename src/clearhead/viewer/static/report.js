@@ -1,5 +1,6 @@
 // The page of a report: answers requests from the stored data instead of a server.
 
+import "clearhead/bars.js";
 import "clearhead/borders.js";
 import "clearhead/compare.js";
 import "clearhead/export.js";
@@ -28,10 +29,11 @@ import { pointAt } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
 import { clamp, headId, significant } from "clearhead/format.js";
 import { buildGrid, fillGrid, headOf, setColors } from "clearhead/grid.js";
-import { binAt, figures, whenReady } from "clearhead/heatmap.js";
+import { figures, whenReady } from "clearhead/heatmap.js";
 import { announce, ask, connectRequests, settings, stackShown, state, windowShown } from "clearhead/state.js";
-import { HALVES, MODEL, largestWeights, nextTokensAt, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
+import { HALVES, MODEL, largestWeights, nextTokensAt, optionsFor, shownTops, stackNamed, storedLayer, textsOf, unpackTokens } from "clearhead/stored.js";
 import { storedPicture } from "clearhead/stored_picture.js";
+import { topTokensOf } from "clearhead/stored_top_tokens.js";
 import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { compareAnswers } from "clearhead/stored_compare.js";
@@ -127,7 +129,7 @@ function select({ query, key }) {
   cell = { query: clamp(query, 0, stack.queries - 1), key: clamp(key, 0, stack.keys - 1) };
   const cursor = figures.map.renderers.find((/** @type {any} */ renderer) => renderer.name === "cursor");
   cursor.data_source.data = { x: [cell.key + 0.5], y: [cell.query + 0.5] };
-  state.cell = { ...cell, query_token: textsOf(stack, "query")[cell.query], key_token: textsOf(stack, "key")[cell.key], written: textsOf(stack, "written")?.[cell.query] ?? "", weight: weightAt(stack, cell) };
+  state.cell = { ...cell, query_token: textsOf(stack, "query")[cell.query], key_token: textsOf(stack, "key")[cell.key], written: textsOf(stack, "written")?.[cell.query] ?? "", weight: weightAt(stack, cell), share: shown.shares()?.[cell.key] };
   announce("cell");
   state.next_tokens = nextTokensAt(stack.name, cell.query);
   announce("next_tokens");
@@ -137,7 +139,7 @@ function select({ query, key }) {
 
 /** Return the weight of a cell, if it is stored; not that of its bin. @param {StoredStack} stack @param {{ query: number, key: number }} cell */
 function weightAt(stack, cell) {
-  if (stack.cells) return binAt(cell.key + 0.5, cell.query + 0.5)?.value;
+  if (stack.cells) return shown.values("max")[cell.query * stack.keys + cell.key];
   const { query, tops } = largestWeights(shown, stack, cell.query);
   return query === cell.query ? tops.find(([key]) => key === cell.key)?.[2] : undefined;
 }
@@ -155,7 +157,8 @@ function announceWords() {
   const [, , key, keyEnd] = windowShown();
   const { query } = cell;
   const weights = storedRow(shown, stack, query);
-  state.row = { head: headId(state.head), query, start: key, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
+  const shares = shown.shares()?.subarray(key, keyEnd) ?? null;
+  state.row = { head: headId(state.head), query, start: key, shares, row: Array.from({ length: keyEnd - key }, (_, offset) => weights.get(key + offset) ?? 0) };
   announce("row");
 }
 
@@ -163,35 +166,9 @@ function announceWords() {
 async function answerTopTokens(stack, asked) {
   const layers = await Promise.all(stack.heads.map((_, layer) => storedLayer(stack.name, layer)));
   if (cell !== asked || stack !== stackShown()) return;
-  const heads = layers.flatMap((stored, layer) => stored.map((data, head) => ({ layer, head, data })));
-  const { query, key } = asked;
-  const texts = { query: textsOf(stack, "query"), key: textsOf(stack, "key") };
-  const from = heads.map(({ layer, head, data }) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largestWeights(data, stack, query).tops.slice(0, 5)]));
-  const listed = largestWeights(shown, stack, query).query;
-  const nearest = listed === query ? undefined : listed;
-  /** @type {TopTokensPayload} */
-  const answer = { query: texts.query[listed], written: textsOf(stack, "written")?.[listed] ?? "", key: texts.key[key], cell: [query, key], nearest, same: stack.same, from: { heads: strongestFirst(from) } };
-  if (stack.cells) {
-    const matrices = heads.map(({ data }) => data.values("max"));
-    const row = (/** @type {Float32Array} */ values) => Array.from(values.subarray(query * stack.keys, (query + 1) * stack.keys));
-    const column = (/** @type {Float32Array} */ values) => Array.from({ length: stack.queries }, (_, index) => values[index * stack.keys + key]);
-    answer.from.everywhere = largest(mean(matrices.map(row)), texts.key);
-    const written = textsOf(stack, "written");
-    const rows = texts.query.map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read));
-    const to = heads.map(({ layer, head }, index) => /** @type {TopTokens["heads"][0]} */ ([layer, head, largest(column(matrices[index]), rows)]));
-    answer.to = { everywhere: largest(mean(matrices.map(column)), rows), heads: strongestFirst(to) };
-  }
-  state.top_tokens = answer;
+  state.top_tokens = topTokensOf(layers, stack, asked);
   announce("top_tokens");
 }
-
-/** @param {TopTokens["heads"]} heads */
-const strongestFirst = (heads) => heads.sort(([, , one], [, , other]) => (other[0]?.[2] ?? 0) - (one[0]?.[2] ?? 0));
-/** @param {number[][]} lines */
-const mean = (lines) => lines[0].map((_, index) => lines.reduce((sum, line) => sum + line[index], 0) / lines.length);
-/** @param {number[]} weights @param {string[]} texts @returns {TopToken[]} */
-const largest = (weights, texts) =>
-  weights.map((weight, index) => /** @type {TopToken} */ ([index, texts[index], weight])).filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]).slice(0, 5);
 
 /** Answer with the weights over a picture or a sound. Those of a larger matrix are the weights of bins. @param {{ index: number }} request */
 function answerGridWeights({ index }) {
@@ -210,7 +187,7 @@ function answerGridWeights({ index }) {
 function showTopKeys() {
   if (!state.cell) return;
   const stack = stackShown();
-  const { query, tops } = largestWeights(shown, stack, state.cell.query);
+  const { query, tops } = shownTops(shown, stack, state.cell.query);
   const chosen = query === state.cell.query ? "" : `, the stored query nearest to ${state.cell.query.toLocaleString("en")}`;
   const items = tops.map(([key, text, weight]) => {
     const button = make("button", { type: "button", className: key === state.cell?.key ? "tok chosen" : "tok", title: `key ${key}` }, literal(text), ` ${significant(weight, 3)}`);
@@ -219,7 +196,7 @@ function showTopKeys() {
     return make("li", {}, button);
   });
   const token = literal(textsOf(stack, "query")[query]);
-  const note = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, token, `${chosen}: the keys it attends to most in this head.`);
+  const note = make("p", { className: "quiet" }, `Query ${query.toLocaleString("en")} `, token, `${chosen}: the keys it attends to most in this head${optionsFor(stack).hide ? ", without the sink" : ""}${optionsFor(stack).weighted ? ", value-weighted" : ""}.`);
   element("strip").hidden = false;
   element("strip").replaceChildren(note, make("ol", { className: "kept" }, ...items));
 }
@@ -235,7 +212,11 @@ const answers = {
   links: answerLinks,
   settings: () => {
     setPalette();
-    if (state.head) drawStoredHead(shown, stackShown());
+    if (!state.head) return; // settings of the address, before the first head
+    drawThumbnails();
+    drawStoredHead(shown, stackShown());
+    announceWords();
+    if (cell) answerTopTokens(stackShown(), cell);
   },
   theme: setTheme,
   ...compareAnswers,
@@ -248,6 +229,24 @@ const answers = {
   },
   grid_weights: answerGridWeights,
 };
+let drawnThumbnails = ""; // settings of the last thumbnails
+/** Draw the thumbnails of all heads with the settings, if these have changed. */
+async function drawThumbnails() {
+  const { hide, weighted } = settings;
+  const id = JSON.stringify([hide, weighted]);
+  if (id === drawnThumbnails) return;
+  drawnThumbnails = id;
+  for (const stack of MODEL.stacks) {
+    const options = optionsFor(stack);
+    for (const layer of stack.heads.keys()) {
+      const heads = (await storedLayer(stack.name, layer)).map((head) => ({ ...head, levels: head.levels(options) }));
+      if (drawnThumbnails !== id) return;
+      fillGrid({ stack: stack.name, layer, hide, weighted, heads });
+    }
+  }
+  announce("thumbnails");
+}
+
 connectRequests((kind, payload) => answers[kind]?.(payload));
 
 whenReady(async () => {
@@ -263,8 +262,5 @@ whenReady(async () => {
   figures.map.on_event("rangesupdate", () => state.head && panned());
   await unpackTokens();
   ask("go", fromAddress(view));
-  for (const { name, heads } of MODEL.stacks) {
-    for (const layer of heads.keys()) fillGrid({ stack: name, layer, heads: await storedLayer(name, layer) });
-  }
-  announce("thumbnails");
+  await drawThumbnails();
 });

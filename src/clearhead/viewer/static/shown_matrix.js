@@ -1,6 +1,6 @@
 // The window of the heatmap as ranges of queries and keys with their values, for exports and comparisons.
 
-import { binAt } from "clearhead/heatmap.js";
+import { binAt, measure } from "clearhead/heatmap.js";
 import { settings, stackShown, tokenAt, windowShown, writtenAt } from "clearhead/state.js";
 
 /** @typedef {[start: number, end: number]} Range */
@@ -49,6 +49,6 @@ export function tokenOf(side, range) {
 /** Return what the values are, such as "largest weight of each bin". @param {ShownMatrix} matrix */
 export function valueTitle({ rows, keys, sampled }) {
   const note = sampled ? ", sampled" : "";
-  if ([...rows, ...keys].every(isSingle)) return `weight${note}`;
-  return `${settings.reduce === "max" ? "largest" : "mean"} weight of each bin${note}`;
+  if ([...rows, ...keys].every(isSingle)) return `${measure()}${note}`;
+  return `${settings.reduce === "max" ? "largest" : "mean"} ${measure()} of each bin${note}`;
 }

@@ -7,7 +7,7 @@ import { headPicture, pictureLegend } from "clearhead/head_picture.js";
 import { keepChoice, setOptions } from "clearhead/selects.js";
 import { on, openHead, state } from "clearhead/state.js";
 
-const DELAY = 250; // milliseconds, in which several layers arrive
+const DELAY = 250; // milliseconds, in which several settings change
 const drawPicture = headPicture(element("statistics-picture"));
 /** Timer of a pending update. @type {ReturnType<typeof setTimeout> | undefined} */
 let pending;
@@ -50,4 +50,5 @@ function showSoon() {
 }
 
 keepChoice("statistic", () => state.model && showStatistic());
-for (const event of ["thumbnails", "head", "settings"]) on(event, showSoon);
+on("statistics", showStatistic);
+for (const event of ["head", "settings"]) on(event, showSoon);

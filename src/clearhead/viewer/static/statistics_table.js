@@ -9,14 +9,11 @@ import { labelChip } from "clearhead/labels.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
 import { on, openHead, state } from "clearhead/state.js";
 
-const DELAY = 250; // milliseconds, in which several layers arrive
 const DECIMALS = 3;
 /** @type {HTMLTableElement} */
 const table = element("statistics-table");
 const tabStop = oneTabStop(table, "button");
 const isStored = table.tBodies[0].rows.length > 0; // the rows of a report
-/** Timer of a pending update. @type {ReturnType<typeof setTimeout> | undefined} */
-let pending;
 
 /** @param {MouseEvent} event */
 function openChosen({ target }) {
@@ -86,11 +83,4 @@ function cellText(value) {
 table.tBodies[0].addEventListener("click", openChosen);
 /** @type {HTMLTableSectionElement} */ (table.tHead).addEventListener("click", sortByHeading);
 tabStop.update(() => {});
-if (!isStored) {
-  on("thumbnails", () => {
-    pending ??= setTimeout(() => {
-      pending = undefined;
-      fillRows();
-    }, DELAY);
-  });
-}
+if (!isStored) on("statistics", fillRows);

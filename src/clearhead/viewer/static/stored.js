@@ -1,6 +1,7 @@
-// Stored data of a report: the arrays of each layer, unpacked on first use.
+// Stored data of a report: the arrays of each layer, unpacked on first use, and their values with the page's settings.
 
 import { element } from "clearhead/dom.js";
+import { settings } from "clearhead/state.js";
 
 /** @type {StoredModel} */
 export const MODEL = JSON.parse(element("stored-model").textContent);
@@ -29,8 +30,12 @@ const unpackedJson = async (id) => JSON.parse(new TextDecoder().decode(await unp
 /** Most probable next tokens by position. @type {Map<number, [string, number][]>} */
 let nextTokens = new Map();
 
+/** Normalized tokens of the token lists. @type {{ pieces: string[], spaced: boolean }[]} */
+let searchable;
+
 export async function unpackTokens() {
   texts = await unpackedJson("tokens");
+  searchable = await unpackedJson("searchable-tokens");
   nextTokens = new Map(await unpackedJson("next-tokens"));
 }
 
@@ -40,6 +45,9 @@ export function nextTokensAt(stack, query) {
   const tokens = isSource ? undefined : nextTokens.get(query);
   return tokens ? { stack, query, tokens } : null;
 }
+
+/** Return the normalized tokens of one side. @param {StoredStack} stack @param {"queries" | "keys"} axis */
+export const searchableTokens = (stack, axis) => searchable[stack.tokens[axis === "queries" ? 0 : 1]];
 
 /** @param {string} name */
 export const stackNamed = (name) => /** @type {StoredStack} */ (MODEL.stacks.find((stack) => stack.name === name));
@@ -53,9 +61,15 @@ export const stackNamed = (name) => /** @type {StoredStack} */ (MODEL.stacks.fin
 export const textsOf = (stack, side) => /** @type {any} */ (texts[stack.tokens[["query", "key", "written"].indexOf(side)] ?? -1] ?? null);
 
 /**
- * @typedef {ThumbnailPayload & { topKeys: any, topWeights: any, entropies: () => Float32Array,
- *   receipts: () => Float32Array, values: (reduce: string) => Float32Array }} StoredHead
+ * `values` are the weights of cells or bins, `levels` their shades for a thumbnail. `shares` are those of the values.
+ * @typedef {Omit<ThumbnailPayload, "levels"> & { topKeys: any, topWeights: any, entropies: () => Float32Array,
+ *   receipts: (options?: ShownOptions) => Float32Array, shares: () => Float32Array | null,
+ *   values: (reduce: string, options?: ShownOptions) => Float32Array, levels: (options?: ShownOptions) => Uint8Array }} StoredHead
  */
+
+/** Return the settings that apply to a stack. @param {StoredStack} stack @returns {ShownOptions} */
+export const optionsFor = ({ hidden, value_weighted }) => ({ hide: settings.hide && hidden.length > 0, weighted: settings.weighted && value_weighted });
+const NO_OPTIONS = { hide: false, weighted: false };
 
 /** Heads by layer, such as "decoder.3". @type {Map<string, Promise<StoredHead[]>>} */
 const layers = new Map();
@@ -82,8 +96,37 @@ function headsIn(buffer, stack, layer) {
   const topWeights = take(Uint16Array, stack.kept * stack.top);
   const entropy = take(Uint16Array, stack.kept);
   const received = take(Uint16Array, Math.ceil(stack.keys / stack.bar));
-  const largest = take(stack.cells ? Uint16Array : Uint8Array, rows * keys);
-  const mean = stack.cells ? largest : take(Uint8Array, rows * keys);
+  const hiddenReceived = take(Uint16Array, stack.hidden_bars.length);
+  const shares = stack.value_weighted ? take(Uint16Array, stack.keys) : undefined;
+  const cells = stack.cells ? take(Uint16Array, rows * keys) : undefined;
+  const takeMaps = () => {
+    const [hiddenMax, hiddenMean] = [0, 1].map(() => take(Uint8Array, rows * stack.hidden_bins.length));
+    const [max, mean] = [0, 1].map(() => take(Uint8Array, rows * keys));
+    return /** @type {Record<string, { all: (head: number) => Uint8Array, hidden: (head: number) => Uint8Array }>} */ ({ max: { all: max, hidden: hiddenMax }, mean: { all: mean, hidden: hiddenMean } });
+  };
+  const differences = !cells && shares ? takeMaps() : undefined; // of the value-weighted shades
+  const shades = cells ? undefined : takeMaps();
+
+  /** Return the weights of all cells of a head. @param {(head: number) => Uint16Array} stored @param {number} head @param {ShownOptions} options */
+  function cellWeights(stored, head, { hide, weighted }) {
+    const factors = weighted && shares ? halves(shares(head)) : new Float32Array(keys).fill(1);
+    for (const key of hide ? stack.hidden : []) factors[key] = 0;
+    return halves(stored(head)).map((weight, index) => weight * factors[index % keys]);
+  }
+
+  /** Return the shades of all bins of a head. @param {string} reduce @param {number} head @param {ShownOptions} options */
+  function binShades(reduce, head, { hide, weighted }) {
+    const part = (/** @type {"all" | "hidden"} */ name) => {
+      const added = weighted ? differences?.[reduce][name](head) : undefined;
+      return Uint8Array.from(/** @type {any} */ (shades)[reduce][name](head), (/** @type {number} */ shade, /** @type {number} */ index) => shade + (added?.[index] ?? 0)); // modulo 256
+    };
+    const all = part("all");
+    if (!hide) return all;
+    const columns = stack.hidden_bins;
+    part("hidden").forEach((shade, index) => (all[Math.floor(index / columns.length) * keys + columns[index % columns.length]] = shade));
+    return all;
+  }
+
   return heads.map((facts, head) => ({
     ...facts,
     rows,
@@ -91,15 +134,19 @@ function headsIn(buffer, stack, layer) {
     topKeys: topKeys(head),
     topWeights: topWeights(head),
     entropies: () => halves(entropy(head)),
-    receipts: () => halves(received(head)).map((share) => share * facts.received),
-    values: (/** @type {string} */ reduce) => weightsOf((reduce === "max" ? largest : mean)(head), stack),
-    levels: stack.cells ? levelsOf(halves(largest(head)), stack.floor) : largest(head),
+    shares: () => (shares ? halves(shares(head)) : null),
+    receipts: ({ hide } = NO_OPTIONS) => {
+      const bars = halves(received(head));
+      if (hide) halves(hiddenReceived(head)).forEach((share, index) => (bars[stack.hidden_bars[index]] = share));
+      return bars.map((share) => share * facts.received);
+    },
+    values: (/** @type {string} */ reduce, options = NO_OPTIONS) => (cells ? cellWeights(cells, head, options) : weightsOf(binShades(reduce, head, options), stack.floor)),
+    levels: (options = NO_OPTIONS) => (cells ? levelsOf(cellWeights(cells, head, options), stack.floor) : binShades("max", head, options)),
   }));
 }
 
 // shades 1 to 255 are weights from `floor` to 1 on a logarithmic scale; shade 0 is a weight of 0
-const weightsOf = (/** @type {any} */ map, /** @type {StoredStack} */ { cells, floor }) =>
-  cells ? halves(map) : Float32Array.from(map, (/** @type {number} */ level) => (level ? floor ** (1 - level / 255) : 0));
+const weightsOf = (/** @type {Uint8Array} */ shades, /** @type {number} */ floor) => Float32Array.from(shades, (level) => (level ? floor ** (1 - level / 255) : 0));
 const levelsOf = (/** @type {Float32Array} */ weights, /** @type {number} */ floor) =>
   Uint8Array.from(weights, (weight) => (weight ? Math.max(1, Math.min(255, Math.round(255 * (1 - Math.log(weight) / Math.log(floor))))) : 0));
 
@@ -119,4 +166,19 @@ export function largestWeights(stored, stack, query) {
     if (weight > 0) tops.push([key, textsOf(stack, "key")[key], weight]);
   }
   return { query: places ? places[nearest] : query, tops };
+}
+
+/**
+ * Return the largest weights of a query with the page's settings: without sinks, or sorted by the weighted values.
+ * @param {StoredHead} stored
+ * @param {StoredStack} stack
+ * @param {number} query
+ */
+export function shownTops(stored, stack, query) {
+  const { hide, weighted } = optionsFor(stack);
+  const shares = weighted ? stored.shares() : null;
+  const hidden = new Set(hide ? stack.hidden : []);
+  const row = largestWeights(stored, stack, query);
+  const visible = row.tops.filter(([key]) => !hidden.has(key)).map(([key, text, weight]) => /** @type {TopToken} */ ([key, text, weight * (shares?.[key] ?? 1)]));
+  return { query: row.query, tops: visible.filter(([, , weight]) => weight > 0).sort((one, other) => other[2] - one[2]) };
 }

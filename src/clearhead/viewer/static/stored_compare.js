@@ -3,13 +3,15 @@
 import { headId } from "clearhead/format.js";
 import { headOf } from "clearhead/grid.js";
 import { announce, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
-import { stackNamed, storedLayer, textsOf } from "clearhead/stored.js";
+import { optionsFor, stackNamed, storedLayer, textsOf } from "clearhead/stored.js";
 
 const MAX_COMPARED_TOKENS = 40; // longest side whose tokens are drawn
 
 /** @type {string | undefined} */
 let pinned;
 let turn = 0;
+/** The pinned head and the shown one. @type {import("clearhead/stored.js").StoredHead[]} */
+let compared = [];
 
 async function refresh() {
   const head = pinned && headOf(pinned);
@@ -21,16 +23,20 @@ async function refresh() {
   if (now !== turn) return;
   const isSameShape = stack.queries === shownStack.queries && stack.keys === shownStack.keys;
   const window = isSameShape ? windowShown() : [0, stack.queries, 0, stack.keys];
-  const [values, base] = [stored, shown].map((each) => each.values(settings.reduce));
+  compared = [stored, shown];
+  const [values, base] = [stored.values(settings.reduce, optionsFor(stack)), shown.values(settings.reduce, optionsFor(shownStack))];
   const written = textsOf(stack, "written");
   const all = { query: textsOf(stack, "query").map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read)), key: textsOf(stack, "key") };
   const texts = (/** @type {"query" | "key"} */ side, /** @type {number} */ start, /** @type {number} */ end) =>
     end - start <= MAX_COMPARED_TOKENS ? all[side].slice(start, end) : [];
   const size = (/** @type {StoredStack} */ { queries, keys }) => `${queries.toLocaleString("en")} × ${keys.toLocaleString("en")}`;
+  const isWeighted = [stack, shownStack].some((each) => optionsFor(each).weighted);
+  const reason = !isSameShape
+    ? `The shown matrix has ${size(shownStack)} weights and the pinned one ${size(stack)}, so they have no difference.`
+    : isWeighted ? "Value-weighted maps of two heads have different units, so they have no difference." : "";
   state.compare = {
     ...head, shown: shownId, window, row: 0, key: 0, bins: stack.bins, shape: [stored.rows, stored.keys], values,
-    difference: isSameShape ? base.map((value, index) => value - values[index]) : null,
-    reason: isSameShape ? "" : `The shown matrix has ${size(shownStack)} weights and the pinned one ${size(stack)}, so they have no difference.`,
+    difference: reason ? null : base.map((value, index) => value - values[index]), reason,
     queries: texts("query", window[0], window[1]), keys: texts("key", window[2], window[3]),
   };
   announce("compare");
@@ -41,9 +47,10 @@ async function refresh() {
 function selectCell() {
   const { compare, cell } = state;
   if (!compare || !cell) return;
-  const { shape, values, difference, bins } = compare;
+  const { shape, difference, bins } = compare;
   const index = cell.query * shape[1] + cell.key;
-  const weights = difference && bins[0] === 1 && bins[1] === 1 ? [difference[index] + values[index], values[index]] : [];
+  const [pinnedHead, shownHead] = compared;
+  const weights = difference && bins[0] === 1 && bins[1] === 1 ? [shownHead, pinnedHead].map((head) => head.values("max")[index]) : [];
   state.compared_cell = { shown: compare.shown, query: cell.query, key: cell.key, weights };
   announce("compared_cell");
 }

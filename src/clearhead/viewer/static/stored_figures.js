@@ -4,6 +4,7 @@ import { paintTheme } from "clearhead/controls.js";
 import { element } from "clearhead/dom.js";
 import { PALETTES, colorMappers, figures, isLog, renderers } from "clearhead/heatmap.js";
 import { settings } from "clearhead/state.js";
+import { optionsFor } from "clearhead/stored.js";
 
 const MAX_AXIS_TOKENS = 40; // longer axes are labeled with indices
 const MAX_LABEL_LETTERS = 14;
@@ -13,7 +14,8 @@ const maximum = (/** @type {Float32Array} */ values) => values.reduce((one, othe
 
 /** @param {import("clearhead/stored.js").StoredHead} stored @param {StoredStack} stack */
 export function drawStoredHead(stored, stack) {
-  const values = stored.values(settings.reduce);
+  const options = optionsFor(stack);
+  const values = stored.values(settings.reduce, options);
   /** @type {Record<string, { low: number, high: number }>} */
   const ends = { LogColorMapper: { low: stack.floor, high: 1 }, LinearColorMapper: { low: 0, high: Math.max(maximum(values), 1e-6) } };
   for (const mapper of colorMappers()) mapper.setv(ends[mapper.type]);
@@ -29,7 +31,7 @@ export function drawStoredHead(stored, stack) {
   const { received, entropy, sources } = figures;
   received.tags = ["mean"]; // a stored bar is the mean of its keys
   const across = Array.from({ length: Math.ceil(stack.keys / stack.bar) + 1 }, (_, index) => Math.min(stack.keys, stack.bar * index));
-  bars(received, received.y_range, across, stored.receipts());
+  bars(received, received.y_range, across, stored.receipts(options));
   bars(entropy, entropy.x_range, rowEdges(stack), stored.entropies());
   sources[1].data = {
     image: [image], scores: [[]], x: [0], y: [0], dw: [stored.keys * keys], dh: [stored.rows * rows],

@@ -1,33 +1,16 @@
 // Search and strongest links in a report, from its stored tokens and rows.
 
 import { announce, stackShown, state } from "clearhead/state.js";
-import { largestWeights, storedLayer, textsOf } from "clearhead/stored.js";
+import { findText } from "clearhead/search_text.js";
+import { largestWeights, searchableTokens, storedLayer, textsOf } from "clearhead/stored.js";
 
-const MAX_HITS = 1000;
 const MAX_LINKS = 20;
 const KEYS_OF_A_HEAD = 5;
 
-/** Answer a search as `_search.py` does: in lower case and across tokens. @param {{ axis: "queries" | "keys", text: string }} request */
+/** @param {{ axis: "queries" | "keys", text: string }} request */
 export function answerSearch({ axis, text }) {
   const stack = /** @type {StoredStack} */ (stackShown());
-  const tokens = textsOf(stack, axis === "queries" ? "query" : "key").map((token) => token.toLowerCase());
-  const isSpaced = tokens.some((token) => token !== token.trim());
-  const joined = isSpaced ? tokens : tokens.map((token) => token.replace(/\s/g, ""));
-  const wanted = isSpaced ? text.toLowerCase() : text.toLowerCase().replace(/\s/g, "");
-  const starts = [0];
-  for (const token of joined) starts.push(starts[starts.length - 1] + token.length);
-  const whole = joined.join("");
-  /** @type {[number, number][]} */
-  const ranges = [];
-  let count = 0;
-  for (let at = whole.indexOf(wanted), token = 0; wanted && at >= 0; at = whole.indexOf(wanted, at + wanted.length)) {
-    while (starts[token + 1] <= at) token++;
-    let end = token + 1;
-    while (starts[end] < at + wanted.length) end++;
-    count++;
-    if (ranges.length < MAX_HITS) ranges.push([token, end]);
-  }
-  state.search = { stack: stack.name, axis, text, ranges, count };
+  state.search = { stack: stack.name, axis, text, ...findText(searchableTokens(stack, axis), text) };
   announce("search");
 }
 

@@ -1,6 +1,6 @@
 // The picture of one token in a report, from the stored weights.
 
-import { largestWeights, storedLayer, textsOf } from "clearhead/stored.js";
+import { optionsFor, shownTops, storedLayer, textsOf } from "clearhead/stored.js";
 
 /**
  * Return the top key of a query in every head, and its weights on one key.
@@ -9,17 +9,18 @@ import { largestWeights, storedLayer, textsOf } from "clearhead/stored.js";
  */
 export async function storedPicture(stack, asked, key) {
   const layers = await Promise.all(stack.heads.map((_, layer) => storedLayer(stack.name, layer)));
-  const rows = layers.map((heads) => heads.map((data) => largestWeights(data, stack, asked)));
+  const options = optionsFor(stack);
+  const rows = layers.map((heads) => heads.map((data) => shownTops(data, stack, asked)));
   const query = rows[0][0].query; // the nearest that is stored
   const weightOn = (/** @type {any} */ data, /** @type {TopToken[]} */ tops) =>
-    stack.cells ? data.values("max")[query * stack.keys + key] : (tops.find(([index]) => index === key)?.[2] ?? 0);
+    stack.cells ? data.values("max", { ...options, hide: false })[query * stack.keys + key] : (tops.find(([index]) => index === key)?.[2] ?? 0);
   return {
     stack: stack.name,
     query,
     token: textsOf(stack, "query")[query],
     key,
     key_token: textsOf(stack, "key")[key],
-    hide: false,
+    ...options,
     layers: rows.map((heads) => heads.map(({ tops }) => tops[0] ?? null)),
     weights: rows.map((heads, layer) => heads.map(({ tops }, head) => weightOn(layers[layer][head], tops))),
   };

@@ -1,7 +1,7 @@
 // Words of a report: tokens around the selected cell and the stored weights between them, for all heads of a layer.
 
 import { state } from "clearhead/state.js";
-import { largestWeights, textsOf } from "clearhead/stored.js";
+import { largestWeights, optionsFor, textsOf } from "clearhead/stored.js";
 
 // as in `_words_payload.py`
 const MAX_WHOLE_TOKENS = 48;
@@ -59,7 +59,8 @@ export function storedWords(heads, stack, layer, { query, key }) {
   for (const head of heads) {
     for (const [index, weight] of storedRow(head, stack, nearest)) strengths.set(index, Math.max(weight, strengths.get(index) ?? 0));
   }
-  const distant = [...strengths].filter(([index, weight]) => weight > 0 && !keys.has(index)).sort(([, one], [, other]) => other - one);
+  const hidden = new Set(optionsFor(stack).hide ? stack.hidden : []);
+  const distant = [...strengths].filter(([index, weight]) => weight > 0 && !keys.has(index) && !hidden.has(index)).sort(([, one], [, other]) => other - one);
   for (const [index] of distant.slice(0, MAX_DISTANT_KEYS)) keys.add(index);
   const columns = [...keys].sort((one, other) => one - other);
   const { words } = state;
@@ -68,9 +69,10 @@ export function storedWords(heads, stack, layer, { query, key }) {
     const stored = storedRow(head, stack, index);
     return columns.map((column) => stored.get(column) ?? 0);
   }));
+  const shares = stack.value_weighted ? heads.map((head) => head.shares()).flatMap((each) => columns.map((column) => each?.[column] ?? 1)) : null;
   const written = textsOf(stack, "written");
   return {
     stack: stack.name, layer, heads: heads.length, queries, query_tokens: queries.map((index) => textsOf(stack, "query")[index]),
-    written: written && queries.map((index) => written[index]), keys: columns, key_tokens: columns.map((index) => textsOf(stack, "key")[index]), weights,
+    written: written && queries.map((index) => written[index]), keys: columns, key_tokens: columns.map((index) => textsOf(stack, "key")[index]), weights, shares,
   };
 }

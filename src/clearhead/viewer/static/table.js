@@ -2,7 +2,7 @@
 
 import { element, literal, make } from "clearhead/dom.js";
 import { rangeText, significant } from "clearhead/format.js";
-import { binAt } from "clearhead/heatmap.js";
+import { binAt, measure } from "clearhead/heatmap.js";
 import { on, settings, stackShown, state, tokenAt, windowShown } from "clearhead/state.js";
 
 const MAX_TABLE_SIZE = 64; // rows and columns; a larger window is pooled
@@ -18,8 +18,8 @@ function fillTable() {
   const columns = ranges(corner.key, keyEnd, corner.keyEnd - corner.key, stackShown().keys);
   const single = [...rows, ...columns].every(([start, end]) => end - start === 1);
   element("window-caption").textContent = single
-    ? "The weight of each query (row) and key (column)."
-    : `The ${settings.reduce === "max" ? "largest" : "mean"} weight of each range of queries (rows) and keys (columns)${corner.sampled ? ", from the sampled queries" : ""}.`;
+    ? `The ${measure()} of each query (row) and key (column).`
+    : `The ${settings.reduce === "max" ? "largest" : "mean"} ${measure()} of each range of queries (rows) and keys (columns)${corner.sampled ? ", from the sampled queries" : ""}.`;
   const digits = corner.shades?.digits ?? 3;
   const head = make("tr", {}, make("td"), ...columns.map((range) => heading("key", range, "col")));
   const cell = (/** @type {Range} */ range, /** @type {Range} */ other) =>

@@ -145,4 +145,6 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("scroll", moveToTerm, true);
 markTerms();
-new MutationObserver(markSoon).observe(document.body, { childList: true, subtree: true, characterData: true });
+// tokens and thumbnails contain no terms, and change often
+const isInToken = (/** @type {MutationRecord} */ { target }) => Boolean((target instanceof Element ? target : target.parentElement)?.closest(TOKENS));
+new MutationObserver((changes) => changes.every(isInToken) || markSoon()).observe(document.body, { childList: true, subtree: true, characterData: true });

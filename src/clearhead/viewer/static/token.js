@@ -2,6 +2,7 @@
 
 import { element, literal, make, rowLabel } from "clearhead/dom.js";
 import { headId } from "clearhead/format.js";
+import { measure } from "clearhead/heatmap.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
 import { languageOf, on, openHead, state } from "clearhead/state.js";
 import { openCell, selectCell, tokenChip } from "clearhead/token_chip.js";
@@ -11,10 +12,10 @@ const toStop = oneTabStop(element("to"), "button");
 
 function showTopTokens() {
   if (!state.top_tokens) return;
-  const { from, to, query, written, key, nearest, hide, cell } = state.top_tokens;
+  const { from, to, query, written, key, nearest, hide, weighted, among, cell } = state.top_tokens;
   const stored = nearest === undefined ? "" : ` (query ${nearest.toLocaleString("en")}, the nearest that is stored)`;
-  element("from-heading").replaceChildren("What ", rowLabel(query, written, languageOf("query")), `${stored} attends to${hide ? ", without the sink" : ""}`);
-  element("to-heading").replaceChildren("What attends to ", literal(key, languageOf("key")));
+  element("from-heading").replaceChildren("What ", rowLabel(query, written, languageOf("query")), `${stored} attends to${hide ? ", without the sink" : ""}${weighted ? `, value-weighted${among ? ` among its ${among} largest weights` : ""}` : ""}`);
+  element("to-heading").replaceChildren("What attends to ", literal(key, languageOf("key")), weighted ? ", value-weighted" : "");
   fromStop.update(() => element("from").replaceChildren(listOf(from, "key", (index) => [nearest ?? cell[0], index])));
   element("to").closest("div").parentElement.hidden = !to;
   if (to) toStop.update(() => element("to").replaceChildren(listOf(to, "query", (index) => [index, cell[1]])));
@@ -31,7 +32,7 @@ function listOf(top, side, cellOf) {
     const id = headId({ stack, layer, head });
     const button = make("button", { type: "button", className: "place", tabIndex: -1, textContent: `layer ${layer}, head ${head}` });
     button.addEventListener("click", () => openHead(id));
-    const chips = tokens.map((token) => tokenChip(token, side, () => openCell(id, ...cellOf(token[0]))));
+    const chips = tokens.map((token) => tokenChip(token, side, () => openCell(id, ...cellOf(token[0])), measure(state.top_tokens?.weighted)));
     const row = make("tr", {}, make("th", { scope: "row" }, button), make("td", {}, ...chips));
     row.dataset.listed = id;
     return row;

@@ -20,11 +20,12 @@ export function visibleToken(text) {
  * @param {TopToken} token
  * @param {string} side of the token, such as "key"
  * @param {() => void} open
+ * @param {string} [measure] what its number is
  */
-export function tokenChip([index, text, weight], side, open) {
+export function tokenChip([index, text, weight], side, open, measure = "weight") {
   const position = make("sub", { textContent: index });
   const chip = make("button", { type: "button", className: "key", tabIndex: -1 }, visibleToken(text), position, ` ${weightText(weight)}`);
-  chip.title = `Open ${side} ${index.toLocaleString("en")}, weight ${significant(weight)}`;
+  chip.title = `Open ${side} ${index.toLocaleString("en")}, ${measure} ${significant(weight)}`;
   chip.style.setProperty("--share", clamp(weight, 0, 1).toFixed(3));
   chip.addEventListener("click", open);
   return chip;

@@ -2,6 +2,7 @@
 
 import { element, literal } from "clearhead/dom.js";
 import { headId, weightText } from "clearhead/format.js";
+import { measure } from "clearhead/heatmap.js";
 import { headPicture, pictureLegend } from "clearhead/head_picture.js";
 import { keepChoice } from "clearhead/selects.js";
 import { ask, on, settings, state } from "clearhead/state.js";
@@ -18,8 +19,9 @@ function showPicture() {
   const { picture } = state;
   if (!picture || picture.stack !== state.head?.stack) return;
   const isTop = element("picture-key").value === "top";
-  const { query, token, key, key_token, hide } = picture;
-  const heading = isTop ? ["The top key of ", literal(token), ` in every head${hide ? ", without the sink" : ""}`] : ["The weight of ", literal(token), " on ", literal(key_token), " in every head"];
+  const { query, token, key, key_token, hide, weighted } = picture;
+  const end = ` in every head${isTop && hide ? ", without the sink" : ""}${weighted ? ", value-weighted" : ""}`;
+  const heading = isTop ? ["The top key of ", literal(token), end] : ["The weight of ", literal(token), " on ", literal(key_token), end];
   element("picture-heading").replaceChildren(...heading);
   drawPicture([picture.stack], (head) => {
     const top = picture.layers[head.layer]?.[head.head];
@@ -29,11 +31,11 @@ function showPicture() {
     return {
       share: weight,
       text: isTop ? text : weightText(weight),
-      meaning: `${text} (key ${index.toLocaleString("en")}): weight ${weightText(weight)}`,
+      meaning: `${text} (key ${index.toLocaleString("en")}): ${measure(weighted)} ${weightText(weight)}`,
       open: () => openCell(headId(head), query, index),
     };
   });
-  pictureLegend(element("picture-legend"), "weight 0", "1");
+  pictureLegend(element("picture-legend"), `${measure(weighted)} 0`, "1");
 }
 
 keepChoice("picture-key", showPicture);

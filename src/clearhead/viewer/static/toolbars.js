@@ -1,13 +1,13 @@
-// Groups of buttons that are one tab stop each: zoom, and the heads of a layer.
+// Groups of buttons that are one tab stop each: zoom, and the heads of a layer with "all" and "none".
 
 import { element } from "clearhead/dom.js";
 import { oneTabStop } from "clearhead/one_tab_stop.js";
 
-const heads = element("word-heads");
-const groups = [...document.querySelectorAll(".zoom")].filter((group) => !group.querySelector("select, input"));
-for (const group of /** @type {HTMLElement[]} */ ([...groups, heads])) {
-  const tabStop = oneTabStop(group, "button");
-  tabStop.update(() => {});
-  // a new layer or text replaces the buttons
-  new MutationObserver(() => tabStop.update(() => {})).observe(group, { childList: true });
+const isZoom = (/** @type {Element} */ group) => !group.matches(".line-heads") && !group.querySelector("select, input");
+for (const group of /** @type {HTMLElement[]} */ ([...document.querySelectorAll(".zoom")].filter(isZoom))) {
+  oneTabStop(group, "button").update(() => {});
 }
+const heads = oneTabStop(/** @type {HTMLElement} */ (document.querySelector(".word-controls")), ".line-heads button");
+heads.update(() => {});
+// a new layer or text replaces the buttons
+new MutationObserver(() => heads.update(() => {})).observe(element("word-heads"), { childList: true });

@@ -3,6 +3,7 @@
 import { element, literal, make } from "clearhead/dom.js";
 import { headId, percent, stackTitle } from "clearhead/format.js";
 import { headsOn } from "clearhead/head_toggles.js";
+import { isWeighted } from "clearhead/heatmap.js";
 import { languageOf, on, openHead, state } from "clearhead/state.js";
 import { drawing, openLine } from "clearhead/word_lines.js";
 
@@ -24,8 +25,8 @@ function headButton(stack, layer, head, open, word = "Head") {
   return button;
 }
 
-/** @param {Node} key @param {number} weight */
-const finds = (key, weight) => (weight >= MIN_FOUND ? ["finds ", key, `, ${percent(weight)},`] : ["gives ", key, ` ${percent(weight)}`]);
+/** Return what a head does with a key, by its weight or by the size of what it adds. @param {Node} key @param {number} weight */
+const finds = (key, weight) => (isWeighted() ? ["adds ", key, `, ${percent(weight)} of its largest value,`] : weight >= MIN_FOUND ? ["finds ", key, `, ${percent(weight)},`] : ["gives ", key, ` ${percent(weight)}`]);
 
 /** Return the sentence of one line. @param {Line} line */
 function lineSentence(line) {
@@ -56,7 +57,7 @@ function partner(line, side, named) {
   const words = /** @type {WordsPayload} */ (drawing.words);
   const head = named ? [headButton(words.stack, words.layer, line.head, () => openLine(line), "head"), " "] : [];
   const end = side === "query" ? [keyToken(words.key_tokens[line.key])] : rowText(words.query_tokens[line.query], words.written?.[line.query]);
-  return [...head, named && side === "query" ? "finds " : "", ...end, ` ${percent(line.weight)}`];
+  return [...head, named && side === "query" ? (isWeighted() ? "adds " : "finds ") : "", ...end, ` ${percent(line.weight)}`];
 }
 
 /** Return the sentence of the selected cell. */
@@ -68,7 +69,8 @@ function cellSentence() {
     openHead(headId(head), { cursor: [cell.query, cell.key] });
     element("head").scrollIntoView({ block: "start" });
   });
-  return [button, ` ${stackName(head.stack)} `, ...finds(keyToken(cell.key_token), cell.weight), " ", ...rowText(cell.query_token, cell.written)];
+  const shown = cell.weight * (isWeighted() ? (cell.share ?? 1) : 1);
+  return [button, ` ${stackName(head.stack)} `, ...finds(keyToken(cell.key_token), shown), " ", ...rowText(cell.query_token, cell.written)];
 }
 
 export function showCaption() {

@@ -3,6 +3,7 @@
 import { draw, element, literal, make, rowLabel } from "clearhead/dom.js";
 import { clamp, headId, percent } from "clearhead/format.js";
 import { colorSlots } from "clearhead/head_toggles.js";
+import { isWeighted } from "clearhead/heatmap.js";
 import { announce, languageOf, openHead, settings, stackShown, state, windowShown } from "clearhead/state.js";
 
 /**
@@ -120,12 +121,13 @@ export function drawLines() {
   if (!words) return;
   const hidden = new Set(settings.hide ? stackShown().hidden : []);
   const [queries, keys] = [words.queries.length, words.keys.length];
+  const shares = isWeighted() ? words.shares : null;
   drawing.lines = [];
   for (const head of colorSlots().keys()) {
     if (head >= words.heads) continue;
     for (let query = 0; query < queries; query++) {
       for (let key = 0; key < keys; key++) {
-        const weight = words.weights[(head * queries + query) * keys + key];
+        const weight = words.weights[(head * queries + query) * keys + key] * (shares?.[head * keys + key] ?? 1);
         if (weight >= MIN_WEIGHT && !hidden.has(words.keys[key])) drawing.lines.push({ head, query, key, weight });
       }
     }

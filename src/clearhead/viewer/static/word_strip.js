@@ -3,6 +3,7 @@
 import { pointAtToken } from "clearhead/cursor.js";
 import { element, literal, make } from "clearhead/dom.js";
 import { headId, significant } from "clearhead/format.js";
+import { isWeighted, measure } from "clearhead/heatmap.js";
 import { languageOf, on, settings, stackShown, state } from "clearhead/state.js";
 import { drawing } from "clearhead/word_lines.js";
 
@@ -25,22 +26,22 @@ export function showStrip() {
   element("strip").hidden = isWhole;
   if (element("strip").hidden) return;
   const { keys, key } = state.tokens ?? { keys: [], key: 0 };
-  const { row, start, query, head } = state.row ?? {};
+  const { row, start, query, head, shares } = state.row ?? {};
   if (!keys.length) return element("strip").replaceChildren(make("p", { className: "quiet", textContent: "Zoom in to 512 keys or fewer to read the text here." }));
   // the row of this head and window follows
   if (!row || start !== key || query !== state.cell?.query || head !== headId(state.head)) return;
   const hidden = new Set(settings.hide ? stack.hidden : []);
   const words = keys.map((text, offset) => {
     const index = key + offset;
-    const weight = hidden.has(index) ? 0 : row[offset];
-    const title = `key ${index}, ${hidden.has(index) ? "hidden" : `weight ${significant(weight)}`}`;
+    const weight = hidden.has(index) ? 0 : row[offset] * (isWeighted() ? (shares?.[offset] ?? 1) : 1);
+    const title = `key ${index}, ${hidden.has(index) ? "hidden" : `${measure()} ${significant(weight)}`}`;
     const token = make("button", { type: "button", className: index === state.cell?.key ? "tok chosen" : "tok", title }, literal(text, languageOf("key")));
     token.addEventListener("click", () => pointAtToken("key", index));
     return shade(token, weight);
   });
   const legend = LEGEND.map((weight) => shade(make("span", { className: "tok", textContent: String(weight) }), weight));
   element("strip").replaceChildren(
-    make("p", { className: "quiet" }, "The window's text, shaded by weight for ", literal(state.cell?.query_token ?? "", languageOf("query")), ": ", ...legend),
+    make("p", { className: "quiet" }, `The window's text, shaded by ${measure()} for `, literal(state.cell?.query_token ?? "", languageOf("query")), ": ", ...legend),
     make("div", { className: "strip", role: "group", ariaLabel: "Keys of the window, shaded by weight" }, ...words),
   );
 }

@@ -6,6 +6,7 @@ import { element, make } from "clearhead/dom.js";
 import { headId, percent, stackTitle } from "clearhead/format.js";
 import { thumbnailOf } from "clearhead/grid.js";
 import { colorSlots, headCount, MAX_HEADS_ON, toggleHead, turnOn, turnOnAll } from "clearhead/head_toggles.js";
+import { isWeighted } from "clearhead/heatmap.js";
 import { on, openHead, stackShown, state } from "clearhead/state.js";
 import { drawing, drawLines, drawWords, showSelection } from "clearhead/word_lines.js";
 
@@ -79,7 +80,8 @@ function describeWords() {
     const line = best.get(position);
     const written = words.written?.[position];
     const name = written ? `writes ${written} after ${words.query_tokens[position]}` : `query ${words.query_tokens[position]}`;
-    const summary = line ? `: head ${words.layer}.${line.head} finds ${words.key_tokens[line.key]}, ${percent(line.weight)}` : "";
+    const [verb, unit] = isWeighted() ? ["adds", " of its largest value"] : ["finds", ""];
+    const summary = line ? `: head ${words.layer}.${line.head} ${verb} ${words.key_tokens[line.key]}, ${percent(line.weight)}${unit}` : "";
     button.setAttribute("aria-label", `${name}${summary}`);
   });
   document.querySelectorAll("#lines .keys .word").forEach((button, position) => button.setAttribute("aria-label", `key ${words.key_tokens[position]}`));

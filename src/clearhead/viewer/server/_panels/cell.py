@@ -33,7 +33,8 @@ class TopTokensPanel(Panel):
 
     def _steps(self, shown: Selection) -> Steps:
         assert shown.cursor is not None
-        for payload in _payloads.top_tokens_payload(shown.cache, shown.address[0], *shown.cursor, hide=shown.hide):
+        name = shown.address[0]
+        for payload in _payloads.top_tokens_payload(shown.cache, name, *shown.cursor, **shown.heatmap_options):
             if payload is None:
                 yield None
             else:

@@ -65,10 +65,12 @@ class ComparePanel(Panel):
         yield lambda: self._keep(cache)
         pinned = _pinned(shown, cache, request)
         reason = _reason(shown, pinned)
-        heatmap = yield from _heatmap_steps(pinned)
+        # exact windows and overviews have other bins, and the largest exact window depends on the device
+        exact = all(_is_exact(side) for side in ((pinned,) if reason else (shown, pinned)))
+        heatmap = yield from _heatmap_steps(pinned, exact)
         difference = None
         if not reason:
-            base = yield from _heatmap_steps(shown)
+            base = yield from _heatmap_steps(shown, exact)
             difference = base.values - heatmap.values
         payload = {
             **_payload(pinned, heatmap),
@@ -129,11 +131,16 @@ def _reason(shown: Selection, pinned: Selection) -> str:
     return ""
 
 
-def _heatmap_steps(selection: Selection) -> Generator[Update | None, None, Heatmap]:
-    """Return the heatmap of a selection's window. A large window is cropped from the overview of the whole matrix."""
+def _is_exact(selection: Selection) -> bool:
+    """Return whether the window of a selection is small enough to be computed on request."""
+    return is_exact(selection.cache.recording.weights(selection.address), selection.window)
+
+
+def _heatmap_steps(selection: Selection, exact: bool) -> Generator[Update | None, None, Heatmap]:
+    """Return the heatmap of a selection's window: exact, or cropped from the overview of the whole matrix."""
     cache, address, reduce = selection.cache, selection.address, selection.reduce
-    weights = cache.weights(address, **selection.heatmap_options)
-    if is_exact(weights, selection.window):
+    if exact:
+        weights = cache.weights(address, **selection.heatmap_options)
         detail = ProgressiveHeatmap(weights, selection.window, MAX_COMPARED_BINS, (reduce,))
         while not detail.finished:
             detail.advance()

@@ -53,7 +53,10 @@ class FindPanel(Panel):
         asked = default if request.get("query") is None else request["query"]
         query, key = parse_cell(asked, request.get("key") or 0, shown.shape)
         hide = bool(request.get("hide", True))
-        self._start("picture", token_picture(shown.cache, shown.address[0], query, key, hide=hide))
+        self._start(
+            "picture",
+            token_picture(shown.cache, shown.address[0], query, key, hide=hide, value_weighted=shown.weighted),
+        )
 
     def _start(self, answer: str, payloads: Iterator[Payload | None], *, background: bool = True) -> None:
         """Start a task that computes one layer per step, and set a property of the page to its last result."""

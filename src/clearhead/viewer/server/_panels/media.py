@@ -18,7 +18,11 @@ class MediaPanel(Panel):
         return {"grid_weights": self._show}
 
     def text_changed(self) -> None:
-        self.state.update(media=media_payload(self.shown.cache.recording))
+        self.tasks.start("media", self._media_steps(self.shown))
+
+    def _media_steps(self, shown: Selection) -> Steps:
+        payload = media_payload(shown.cache.recording)  # encodes pictures, so it does not run in the event loop
+        yield lambda: self.state.update(media=payload)
 
     def _show(self, request: Request) -> None:
         self.tasks.start("grid weights", self._steps(self.shown, int(request["index"])))

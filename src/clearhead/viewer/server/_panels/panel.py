@@ -36,7 +36,7 @@ class Selection:
 
     @property
     def heatmap_options(self) -> dict[str, bool]:
-        """Arguments of `RecordingCache.weights` and `RecordingCache.overview` for the heatmap."""
+        """Arguments of `weights`, `overview` and `thumbnails` of `RecordingCache`."""
         weighted = self.weighted and self.cache.can_weight_values(self.address[0])
         return {"hide": self.hide, "value_weighted": weighted}
 

@@ -32,11 +32,14 @@ class WordsPanel(Panel):
     def window_changed(self) -> None:
         self._start()
 
+    def settings_changed(self) -> None:
+        self._start()
+
     def _start(self) -> None:
         self.tasks.start("words", self._steps(self.shown))
 
     def _steps(self, shown: Selection) -> Steps:
-        window = word_window(shown.cache, shown.address, shown.window, shown.cursor)
+        window = word_window(shown.cache, shown.address, shown.window, shown.cursor, hide=shown.hide)
         layer = (shown.cache, (*shown.address[:2], 0), window)
         if layer == self._sent:
             return
