@@ -1,6 +1,7 @@
-"""Type check of the viewer's scripts by TypeScript, which npm installs once: `python tests/javascript/check_types.py`.
+"""Type check of all scripts by TypeScript, which npm installs once: `python tests/javascript/check_types.py`.
 
-node and npm come with pyright. package-lock.json pins TypeScript, and tsconfig.json selects the scripts.
+node and npm come with pyright. package-lock.json pins TypeScript. tsconfig.json selects the scripts of the viewer, the
+live page and the course.
 """
 
 import shutil

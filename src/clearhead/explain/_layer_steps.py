@@ -320,8 +320,8 @@ def _column_operand(step: Step, columns: slice) -> Operand:
         step.rows,
         "dimension",
         "row",
-        shift=columns.start,
         new=True,  # as no step shows them
+        first_column=columns.start,
         origin=step.origin or "computed",
     )
 

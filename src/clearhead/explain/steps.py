@@ -75,6 +75,7 @@ class Operand:
     marks: Marks
     shift: int = 0
     new: bool = False  # a learned matrix or a mask, which is not the result of an earlier step
+    first_column: int = 0  # of some columns of X or Z: the first of them, counted from 0
     origin: str = ""  # source of the numbers, such as "drawn at random (seed 5)"
     hidden: Bool[Tensor, "rows columns"] | None = None  # weights that are 0 because of the mask
 

@@ -12,6 +12,7 @@ from clearhead.explain.exercises._self_check import calculation
 from clearhead.explain.exercises._sheet import WITHHELD, SheetSection, instructions, sections
 from clearhead.explain.exercises.answer_file import file_parts
 from clearhead.explain.exercises.exercise import Exercise
+from clearhead.explain.render._html import LOADERS
 from clearhead.explain.render._html import TEMPLATES as PAGE_TEMPLATES
 from clearhead.explain.render.wording import format_number
 
@@ -21,9 +22,7 @@ with needs_extra("explain", "the HTML format"):
     from markupsafe import Markup
 
 # the settings of the other pages, and their style sheet
-TEMPLATES = PAGE_TEMPLATES.overlay(
-    loader=ChoiceLoader([PackageLoader("clearhead.explain.exercises"), PackageLoader("clearhead.explain.render")])
-)
+TEMPLATES = PAGE_TEMPLATES.overlay(loader=ChoiceLoader([PackageLoader("clearhead.explain.exercises"), *LOADERS]))
 TEMPLATES.filters = {
     **PAGE_TEMPLATES.filters,
     "visible": visible_text,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.text import visible_text
+from clearhead.explain.live.page import live_config, live_modules
 from clearhead.explain.render._arithmetic import arithmetic_lines
 from clearhead.explain.render._formula import cost_sentences, whole_formula
 from clearhead.explain.render._layout import Entries, Layout, View
@@ -15,10 +17,11 @@ from clearhead.explain.render.wording import DEFAULT_DIGITS, step_cost, step_hea
 from clearhead.explain.steps import Step, Trace
 
 with needs_extra("explain", "the HTML format"):
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from latex2mathml.converter import convert
     from markupsafe import Markup
 
+MAX_LIVE_PAGE = 400_000  # letters
 # operator between a step's operands, and before its result
 _OPERATORS = {
     "product": ("×", "="),
@@ -32,7 +35,8 @@ _OPERATORS = {
     "softmax": (";", "→"),
     "concat": ("|", "="),
 }
-TEMPLATES = Environment(loader=PackageLoader("clearhead.explain.render"), autoescape=True, undefined=StrictUndefined)
+LOADERS = [PackageLoader("clearhead.explain.render"), PackageLoader("clearhead.explain.live", "static")]
+TEMPLATES = Environment(loader=ChoiceLoader(LOADERS), autoescape=True, undefined=StrictUndefined)
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,13 @@ class _Section:
 def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     """Return one self-contained HTML page with keyboard navigation, two themes and a print style."""
     page = TEMPLATES.get_template("page.html")
+    config = live_config(trace, title, digits)
+    is_live = not isinstance(config, str)
     layout = Layout(trace, lambda step: (*step.operands, step))
-    return page.render(
+    document = partial(
+        page.render,
+        live={"config": config, "modules": live_modules()} if is_live else None,
+        not_live="" if is_live else config,
         title=visible_text(title),
         tokens=[visible_text(token) for token in trace.tokens],
         heads=trace.heads,
@@ -87,6 +96,9 @@ def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
         costs=cost_sentences(trace),
         sections=[_section(position, step, trace, layout, digits) for position, step in trace.numbered()],
     )
+    text = document(written=True)
+    # scripts of a live page write the steps; without them, it shows those written here
+    return document(written=False) if is_live and len(text) > MAX_LIVE_PAGE else text
 
 
 def _section(position: int, step: Step, trace: Trace, layout: Layout, digits: int) -> _Section:

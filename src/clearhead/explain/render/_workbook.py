@@ -104,7 +104,7 @@ class _Writer:
         if part:  # some columns of X or Z
             block = self._steps[whole]
             height, width = operand.values.shape
-            return Factor(Block(block.sheet, block.top, block.left + operand.shift, (height, width)), sheet)
+            return Factor(Block(block.sheet, block.top, block.left + operand.first_column, (height, width)), sheet)
         same = [block for symbol, values, block in self._added if symbol == name and values.equal(operand.values)]
         if same:  # such as one mask of all heads
             return Factor(same[0], sheet)

@@ -1,108 +1,4 @@
-"use strict";
-const sections = [...document.querySelectorAll("section")];
-const select = document.getElementById("steps");
-const single = document.getElementById("single");
-const bar = document.querySelector("nav");
-const inNotebook = location.protocol === "about:"; // in an iframe with srcdoc, whose address cannot change
-let current = 0;
-let jumpedAt = 0;
-
-// -- stepping ----------------------------------------------------------------------------------------------------
-
-function show(index, scroll = true) {
-  jumpedAt = performance.now();
-  current = Math.max(0, Math.min(sections.length - 1, index));
-  sections.forEach((section, position) => section.classList.toggle("current", position === current));
-  select.value = sections[current].id;
-  if (scroll) {
-    if (!inNotebook) history.replaceState(null, "", "#" + sections[current].id);
-    sections[current].scrollIntoView();
-    sections[current].focus({ preventScroll: true });
-  }
-}
-
-function toggleSingle() {
-  const on = document.body.classList.toggle("single");
-  single.setAttribute("aria-pressed", String(on));
-  show(current);
-}
-
-function toggleTheme() {
-  const root = document.documentElement;
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const shown = root.style.colorScheme || (dark ? "dark" : "light");
-  root.style.colorScheme = shown === "dark" ? "light" : "dark";
-}
-
-function fromAddress() {
-  const index = sections.findIndex((section) => "#" + section.id === location.hash);
-  show(index < 0 ? 0 : index, index >= 0);
-}
-
-document.getElementById("previous").addEventListener("click", () => show(current - 1));
-document.getElementById("next").addEventListener("click", () => show(current + 1));
-document.getElementById("theme").addEventListener("click", toggleTheme);
-single.addEventListener("click", toggleSingle);
-select.addEventListener("change", () => show(select.selectedIndex));
-window.addEventListener("hashchange", fromAddress);
-if (inNotebook) {
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest('a[href^="#"]'); // would load the notebook itself
-    if (!link) return;
-    event.preventDefault();
-    show(sections.findIndex((section) => "#" + section.id === link.getAttribute("href")));
-  });
-}
-
-// scrolling selects the step at the top of the window, except right after a jump to a step
-function follow() {
-  if (document.body.classList.contains("single") || performance.now() - jumpedAt < 500) return;
-  const top = bar.getBoundingClientRect().bottom + 40;
-  const below = sections.findIndex((section) => section.getBoundingClientRect().bottom > top);
-  if (below >= 0 && below !== current) show(below, false);
-}
-window.addEventListener("scroll", follow, { passive: true });
-
-const measure = () => document.documentElement.style.setProperty("--bar", bar.offsetHeight + "px");
-window.addEventListener("resize", measure);
-// a printed table cannot scroll, so a table wider than the page is scaled down
-const PAGE_WIDTH = 680;
-window.addEventListener("beforeprint", () => {
-  for (const box of document.querySelectorAll(".scroll")) {
-    box.style.setProperty("--fit", Math.min(1, PAGE_WIDTH / box.firstElementChild.offsetWidth));
-  }
-});
-
-// presentation remotes send these keys; with all steps on the page they keep their function, scrolling
-const singleKeys = {
-  PageDown: () => show(current + 1),
-  PageUp: () => show(current - 1),
-  Home: () => show(0),
-  End: () => show(sections.length - 1),
-};
-const keys = {
-  ArrowRight: () => show(current + 1),
-  ArrowLeft: () => show(current - 1),
-  n: () => show(current + 1),
-  p: () => show(current - 1),
-  o: toggleSingle,
-  t: toggleTheme,
-  Escape: clear,
-};
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target === select) return;
-  const cell = event.target.closest("tbody td");
-  if (cell && moveFrom(cell, event.key)) return event.preventDefault();
-  if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return; // the table itself scrolls
-  const act = keys[event.key] ?? (document.body.classList.contains("single") ? singleKeys[event.key] : undefined);
-  if (act) {
-    act();
-    event.preventDefault();
-  }
-});
-
-// -- calculation of a cell -----------------------------------------------------------------------------------------
-
+// Calculation of the cell that is pointed at, from the texts of the cells it depends on.
 const tablesOf = (section) => [...section.querySelectorAll("table")];
 // a shortened table lists the index of each row or column that it shows, and -1 for a gap
 const entriesOf = (table, axis) => (table.dataset[axis] ? table.dataset[axis].split(",").map(Number) : null);
@@ -220,5 +116,10 @@ for (const kind of ["pointerover", "click", "focusin"]) {
   });
 }
 for (const table of document.querySelectorAll('table[data-marks="result"]')) cellsIn(table.tBodies[0].rows[0])[0].tabIndex = 0;
-measure();
-fromAddress();
+document.querySelector("main").addEventListener("keydown", (event) => {
+  const cell = event.ctrlKey || event.metaKey || event.altKey ? null : event.target.closest("tbody td");
+  if (cell && moveFrom(cell, event.key)) event.preventDefault();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") clear();
+});

@@ -1,0 +1,1 @@
+"""Live pages: calculations whose numbers can be edited in the browser."""
