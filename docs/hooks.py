@@ -1,14 +1,30 @@
-"""MkDocs hook: insert the options of every command into the page of the command line, as typer documents them."""
+"""MkDocs hook: the options of every command, as typer documents them, and the pages of the course."""
 
 import re
 import subprocess
 import sys
 
-MARKER = "<!-- commands -->"
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from clearhead.explain.course.build import course_files, read_pages
+from clearhead.explain.course.catalog import FOLDER, PAGES, page_file
+
+COMMANDS, COURSE = "<!-- commands -->", "<!-- course -->"
+
+
+def on_files(files: Files, *, config: MkDocsConfig, **_: object) -> Files:
+    """Add the HTML files of the course, so that links to them are checked."""
+    for name, text in course_files():
+        files.append(File.generated(config, f"course/{name}", content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    return markdown.replace(MARKER, _commands()) if MARKER in markdown else markdown
+    for marker, content in ((COMMANDS, _commands), (COURSE, _course)):
+        if marker in markdown:
+            markdown = markdown.replace(marker, content())
+    return markdown
 
 
 def _commands() -> str:
@@ -17,3 +33,11 @@ def _commands() -> str:
     commands = pages[pages.index("\n## ") :]  # without the general help, which the page has already
     commands = re.sub(r"^\* `--help`.*\n", "", commands, flags=re.MULTILINE)
     return re.sub(r"^## ", "### ", commands, flags=re.MULTILINE)
+
+
+def _course() -> str:
+    rows = [
+        f"| {int(page.name[:2])} | [{page.title}](../course/{page_file(page.name)}) | {PAGES[page.name]} |"
+        for page in read_pages(FOLDER / "pages")
+    ]
+    return "\n".join(["| | page | content |", "|---|---|---|", *rows])

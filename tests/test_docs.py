@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import clearhead
+from clearhead.explain.course import catalog
 from clearhead.ops import masks
 from support.paths import ROOT
 
@@ -21,6 +22,11 @@ PACKAGES = [
     for info in pkgutil.walk_packages(clearhead.__path__, "clearhead.")
     if info.ispkg and info.name != "clearhead.cli" and hasattr(importlib.import_module(info.name), "__all__")
 ]
+COURSE_FILES = {
+    catalog.INDEX,
+    *map(catalog.page_file, catalog.PAGES),
+    *map(catalog.example_file, clearhead.explain.BUILT_IN),
+}
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
@@ -78,6 +84,9 @@ def test_links_resolve(page):
         if path.startswith("https://"):
             continue
         linked = (page.parent / path).resolve() if path else page
+        if linked.parent == DOCS / "course":  # written by docs/hooks.py
+            assert linked.name in COURSE_FILES, f"{target} is not a page of the course"
+            continue
         assert linked.is_file(), f"{target} does not exist"
         assert page.parent == ROOT or linked.is_relative_to(DOCS), f"{target} is not on the website"
         assert not anchor or anchor in anchors(linked), f"{path} has no heading #{anchor}"

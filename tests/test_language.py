@@ -14,7 +14,8 @@ PYTHON = sorted(path for folder in ("src", "tests", "benchmarks", "examples") fo
 OTHERS = sorted(
     path
     for pattern in ("docs/**/*.md", "*.md", "*.toml", "*.yml", ".*.yaml", ".github/**/*.yml", ".ci/*", "Makefile",
-                    "src/clearhead/viewer/**/*.js", "src/clearhead/viewer/**/*.html", "src/clearhead/**/templates/*")
+                    "src/clearhead/viewer/**/*.js", "src/clearhead/viewer/**/*.html", "src/clearhead/**/templates/*",
+                    "src/clearhead/explain/course/static/*", "src/clearhead/explain/course/pages/*.md")
     for path in ROOT.glob(pattern)
     if path.is_file()
 )  # fmt: skip

@@ -16,6 +16,7 @@ from clearhead.cli.tables import print_alignment
 from clearhead.translation import Translator, _trainer
 from clearhead.translation.data import dataset
 from clearhead.translation.data._batching import collate
+from clearhead.translation.heads import read_film
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.weights import serialization
 from support.toy_training import TOML, sentences, written_columns
@@ -102,15 +103,20 @@ class TestTraining:
     def test_grammar_run_reports_relations_and_can_be_resumed(self, folder, monkeypatch):
         monkeypatch.setattr(dataset, "GRAMMAR_EPOCH_SIZE", 60)
         monkeypatch.setattr(dataset, "PROBE_SIZE", 60)
-        result = run("train", "--config", "tiny.toml", "--output", "run")
+        result = run("train", "--config", "tiny.toml", "--output", "run", "--film-text", "we  dance .")
         for relation in ("noun", "tense", "verb → subject"):
             assert relation in result.stdout
+        assert read_film(RunDirectory("run"))["text"] == "we dance ."
+        page = (folder / "run" / "film.html").read_text()
+        assert "<title>Heads while they learn: we dance .</title>" in page
+        assert "wrote run/film.html" in result.stderr
         assert (folder / "run" / "heads.svg").read_text().startswith("<?xml")
         assert "wrote run/heads.svg" in result.stderr
         assert set(RunDirectory("run").metrics()[0]["heads"]) >= {"noun", "tense", "verb → subject"}
         again = run("train", "--resume", "--output", "run")
         assert "resumed at step 4" in again.stderr
         assert again.stdout == result.stdout
+        assert (folder / "run" / "film.html").read_text() == page
 
     def test_rejects_invalid_arguments(self, folder, trained):
         (folder / "a.en").write_text("one\ntwo\nthree\n")
@@ -132,6 +138,9 @@ class TestTraining:
             ("--valid was given without --data", "--valid", "copies.tsv"),
             ("cannot be combined with --resume", "--resume", "--config", "tiny.toml"),
             ("cannot be combined with --resume", "--resume", "--steps", "3"),
+            ("cannot be combined with --resume, which continues the film", "--resume", "--film"),
+            ("has words that the grammar does not have: 'robot'", "--film-text", "did the robot wear a hat ?"),
+            ("--film cannot be combined with --data; only the built-in grammar", "--data", "copies.tsv", "--film"),
             ("run: contains no run", "--resume"),
             ("--device is 'nowhere', which cannot be used here", "--device", "nowhere"),
             ("data has 47 pairs, but 500 are held out for validation", "--data", "copies.tsv"),

@@ -1,4 +1,4 @@
-"""Valid calls of the functions for exercises and marks, whose arguments `wrong_calls.py` replaces one at a time."""
+"""Valid calls of exercises, marks and the course, whose arguments `wrong_calls.py` replaces one at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from clearhead.explain.course import build_course
 from clearhead.explain.exercises import exercise, mark, mark_folder, render_marks, render_sheet, to_toml
 from support.wrong_calls import Call
 
@@ -28,5 +29,6 @@ def exercise_calls() -> list[Call]:
             {"exercise": ("no such file",)},
             skipped=("progress",),  # a function of the caller, whose errors are not caught
         ),
+        Call("build_course", build_course, lambda: {"folder": folder / "course"}),
         Call("render_marks", render_marks, lambda: {"marks": mark(file), "style": "csv"}),
     ]

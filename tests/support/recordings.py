@@ -1,5 +1,7 @@
 """Recordings of random attention with arbitrary tokens, for tests of displays."""
 
+from dataclasses import replace
+
 import torch
 
 from clearhead import Causal, Recording, attention
@@ -13,10 +15,10 @@ def tokens(texts, special=()):
     return Tokens(tuple(texts), tuple(index in special for index in range(len(texts))), tuple(range(len(texts))))
 
 
-def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=0):
+def layer(q_len, kv_len, *, heads=4, kv_heads=2, mask=None, sharpness=2.0, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (
-        torch.randn(1, count, length, 8, generator=generator)
+        torch.randn(1, count, length, 8, generator=generator, dtype=dtype)
         for count, length in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
     )
     return attention(sharpness * query, key, value, mask=mask, return_weights="keep_qk")[1]
@@ -27,6 +29,20 @@ def decoder(texts, *, layers=2, special=(), mask=Causal(), **options):  # noqa: 
     axis = tokens(texts, special)
     weights = [layer(len(texts), len(texts), mask=mask, seed=index, **options) for index in range(layers)]
     return Recording("a model", {"decoder": Stack(tuple(weights), axis, axis)})
+
+
+def with_values(recording):
+    """Return the recording of a causal model with random values, and v W_O of each layer, head and key."""
+    stack, generator = recording["decoder"], torch.Generator().manual_seed(1)
+    added = []
+    for weights in stack.layers:
+        _, heads, _, kv_len = weights.shape
+        # lengths from 0.1 to 1, so that the order of weights and of weighted values differs
+        lengths = 0.1 + 0.9 * torch.rand(heads, kv_len, 1, generator=generator)
+        value, output = (torch.randn(heads, *shape, generator=generator) for shape in ((kv_len, 8), (8, 16)))
+        added.append(lengths * value @ output)
+    norms = tuple(vectors.norm(dim=-1) for vectors in added)
+    return Recording(recording.model, {"decoder": replace(stack, value_norms=norms)}), added
 
 
 def translation(source, target, *, written=None):

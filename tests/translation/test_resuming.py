@@ -73,7 +73,7 @@ class TestResuming:
     def test_temporary_files_are_removed_on_resume(self, tmp_path, monkeypatch):
         run = RunDirectory(tmp_path / "run")
         stop_run(run, 3, monkeypatch)
-        names = ["config.json", "tokenizer.json", "metrics.jsonl", "best.safetensors", "last.safetensors"]
+        names = ["config.json", "tokenizer.json", "metrics.jsonl", "film.json", "best.safetensors", "last.safetensors"]
         for name in (".new.safetensors", ".tmpaB3dE9", ".config.json.swp", *(f".{name}.k1ll3d__" for name in names)):
             (run.folder / name).write_bytes(b"half")
         (run.folder / ".best.safetensors.c0ffee12-1.abcdefgh.tmp").mkdir()

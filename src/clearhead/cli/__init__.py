@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import clearhead
-from clearhead.cli import check, doctor, exercise, explain, heads, train, view
+from clearhead.cli import check, doctor, exercise, explain, heads, learn, train, view
 from clearhead.cli.errors import OneLineErrors
 
 __all__ = ["app"]
@@ -45,6 +45,7 @@ def main(
 
 
 for command in (
+    learn.learn,
     explain.explain,
     check.check,
     exercise.exercise,

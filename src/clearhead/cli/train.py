@@ -44,6 +44,22 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --output.")] = False,
     steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    film: Annotated[
+        bool,
+        typer.Option(
+            "--film",
+            help="Record every head's attention on one sentence at several steps; write film.json and film.html, a page"
+            " that plays it. Built-in grammar only. A resumed run continues its film.",
+        ),
+    ] = False,
+    film_text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help='Sentence of the film, an English sentence of the grammar; implies --film. Default: "did the old man'
+            ' wear a hat ?".',
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = Dtype.float32,
 ) -> None:
@@ -59,6 +75,9 @@ def train(
         raise ValueError(
             "--config, --steps and --seed cannot be combined with --resume, which uses the settings of the run"
         )
+    if resume and (film or film_text is not None):
+        raise ValueError("--film and --film-text cannot be combined with --resume, which continues the film of the run")
+    sentence = _film_sentence(film, film_text, data or [])
     settings = run.read()[0] if resume else _read_config(config, steps, seed)
     torch_device = usable_device(device)
     dataset = _read_data(run, data or [], valid or [], settings, resume)
@@ -66,9 +85,19 @@ def train(
         for note in dataset.notes:
             callbacks.on_message(note)
         torch_dtype = getattr(torch, dtype.value)
-        run_training(dataset, settings, run, device=torch_device, dtype=torch_dtype, resume=resume, callbacks=callbacks)
+        run_training(
+            dataset,
+            settings,
+            run,
+            device=torch_device,
+            dtype=torch_dtype,
+            resume=resume,
+            callbacks=callbacks,
+            film=sentence,
+        )
     if is_main_process():
         _show_run(run, dataset)
+        _show_film(run)
 
 
 def translate(
@@ -105,6 +134,20 @@ def translate(
         _show_alignment(translator, lines, translations)
     elif output is not None:
         write("".join(f"{line}\n" for line in translations), output)
+
+
+def _film_sentence(film: bool, text: str | None, data: list[str]) -> str | None:
+    """Return the sentence of the film; None without --film and --film-text."""
+    from clearhead.translation.data.grammar.annotate import annotate
+    from clearhead.translation.heads import DEFAULT_FILM_TEXT
+
+    if not film and text is None:
+        return None
+    if data:
+        raise ValueError("--film cannot be combined with --data; only the built-in grammar has annotated relations")
+    sentence = DEFAULT_FILM_TEXT if text is None else text
+    annotate(sentence)  # raises now, before the data are read, if the grammar does not have the sentence
+    return sentence
 
 
 def _read_config(config: Path | None, steps: int | None, seed: int | None) -> Config:
@@ -216,6 +259,23 @@ def _show_run(run: RunDirectory, data: Dataset) -> None:
         print_stderr(f"clearhead: no chart: {error}")
     else:
         print_stderr(f"wrote {run.folder / 'heads.svg'}")
+
+
+def _show_film(run: RunDirectory) -> None:
+    """Write the page of the run's film, if the run has one."""
+    from clearhead.translation.heads import read_film
+    from clearhead.translation.run_directory import FILM_FILE, FILM_PAGE_FILE
+
+    path = run.folder / FILM_PAGE_FILE
+    if not (run.folder / FILM_FILE).exists():
+        return
+    try:
+        from clearhead.explain.course.film_page import write_film_page
+    except ImportError as error:
+        print_stderr(f"clearhead: no page of the film: {error}")
+    else:
+        write_film_page(read_film(run), path)
+        print_stderr(f"wrote {path}")
 
 
 def _show_alignment(translator: Translator, lines: list[str], translations: list[str]) -> None:

@@ -25,6 +25,7 @@ from clearhead.translation.callbacks import TrainingCallbacks
 from clearhead.translation.config import Config, TrainingConfig
 from clearhead.translation.data._batching import Batch, TokenIds, batch_indices, collate
 from clearhead.translation.data.dataset import Dataset
+from clearhead.translation.heads.film import FilmRecorder
 from clearhead.translation.heads.probes import head_accuracies
 from clearhead.translation.model import Transformer
 from clearhead.translation.run_directory import RunDirectory, TrainerState
@@ -47,9 +48,10 @@ class Trainer:
         dtype: torch.dtype,
         process_group: ProcessGroup,
         callbacks: TrainingCallbacks,
+        film: FilmRecorder | None = None,
     ) -> None:
         self.data, self.config, self.run, self.model, self.callbacks = data, config, run, model, callbacks
-        self.settings, self.dtype, self.process_group = config.training, dtype, process_group
+        self.settings, self.dtype, self.process_group, self.film = config.training, dtype, process_group, film
         self.device = model.embedding.weight.device
         self.parallel_model = DistributedDataParallel(model) if process_group.world_size > 1 else model
         self.optimizer = torch.optim.AdamW(
@@ -114,7 +116,8 @@ class Trainer:
 
     def run_facts(self) -> dict[str, Any]:
         """Return the entries of config.json other than the configuration."""
-        return {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.numerical_facts()}
+        facts = {"data": self.data.name, "fingerprint": self.data.fingerprint, **self.numerical_facts()}
+        return facts if self.film is None else {**facts, "film": self.film.text}
 
     def numerical_facts(self) -> dict[str, object]:
         """Return the facts, other than the configuration, that determine the weights bit for bit."""
@@ -151,6 +154,9 @@ class Trainer:
                 mean_loss = MeanLoss(self.process_group)
                 with token_rate.paused():
                     state = self.process_group.run_on_main(partial(self.validate_and_save, state, training_metrics))
+            elif self.film is not None and state.step in self.film.steps:
+                with token_rate.paused():
+                    self.process_group.run_on_main(partial(self.film.add, self.model, state.step))
         return state
 
     def train_step(self, batch: Batch, step: int) -> Float[Tensor, ""]:
@@ -188,6 +194,8 @@ class Trainer:
         else:
             state = replace(state, worse=state.worse + 1)
         self.run.add_metrics(metrics)
+        if self.film is not None and state.step in self.film.steps:
+            self.film.add(self.model, state.step, metrics)
         for name in self.run.write_description(self.config, data.vocabulary, self.run_facts()):
             self.callbacks.on_message(f"{self.run.folder / name}: the file was missing and has been written again")
         self.run.save_checkpoint(self.model, self.optimizer, state)

@@ -28,9 +28,14 @@ WEIGHTS_FORMAT, CHECKPOINT_FORMAT, FORMAT_VERSION = "clearhead.Transformer", "cl
 BEST_FILE, LAST_FILE, PREVIOUS_FILE = "best.safetensors", "last.safetensors", "previous.safetensors"
 BROKEN_FILE = "broken.safetensors"
 CONFIG_FILE, TOKENIZER_FILE, METRICS_FILE = "config.json", "tokenizer.json", "metrics.jsonl"
+FILM_FILE, FILM_PAGE_FILE = "film.json", "film.html"
 # temporary files of `files.replacing`, of earlier versions and of safetensors
 _WRITTEN_FILES = "|".join(
-    map(re.escape, (CONFIG_FILE, TOKENIZER_FILE, METRICS_FILE, BEST_FILE, LAST_FILE, ".new.safetensors"))
+    re.escape(name)
+    for name in (
+        *(CONFIG_FILE, TOKENIZER_FILE, METRICS_FILE, FILM_FILE, FILM_PAGE_FILE, BEST_FILE, LAST_FILE),
+        ".new.safetensors",
+    )
 )
 TEMPORARY_NAME = re.compile(
     rf"\.({_WRITTEN_FILES})\.([a-z0-9_]{{8}}|[0-9a-f]{{8}}-\d+\.[a-z0-9_]{{8}}\.tmp)|\.new\.safetensors|\.tmp[A-Za-z0-9]{{6}}"
@@ -65,6 +70,7 @@ class RunDirectory:
     - `metrics.jsonl`: one line per validation
     - `best.safetensors`: the weights with the best BLEU
     - `last.safetensors` and `previous.safetensors`: the last two checkpoints
+    - `film.json` and `film.html`: the film of attention, if `train` records one
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from clearhead.translation._trainer import Trainer
 from clearhead.translation.callbacks import TrainingCallbacks
 from clearhead.translation.config import Config
 from clearhead.translation.data.dataset import Dataset
+from clearhead.translation.heads.film import FilmRecorder
 from clearhead.translation.model import Transformer
 from clearhead.translation.run_directory import RunDirectory
 
@@ -32,6 +33,7 @@ def train(
     resume: bool = False,
     model: Transformer | None = None,
     callbacks: TrainingCallbacks | None = None,
+    film: str | None = None,
 ) -> Transformer:
     """Train a Transformer, and return it with the weights of the validation with the best BLEU.
 
@@ -47,6 +49,8 @@ def train(
         resume: resume the run in `run`; `run.read()` returns its configuration.
         model: model to train (default: a new one with the sizes in `config.model`).
         callbacks: functions that are called with messages, losses and metrics.
+        film: sentence of the built-in grammar. Its attention maps at several steps are written to `film.json`. The
+            film does not change the weights. A resumed run continues the film of the run.
 
     Raises:
         TrainingStopped: SIGINT or SIGTERM arrived. The run stops after the current step and writes a checkpoint; a
@@ -57,10 +61,12 @@ def train(
     with needs_extra("translate", "training"):
         import sacrebleu  # noqa: F401, fail before the first step: validation needs it
     device = torch.device(device)
+    recorder = _film_recorder(film, data, config, run, resume)
     with init_process_group(device) as process_group:
         torch.manual_seed(config.training.seed)
         model = (Transformer(config.model, len(data.vocabulary)) if model is None else model).to(device)
-        trainer = Trainer(data, config, run, model, dtype, process_group, callbacks or TrainingCallbacks())
+        callbacks = callbacks or TrainingCallbacks()
+        trainer = Trainer(data, config, run, model, dtype, process_group, callbacks, recorder)
         with _locked(run, process_group, resume):
             state = trainer.resume() if resume else None
             if state is None:
@@ -73,6 +79,22 @@ def train(
                 raise TrainingStopped(signals[0] if signals else signal.SIGINT)
             run.load_best(model)
     return model.eval()
+
+
+def _film_recorder(
+    text: str | None, data: Dataset, config: Config, run: RunDirectory, resume: bool
+) -> FilmRecorder | None:
+    """Return the recorder of the run's film; None for a run without a film."""
+    if resume:
+        recorded = run.read()[1].get("film")
+        if text is not None and " ".join(text.split()) != recorded:
+            raise ValueError(f"film is {text!r}; expected {recorded!r}, as at the start of the run, or None")
+        text = recorded
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"film is {text!r}; expected a sentence")
+    return FilmRecorder(text, data, config.training, run, resume=resume)
 
 
 @contextmanager

@@ -95,11 +95,22 @@ def sentences(seed: int, split: Split = "train") -> Iterator[AnnotatedPair]:
     """
     rng = random.Random(seed)
     while True:
-        clause = existence(rng) if chance(rng, 0.07) else action(rng)
+        clause = draw_clause(rng)
         if MIN_SOURCE_TOKENS <= len(clause.english) <= MAX_SOURCE_TOKENS:
-            source = tuple(word.text for word in clause.english)
-            if _split(source) == split:
-                yield AnnotatedPair(source, tuple(piece.text for piece in clause.japanese), tuple(_links(clause)))
+            pair = annotated_pair(clause)
+            if split_of(pair.source) == split:
+                yield pair
+
+
+def draw_clause(rng: random.Random) -> Phrase:
+    """Draw a sentence of any length."""
+    return existence(rng) if chance(rng, 0.07) else action(rng)
+
+
+def annotated_pair(clause: Phrase) -> AnnotatedPair:
+    """Return the words of a sentence and of its translation, with their links."""
+    source = tuple(word.text for word in clause.english)
+    return AnnotatedPair(source, tuple(piece.text for piece in clause.japanese), tuple(_links(clause)))
 
 
 def vocabulary() -> tuple[list[str], list[str]]:
@@ -118,7 +129,8 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return sorted(source), sorted(target)
 
 
-def _split(source: Sequence[str]) -> Split:
+def split_of(source: Sequence[str]) -> Split:
+    """Return the split of a sentence, which depends only on its words."""
     share = zlib.crc32(" ".join(source).encode()) % 16
     return "probe" if share == 0 else "valid" if share == 1 else "train"
 
