@@ -42,6 +42,7 @@ def shown():
     return [output.data["text/html"] for output in results]
 
 
+@pytest.mark.slow
 def test_notebook_of_the_examples_runs():
     """It has no stored outputs: each assertion in it compares NumPy, `trace` and the fused operator."""
     notebook = nbformat.read(ROOT / "examples" / "attention_by_hand.ipynb", as_version=4)

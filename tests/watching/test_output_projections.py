@@ -184,14 +184,16 @@ def test_watched_heads_that_a_norm_or_a_gate_changes_have_no_projection(model_ty
     assert seen.recording()["decoder"].output_projections is None
 
 
-def test_hidden_keys_do_not_set_the_largest_norm():
+def test_hiding_keys_changes_no_other_value_weighted_cell():
     made = record(make("bert"), input_ids=IDS, values=True)
-    made["encoder"].value_norms[0][:, 0] = 1e6
+    made["encoder"].value_norms[0][:, 0] *= 100
     cache = RecordingCache(made)
     shown = cache.weights(("encoder", 0, 1), hide=True, value_weighted=True).dense()[0, 0]
     assert shown[:, 0].abs().max() == 0
-    norms, plain = made["encoder"].value_norms[0][1, 1:], cache.weights(("encoder", 0, 1)).dense()[0, 0, :, 1:]
-    torch.testing.assert_close(shown[:, 1:], plain * norms / norms.max())
+    norms, plain = made["encoder"].value_norms[0][1], cache.weights(("encoder", 0, 1)).dense()[0, 0]
+    torch.testing.assert_close(shown[:, 1:], (plain * norms / norms.max())[:, 1:])
+    visible = cache.weights(("encoder", 0, 1), value_weighted=True).dense()[0, 0]
+    torch.testing.assert_close(shown[:, 1:], visible[:, 1:])
     overview = cache.overview(("encoder", 0, 1), hide=True, value_weighted=True)
     while not overview.finished:
         overview.advance()

@@ -19,7 +19,7 @@ from clearhead.cli.options import (
     DtypeOption,
     ImageOption,
 )
-from clearhead.cli.output import write, write_binary
+from clearhead.cli.output import check_binary_output, write, write_binary
 from clearhead.cli.texts import read_example
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def explain(
 
         print_examples(console_for_output())
         return
+    if output_format is Format.xlsx:
+        check_binary_output(output)  # first, because a model may take minutes
     if model is not None or is_recording(example):
         options = InputOptions(image, device, dtype.value, download)
         trace, title = _trace_of_head(example, model, head or [], output_format, options)

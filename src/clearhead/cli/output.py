@@ -30,11 +30,15 @@ def write(text: str, output: Path | None) -> None:
         print_stderr(f"wrote {output}")
 
 
+def check_binary_output(output: Path | None) -> None:
+    """Raise if a binary format would be written to a terminal."""
+    if output is None and sys.stdout.isatty():
+        raise ValueError("--output is missing; expected a file, because a terminal cannot show a binary format")
+
+
 def write_binary(content: bytes, output: Path | None) -> None:
-    """Write binary content to a file, or to standard output unless that is a terminal."""
+    """Write binary content to a file, or to standard output."""
     if output is None:
-        if sys.stdout.isatty():
-            raise ValueError("--output is missing; expected a file, because a terminal cannot show a binary format")
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
     else:

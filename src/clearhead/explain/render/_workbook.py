@@ -71,8 +71,10 @@ class _Writer:
         """Return the sheet of a step. K and V of several heads are in the sheet of the first of them."""
         if step.head is None:
             return "Output" if step.name in ("concat", "output") else "Inputs"
+        if self._trace.head_name:  # in the title; as the name of a sheet it may be too long
+            return "Head"
         head = step.head * self._trace.group if step.name in KEY_HEAD_STEPS else step.head
-        return f"Head {self._trace.head_name or head + 1}"
+        return f"Head {head + 1}"
 
     # -- numbers -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from clearhead.recording import Address, Recording, Tokens, is_self_attention
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
-from clearhead.viewer._recording_cache import RecordingCache, clarity, labels_of
+from clearhead.viewer._recording_cache import RecordingCache, labels_of
 from clearhead.viewer._row_labels import written_texts
 from clearhead.viewer._search import searchable_tokens
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
@@ -62,8 +62,6 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
     }
     label_source = Roles(recording.model, statistics) if roles is None else roles
     labels = {address: labels_of(label_source, address) for address in statistics}
-    last = list(recording.stacks)[-1]
-    first_head = max((head for head in statistics if head[0] == last), key=lambda head: clarity(statistics[head]))
     texts, searchable, stacks = _stack_payloads(cache, data, labels)
     columns = used_columns(statistics)
     chart = HeadChart()
@@ -82,7 +80,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 "model_payload": {
                     **model_payload(cache),
                     "stacks": stacks,
-                    "first": head_id(first_head),
+                    "first": head_id(cache.clearest_head()),
                     "view": details.view,
                     "chosen": 0,
                 },

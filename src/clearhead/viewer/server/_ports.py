@@ -22,7 +22,8 @@ def bind(port: int) -> socket.socket:
     if port > 65_535:
         raise ValueError(f"port is {port}; expected at most 65535")
     if port in BLOCKED_PORTS:
-        raise ValueError(f"port is {port}, which browsers refuse to open; expected another port, such as {port + 100}")
+        other = next(candidate for candidate in range(port, 65_535) if candidate not in BLOCKED_PORTS)
+        raise ValueError(f"port is {port}, which browsers refuse to open; expected another port, such as {other}")
     last = min(port + MAX_PORT_ATTEMPTS, 65_535)
     for candidate in (candidate for candidate in range(port, last + 1) if candidate not in BLOCKED_PORTS):
         try:

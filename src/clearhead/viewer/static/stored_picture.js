@@ -1,6 +1,6 @@
 // The picture of one token in a report, from the stored weights.
 
-import { optionsFor, shownTops, storedLayer, textsOf } from "clearhead/stored.js";
+import { largestWeights, optionsFor, shownTops, storedLayer, textsOf } from "clearhead/stored.js";
 
 /**
  * Return the top key of a query in every head, and its weights on one key.
@@ -12,8 +12,12 @@ export async function storedPicture(stack, asked, key) {
   const options = optionsFor(stack);
   const rows = layers.map((heads) => heads.map((data) => shownTops(data, stack, asked)));
   const query = rows[0][0].query; // the nearest that is stored
-  const weightOn = (/** @type {any} */ data, /** @type {TopToken[]} */ tops) =>
-    stack.cells ? data.values("max", { ...options, hide: false })[query * stack.keys + key] : (tops.find(([index]) => index === key)?.[2] ?? 0);
+  /** Return the weight on the key, also if it is a hidden sink. @param {import("clearhead/stored.js").StoredHead} data */
+  const weightOn = (data) => {
+    if (stack.cells) return data.values("max", { ...options, hide: false })[query * stack.keys + key];
+    const weight = largestWeights(data, stack, asked).tops.find(([index]) => index === key)?.[2] ?? 0;
+    return options.weighted ? weight * (data.shares()?.[key] ?? 1) : weight;
+  };
   return {
     stack: stack.name,
     query,
@@ -22,6 +26,6 @@ export async function storedPicture(stack, asked, key) {
     key_token: textsOf(stack, "key")[key],
     ...options,
     layers: rows.map((heads) => heads.map(({ tops }) => tops[0] ?? null)),
-    weights: rows.map((heads, layer) => heads.map(({ tops }, head) => weightOn(layers[layer][head], tops))),
+    weights: rows.map((heads, layer) => heads.map((_, head) => weightOn(layers[layer][head]))),
   };
 }
