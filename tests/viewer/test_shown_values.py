@@ -156,6 +156,11 @@ def test_bins_of_a_report_follow_the_switches(page, tmp_path):
             assert "value-weighted among its 8 largest weights" in page.text("from-heading")
             assert all(line[1] not in (0, 61) for line in shown["lines"])
             assert "without the sink, value-weighted" in page.text("strip")
+    query = next(query for query in range(62, 150) if 61 in weights[query].topk(8).indices)
+    page.open((tmp_path / "report.html").as_uri(), f"#head=decoder.1.2&cell={query}-61&hide=sinks")
+    page.until(lambda: page.module_script(SHOWN)["picture"] is not None)
+    on_sink = page.module_script("return state.picture.weights[1][2]")  # hidden in maps and lists, but asked for
+    assert on_sink == pytest.approx(float(weights[query, 61]), rel=2e-3)
 
 
 def test_report_finds_what_the_live_page_finds(page, tmp_path):
