@@ -1,5 +1,7 @@
 """Tests of `clearhead learn`: written pages, the stored course, and the browser."""
 
+from pathlib import Path
+
 import pytest
 
 from clearhead.cli import learn
@@ -27,13 +29,27 @@ def test_page_is_written_and_opened(opened, tmp_path):
 
 def test_stored_course_is_written_once(opened, monkeypatch):
     written = []
-    monkeypatch.setattr(build, "course_files", lambda: written.append(1) or iter([("index.html", "contents")]))
+    files = [("example-song.html", "song"), ("index.html", "contents")]
+    monkeypatch.setattr(build, "course_files", lambda: written.append(1) or iter(files))
     first = run("learn", "--no-browser").stdout
     assert first.strip().endswith("index.html")
     assert not opened
     assert run("learn", "--no-browser").stdout == first
     assert run("learn", "song").stdout.strip().endswith("example-song.html")
     assert len(written) == 1
+
+
+def test_cache_that_was_cleaned_is_written_again_and_old_courses_are_removed(opened, monkeypatch, tmp_path):
+    files = [("example-song.html", "song"), ("index.html", "contents")]
+    monkeypatch.setattr(build, "course_files", lambda: iter(files))
+    for name in ("course-0.1-old", "models"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        (tmp_path / "cache" / name / "index.html").touch()
+    song = Path(run("learn", "song").stdout.strip())
+    assert sorted(folder.name for folder in (tmp_path / "cache").iterdir()) == [song.parent.name, "models"]
+    song.unlink()
+    run("learn", "song")
+    assert song.read_text() == "song"
 
 
 def test_missing_browser_is_reported_with_the_address(opened, monkeypatch):

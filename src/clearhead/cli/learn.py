@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import webbrowser
 from pathlib import Path
@@ -34,7 +35,7 @@ def learn(
     The pages are self-contained HTML files that work offline. The command writes them and prints the path.
     """
     name = INDEX if page is None else find_file(page)
-    folder = _stored_course() if output is None else _write(output)
+    folder = _stored_course(name) if output is None else _write(output)
     path = (folder / name).absolute()
     print(printable(str(path)))
     if browser and not webbrowser.open(path.as_uri()):
@@ -51,10 +52,20 @@ def _write(folder: Path) -> Path:
     return folder
 
 
-def _stored_course() -> Path:
-    """Return the folder of this version's course in the cache, which is written once. index.html is written last."""
+def _stored_course(name: str) -> Path:
+    """Return the folder of this version's course in the cache, with the file `name`.
+
+    The course is written once, and again if index.html, which is written last, or `name` is missing. Courses of other
+    versions are then removed.
+    """
     folder = cache_folder() / f"course-{clearhead.__version__}-{source_hash()}"
-    return folder if (folder / INDEX).is_file() else _write(folder)
+    if (folder / INDEX).is_file() and (folder / name).is_file():
+        return folder
+    _write(folder)
+    for other in folder.parent.glob("course-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)  # another process may remove it, too
+    return folder
 
 
 def cache_folder() -> Path:

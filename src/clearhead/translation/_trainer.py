@@ -129,7 +129,7 @@ class Trainer:
         self.model.train()
         mean_loss, token_rate = MeanLoss(self.process_group), TokenRate()
         for epoch, batch_index, pairs in _batches(self.data, settings, state):
-            if settings.patience and state.worse >= settings.patience:
+            if self.out_of_patience(state):
                 callbacks.on_message(f"ended at step {state.step}: BLEU has not improved in {state.worse} validations")
                 break
             if self.process_group.any(bool(signals), self.device):
@@ -158,6 +158,10 @@ class Trainer:
                 with token_rate.paused():
                     self.process_group.run_on_main(partial(self.film.add, self.model, state.step))
         return state
+
+    def out_of_patience(self, state: TrainerState) -> bool:
+        """Return whether the run ends because BLEU has not improved."""
+        return 0 < self.settings.patience <= state.worse
 
     def train_step(self, batch: Batch, step: int) -> Float[Tensor, ""]:
         """Update the weights with one batch; return its mean loss per token."""
@@ -194,7 +198,7 @@ class Trainer:
         else:
             state = replace(state, worse=state.worse + 1)
         self.run.add_metrics(metrics)
-        if self.film is not None and state.step in self.film.steps:
+        if self.film is not None and (state.step in self.film.steps or self.out_of_patience(state)):
             self.film.add(self.model, state.step, metrics)
         for name in self.run.write_description(self.config, data.vocabulary, self.run_facts()):
             self.callbacks.on_message(f"{self.run.folder / name}: the file was missing and has been written again")

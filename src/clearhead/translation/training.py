@@ -94,7 +94,7 @@ def _film_recorder(
         return None
     if not isinstance(text, str):
         raise TypeError(f"film is {text!r}; expected a sentence")
-    return FilmRecorder(text, data, config.training, run, resume=resume)
+    return FilmRecorder(text, data, config, run, resume=resume)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from clearhead.explain.course.build import _load_trace, page_html, read_pages
 from clearhead.explain.course.catalog import FOLDER, PAGES, find_file
 
 MAX_BYTES = 400_000
-MAX_WORDS = 30  # of a sentence
+MAX_WORDS = 25  # of a sentence
 PARSED = read_pages(FOLDER / "pages")
 LIVE = '```live\nname = "head"\nexample = "song"\n```\n'
 CHOICE = '```question\nask = "Who?"\nchoices = ["List", "for"]\nright = {}\n{}\n```\n'
@@ -83,7 +83,8 @@ def test_parts_formulas_and_links_become_html():
 
 def test_page_has_only_the_scripts_that_it_needs():
     scripts = json.loads(re.search(r'type="importmap">(.*?)</script>', built("text"))[1])["imports"]
-    assert set(scripts) == {f"clearhead/{name}.js" for name in ("course", "course_store", "course_theme", "question")}
+    names = ("course", "course_store", "course_theme", "elements", "number_format", "question")
+    assert set(scripts) == {f"clearhead/{name}.js" for name in names}
 
 
 @pytest.mark.parametrize("page", PARSED, ids=lambda page: page.name)

@@ -90,7 +90,9 @@ def text_of(page, selector):
 
 
 def test_page_plays_the_film(page, browser, film, tmp_path):
-    write_film_page(film, tmp_path / "film.html")
+    maps = {"encoder 0.2": [[111] * 9] * 9}  # not the head that film.json calls 0.2, which is in another stack
+    frames = [{**frame, "maps": {**frame["maps"], **maps}} for frame in film["frames"]]
+    write_film_page({**film, "frames": frames}, tmp_path / "film.html")
     address = (tmp_path / "film.html").as_uri()
     requested(browser)
     browser.get(address)
@@ -116,7 +118,14 @@ def test_page_plays_the_film(page, browser, film, tmp_path):
     page.find(".film-play").send_keys(Keys.ENTER)
     assert text_of(page, ".film-play") == "Play"
     assert page.find(".film-say").get_attribute("aria-live") == "polite"
-    Select(page.find("select")).select_by_visible_text("noun")
+    relation, head, _ = map(Select, page.all("select"))
+    assert f"{film['frames'][0]['accuracy']['tense'][LAYER_AND_HEAD][1]:.2f}" in text_of(page, ".film-strip button")
+    assert "Token written" in text_of(page, ".controls")
+    head.select_by_visible_text("encoder 0.2")
+    assert "Token written" not in text_of(page, ".controls")
+    assert {each.text for each in page.all(".film-accuracy")} == {""}
+    assert "held-out" not in text_of(page, ".film-say")
+    relation.select_by_visible_text("noun")
     nouns = film["frames"][-1]["accuracy"]["noun"]
     assert page.all("select")[1].get_property("value") == f"cross {max(nouns, key=lambda head: nouns[head][0])}"
     assert text_of(page, "tr.watched th") == "otoko"

@@ -43,6 +43,12 @@ import { headParts } from "clearhead/head_parts.js";
 answer(given.map((layer) => headParts(calculate(layer)).map(({ part }) => part)));
 """
 
+FAILING_WORKER = """
+window.Worker = class {
+  postMessage(message) { setTimeout(() => (message ? this.onmessage({ data: null }) : this.onerror())); }
+  terminate() {}
+};
+"""
 EDITS = """
 import { calculate } from "clearhead/calculate.js";
 import { setCell, setSplit } from "clearhead/change_layer.js";
@@ -242,7 +248,7 @@ def test_boxes_and_tokens_open_by_keyboard(page, addresses):
     assert {
         line.get_attribute("data-cell")[0] for line in browser.find_elements(By.CSS_SELECTOR, ".alignment line")
     } == {"4"}
-    Select(browser.find_element(By.CSS_SELECTOR, "#part-alignment select")).select_by_visible_text("Layer 3, head 4")
+    Select(browser.find_element(By.CSS_SELECTOR, "#part-alignment select")).select_by_visible_text("cross 2.3")
     assert verdicts(browser)[-1] == "right"
 
 
@@ -258,4 +264,10 @@ def test_ways_of_computing_heads_agree_in_the_browser(page, addresses):
         WebDriverWait(browser, 60).until(lambda _: button.is_enabled())
         assert text_of(browser, "#part-timing .say").endswith("Largest difference between the results: 0.")
     assert browser.find_elements(By.CSS_SELECTOR, "#part-timing td[colspan]") == []  # the workers ran
+    browser.execute_script(FAILING_WORKER)
+    button.send_keys(Keys.ENTER)
+    WebDriverWait(browser, 60).until(lambda _: "stopped" in text_of(browser, "#part-timing .say"))
+    failed = "The measurement stopped: a worker of the browser failed. Try again."
+    assert text_of(browser, "#part-timing .say") == failed
+    assert button.is_enabled()
     assert verdicts(browser)[0] == "right"

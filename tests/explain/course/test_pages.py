@@ -11,6 +11,7 @@ from clearhead.explain.course import build_course
 from clearhead.explain.course.build import read_pages
 from clearhead.explain.course.catalog import FOLDER
 from support.browser import complaints, emulate, requested, resize
+from support.live_layers import call
 from support.viewer_page import parse_number, violations
 
 NAMES = [page.name for page in read_pages(FOLDER / "pages")]
@@ -104,7 +105,7 @@ def reach_goals(browser, name) -> None:
         type_into_cell(browser, "output", "W_O", 3, 3, "0")
     elif name == "08-transformer":
         type_into_cell(browser, "cross", "input", 2, 1, "1")
-        choose(browser, "alignment", "Layer 3, head 4")
+        choose(browser, "alignment", "cross 2.3")
     elif name == "09-training":
         for _ in range(12):
             press(browser, "head", "10 steps")
@@ -186,6 +187,13 @@ def test_widgets_show_what_the_text_says(browser, course):
         assert says("decoding").endswith("No row above it changed.")
 
 
+def test_numbers_are_read_with_points_and_commas():
+    code = 'import { parseNumber } from "clearhead/number_format.js"; answer(given.map(parseNumber));'
+    texts = {"6,400": 6400, "−1,234,567.5": -1234567.5, " 0,5 ": 0.5, "0,125": 0.125, "-2.25": -2.25, "1e-3": 0.001}
+    unreadable = ["", " ", "x", "1,2,3", "1.5,3"]
+    assert call(code, *texts, *unreadable) == [*texts.values(), *[None] * len(unreadable)]
+
+
 def test_answers_are_kept_and_counted(browser, course):
     load(browser, course / "02-likeness.html")
     answer_questions(browser)
@@ -203,8 +211,15 @@ def test_answers_are_kept_and_counted(browser, course):
     assert find(browser, "[data-page='02-likeness'] .done").text == ""
 
 
-def test_questions_work_without_storage(browser, course):
-    code = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('blocked'); } })"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "Object.defineProperty(window, 'localStorage', { get() { throw new Error('blocked'); } })",
+        "Storage.prototype.setItem = () => { throw new Error('full'); }",
+    ],
+    ids=["blocked", "full"],
+)
+def test_questions_work_without_storage(browser, course, code):
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": code})
     try:
         load(browser, course / "02-likeness.html")
@@ -213,6 +228,16 @@ def test_questions_work_without_storage(browser, course):
         assert find(browser, "#progress").text == "4 of 4 answered"
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_part_that_fails_says_so(browser, course, tmp_path):
+    text = (course / "02-likeness.html").read_text(encoding="utf-8")
+    broken = text.replace('id="config-arrows">', 'id="config-arrows">not JSON')
+    assert broken != text
+    (tmp_path / "page.html").write_text(broken, encoding="utf-8")
+    browser.get((tmp_path / "page.html").as_uri())
+    WebDriverWait(browser, 30).until(lambda _: "This part did not start." in find(browser, "#part-arrows").text)
+    assert "SyntaxError" in str(complaints(browser))
 
 
 def test_arrows_can_be_dragged(browser, course):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from clearhead.translation import RunDirectory, TrainingCallbacks, TrainingConfig, _trainer, from_grammar, train
+from clearhead.translation._evaluation import ValidationMetrics
 from clearhead.translation.data import dataset
 from clearhead.translation.data._batching import collate
 from clearhead.translation.data.dataset import encode_pair
@@ -163,7 +164,7 @@ def test_damaged_film_is_named(filmed, grammar, tmp_path, old, new, message):
     assert old in text
     (tmp_path / "film.json").write_text(text.replace(old, new, 1))
     with pytest.raises(ValueError, match=f"film.json: .*{message}"):
-        FilmRecorder(DEFAULT_FILM_TEXT, grammar, CONFIG.training, run, resume=True)
+        FilmRecorder(DEFAULT_FILM_TEXT, grammar, CONFIG, run, resume=True)
 
 
 def test_missing_film_is_named(tmp_path):
@@ -180,12 +181,28 @@ def test_steps_of_a_film_are_dense_at_first_and_bounded():
     assert film_steps(TrainingConfig(steps=1, validate_every=1)) == {0, 1}
 
 
-def test_frames_are_bounded(filmed, grammar, tmp_path, monkeypatch):
-    monkeypatch.setattr("clearhead.translation.heads.film.MAX_CELLS", 100)
-    recorder = FilmRecorder(DEFAULT_FILM_TEXT, grammar, CONFIG.training, RunDirectory(tmp_path))
-    with pytest.raises(ValueError, match="a frame of the film has [0-9]+ weights; expected at most 100"):
-        recorder.add(filmed.model(), 0)
+def test_frames_are_bounded_before_training(filmed, grammar, tmp_path, monkeypatch):
+    maps = read_film(filmed)["frames"][0]["maps"].values()
+    cells = sum(len(rows) * len(rows[0]) for rows in maps)
+    limit = "clearhead.translation.heads.film.MAX_CELLS"
+    monkeypatch.setattr(limit, cells)
+    FilmRecorder(DEFAULT_FILM_TEXT, grammar, CONFIG, RunDirectory(tmp_path / "run"))
+    monkeypatch.setattr(limit, cells - 1)
+    with pytest.raises(
+        ValueError, match=f"has {cells} weights; expected at most {cells - 1}; use a shorter --film-text"
+    ):
+        train(grammar, CONFIG, RunDirectory(tmp_path / "run"), film=DEFAULT_FILM_TEXT)
     assert not list(tmp_path.iterdir())
+
+
+def test_run_that_ends_early_has_a_last_frame(grammar, tmp_path, monkeypatch):
+    monkeypatch.setattr("clearhead.translation.heads.film.film_steps", lambda settings: frozenset((0, 8)))
+    monkeypatch.setattr(_trainer, "validate", lambda *arguments: ValidationMetrics(loss=1.0, bleu=0.0, exact=0.0))
+    run, config = RunDirectory(tmp_path / "run"), changed(steps=8, validate_every=1, patience=2)
+    for resume in (False, True):
+        train(grammar, config, run, film=DEFAULT_FILM_TEXT, resume=resume)
+        assert [frame["step"] for frame in read_film(run)["frames"]] == [0, 2]
+    assert run.metrics()[-1]["step"] == 2
 
 
 def test_film_is_compact(filmed):
@@ -200,6 +217,23 @@ class TestAnnotating:
         assert len(short) >= 3
         for pair in short[:3]:
             assert annotate(" ".join(pair.source)) == pair
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("text", "translation"),
+        [
+            ("i was opening the book that is old quietly .", "watashi wa sotto furui hon o hiraite i mashita ."),
+            (
+                "a child opened a book that is quite old on friday .",
+                "kodomo ga kinyoubi ni kanari furui hon o hiraki mashita .",
+            ),
+        ],
+    )
+    def test_search_finds_long_sentences(self, text, translation):
+        assert 10 <= len(text.split()) <= 12
+        pair = annotate(text)
+        assert " ".join(pair.source) == text
+        assert " ".join(pair.target) == translation
 
     def test_default_sentence_is_held_out_and_has_relations(self):
         pair = annotate(DEFAULT_FILM_TEXT)

@@ -14,7 +14,7 @@ import torch
 
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.files import write_text
-from clearhead.translation.config import TrainingConfig
+from clearhead.translation.config import Config, TrainingConfig
 from clearhead.translation.data._batching import collate
 from clearhead.translation.data.dataset import Dataset, encode_pair
 from clearhead.translation.data.grammar.annotate import annotate
@@ -39,22 +39,27 @@ class FilmRecorder:
     Args:
         text: English sentence of the grammar.
         data: dataset of the run, with a probe.
-        settings: training settings of the run, which determine the recorded steps.
+        config: configuration of the run. It determines the recorded steps and the number of heads.
         run: directory of the run.
         resume: continue the film in the run directory.
     """
 
-    def __init__(
-        self, text: str, data: Dataset, settings: TrainingConfig, run: RunDirectory, *, resume: bool = False
-    ) -> None:
+    def __init__(self, text: str, data: Dataset, config: Config, run: RunDirectory, *, resume: bool = False) -> None:
         if not data.probe:
             raise ValueError(f"a film needs annotated sentences, but the data ({data.name}) has none")
         self.data, self.run = data, run
         self.text = " ".join(text.split())
         self.pair = annotate(self.text)
+        settings, model = config.training, config.model
         self.steps = film_steps(settings)
         read, written = [SPECIAL_TOKENS[START], *self.pair.target], [*self.pair.target, SPECIAL_TOKENS[END]]
         source = [*self.pair.source, SPECIAL_TOKENS[END]]
+        decoder_cells = len(written) * (len(read) + len(source))
+        cells = model.heads * (model.encoder_layers * len(source) ** 2 + model.decoder_layers * decoder_cells)
+        if cells > MAX_CELLS:
+            raise ValueError(
+                f"a frame of the film has {cells:,} weights; expected at most {MAX_CELLS:,}; use a shorter --film-text"
+            )
         self.film: dict[str, Any] = {
             "format": FILM_FORMAT,
             "version": FILM_VERSION,
@@ -105,16 +110,12 @@ class FilmRecorder:
         batch = collate([encode_pair(self.data.vocabulary, self.pair)]).to(model.embedding.weight.device)
         with evaluating(model):
             _, attentions = model(batch.source, batch.target, batch.lengths, return_weights=True)
-        maps = {
-            f"{stack} {index}.{head}": weights
+        return {
+            f"{stack} {index}.{head}": weights.tolist()
             for stack, layers in attentions.items()
             for index, layer in enumerate(layers)
             for head, weights in enumerate((layer.dense()[0].double() * WEIGHT_UNITS).round().int())
         }
-        cells = sum(weights.numel() for weights in maps.values())
-        if cells > MAX_CELLS:
-            raise ValueError(f"a frame of the film has {cells:,} weights; expected at most {MAX_CELLS:,}")
-        return {name: weights.tolist() for name, weights in maps.items()}
 
 
 def film_steps(settings: TrainingConfig) -> frozenset[int]:

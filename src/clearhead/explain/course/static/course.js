@@ -1,5 +1,6 @@
 // Start script of a page: questions, live parts and widgets.
 
+import { create } from "clearhead/elements.js";
 import { startQuestions } from "clearhead/question.js";
 import { startTheme } from "clearhead/course_theme.js";
 
@@ -19,9 +20,14 @@ startTheme();
 const elements = [...document.querySelectorAll(".part")].map((element) => /** @type {HTMLElement} */ (element));
 const watchPart = startQuestions();
 for (const element of elements) {
-  mountPart(element).then(([name, handle]) => {
-    element.dataset.ready = "true";
-    element.querySelector(".settings")?.setAttribute("open", ""); // a part of a page has few controls
-    if (handle) watchPart(name, handle);
-  });
+  mountPart(element)
+    .then(([name, handle]) => {
+      element.dataset.ready = "true";
+      element.querySelector(".settings")?.setAttribute("open", ""); // a part of a page has few controls
+      if (handle) watchPart(name, handle);
+    })
+    .catch((error) => {
+      console.error(error);
+      element.append(create("p", { class: "warning", role: "alert" }, "This part did not start. Reload the page, or try another browser."));
+    });
 }

@@ -5,19 +5,19 @@ const KEY = "clearhead-course";
 /** @typedef {{ right: boolean, given: string }} Answer */
 /** @typedef {Record<string, Record<string, Answer>>} Answers page -> question -> answer */
 
-/** @type {Answers | undefined} */
-let remembered;
+/** @type {Answers | undefined} all answers, if the browser did not store the last one */
+let unsaved;
 
 /** @returns {Answers} */
 function answers() {
+  if (unsaved) return unsaved;
   try {
     const stored = JSON.parse(localStorage.getItem(KEY) ?? "{}");
     if (stored && typeof stored === "object" && !Array.isArray(stored)) return stored;
   } catch {
     // blocked by the browser, or not JSON
   }
-  remembered ??= {};
-  return remembered;
+  return {};
 }
 
 /** Return the answer to a question, if there is one. @param {string} page @param {string} question @returns {Answer | undefined} */
@@ -27,13 +27,11 @@ export const readAnswer = (page, question) => answers()[page]?.[question];
 export function saveAnswer(page, question, answer) {
   const all = answers();
   all[page] = { ...all[page], [question]: answer };
-  remembered = all;
-  store(KEY, JSON.stringify(all));
+  unsaved = store(KEY, JSON.stringify(all)) ? undefined : all;
 }
 
 export function forgetAnswers() {
-  remembered = {};
-  store(KEY, "{}");
+  unsaved = store(KEY, "{}") ? undefined : {};
 }
 
 /** Count the questions of a page that are answered right. @param {string} page @param {string[]} questions */
@@ -51,11 +49,12 @@ export function readSetting(key) {
 /** @param {string} key @param {string} value */
 export const saveSetting = (key, value) => store(`${KEY}-${key}`, value);
 
-/** @param {string} key @param {string} value */
+/** Return whether the browser stored a value. @param {string} key @param {string} value */
 function store(key, value) {
   try {
     localStorage.setItem(key, value);
+    return true;
   } catch {
-    // full, or blocked by the browser
+    return false; // full, or blocked by the browser
   }
 }

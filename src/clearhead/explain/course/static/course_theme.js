@@ -11,6 +11,5 @@ export function startTheme() {
     const shown = root.style.colorScheme || (dark ? "dark" : "light");
     root.style.colorScheme = shown === "dark" ? "light" : "dark";
     saveSetting("theme", root.style.colorScheme);
-    document.dispatchEvent(new Event("themechange"));
   });
 }

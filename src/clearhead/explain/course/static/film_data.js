@@ -27,17 +27,24 @@ export function relationNames(film) {
   return Object.keys(film.relations).filter((relation) => linked.has(relation) && stacks.has(film.relations[relation]));
 }
 
-/** Return the accuracy of a head for a relation, if it was measured. @param {Frame} frame @param {string} relation @param {string} head */
-export const accuracyOf = (frame, relation, head) => halves(frame, relation, head)?.[SCORING_HALF];
+/**
+ * Return the accuracy of a head for a relation, if it was measured.
+ * @param {Film} film @param {Frame} frame @param {string} relation @param {string} head
+ */
+export const accuracyOf = (film, frame, relation, head) => halves(film, frame, relation, head)?.[SCORING_HALF];
 
-/** @param {Frame} frame @param {string} relation @param {string} head */
-const halves = (frame, relation, head) => frame.accuracy[relation]?.[head.split(" ")[1]];
+/**
+ * Return both accuracies of a head. A relation is measured in one stack only.
+ * @param {Film} film @param {Frame} frame @param {string} relation @param {string} head
+ */
+const halves = (film, frame, relation, head) =>
+  stackOf(head) === film.relations[relation] ? frame.accuracy[relation]?.[head.split(" ")[1]] : undefined;
 
 /** Return the head of a film that finds a relation best in the last frame. @param {Film} film @param {string} relation */
-export function bestHead(film, relation) {
+function bestHead(film, relation) {
   const heads = headNames(film).filter((head) => stackOf(head) === film.relations[relation]);
   const last = film.frames[film.frames.length - 1];
-  const scores = heads.map((head) => halves(last, relation, head)?.[SELECTION_HALF] ?? -1);
+  const scores = heads.map((head) => halves(film, last, relation, head)?.[SELECTION_HALF] ?? -1);
   return heads[scores.indexOf(Math.max(...scores))];
 }
 
@@ -63,7 +70,7 @@ export function linkedColumn(film, { relation, head, row }) {
 export const weightOf = (frame, { head, row }, column) => frame.maps[head][row][column] / 1000;
 
 /** Return the column with the largest weight of the watched row. @param {Frame} frame @param {View} view */
-export function strongestColumn(frame, { head, row }) {
+function strongestColumn(frame, { head, row }) {
   const weights = frame.maps[head][row];
   return weights.indexOf(Math.max(...weights));
 }
@@ -80,9 +87,9 @@ export function sentenceOf(film, view, frame) {
   return linked === undefined || linked === strongest ? `${start}.` : `${start}; “${columns[linked]}” gets ${weightOf(frame, view, linked).toFixed(2)}.`;
 }
 
-/** Say how often the head finds the relation on sentences that no run trains on. @param {View} view @param {Frame} frame */
-export function accuracySentence({ relation, head }, frame) {
-  const accuracy = accuracyOf(frame, relation, head);
+/** Say how often the head finds the relation on sentences that no run trains on. @param {Film} film @param {View} view @param {Frame} frame */
+export function accuracySentence(film, { relation, head }, frame) {
+  const accuracy = accuracyOf(film, frame, relation, head);
   if (accuracy === undefined) return "";
   return `On held-out sentences, this head finds the word for “${relation}” in ${(100 * accuracy).toFixed(0)} % of cases at step ${frame.step}.`;
 }

@@ -73,6 +73,7 @@ export function mountFilm(element, film) {
     relation.set(view.relation);
     head.set(view.head);
     const { rows, columns } = film.stacks[stackOf(view.head)];
+    row.rename(stackOf(view.head) === "encoder" ? "Token" : "Token written"); // the encoder writes nothing
     row.fill(rows, view.row);
     map = createMap(rows, columns);
     picture.replaceChildren(map.element);
@@ -83,7 +84,7 @@ export function mountFilm(element, film) {
 
   /** @param {import("clearhead/film_data.js").Frame} frame @param {number} position */
   function createFrame(frame, position) {
-    const accuracy = accuracyOf(frame, view.relation, view.head);
+    const accuracy = accuracyOf(film, frame, view.relation, view.head);
     const label = accuracy === undefined ? `step ${frame.step}` : `step ${frame.step}: finds the ${view.relation} word in ${(100 * accuracy).toFixed(0)} %`;
     const button = createButton("", () => {
       stop();
@@ -110,7 +111,7 @@ export function mountFilm(element, film) {
     slider.setAttribute("aria-valuetext", step.textContent);
     map.show(frame.maps[view.head], view.row, linkedColumn(film, view));
     const first = film.frames[0];
-    const sentences = [sentenceOf(film, view, first), index > 0 && sentenceOf(film, view, frame), accuracySentence(view, frame)];
+    const sentences = [sentenceOf(film, view, first), index > 0 && sentenceOf(film, view, frame), accuracySentence(film, view, frame)];
     say.setAttribute("aria-live", timer === undefined ? "polite" : "off");
     say.replaceChildren(...sentences.filter(Boolean).map((sentence) => create("p", {}, /** @type {string} */ (sentence))));
     handle.announce();
@@ -155,9 +156,12 @@ function createList(label, texts, act) {
   const fill = (entries, chosen) =>
     select.replaceChildren(...entries.map((text, index) => create("option", { value: text, selected: index === chosen }, visibleToken(text))));
   fill(texts, 0);
+  const name = create("span", {}, label);
   return {
-    element: create("label", {}, `${label} `, select),
+    element: create("label", {}, name, " ", select),
     fill,
+    /** @param {string} text */
+    rename: (text) => void (name.textContent = text),
     /** @param {string} text */
     set: (text) => void (select.value = text),
   };

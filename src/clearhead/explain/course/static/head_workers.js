@@ -27,7 +27,7 @@ export async function startWorkers({ sizes: { tokens, width, heads }, x, weights
   const ask = (worker, message) =>
     new Promise((resolve, reject) => {
       worker.onmessage = ({ data }) => resolve(data);
-      worker.onerror = () => reject(new Error("the worker did not start"));
+      worker.onerror = () => reject(new Error("a worker of the browser failed"));
       worker.postMessage(message);
     });
   const stop = () => workers.forEach((worker) => worker.terminate());

@@ -65,13 +65,33 @@ export function mount(element, options) {
   const button = createButton("Measure", () => void run(), { class: "button start" });
 
   async function run() {
-    const problem = makeProblem({ ...sizes });
-    const { tokens, width, heads } = problem.sizes;
     button.disabled = true;
     say.textContent = "Measuring …";
     await pause();
-    const cores = workerCount(heads);
+    try {
+      await measureAll();
+    } catch (error) {
+      say.textContent = `The measurement stopped: ${error instanceof Error ? error.message : error}. Try again.`;
+    } finally {
+      button.disabled = false;
+    }
+    handle.announce();
+  }
+
+  async function measureAll() {
+    const problem = makeProblem({ ...sizes });
+    const cores = workerCount(problem.sizes.heads);
     const workers = await startWorkers(problem, cores).catch(() => undefined);
+    try {
+      await compare(problem, cores, workers);
+    } finally {
+      workers?.stop();
+    }
+  }
+
+  /** @param {Problem} problem @param {number} cores @param {Awaited<ReturnType<typeof startWorkers>> | undefined} workers */
+  async function compare(problem, cores, workers) {
+    const { tokens, width, heads } = problem.sizes;
     /** @type {(title: string, run: Way["run"]) => Way} */
     const way = (title, call) => ({ title, run: call, times: [], repeats: 1 });
     const loop = way(`loop: ${3 * heads} products, one after another`, () => loopOverHeads(problem));
@@ -80,7 +100,6 @@ export function mount(element, options) {
     await measure(workers ? [loop, once, parallel] : [loop, once]);
     const whole = oneProduct(problem);
     const results = workers ? [loopOverHeads(problem), await workers.run()] : [loopOverHeads(problem)];
-    workers?.stop();
     state.difference = Math.max(...results.map((parts) => largestDifference(parts, whole, tokens)));
     state.ratio = Math.min(...loop.times) / Math.min(...once.times);
     measured.add(heads);
@@ -91,8 +110,6 @@ export function mount(element, options) {
     if (parallel.times.length) speeds.push(`${capitalized(parallel.title)}: ${(Math.min(...loop.times) / Math.min(...parallel.times)).toFixed(2)} times.`);
     say.textContent = `${speeds.join(" ")} Largest difference between the results: ${state.difference}.`;
     note.textContent = `Every way needs ${(3 * tokens * width * width).toLocaleString("en-US")} multiply-adds. Rounds: ${loop.times.length}. The fastest counts, because other programs can only slow a round down.`;
-    button.disabled = false;
-    handle.announce();
   }
 
   const handle = createHandle(() => ({ ...state }));

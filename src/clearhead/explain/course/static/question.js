@@ -1,6 +1,7 @@
 // Questions of a page: a choice, a number, or a goal in a live part or widget. Right answers are kept.
 
 import { countRight, readAnswer, saveAnswer } from "clearhead/course_store.js";
+import { parseNumber } from "clearhead/number_format.js";
 
 /**
  * @typedef {{ part: string, matrix: string, row: number, column: number, key: string, tolerance: number,
@@ -56,8 +57,8 @@ function startQuestion({ form, data }) {
 /** @param {Question} question @param {string} given */
 function judgeNumber(question, given) {
   const { answer = 0, tolerance = 0 } = question.data;
-  const value = Number(given.trim().replace("−", "-").replace(/^([^.,]*),([^.,]*)$/, "$1.$2"));
-  if (given.trim() === "" || !Number.isFinite(value)) {
+  const value = parseNumber(given);
+  if (!Number.isFinite(value)) {
     showVerdict(question.form, "wrong", "Type a number, such as 0.25.");
     return;
   }

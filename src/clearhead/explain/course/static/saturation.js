@@ -32,7 +32,7 @@ export function mount(element, { seed = 1, exponent = 0 }) {
     const keys = weights.map((_, index) => `k${index + 1}`);
     tables.replaceChildren(
       createMatrix(state.scaled ? "One row of scores, divided by √d, and its weights" : "One row of scores, and its weights", {
-        rows: ["score", "weight"], columns: keys, values: [scores, weights], limit: 1, cellClass: () => "",
+        rows: ["score", "weight"], columns: keys, values: [scores, weights], limit: 1,
       }),
       createMatrix("Derivatives: how much weight i (row) changes with score j (column)", { rows: keys, columns: keys, values: slopes, digits: 3, limit: 0.25 }),
     );

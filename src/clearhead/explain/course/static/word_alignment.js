@@ -12,18 +12,18 @@ const { source, written, weights } = TRANSLATION;
 const layerCount = weights.length;
 const headCount = weights[0].length;
 
-/** Return the weights of a head, such as "4.5", or the mean over all heads. @param {string} name @returns {number[][]} */
-export function headWeights(name) {
+/** Return the weights of a head, such as "2.3", or the mean over all heads. @param {string} name @returns {number[][]} */
+function headWeights(name) {
   if (name !== "mean") {
     const [layer, head] = name.split(".").map(Number);
-    return weights[layer - 1][head - 1].map((row) => row.map((value) => value / 1000));
+    return weights[layer][head].map((row) => row.map((value) => value / 1000));
   }
   const all = weights.flat();
   return written.map((_, row) => source.map((_token, column) => all.reduce((sum, head) => sum + head[row][column], 0) / all.length / 1000));
 }
 
-/** @param {string} name */
-const headTitle = (name) => (name === "mean" ? `Mean over all ${layerCount * headCount} cross heads` : `Layer ${name.replace(".", ", head ")}`);
+/** Return the name of a head; layers and heads count from 0. @param {string} name */
+const headTitle = (name) => (name === "mean" ? `Mean over all ${layerCount * headCount} cross heads` : `cross ${name}`);
 
 /** @param {number} value */
 const percent = (value) => `${Math.round(value * 100)} %`;
@@ -38,7 +38,7 @@ const center = (index) => COLUMN * (index + 0.5);
 export function mount(element, { glosses = [], head = "mean" }) {
   let chosen = -1; // row of the written token whose lines are drawn alone
   let shownHead = head;
-  const names = ["mean", ...weights.flatMap((layer, index) => layer.map((_, each) => `${index + 1}.${each + 1}`))];
+  const names = ["mean", ...weights.flatMap((layer, index) => layer.map((_, each) => `${index}.${each}`))];
   const menu = createSelect("Weights of", names.map(headTitle), names.indexOf(shownHead), (index) => {
     shownHead = names[index];
     show();
@@ -80,11 +80,12 @@ export function mount(element, { glosses = [], head = "mean" }) {
       ),
     );
     buttons.forEach((button, row) => button.setAttribute("aria-pressed", String(row === chosen)));
-    if (chosen < 0) say.textContent = `${headTitle(shownHead)}. Choose a Japanese token to see its weights.`;
+    const subject = shownHead === "mean" ? headTitle(shownHead) : `Head ${headTitle(shownHead)}`;
+    if (chosen < 0) say.textContent = `${subject}. Choose a Japanese token to see its weights.`;
     else {
       const ranked = matrix[chosen].map((weight, column) => ({ weight, column })).sort((one, other) => other.weight - one.weight);
       const list = ranked.slice(0, NAMED).map(({ weight, column }) => `${source[column]} ${percent(weight)}`);
-      say.textContent = `${headTitle(shownHead)}: while it writes ${written[chosen]} (${glosses[chosen] ?? ""}), the decoder attends to ${list.join(", ")}.`;
+      say.textContent = `${subject}: while it writes ${written[chosen]} (${glosses[chosen] ?? ""}), the decoder attends to ${list.join(", ")}.`;
     }
     handle.announce();
   }

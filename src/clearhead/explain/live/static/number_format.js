@@ -1,7 +1,16 @@
 // Texts of numbers, equal to those of explain/render/wording.py.
 
 const SCIENTIFIC_FROM = 1e7; // numbers from here on are written with an exponent
+const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
+const THOUSANDS = /^[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$/; // 0,500 has a decimal comma
 export const MINUS = "−";
+
+/** Return the number that a text states: 1,000 is one thousand, and 0,5 one half. NaN if it states none. @param {string} text */
+export function parseNumber(text) {
+  const plain = text.trim().replaceAll(MINUS, "-");
+  const pointed = THOUSANDS.test(plain) ? plain.replaceAll(",", "") : plain.replace(",", ".");
+  return NUMBER.test(pointed) ? Number(pointed) : NaN;
+}
 
 /**
  * Return a number with an exponent of at least two digits, as Python writes it.
