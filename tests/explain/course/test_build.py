@@ -17,6 +17,8 @@ PARSED = read_pages(FOLDER / "pages")
 LIVE = '```live\nname = "head"\nexample = "song"\n```\n'
 CHOICE = '```question\nask = "Who?"\nchoices = ["List", "for"]\nright = {}\n{}\n```\n'
 NUMBER = '```question\nask = "What?"\nanswer = {}\ntolerance = 0.01\ncheck = "{}"\n```\n'
+PRODUCT = " + ".join(f"embedding[{{0}}][{column}] * embedding[{{1}}][{column}]" for column in (1, 2, 3, 4))
+COSINE = "({}) / sqrt(({}) * ({}))"
 GOAL = '```question\nask = "Do it."\ngoal = {{ {} }}\n```\n'
 
 
@@ -49,6 +51,10 @@ def built(text: str) -> str:
         (LIVE + GOAL.format('live = "head", matrix = "weights-1", row = 1, column = 1, at_least = 0'), "the start"),
         (LIVE + GOAL.format('live = "head", matrix = "weights-1", row = 0, column = 1, at_least = 0'), "goal.row is 0"),
         (LIVE + GOAL.format('live = "head", matrix = "weights-1", row = 1, column = 1'), "goal has no bound"),
+        (
+            '```question\nask = "Do it."\ngoal = [{ widget = "a", equals = 1 }, { widget = "b", equals = 1 }]\n```',
+            "goal names a, b; expected one part",
+        ),
         ("```widget\nmodule = 'levers'\nname = 'a'\n```", "there is no file levers.js"),
         ("a [link](02-nothing.md)", "01-words.md, line 3: link to 02-nothing.md, which does not exist"),
         ("a [link](01-words.md#ending)", "link to 01-words.md#ending, but that page has no such heading"),
@@ -100,7 +106,7 @@ def test_page_is_small_and_complete(page: Page):
 @pytest.mark.parametrize("page", PARSED, ids=lambda page: page.name)
 def test_sentences_are_short(page: Page):
     text = (FOLDER / "pages" / f"{page.name}.md").read_text(encoding="utf-8")
-    text = re.sub(r"^```(live|widget).*?^```|\$\$.*?\$\$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```(live|widget).*?^```|^goal = \[.*?^\]|\$\$.*?\$\$", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^(```.*|[\w]+ = )", "\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"`[^`\n]+`", "code", text)
     sentences = (
@@ -116,6 +122,24 @@ def test_sentences_are_short(page: Page):
     ("name", "example", "text", "expressions"),
     [
         ("01-words", "embeddings", "0.20 from the table plus cos 3 = −0.99", ["embedding[4][2]", "3", "cos(3)"]),
+        (
+            "02-likeness",
+            "embeddings",
+            "| *cat* and *dog* | 1.33 | 0.98 |",
+            [PRODUCT.format(2, 5), COSINE.format(PRODUCT.format(2, 5), PRODUCT.format(2, 2), PRODUCT.format(5, 5))],
+        ),
+        (
+            "02-likeness",
+            "embeddings",
+            "| *cat* and *saw* | −0.68 | −0.48 |",
+            [PRODUCT.format(2, 3), COSINE.format(PRODUCT.format(2, 3), PRODUCT.format(2, 2), PRODUCT.format(3, 3))],
+        ),
+        (
+            "02-likeness",
+            "embeddings",
+            "| *dog* and *saw* | −0.81 | −0.55 |",
+            [PRODUCT.format(5, 3), COSINE.format(PRODUCT.format(5, 3), PRODUCT.format(5, 5), PRODUCT.format(3, 3))],
+        ),
         ("03-one-head", "one-head", "query is (4.15, 0.80)", ["query-1[5][1]", "query-1[5][2]"]),
         ("03-one-head", "one-head", "key of *cat* is (2.00, 0.10)", ["key-1[2][1]", "key-1[2][2]"]),
         ("03-one-head", "one-head", "0.80 · 0.10 = 8.38", ["query-1[5][2]", "key-1[2][2]", "scores-1[5][2]"]),

@@ -84,7 +84,8 @@ def reach_goals(browser, name) -> None:
     elif name == "03-one-head":
         type_into_cell(browser, "head", "input", 3, 1, "1.5")
     elif name == "04-scaling":
-        slide(browser, "row", "Width d", 10)
+        slide(browser, "spread", "Width d", 6)
+        slide(browser, "row", "Width d", 6)
         press(browser, "head", "Scaling")
     elif name == "05-masks":
         choose(browser, "head", "custom")
@@ -176,9 +177,17 @@ def test_widgets_show_what_the_text_says(browser, course):
     press(browser, "order", "Add positions")
     assert "output rows are new" in says("order")
     load(browser, course / "04-scaling.html")
+    text = (FOLDER / "pages" / "04-scaling.md").read_text(encoding="utf-8")
+    widths, _, spreads, _ = (line.split("|")[2:-1] for line in text.splitlines() if line.startswith("|"))
+    table = {int(width): float(spread) for width, spread in zip(widths, spreads, strict=True)}
     for exponent in (2, 4, 6, 8):
         slide(browser, "spread", "Width d", exponent)
         assert parse_number(says("spread").partition("scores is ")[2]) == pytest.approx(2 ** (exponent / 2), rel=0.1)
+        assert parse_number(says("spread").partition("scores is ")[2]) == table[2**exponent]
+    for exponent, largest in ((2, "0.313"), (4, "0.885"), (6, "0.997")):
+        slide(browser, "row", "Width d", exponent)
+        assert f"the largest weight is {largest}." in says("row")
+        assert f"{float(largest):.{2 if exponent < 6 else 3}f} at width {2**exponent}" in text
     press(browser, "spread", "Divide")
     assert parse_number(says("spread").partition("scores is ")[2]) == pytest.approx(1, abs=0.1)
     load(browser, course / "05-masks.html")

@@ -58,6 +58,7 @@ class Question:
     answer: float | None = None
     tolerance: float = 0.0
     goal: Goal | None = None
+    also: tuple[Goal, ...] = ()  # further goals, to be reached at the same time
     hint: str = ""
     why: str = ""
     check: str = ""  # expression that recomputes the answer, as in _answers.py
@@ -120,7 +121,7 @@ def _question(raw: dict[str, Any]) -> Question:
         if given["tolerance"] < 0:
             raise ValueError(f"question: tolerance is {given['tolerance']}; expected at least 0")
     else:
-        given["goal"] = _goal(raw["goal"])
+        given |= _goals(raw["goal"])
     return Question(**given)
 
 
@@ -133,6 +134,14 @@ def _choices(raw: dict[str, Any]) -> dict[str, Any]:
     if type(right) is not int or not 1 <= right <= len(choices):
         raise ValueError(f"question: right is {right!r}; expected a whole number from 1 to {len(choices)}")
     return {"choices": tuple(choices), "right": right}
+
+
+def _goals(raw: object) -> dict[str, Any]:
+    """Read a goal, or a list of goals in the same part."""
+    goals = [_goal(each) for each in (raw if isinstance(raw, list) and raw else [raw])]
+    if len({goal.part for goal in goals}) > 1:
+        raise ValueError(f"question: goal names {', '.join(goal.part for goal in goals)}; expected one part")
+    return {"goal": goals[0], "also": tuple(goals[1:])}
 
 
 def _goal(raw: object) -> Goal:

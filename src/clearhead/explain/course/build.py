@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -154,9 +155,7 @@ def _data(question: Question) -> dict[str, Any]:
     """Return what question.js needs to check an answer."""
     data: dict[str, Any] = {"id": question.id, "kind": question.kind}
     if question.goal:
-        goal = question.goal
-        data["goal"] = {"part": goal.part, "matrix": goal.matrix, "row": goal.row, "column": goal.column}
-        data["goal"] |= {"key": goal.key, "bounds": dict(goal.bounds), "tolerance": goal.tolerance}
+        data["goals"] = [asdict(goal) for goal in (question.goal, *question.also)]
     elif question.choices:
         data["right"] = question.right
     else:

@@ -47,7 +47,7 @@ STEP_SENTENCES = {
     "key": "A key describes what a token has, and is compared with the queries.",
     "value": "A value is what a token passes on to the tokens that attend to it.",
     "scores": "A score is the dot product of a query and a key: the larger it is, the better they match.",
-    "scaled": "Longer vectors have larger dot products. The scaling compensates for that.",
+    "scaled": "More columns make larger dot products. The scaling compensates for that.",
     "biased": "The model adds a number for each query and key, which depends on their positions.",
     "masked": "The mask sets a score to −∞ where a query may not attend, so that the weight is 0.",
     "weights": "Softmax turns each row into numbers from 0 to 1 that sum to 1: the attention of a query to each key.",

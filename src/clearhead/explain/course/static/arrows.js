@@ -36,9 +36,9 @@ export function mount(element, { first, second }) {
     const [a, b] = arrows.map(tip);
     const shown = [a, b].map((arrow) => `(${arrow.map((value) => formatNumber(value)).join(", ")})`);
     say.replaceChildren(
-      create("p", {}, `a = ${shown[0]}, b = ${shown[1]}`),
-      create("p", {}, `a · b = ${a.map((value, index) => `${signed(value)} · ${signed(b[index])}`).join(" + ")} = `, create("strong", {}, formatNumber(product))),
-      create("p", {}, `length of a × length of b × cosine = ${arrows[0].length.toFixed(1)} × ${arrows[1].length.toFixed(1)} × ${formatNumber(cosine)} = ${formatNumber(product)}`),
+      create("p", {}, `a ${equals(...a)} ${shown[0]}, b ${equals(...b)} ${shown[1]}`),
+      create("p", {}, `a · b ${equals(...a, ...b)} ${a.map((value, index) => `${signed(value)} · ${signed(b[index])}`).join(" + ")} ${equals(...a, ...b, product)} `, create("strong", {}, formatNumber(product))),
+      create("p", {}, `length of a × length of b × cosine ${equals(cosine)} ${arrows[0].length.toFixed(1)} × ${arrows[1].length.toFixed(1)} × ${formatNumber(cosine)} ${equals(cosine, product)} ${formatNumber(product)}`),
       create("p", {}, `The angle between them is ${angle.toFixed(0)}°, so the cosine is ${formatNumber(cosine)}.`),
     );
   }
@@ -81,6 +81,9 @@ export function mount(element, { first, second }) {
 
 /** @param {{ angle: number, length: number }} arrow */
 const tip = ({ angle, length }) => [length * Math.cos((angle * Math.PI) / 180), length * Math.sin((angle * Math.PI) / 180)];
+
+/** Return “=” if two decimals show these numbers exactly, otherwise “≈”. @param {...number} values */
+const equals = (...values) => (values.every((value) => Math.abs(value - Number(value.toFixed(2))) < 1e-9) ? "=" : "≈");
 
 /** Return a number in parentheses if it is negative. @param {number} value */
 const signed = (value) => (formatNumber(value).startsWith("−") ? `(${formatNumber(value)})` : formatNumber(value));

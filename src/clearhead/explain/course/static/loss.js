@@ -94,7 +94,7 @@ function curve(probability, loss) {
   const path = points.map((p, index) => `${index ? "L" : "M"}${across(p).toFixed(1)} ${down(-Math.log(p)).toFixed(1)}`).join(" ");
   return createSvg(
     "svg",
-    { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `The loss falls from 5 to 0 as p rises from 0.01 to 1. Now p is ${formatNumber(probability, 2)}.` },
+    { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `The loss falls from 4.6 to 0 as p rises from 0.01 to 1. Now p is ${formatNumber(probability, 2)}.` },
     createSvg("path", { d: `M${left} 8 V${height - bottom} H${width - 8}`, fill: "none", stroke: "var(--edge)" }),
     createSvg("path", { d: path, fill: "none", stroke: "var(--formula)", "stroke-width": 2 }),
     createSvg("circle", { cx: across(probability), cy: down(loss), r: 6, fill: "var(--mark)" }),

@@ -6,7 +6,7 @@ import { parseNumber } from "clearhead/number_format.js";
 /**
  * @typedef {{ part: string, matrix: string, row: number, column: number, key: string, tolerance: number,
  *   bounds: { at_least?: number, at_most?: number, equals?: number } }} Goal
- * @typedef {{ id: string, kind: string, right?: number, answer?: number, tolerance?: number, goal?: Goal }} QuestionData
+ * @typedef {{ id: string, kind: string, right?: number, answer?: number, tolerance?: number, goals?: Goal[] }} QuestionData
  * @typedef {{ form: HTMLFormElement, data: QuestionData }} Question
  */
 
@@ -31,7 +31,7 @@ export function startQuestions() {
   document.addEventListener("answered", showProgress);
   showProgress();
   return (name, handle) => {
-    for (const question of questions) if (question.data.goal?.part === name) watchGoal(question, handle);
+    for (const question of questions) if (question.data.goals?.[0].part === name) watchGoals(question, handle);
   };
 }
 
@@ -68,17 +68,16 @@ function judgeNumber(question, given) {
 }
 
 /**
- * Check a goal whenever its part changes.
+ * Check the goals whenever their part changes.
  * @param {Question} question
  * @param {any} handle of a live part (`calculation`) or of a widget (`value`)
  */
-function watchGoal({ form, data }, handle) {
-  const goal = /** @type {Goal} */ (data.goal);
+function watchGoals({ form, data }, handle) {
+  const { goals = [] } = data;
   const check = () => {
     if (form.dataset.state === "right") return;
-    const value = goalValue(goal, handle);
-    if (value === undefined) showVerdict(form, "open", "This part of the calculation is switched off.");
-    else judge({ form, data }, isReached(goal, value), "", `Now ${rounded(value)}; the goal is ${goalText(goal)}.`);
+    const missed = goals.find((goal) => !isReached(goal, goalValue(goal, handle)));
+    judge({ form, data }, !missed, "", missed ? progressText(missed, goals.length > 1, handle) : "");
   };
   handle.onChange(check);
   check();
@@ -91,8 +90,17 @@ function goalValue(goal, handle) {
   return goal.key ? value[goal.key] : value;
 }
 
-/** @param {Goal} goal @param {number} value */
+/** Say how far a goal is from being reached. @param {Goal} goal @param {boolean} named whether the text names the matrix @param {any} handle */
+function progressText(goal, named, handle) {
+  const value = goalValue(goal, handle);
+  if (value === undefined) return "The calculation has no such cell in this setting.";
+  const cell = named ? `row ${goal.row}, column ${goal.column} of ${handle.calculation().matrices.get(goal.matrix).symbol} is ` : "";
+  return `Now ${cell}${rounded(value)}; the goal is ${goalText(goal)}.`;
+}
+
+/** @param {Goal} goal @param {number | undefined} value */
 function isReached({ bounds, tolerance }, value) {
+  if (value === undefined) return false;
   const { at_least = -Infinity, at_most = Infinity, equals = value } = bounds;
   return value >= at_least && value <= at_most && Math.abs(value - equals) <= tolerance;
 }

@@ -96,13 +96,15 @@ export function mount(element) {
       group.setAttribute("aria-pressed", String(BOXES[index] === chosen));
       group.classList.toggle("visited", visited.has(BOXES[index].id));
     });
-    const { page } = chosen;
-    const [name, anchor] = (page ?? "").split("#");
+    const links = chosen.links.map(([page, text]) => {
+      const [name, anchor] = page.split("#");
+      return create("p", {}, create("a", { href: anchor ? `#${anchor}` : `${name}.html` }, text));
+    });
     panel.replaceChildren(
       create("p", { class: "name" }, `${chosen.text.join(" ")} (${chosen.side})`),
       create("dl", {}, create("dt", {}, "in"), create("dd", {}, chosen.input), create("dt", {}, "out"), create("dd", {}, chosen.output), create("dt", {}, "shapes"), create("dd", {}, chosen.shapes)),
       create("p", {}, chosen.does),
-      page !== undefined && create("p", {}, create("a", { href: anchor ? `#${anchor}` : `${name}.html` }, chosen.link ?? "")),
+      ...links,
     );
     count.textContent = `${visited.size} of ${BOXES.length} boxes opened`;
     handle.announce();

@@ -31,7 +31,7 @@ const SENTENCES = {
   key: "A key describes what a token has, and is compared with the queries.",
   value: "A value is what a token passes on to the tokens that attend to it.",
   scores: "A score is the dot product of a query and a key: the larger it is, the better they match.",
-  scaled: "Longer vectors have larger dot products. The scaling compensates for that.",
+  scaled: "More columns make larger dot products. The scaling compensates for that.",
   masked: "The mask sets a score to −∞ where a query may not attend, so that the weight is 0.",
   weights: "Softmax turns each row into numbers from 0 to 1 that sum to 1: the attention of a query to each key.",
   head_output: "Each row is the mean of the values, weighted by the attention weights of a query.",
@@ -40,7 +40,7 @@ const SENTENCES = {
 };
 const LOOKED_UP = "Each token is looked up in the embedding table, which has one row for each token of the vocabulary.";
 const COLUMNS =
-  "Softmax turns each column into numbers from 0 to 1 that sum to 1. The rows then do not sum to 1: this is not the usual attention, which softmax over rows gives.";
+  "Softmax turns each column into numbers from 0 to 1 that sum to 1. The rows then do not sum to 1. Standard attention applies softmax to rows.";
 const UNNORMALIZED = "Each row is a sum of the values, weighted by numbers of a row of A, which need not sum to 1.";
 
 /** Return a count with its noun, such as "1,024 multiply-adds". @param {number} count @param {string} noun */
