@@ -318,7 +318,7 @@ class TestAsModule:
     def test_can_be_built_on_the_meta_device(self):
         ours = MultiheadAttention(6, HEADS, device="meta").to_empty(device="cpu")
         ours._reset_parameters()
-        ours.out_proj.reset_parameters()  # as in torch, a method of its own
+        ours.out_proj.reset_parameters()  # which `_reset_parameters` leaves out, as in torch
         assert ours(*torch.randn(3, 4, 5, 6))[0].isfinite().all()
 
 
