@@ -91,7 +91,6 @@ def test_scaling_is_read_from_the_steps(source, expected):
             ).trace(),
             "its embedding table has 41 rows; expected at most 40",
         ),
-        (lambda: load("two-heads").trace().select(heads=[0]), "it shows only a part of the steps"),
         (
             lambda: trace(layer(), torch.randn(3, 4).double(), mask=torch.rand(1, 2, 3, 3) > 0.5),
             "the heads have different masks",

@@ -170,6 +170,18 @@ def test_history_undoes_and_lists_changes(layers):
     ]  # fmt: skip
 
 
+def test_changes_that_return_to_the_state_before_are_no_step(layers):
+    code = """
+    const history = new History(layers.song);
+    const edit = (value, key) => history.push(change.setCell(history.layer, ["x"], 0, 0, value), key);
+    edit(7, "typed"); edit(72, "typed"); edit(0.1, "typed");
+    const log = [history.canUndo];
+    edit(7, "typed"); edit(8, "other"); edit(7, "other"); edit(0.1, "third");
+    answer([...log, history.canUndo, history.undo().x[0][0], history.undo().x[0][0], history.canUndo]);
+    """
+    assert call(IMPORTS + code, layers) == [False, True, 7, 0.1, False]
+
+
 def test_history_forgets_the_oldest_of_many_states(layers):
     code = """
     const history = new History(layers.song);
@@ -262,6 +274,35 @@ def test_a_file_of_softmax_over_columns_gives_the_weights(layers):
     assert example.title == 'A "title"'
     assert ("weights", 0) in example.given
     torch.testing.assert_close(example.trace().step("weights").values.sum(dim=0), torch.ones(6, dtype=torch.float64))
+
+
+def test_a_file_keeps_the_order_of_words_that_are_integers():
+    layer = live_layer(parse('tokens = ["b"]\n[embedding]\nb = [1, 0]\n10 = [2, 0]\n2 = [3, 0]').trace())
+    code = 'import { tomlFile } from "clearhead/state_files.js"; answer(tomlFile(given[0]))'
+    assert parse(call(code, layer)).trace().vocabulary == ("b", "10", "2")
+
+
+def test_tokens_survive_their_text():
+    tokens = ["a", '"', 'a "b', 'say "hi there"', "\\", 'a\\"', "two  words", '""', '"a"b', "C:\\ d\\", "\u00a0", "🙂"]
+    typed = 'one "two words" "C:\\temp x" "open end'
+    code = """
+    import { readTokens, tokensText } from "clearhead/token_list.js";
+    const again = (tokens) => readTokens(tokensText(tokens));
+    answer([again(given[0]), ...given[0].map((token) => again([token])), readTokens(given[1])]);
+    """
+    whole, *single, read = call(code, tokens, typed)
+    assert whole == tokens
+    assert single == [[token] for token in tokens]
+    assert read == ["one", "two words", "C:\\temp x", '"open', "end"]
+
+
+def test_numbers_are_read_with_thousands_or_a_decimal_comma():
+    texts = {
+        "1,000": 1000, "-12,345,678.5": -12345678.5, "0,5": 0.5, "1,5": 1.5, "0,500": 0.5, "1,0000": 1, " −2 ": -2,
+        ",5": 0.5, "+3.": 3, "1e−2": 0.01, "1,000,5": None, "1,5.2": None, "7x": None, "": None, "-": None,
+    }  # fmt: skip
+    code = 'import { parseNumber } from "clearhead/number_format.js"; answer(given[0].map(parseNumber))'
+    assert dict(zip(texts, call(code, list(texts)), strict=True)) == texts  # NaN is null in JSON
 
 
 def test_an_empty_row_has_weights_of_0_and_large_scores_do_not_overflow():

@@ -1,48 +1,43 @@
 """Tests of the live page in a real browser: every edit is compared with Python's calculation of the exported file."""
 
 import json
-import re
 
 import pytest
 import torch
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import Select
 
 from clearhead import MultiHeadAttention, trace
-from clearhead._utils.text import visible_text
-from clearhead.explain import load, parse
+from clearhead.explain import load
 from clearhead.explain.render import render
-from clearhead.explain.render._layout import Layout
 from support.browser import complaints, emulate, requested, resize
+from support.live_page import (
+    assert_matches_python,
+    assert_same,
+    cell,
+    changes,
+    choose,
+    control,
+    enter,
+    exported,
+    let_announce,
+    said,
+    scroll_to,
+    shown,
+    status,
+    touch,
+    wait,
+    was_marked,
+    watch,
+    written,
+)
 from support.viewer_page import violations
 
 EXAMPLES = ("song", "two-heads", "three-by-four", "causal-decoder", "cross-attention", "grouped-heads", "embeddings")
 HOSTILE = '<img src=x onerror=alert(1)> ]]></script> שלום 🙂 \u202e"two words" __proto__'
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
-# text of every part of a page that Python and the browser both write
-SHOWN = """
-const shown = (root) => ({
-  whole: [...root.querySelectorAll("#whole .formula")].map((line) => line.getAttribute("aria-label")),
-  counts: root.querySelector("#counts").textContent,
-  costs: [...root.querySelectorAll(".total")].map((line) => line.textContent),
-  menu: [...root.querySelectorAll("#steps option")].map((option) => option.textContent),
-  sections: Object.fromEntries([...root.querySelectorAll("main section")].map((section) => [section.id, {
-    heading: section.querySelector("h2").textContent.replace(/\\s+/g, " "),
-    formula: section.querySelector(".formula").getAttribute("aria-label"),
-    sentence: section.querySelector(".sentence").textContent,
-    shapes: section.querySelector(".shapes").textContent,
-    samples: [...section.querySelectorAll(".sample")].map((line) => line.textContent),
-    captions: [...section.querySelectorAll("figcaption")].map((caption) =>
-      [caption.querySelector("[role=math]").getAttribute("aria-label"), caption.querySelector(".shape").textContent,
-       caption.querySelector(".origin").textContent]),
-    signs: [...section.querySelectorAll(".factor")].map((factor) => factor.querySelector(".sign")?.textContent ?? ""),
-    tables: [...section.querySelectorAll("table")].map((table) => [...table.tBodies[0].rows].map((row) =>
-      [...row.cells].filter((cell) => !cell.classList.contains("statistic")).map((cell) => cell.textContent))),
-  }])),
-});
-"""
+CORNER = "const {x, y} = arguments[0].getBoundingClientRect(); return [x + 20, y + 8]"
 
 
 @pytest.fixture(scope="module")
@@ -67,109 +62,6 @@ def fresh(browser):
     assert complaints(browser) == []
 
 
-def shown(browser):
-    return browser.execute_script(f"{SHOWN} return shown(document)")
-
-
-def written(browser, page):
-    """Return what Python writes into a page, before scripts replace it."""
-    return browser.execute_script(
-        f"{SHOWN} return shown(new DOMParser().parseFromString(arguments[0], 'text/html'))", page
-    )
-
-
-def assert_same(actual, expected, name=""):
-    """Compare texts, whose numbers may differ by one unit in the last digit: sums of floats depend on their order."""
-    if isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), name
-        for key, part in expected.items():
-            assert_same(actual[key], part, f"{name} {key}")
-    elif isinstance(expected, list):
-        assert len(actual) == len(expected), name
-        for one, other in zip(actual, expected, strict=True):
-            assert_same(one, other, name)
-    elif actual != expected:
-        assert NUMBER.sub("#", actual.replace("-", "−")) == NUMBER.sub("#", expected.replace("-", "−")), name
-        for one, other in zip(NUMBER.findall(actual), NUMBER.findall(expected), strict=True):
-            unit = 10.0 ** -len(one.partition(".")[2])
-            assert abs(float(one) - float(other)) <= 1.01 * unit, (name, actual, expected)
-
-
-def numbers(content):
-    return {name: section["tables"][-1] for name, section in content["sections"].items()}
-
-
-def exported(browser, kind):
-    """Return the file that a button saves, as text or as the start of its bytes."""
-    script = """
-    const [kind, done] = arguments;
-    const original = URL.createObjectURL;
-    HTMLAnchorElement.prototype.click = () => {};
-    URL.createObjectURL = (blob) => {
-      URL.createObjectURL = original;
-      const start = (data) => [data.byteLength, ...new Uint8Array(data).slice(0, 8)];
-      (kind === "png" ? blob.arrayBuffer().then(start) : blob.text()).then(done);
-      return original(blob);
-    };
-    document.querySelector(`[data-save=${kind}]`).dispatchEvent(new MouseEvent("click"));
-    """
-    return browser.execute_async_script(script, kind)
-
-
-def assert_matches_python(browser):
-    """Compare every shown number with Python's calculation of the exported TOML file."""
-    traced = parse(exported(browser, "toml")).trace()
-    layout, expected = Layout(traced, lambda step: (step,)), {}
-    for step in traced:
-        view = layout.view(step, 3)
-        rows = zip(view.row_labels, view.cells, view.sums or [None] * len(view.cells), strict=True)
-        texts = [[visible_text(label), *cells, *([total] if total else [])] for label, cells, total in rows]
-        name = step.name if step.head is None else f"{step.name}-{step.head + 1}"
-        expected[name] = texts
-    assert_same(numbers(shown(browser)), expected)
-
-
-def cell(browser, matrix, row, column, section=""):
-    scope = f"#{section} " if section else ""
-    path = f"{scope}table[data-matrix='{matrix}'] tbody tr:nth-child({row + 1}) td:nth-of-type({column + 1})"
-    return browser.find_element(By.CSS_SELECTOR, path)
-
-
-def scroll_to(browser, element):
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-    return element
-
-
-def control(browser, label):
-    """Return a form control by its label."""
-    script = "return [...document.querySelectorAll('label')].find((each) => each.textContent.trim() === arguments[0])"
-    return scroll_to(browser, browser.execute_script(f"{script}.control", label))
-
-
-def choose(browser, label, value):
-    Select(control(browser, label)).select_by_value(value)
-
-
-def enter(browser, label, text):
-    field = control(browser, label)
-    field.send_keys(Keys.CONTROL, "a")
-    field.send_keys(text, Keys.ENTER)
-
-
-def status(browser):
-    return browser.find_element(By.CSS_SELECTOR, ".live-status").text
-
-
-def changes(browser):
-    script = "return [...document.querySelectorAll('.changes li')].map((line) => line.textContent)"
-    return browser.execute_script(script)
-
-
-def wait(browser, condition):
-    return WebDriverWait(browser, 20).until(lambda _: condition())
-
-
 def test_browser_writes_the_same_page_as_python(browser, pages):
     for name, (url, text) in pages.items():
         browser.get(url)
@@ -179,11 +71,12 @@ def test_browser_writes_the_same_page_as_python(browser, pages):
 
 def test_edits_of_numbers_give_the_calculation_of_python(browser, pages):
     browser.get(pages["causal-decoder"][0])
+    watch(browser)
     scroll_to(browser, cell(browser, "input", 0, 1, "input")).click()
     browser.switch_to.active_element.send_keys("0.75")
     assert browser.switch_to.active_element.get_attribute("value") == "0.75"
     assert cell(browser, "input", 0, 1, "query-1").text == "0.75"  # recomputed while typing
-    assert "changed" in cell(browser, "query-1", 0, 1, "query-1").get_attribute("class")
+    assert was_marked(browser, cell(browser, "query-1", 0, 1, "query-1"))
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.switch_to.active_element == cell(browser, "input", 1, 1, "input")
     # keys with Alt, the wheel, and a drag
@@ -243,7 +136,11 @@ def test_settings_give_the_calculation_of_python(browser, pages):
             assert_matches_python(browser)
     assert shown(browser)["menu"][:4] == ["1. Embedding", "2. Positions", "3. Input", "4. Memory"]
     control(browser, "Scaling").click()
+    ActionChains(browser).key_down(Keys.CONTROL).send_keys("z").key_up(Keys.CONTROL).perform()  # in a check box
+    assert not control(browser, "Scaling").is_selected()
+    control(browser, "Scaling").click()
     enter(browser, "Tokens", " ".join("abcdefghijklm"))
+    let_announce(browser)
     assert status(browser) == "There are 13 tokens; expected at most 12."
     assert control(browser, "Tokens").get_attribute("value") == '"token 2" new "token 1"'
     enter(browser, "factor", "none")
@@ -299,6 +196,8 @@ def test_history_and_link_restore_the_numbers(browser, pages):
     assert browser.find_element(By.CSS_SELECTOR, "section.current").get_attribute("id") == "weights-1"
     browser.find_element(By.TAG_NAME, "body").send_keys(Keys.ARROW_RIGHT)
     assert "#head_output-1&layer=" in browser.current_url
+    browser.get(f"{url}#weights-1")  # without numbers: those of the start
+    wait(browser, lambda: shown(browser) == first)
     browser.get("about:blank")
     browser.get(f"{url}#layer=1.nonsense")
     assert status(browser).startswith("The link cannot be read:")
@@ -310,6 +209,7 @@ def test_keys_move_and_edit_inside_one_tab_stop(browser, pages):
     count = "table.querySelectorAll('[tabindex=\"0\"]').length"
     stops = f"return [...document.querySelectorAll('table')].map((table) => {count})"
     assert set(browser.execute_script(stops)) == {1}
+    watch(browser)
     start = scroll_to(browser, cell(browser, "W_Q-1", 0, 0))
     browser.execute_script("arguments[0].focus()", start)
     ActionChains(browser).send_keys(Keys.ARROW_DOWN, Keys.END, Keys.ARROW_RIGHT, "7").perform()
@@ -317,14 +217,17 @@ def test_keys_move_and_edit_inside_one_tab_stop(browser, pages):
     assert cell(browser, "query-1", 1, 1, "query-1").text != "0.50"
     ActionChains(browser).send_keys("x").perform()
     assert browser.switch_to.active_element.get_attribute("aria-invalid") == "true"
+    let_announce(browser)
     assert status(browser) == "“7x” is not a number yet; the last number stays."
     ActionChains(browser).send_keys(Keys.ESCAPE).perform()
+    assert not browser.find_element(By.CSS_SELECTOR, "[data-act=undo]").is_enabled()
     assert browser.switch_to.active_element == cell(browser, "W_Q-1", 1, 1)
     assert (cell(browser, "W_Q-1", 1, 1).text, changes(browser)[0][:7]) == ("1.0", "Nothing")
+    before = len(said(browser))
     ActionChains(browser).send_keys(Keys.ENTER, "3", Keys.TAB, Keys.DELETE, Keys.ARROW_LEFT).perform()
     assert [cell(browser, "W_Q-1", row, column).text for row, column in ((1, 1), (2, 0))] == ["3.0", "0.0"]
     assert set(browser.execute_script(stops)) == {1}
-    wait(browser, lambda: "numbers of Y changed." in status(browser))
+    wait(browser, lambda: any("numbers of Y changed." in text for text in said(browser)[before:]))
     # the ancestry of a weight of head 2 reaches X and its own W only
     browser.execute_script("arguments[0].focus()", cell(browser, "weights-2", 1, 0, "weights-2"))
     script = """return Object.fromEntries([...document.querySelectorAll("table")].map((table) =>
@@ -362,12 +265,16 @@ def test_page_is_accessible_and_fits_a_phone(browser, pages):
     ]
     # a tap opens the editor, and a sideways drag of the chosen cell changes it
     touched = scroll_to(browser, cell(browser, "input", 1, 1, "input"))
-    box = browser.execute_script("const {x, y} = arguments[0].getBoundingClientRect(); return [x + 20, y + 8]", touched)
+    box = browser.execute_script(CORNER, touched)
     browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
     touch(browser, *box, 0)
     wait(browser, lambda: browser.switch_to.active_element.tag_name == "input")
     before = float(browser.switch_to.active_element.get_attribute("value").replace("−", "-"))
     touch(browser, *box, 32)
+    dragged = browser.switch_to.active_element.get_attribute("value")
+    other = browser.execute_script(CORNER, cell(browser, "input", 2, 1, "input"))
+    touch(browser, *other, 32)
+    assert browser.switch_to.active_element.get_attribute("value") == dragged
     browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert float(touched.text.replace("−", "-")) == pytest.approx(before + 0.4)
@@ -377,15 +284,6 @@ def test_page_is_accessible_and_fits_a_phone(browser, pages):
     choose(browser, "Softmax over", "columns")
     enter(browser, "Tokens", "two words")
     assert violations(browser) == []
-
-
-def touch(browser, x, y, moved):
-    """Tap, or drag sideways by some pixels."""
-    points = [(x + offset, y) for offset in range(0, moved + 1, 8)]
-    kinds = ["touchStart", *["touchMove"] * (len(points) - 1)]
-    for kind, (left, top) in zip(kinds, points, strict=True):
-        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": left, "y": top}]})
-    browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
 def test_page_works_in_a_notebook(browser, tmp_path):
@@ -406,7 +304,7 @@ def test_large_layer_is_written_by_scripts_only(browser, tmp_path):
     torch.manual_seed(0)
     traced = trace(MultiHeadAttention(16, 8, bias=False).double(), torch.randn(12, 16).double())
     text = render(traced, "html")
-    assert len(text) <= 400_000
+    assert len(text.encode()) <= 400_000
     (tmp_path / "large.html").write_text(text)
     browser.get((tmp_path / "large.html").as_uri() + "#weights-8")
     assert len(browser.find_elements(By.CSS_SELECTOR, "main section")) == len(traced)

@@ -24,7 +24,7 @@ _FIT_DIGITS = 2  # of a weight matrix that fits a given projection
 
 
 def live_layer(trace: Trace) -> dict[str, Any] | str:
-    """Return the layer of a calculation, or the reason why its page cannot be edited, as a clause."""
+    """Return the layer of a whole calculation, or the reason why its page cannot be edited, as a clause."""
     return reason_against(trace) or _Reader(trace).layer()
 
 
@@ -32,7 +32,6 @@ def reason_against(trace: Trace) -> str:
     """Return why a calculation cannot be edited in the browser; an empty text if it can."""
     options = trace.options
     unsupported = {
-        "it shows only a part of the steps": not trace.is_whole or trace.head_name,
         "the layer rotates queries and keys (RoPE)": options.rope,
         "the layer normalizes queries or keys": options.query_norm or options.key_norm,
         "the layer limits its scores (softcap)": options.softcap,

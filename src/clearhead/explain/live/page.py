@@ -61,7 +61,9 @@ def _selection(trace: Trace) -> dict[str, Any] | None:
     }
     if implied != chosen:
         return None
-    return {"steps": list(names), **({"heads": [head + 1 for head in heads]} if heads else {})}
+    # the reader can add heads, so all heads are not a selection
+    is_part = 0 < len(heads) < trace.heads
+    return {"steps": list(names), **({"heads": [head + 1 for head in heads]} if is_part else {})}
 
 
 def _step_id(step: Step) -> str:

@@ -15,7 +15,7 @@ _MINUS = str.maketrans(
 )
 _INFINITE = re.compile(r"-\s*(∞|inf|infinity|infty|np\.inf|float\('inf'\))", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:[, ]\d{3})+(?:\.\d+)?")  # not 0,500, which has a decimal comma
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _POWER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*[×·x]\s*10\^\{?([+-]?\d{1,3})\}?")
 MAX_CELL_LETTERS = 200

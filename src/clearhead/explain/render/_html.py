@@ -21,7 +21,7 @@ with needs_extra("explain", "the HTML format"):
     from latex2mathml.converter import convert
     from markupsafe import Markup
 
-MAX_LIVE_PAGE = 400_000  # letters
+MAX_LIVE_PAGE = 400_000  # bytes
 # operator between a step's operands, and before its result
 _OPERATORS = {
     "product": ("×", "="),
@@ -98,7 +98,7 @@ def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     )
     text = document(written=True)
     # scripts of a live page write the steps; without them, it shows those written here
-    return document(written=False) if is_live and len(text) > MAX_LIVE_PAGE else text
+    return document(written=False) if is_live and len(text.encode()) > MAX_LIVE_PAGE else text
 
 
 def _section(position: int, step: Step, trace: Trace, layout: Layout, digits: int) -> _Section:

@@ -3,6 +3,7 @@
 import { dragCells, stepped, valueAt } from "clearhead/cell_drag.js";
 import { create } from "clearhead/elements.js";
 import { cellPosition } from "clearhead/matrix_table.js";
+import { parseNumber } from "clearhead/number_format.js";
 
 /** @typedef {import("clearhead/cell_drag.js").Position} Position */
 /**
@@ -12,16 +13,9 @@ import { cellPosition } from "clearhead/matrix_table.js";
  * }} Editing `change` returns whether the value was accepted; changes of one session are one step of the history
  */
 
-const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
 const ARROWS = /** @type {Record<string, [number, number]>} */ ({ ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] });
 
 let sessions = 0;
-
-/** Return the number that a text states, or undefined. @param {string} text */
-export function parseNumber(text) {
-  const plain = text.trim().replace("−", "-").replace(",", ".");
-  return NUMBER.test(plain) ? Number(plain) : undefined;
-}
 
 /** @param {Position} position */
 const cellOf = ({ table, row, column }) => table.cells[row][column];
@@ -47,6 +41,9 @@ export function editCells(root, editing) {
   /** Session of changes by wheel or keys, which end when the focus leaves the cell. */
   let session = 0;
 
+  /** @param {Position} position */
+  const isOpen = (position) => open !== null && cellOf(open.position) === cellOf(position);
+
   /** @param {Position} position @param {string} [typed] first letter, which replaces the number */
   function start(position, typed) {
     finish();
@@ -65,9 +62,9 @@ export function editCells(root, editing) {
   function takeOver() {
     if (!open) return;
     const value = parseNumber(open.input.value);
-    const isAccepted = value !== undefined && editing.change(open.position, value, open.session);
+    const isAccepted = !Number.isNaN(value) && editing.change(open.position, value, open.session);
     open.input.setAttribute("aria-invalid", String(!isAccepted));
-    if (value === undefined) editing.say(`“${open.input.value}” is not a number yet; the last number stays.`);
+    if (Number.isNaN(value)) editing.say(`“${open.input.value}” is not a number yet; the last number stays.`);
   }
 
   /** Close the editor. @param {boolean} [isKept] false: restore the number from before */
@@ -173,15 +170,13 @@ export function editCells(root, editing) {
   dragCells(root, {
     isDragged: (position, event) => isNumber(position) && !(open && event.pointerType === "mouse" && event.target === open.input),
     drag(position, value) {
-      if (open) open.input.value = asText(value);
+      if (open && isOpen(position)) open.input.value = asText(value);
       editing.change(position, value, session);
     },
     begin: () => void (session = ++sessions),
     click(position) {
       if (position.table.isMask) editing.toggle(position);
-      else if (isNumber(position) && open?.position !== position && !(open && cellOf(open.position) === cellOf(position))) start(position);
+      else if (isNumber(position) && !isOpen(position)) start(position);
     },
   });
-
-  return { close: () => finish() };
 }

@@ -1,9 +1,9 @@
 // Controls of the layer: tokens, mask, scaling, softmax, heads, split, cross-attention, positions and W_O.
 
 import { create } from "clearhead/elements.js";
-import { parseNumber } from "clearhead/cell_editor.js";
 import { possibleHeads, setCross, setHeads, setMask, setPositions, setScaling, setSoftmax, setSplit, setTokens, splitReason, useOutput } from "clearhead/change_layer.js";
-import { shortNumber } from "clearhead/number_format.js";
+import { parseNumber, shortNumber } from "clearhead/number_format.js";
+import { readTokens, tokensText } from "clearhead/token_list.js";
 
 /** @typedef {(change: (layer: Layer) => Layer) => void} Apply */
 /** @typedef {{ element: HTMLElement, update: (layer: Layer) => void }} Control */
@@ -45,22 +45,17 @@ function field(attributes, take) {
   return input;
 }
 
-/** Return the tokens of a text: words, or several words in quotes. @param {string} text @returns {string[]} */
-const words = (text) => [...text.matchAll(/"([^"]+)"|\S+/gu)].map(([whole, quoted]) => quoted ?? whole);
-/** @param {string[]} tokens */
-const joined = (tokens) => tokens.map((token) => (/[\s]/u.test(token) ? `"${token}"` : token)).join(" ");
-
 /** @param {Apply} apply @returns {Control} */
 function tokensControl(apply) {
-  const queries = field({ class: "words" }, (text) => apply((layer) => setTokens(layer, words(text))));
-  const keys = field({ class: "words" }, (text) => apply((layer) => setTokens(layer, words(text), "key")));
+  const queries = field({ class: "words" }, (text) => apply((layer) => setTokens(layer, readTokens(text))));
+  const keys = field({ class: "words" }, (text) => apply((layer) => setTokens(layer, readTokens(text), "key")));
   const memory = labeled("Tokens of Z", keys);
   return {
     element: create("div", { class: "token-controls" }, labeled("Tokens", queries), memory),
     update({ tokens, memory: source }) {
-      queries.value = joined(tokens);
+      queries.value = tokensText(tokens);
       memory.hidden = !source;
-      keys.value = joined(source?.tokens ?? []);
+      keys.value = tokensText(source?.tokens ?? []);
     },
   };
 }
@@ -87,10 +82,9 @@ function maskControl(apply) {
 
 /** @param {Apply} apply @returns {Control} */
 function scaleControl(apply) {
-  let isRoot = true;
   const { box, element } = checkbox("Scaling", (on) => apply((layer) => setScaling(layer, on, layer.scaling.scale)));
   const factor = field({ class: "short" }, (text) => {
-    const value = text.trim() ? parseNumber(text) ?? NaN : null;
+    const value = text.trim() ? parseNumber(text) : null;
     apply((layer) => setScaling(layer, true, value));
   });
   const root = create("button", { type: "button", title: "Divide by the root of the width of the keys" }, "1/√d_k");
@@ -101,10 +95,9 @@ function scaleControl(apply) {
     element,
     update(layer) {
       const { on, scale, d_k } = layer.scaling;
-      isRoot = scale === null;
       box.checked = on;
       value.hidden = !on;
-      root.disabled = isRoot;
+      root.disabled = scale === null;
       factor.value = shortNumber(scale ?? (d_k ?? layer.weights.query[0][0].length) ** -0.5);
     },
   };

@@ -28,14 +28,16 @@ export class History {
 
   /**
    * Add a state after the current one, and forget the states that were undone.
-   * @param {Layer} layer @param {string} [key] successive states with the same key, as of a drag, count as one
+   * @param {Layer} layer @param {string} [key] successive states with the same key, as of a drag, count as one, and as none
+   *   if they return to the state before
    * @returns {Layer}
    */
   push(layer, key = "") {
     if (layer === this.layer) return layer;
     const isContinued = key !== "" && this.states[this.position].key === key && !this.canRedo;
     this.states.length = this.position + (isContinued ? 0 : 1);
-    this.states.push({ layer, key });
+    const isReturn = isContinued && JSON.stringify(layer) === JSON.stringify(this.states.at(-1)?.layer);
+    if (!isReturn) this.states.push({ layer, key });
     if (this.states.length > MAX_STATES) this.states.shift();
     this.position = this.states.length - 1;
     return layer;

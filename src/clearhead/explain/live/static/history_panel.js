@@ -6,6 +6,9 @@ import { History } from "clearhead/history.js";
 /** @type {HTMLElement | null} */
 let lastChanged = null; // the live calculation that keys without a focus belong to
 
+/** Text fields undo what is typed in them. @param {EventTarget | null} target */
+const takesText = (target) => target instanceof Element && target.matches("textarea, input:not([type=checkbox], [type=radio])");
+
 /**
  * Create the buttons and the list.
  * @param {Layer} initial
@@ -41,7 +44,7 @@ export function historyPanel(initial, show) {
 
   /** @param {KeyboardEvent} event */
   function key(event) {
-    if (!(event.ctrlKey || event.metaKey) || event.altKey || event.target instanceof HTMLInputElement) return;
+    if (!(event.ctrlKey || event.metaKey) || event.altKey || takesText(event.target)) return;
     const name = event.key.toLowerCase();
     if (name !== "z" && name !== "y") return;
     event.preventDefault();

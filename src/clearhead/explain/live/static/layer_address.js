@@ -32,11 +32,12 @@ export function followAddress(name, start, live, say) {
   if (IN_NOTEBOOK) return;
   let written = "";
   function read() {
-    const state = stateIn(name, location.hash);
-    if (!state || state === written) return;
+    const state = stateIn(name, location.hash) ?? "";
+    if (state === written) return;
     const { layer, message } = readState(start, state);
-    if (message) say(message);
-    else live.set(layer);
+    if (message) return say(message);
+    written = state;
+    live.set(layer);
   }
   let timer = 0;
   live.onChange(() => {

@@ -6,7 +6,7 @@ import { transpose } from "clearhead/matrix_math.js";
 import { MINUS, NumberFormat, formatNumber } from "clearhead/number_format.js";
 
 /** @typedef {{ id: string, row: number, column: number }} CellAddress counted from 0, in the matrix as it is stored */
-/** @typedef {{ id: string, marks: string, shift: number, transposed: boolean, columns?: [number, number] }} Shown */
+/** @typedef {{ id: string, marks: string, transposed: boolean, columns?: [number, number] }} Shown */
 
 const MASKED = "·";
 const CHANGED_MS = 1500; // then the mark of a changed number fades
@@ -107,15 +107,13 @@ export class MatrixTable {
     const heads = [...columns.map((name) => header(name, "col")), ...extra.map(([text, title]) => create("th", { scope: "col", title }, text))];
     const body = this.cells.map((cells, row) => create("tr", {}, header(rows[row], "row"), ...cells, ...Object.values(this.sums[row] ?? {})));
     const foot = this.columnSums.length ? [create("tfoot", {}, create("tr", {}, create("th", { scope: "row" }, "sum"), ...this.columnSums))] : [];
-    const { marks, shift } = this.shown;
     const use = this.isMask ? ": Space shows or hides a key" : this.isEditable ? ": editable" : "";
     const attributes = {
       class: this.isMask ? "editable mask" : this.isEditable ? "editable" : undefined,
       role: "grid",
       "aria-label": `${symbol} ${shape}${use}`,
       "aria-readonly": this.isEditable ? false : "true",
-      "data-marks": marks,
-      "data-shift": shift,
+      "data-marks": this.shown.marks,
       "data-matrix": this.shown.id,
     };
     const head = create("thead", {}, create("tr", {}, create("td"), ...heads));
@@ -142,7 +140,7 @@ export class MatrixTable {
     return transposed ? this.cells[column]?.[row] : this.cells[row]?.[column - (columns?.[0] ?? 0)];
   }
 
-  /** Show the numbers of a calculation of the same shape, and mark those that changed. @param {Calculation} calculation @returns {number} how many changed */
+  /** Show the numbers of a calculation of the same shape, and mark those that changed. @param {Calculation} calculation */
   update(calculation) {
     const [before, hidden] = [this.values, this.hidden];
     const view = this.view(this.matrix(calculation));
@@ -150,7 +148,6 @@ export class MatrixTable {
     if (changed.length || JSON.stringify(hidden) !== JSON.stringify(view.hidden)) this.fill(calculation);
     else this.describe(calculation);
     markChanged(changed);
-    return changed.length;
   }
 
   /** @param {Calculation} calculation */
@@ -204,7 +201,7 @@ export class MatrixTable {
 }
 
 /** Return the entropy of a row in nats, after it is divided by its sum. @param {number[]} row */
-export function entropyOf(row) {
+function entropyOf(row) {
   const total = row.reduce((left, right) => left + right, 0);
   if (total === 0) return 0;
   return row.reduce((sum, weight) => (weight > 0 ? sum - (weight / total) * Math.log(weight / total) : sum), 0);

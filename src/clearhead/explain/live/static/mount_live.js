@@ -73,8 +73,10 @@ export function mountLive(element, config) {
     say,
   });
 
-  /** @param {string} text */
+  /** Say a text. A change that is not announced yet does not replace it. @param {string} text */
   function say(text) {
+    clearTimeout(timer);
+    announced = null;
     status.textContent = text;
   }
 
@@ -104,9 +106,9 @@ export function mountLive(element, config) {
     clearTimeout(timer);
     timer = setTimeout(() => {
       const text = changeText(announced ?? before, calculation);
-      say(text);
       announced = null;
-      setTimeout(() => status.textContent === text && say(""), SHOWN_MS);
+      status.textContent = text;
+      setTimeout(() => status.textContent === text && (status.textContent = ""), SHOWN_MS);
     }, ANNOUNCE_MS);
   }
 

@@ -47,7 +47,8 @@ export function tomlFile(layer, title = "An edited calculation") {
       scale: scaling.on ? (scaling.scale ?? undefined) : "none",
       d_k: scaling.on ? (scaling.d_k ?? undefined) : undefined,
     },
-    embedding: Object.fromEntries(embedding?.vocabulary.map((word, index) => [word, embedding.values[index]]) ?? []),
+    // a list, because an object moves words such as "2" to its front
+    embedding: embedding?.vocabulary.map((word, index) => [word, embedding.values[index]]) ?? [],
     weights: {
       ...Object.fromEntries(PROJECTIONS.map((name) => [name, unnested(layer.weights[name])])),
       output: layer.use_output ? layer.weights.output : identity(width),
@@ -59,13 +60,13 @@ export function tomlFile(layer, title = "An edited calculation") {
     given: givenTable(layer),
   };
   const note = layer.softmax === "columns" ? ["# softmax was over columns, so the weights are given"] : [];
-  const parts = Object.entries(tables).map(([name, table]) => tableText(name, table));
+  const parts = Object.entries(tables).map(([name, table]) => tableText(name, Array.isArray(table) ? table : Object.entries(table)));
   return `${[...note, ...parts.filter(Boolean)].join("\n")}`;
 }
 
-/** @param {string} name @param {Record<string, any>} table @returns {string} */
-function tableText(name, table) {
-  const keys = Object.entries(table).filter(([, value]) => value !== undefined);
+/** @param {string} name @param {[string, any][]} pairs keys and values @returns {string} */
+function tableText(name, pairs) {
+  const keys = pairs.filter(([, value]) => value !== undefined);
   if (!keys.length) return "";
   const lines = keys.map(([key, value]) => `${/^\w+$/.test(key) ? key : tomlText(key)} = ${tomlValue(value)}\n`);
   return `${name ? `[${name}]\n` : ""}${lines.join("")}`;

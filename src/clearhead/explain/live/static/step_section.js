@@ -37,7 +37,7 @@ export class StepSection {
     this.id = step.id;
     this.options = options;
     /** @type {MatrixTable[]} */
-    this.tables = [...step.operands, { id: matrixId(step), marks: "result", shift: 0, transposed: false }].map(
+    this.tables = [...step.operands, { id: matrixId(step), marks: "result", transposed: false }].map(
       (shown) => new MatrixTable(calculation, shown, options),
     );
     const anchor = options.anchor(step.id);
@@ -74,11 +74,10 @@ export class StepSection {
     return create("div", { class: "factor" }, Boolean(sign) && create("span", { class: "sign", "aria-hidden": "true" }, sign), table.element);
   }
 
-  /** Show another calculation with the same steps and shapes. @param {Step} step @param {Calculation} calculation @returns {number} how many numbers of the result changed */
+  /** Show another calculation with the same steps and shapes. @param {Step} step @param {Calculation} calculation */
   update(step, calculation) {
-    const changed = this.tables.map((table) => table.update(calculation));
+    for (const table of this.tables) table.update(calculation);
     this.describe(step, calculation);
-    return changed[changed.length - 1];
   }
 
   /** @param {Step} step @param {Calculation} calculation */
