@@ -56,18 +56,25 @@ def browser():
 
 
 @pytest.fixture
-def page(browser):
-    """Yield a page; its console must be empty after the test."""
+def blank_page(browser):
+    """Yield a browser with a blank page of 1280 pixels; its console must be empty after the test."""
     from support.browser import complaints, emulate, requested, resize
-    from support.viewer_page import Page
 
     resize(browser, 1280)
     emulate(browser)
     browser.get("about:blank")
     complaints(browser)
     requested(browser)
-    yield Page(browser)
+    yield browser
     assert complaints(browser) == []
+
+
+@pytest.fixture
+def page(blank_page):
+    """Return a page of the viewer."""
+    from support.viewer_page import Page
+
+    return Page(blank_page)
 
 
 @pytest.fixture(scope="session")

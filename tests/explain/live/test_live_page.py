@@ -12,7 +12,7 @@ from selenium.webdriver.support.ui import Select
 from clearhead import MultiHeadAttention, trace
 from clearhead.explain import load
 from clearhead.explain.render import render
-from support.browser import complaints, emulate, requested, resize
+from support.browser import emulate, requested, resize
 from support.live_page import (
     assert_matches_python,
     assert_same,
@@ -35,6 +35,8 @@ from support.live_page import (
 )
 from support.viewer_page import violations
 
+pytestmark = pytest.mark.usefixtures("blank_page")
+
 EXAMPLES = ("song", "two-heads", "three-by-four", "causal-decoder", "cross-attention", "grouped-heads", "embeddings")
 HOSTILE = '<img src=x onerror=alert(1)> ]]></script> שלום 🙂 \u202e"two words" __proto__'
 CORNER = "const {x, y} = arguments[0].getBoundingClientRect(); return [x + 20, y + 8]"
@@ -49,17 +51,6 @@ def pages(tmp_path_factory):
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)
     return {name: ((folder / f"{name}.html").as_uri(), text) for name, text in texts.items()}
-
-
-@pytest.fixture(autouse=True)
-def fresh(browser):
-    resize(browser, 1280)
-    emulate(browser)
-    browser.get("about:blank")
-    complaints(browser)
-    requested(browser)
-    yield
-    assert complaints(browser) == []
 
 
 def test_browser_writes_the_same_page_as_python(browser, pages):

@@ -10,7 +10,9 @@ from clearhead import check
 from clearhead.explain import parse
 from clearhead.explain.render import render_audit
 from support.audited_texts import HOSTILE, life
-from support.browser import complaints, emulate, requested, resize
+from support.browser import emulate, requested, resize
+
+pytestmark = pytest.mark.usefixtures("blank_page")
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +29,6 @@ def pages(tmp_path_factory):
         (folder / f"{name}.html").write_text(render_audit(audit, "html"))
     (folder / "notebook.html").write_text(f"<!doctype html>{audits['life']._repr_html_()}")
     return {path.stem: path.as_uri() for path in folder.iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def fresh(browser):
-    resize(browser, 1280)
-    emulate(browser)
-    browser.get("about:blank")
-    complaints(browser)
-    requested(browser)
-    yield
-    assert complaints(browser) == []
 
 
 def claimed_cell(browser, claim, row, column):

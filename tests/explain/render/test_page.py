@@ -14,8 +14,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 from clearhead import Causal, MultiHeadAttention, record, trace
 from clearhead.explain import load, trace_head
 from clearhead.explain.render import render
-from support.browser import complaints, emulate, requested, resize
+from support.browser import emulate, requested, resize
 from support.recordings import decoder
+
+pytestmark = pytest.mark.usefixtures("blank_page")
 
 AWKWARD = ["</script>", "שלום", "🙂", "\n", "x" * 10_000, "日本語", "&amp;"]
 
@@ -36,17 +38,6 @@ def pages(tmp_path_factory):
     for name, traced in traces.items():
         (folder / f"{name}.html").write_text(render(traced, "html", title=f"{name} </title>"))
     return {name: (folder / f"{name}.html").as_uri() for name in traces}
-
-
-@pytest.fixture(autouse=True)
-def fresh(browser):
-    resize(browser, 1280)
-    emulate(browser)
-    browser.get("about:blank")
-    complaints(browser)
-    requested(browser)
-    yield
-    assert complaints(browser) == []
 
 
 def cell(browser, section, row, column):
