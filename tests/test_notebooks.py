@@ -66,6 +66,7 @@ def images(text):
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")) for image in encoded]
 
 
+@pytest.mark.slow
 def test_notebook_shows_images_without_scripts(shown):
     weights, _, watched = shown
     assert len(images(weights)) == 3

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from clearhead.explain.course import build_course
 from clearhead.explain.exercises import exercise, mark, mark_folder, render_marks, render_sheet, to_toml
 from support.wrong_calls import Call
 
@@ -29,6 +28,5 @@ def exercise_calls() -> list[Call]:
             {"exercise": ("no such file",)},
             skipped=("progress",),  # a function of the caller, whose errors are not caught
         ),
-        Call("build_course", build_course, lambda: {"folder": folder / "course"}),
         Call("render_marks", render_marks, lambda: {"marks": mark(file), "style": "csv"}),
     ]

@@ -190,6 +190,9 @@ def test_all_files_are_written(tmp_path):
     assert all(f'href="{path.name}"' in index for path in written[:-1])
     with pytest.raises(NotADirectoryError, match="expected the name of a folder"):
         build_course(written[0])
+    for wrong in (3, None, b"course", ["course"]):
+        with pytest.raises(TypeError, match="folder is"):
+            build_course(wrong)
 
 
 def test_missing_page_is_reported(tmp_path):
