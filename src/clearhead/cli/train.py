@@ -56,8 +56,8 @@ def train(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help='Sentence of the film, an English sentence of the grammar; implies --film. Default: "did the old man'
-            ' wear a hat ?".',
+            help="Sentence of the film, an English sentence of the grammar of at most 12 words; implies --film."
+            ' Default: "did the old man wear a hat ?".',
         ),
     ] = None,
     device: DeviceOption = None,
