@@ -13,6 +13,7 @@ EXTRAS = {
     "translate": {"tokenizers": "tokenizers", "sacrebleu": "sacrebleu", "filelock": "filelock"},
     "hf": {"transformers": "transformers", "gguf": "gguf", "accelerate": "accelerate"},
     "plot": {"matplotlib": "matplotlib"},
+    "vllm": {"vllm": "vllm"},
 }
 
 

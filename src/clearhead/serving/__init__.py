@@ -1,0 +1,1 @@
+"""Attention of live requests of an inference server: a plugin for vLLM."""
