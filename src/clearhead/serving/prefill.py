@@ -1,0 +1,111 @@
+"""Attention rows of requests with several queries: prefill, chunked prefill and prefix-cache hits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from clearhead.functional import lazy_weights
+from clearhead.serving.layers import ServedLayer
+from clearhead.serving.paged import PagedCache
+from clearhead.serving.statistics import StatisticsWanted
+
+
+class Rows(NamedTuple):
+    """Queries of one request in a batch, which are its last tokens.
+
+    Attributes:
+        request: row of the block table.
+        start: index of the first query in the batch.
+        q_len: number of queries.
+        kv_len: number of keys, those of the queries included.
+        spans: spans of keys by name, which may end after `kv_len`.
+    """
+
+    request: int
+    start: int
+    q_len: int
+    kv_len: int
+    spans: Mapping[str, tuple[int, int]] = {}
+
+
+class PrefillRows(NamedTuple):
+    """Rows of one request and layer in float32.
+
+    Attributes:
+        lse: log-sum-exp of each row.
+        statistics: by name. `entropy`, `distance`, `peak` and `sink` [heads, rows], `received` [heads, kv_len],
+            `mass` [heads, rows, spans], `top_weights` and `top_keys` [heads, rows, k].
+    """
+
+    lse: Float[Tensor, "heads rows"]
+    statistics: dict[str, Tensor]
+
+
+def prefill_rows(
+    layer: ServedLayer,
+    query: Float[Tensor, "tokens heads key_dim"],
+    cache: PagedCache,
+    rows: Sequence[Rows],
+    block_table: Int[Tensor, "requests blocks"],
+    wanted: StatisticsWanted,
+) -> list[PrefillRows]:
+    """Compute log-sum-exp and statistics of the queries of each request.
+
+    Args:
+        layer: options of the layer.
+        query: queries of the batch.
+        cache: cache that contains the keys, those of the queries included.
+        rows: queries of each request to compute.
+        block_table: blocks of the requests.
+        wanted: statistics to compute. `mass` is computed for requests with spans.
+    """
+    return [_one_request(layer, query, cache, request, block_table[request.request], wanted) for request in rows]
+
+
+def _one_request(
+    layer: ServedLayer,
+    query: Float[Tensor, "tokens heads key_dim"],
+    cache: PagedCache,
+    rows: Rows,
+    block_ids: Int[Tensor, " blocks"],
+    wanted: StatisticsWanted,
+) -> PrefillRows:
+    position = rows.kv_len - rows.q_len
+    first = 0 if layer.window is None else max(0, position + 1 - layer.window)
+    key = cache.gather(block_ids, first, rows.kv_len, values=False)[0]
+    queries = query[rows.start : rows.start + rows.q_len].transpose(0, 1)
+    weights = lazy_weights(layer.call(queries[None], key[None]), check_mutation=False)
+    # the weight on the first key is the mass of a span
+    pairs = ([(0, 1)] if wanted.sink else []) + list(rows.spans.values())
+    pairs = [(max(start, first) - first, min(end, rows.kv_len) - first) for start, end in pairs]
+    present = [pair for pair in pairs if pair[0] < pair[1]]
+    results = weights.observe(
+        entropy=wanted.entropy,
+        received=wanted.received,
+        distance=wanted.distance,
+        peak=wanted.peak,
+        spans=present or None,
+        top=wanted.top or None,
+    )
+    statistics = {name: getattr(results, name)[0] for name in ("entropy", "distance", "peak") if name in results}
+    if wanted.received:
+        statistics["received"] = pad(results.received[0], (first, 0))
+    if pairs:
+        masses = weights.lse.new_zeros((layer.heads, rows.q_len, len(pairs)))
+        if present:
+            masses[..., [index for index, pair in enumerate(pairs) if pair in present]] = results.mass[0]
+        if wanted.sink:
+            statistics["sink"], masses = masses[..., 0], masses[..., 1:]
+        if rows.spans:
+            statistics["mass"] = masses
+    if wanted.top:
+        keys = results.top.keys[0]
+        statistics["top_weights"] = results.top.weights[0]
+        statistics["top_keys"] = torch.where(keys < 0, keys, keys + first)
+    return PrefillRows(weights.lse[0], statistics)
