@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clearhead._utils.bounded_reads import read_text
+from clearhead._utils.parsing import parse_indices, shortened
 from clearhead._utils.progress import StageProgress
 from clearhead.cli.output import stage_progress
 
@@ -224,17 +225,7 @@ def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Co
     if layers is None:
         return range(sys.maxsize)
     count = source.layer_count
-    chosen: set[int] = set()
-    printed = repr(layers if len(layers) <= 40 else f"{layers[:37]}...")
-    for part in layers.split(","):
-        first, _, last = part.strip().partition("-")
-        last = last or first
-        if not (first.isdecimal() and last.isdecimal()):
-            raise ValueError(f"--layers is {printed}; expected numbers and ranges such as 0,3-5")
-        if max(len(first), len(last)) > 9 or not int(first) <= int(last) < count:  # checked before the range is built
-            raise ValueError(f"--layers is {printed}, but the layers are 0 to {count - 1}")
-        chosen |= set(range(int(first), int(last) + 1))
-    return chosen
+    return parse_indices("--layers", layers, count, f", but the layers are 0 to {count - 1}")
 
 
 def parse_spans(spans: list[str] | None) -> dict[str, tuple[int, int]] | None:
@@ -243,7 +234,7 @@ def parse_spans(spans: list[str] | None) -> dict[str, tuple[int, int]] | None:
 
     chosen: dict[str, tuple[int, int]] = {}
     for given in spans or ():
-        printed = repr(given if len(given) <= 40 else f"{given[:37]}...")
+        printed = shortened(given)
         name, equals, bounds = given.rpartition("=")
         start, colon, end = bounds.partition(":")
         if not (name.strip() and equals and colon and _is_position(start) and _is_position(end)):
