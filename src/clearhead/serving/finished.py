@@ -41,7 +41,8 @@ class FinishedRequest:
     never read, so it is not a row.
 
     Attributes:
-        id: id of the request, as the client knows it.
+        id: id of the request in the engine, which is unique.
+        client_id: id of the request as its client knows it, which may repeat.
         token_ids: tokens that the model read: the prompt, then what it wrote.
         prompt_len: number of tokens of the prompt.
         first_row: position of the first observed query. Tokens before it came from the prefix cache.
@@ -55,6 +56,7 @@ class FinishedRequest:
     """
 
     id: str
+    client_id: str
     token_ids: list[int]
     prompt_len: int
     first_row: int

@@ -94,3 +94,20 @@ class PagedCache:
             return blocks.transpose(0, 1).flatten(1, 2)[:, tokens]
 
         return joined(self.keys_of(ids)), joined(self.value_blocks[ids]) if values else None
+
+    def tokens(
+        self, block_ids: Int[Tensor, " tokens"], slots: Int[Tensor, " tokens"], *, values: bool = True
+    ) -> tuple[Float[Tensor, "tokens kv_heads key_dim"], Float[Tensor, "tokens kv_heads value_dim"] | None]:
+        """Return key and value of one token per block.
+
+        Args:
+            block_ids: block of each token.
+            slots: index of each token in its block.
+            values: also return the values; otherwise None.
+        """
+        if self.key_order is None:
+            key = self.key_blocks[block_ids, :, slots]
+        else:
+            columns = self.key_order.view(self.block_size, self.key_dim)[slots]
+            key = self.key_blocks[block_ids].gather(2, columns[:, None].expand(-1, self.kv_heads, -1))
+        return key, self.value_blocks[block_ids, :, slots] if values else None

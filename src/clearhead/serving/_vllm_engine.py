@@ -1,0 +1,235 @@
+"""`EngineObservation`: the observer of one vLLM engine, with its settings and its writer."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from clearhead._utils.text import printable
+from clearhead.serving._vllm_layers import observed_attention_layers, paged_cache, served_layer
+from clearhead.serving._vllm_runners import BatchReader
+from clearhead.serving._vllm_start import check_version
+from clearhead.serving.decode import DecodeKernel
+from clearhead.serving.observer import Observer, Scheduled
+from clearhead.serving.paged import PagedCache
+from clearhead.serving.requests import RequestState
+from clearhead.serving.settings import RequestOptions, Settings
+from clearhead.serving.spans import resolve_spans
+from clearhead.serving.tokens import load_tokenizer
+from clearhead.serving.writer import Writer
+
+logger = logging.getLogger("clearhead.serving")
+RANDOM_SUFFIX = 9  # vLLM appends "-" and 8 random characters to the ids of clients
+
+
+class EngineObservation:
+    """Observer of one engine. Errors are logged once and drop the requests of the step; the engine continues."""
+
+    def __init__(self, config: Any, runner: Any, layers: Sequence[tuple[str, Any]]) -> None:
+        self._config, self._layers = config, layers
+        self._served = {index: served_layer(index, name, layer.impl) for index, (name, layer) in enumerate(layers)}
+        if len({layer.heads for layer in self._served.values()}) > 1:
+            raise ValueError("the layers have different numbers of heads; expected the same in all layers")
+        self._reader = BatchReader(runner)
+        self._kernel = DecodeKernel()
+        self._tokenizer = functools.cache(self._load_tokenizer)
+        self._failed = False
+        self._settings: Settings | None = None
+        self._observer: Observer | None = None
+        self._writer: Writer | None = None
+        for index, (_, layer) in enumerate(layers):
+            layer.impl.clearhead_listener = _Listener(self, index, layer)
+
+    @classmethod
+    def of(cls, config: Any, runner: Any) -> EngineObservation | None:
+        """Return the observation of an engine whose KV cache exists; None if none of its layers is observed."""
+        layers = observed_attention_layers(config)
+        if not layers:
+            return None  # the backend has logged the reason
+        check_version()
+        observation = cls(config, runner, layers)
+        settings = settings_of(config)
+        if settings is not None:
+            observation.start(settings)
+        return observation
+
+    def start(self, settings: Settings) -> None:
+        """Observe all requests from now on."""
+        chosen = {i: layer for i, layer in self._served.items() if settings.layers is None or i in settings.layers}
+        heads = next(iter(self._served.values())).heads
+        if not chosen:
+            raise ValueError(f"layers is {settings.layers}; expected some of 0 to {len(self._served) - 1}")
+        if settings.heads is not None and max(settings.heads) >= heads:
+            raise ValueError(f"heads is {settings.heads}; expected indices below {heads}")
+        self._warm_up(settings)
+        self._writer = Writer(settings, self._config.model_config.served_model_name_or_path, self._tokenizer)
+        self._observer = Observer(
+            chosen,
+            settings.wanted,
+            self._writer.put,
+            heads=settings.heads,
+            values=settings.values,
+            memory=settings.memory,
+            kernel=self._kernel,
+        )
+        self._settings = settings
+        logger.info("clearhead observes %d layers and writes to %s", len(chosen), settings.output)
+
+    def configure(self, settings: str | None) -> str | None:
+        """Observe with settings given as JSON, or not at all. Return the reason if that is impossible.
+
+        All requests that are under way are finished and written before.
+        """
+        try:
+            self._stop()
+            if settings is not None:
+                self.start(Settings.from_mapping(json.loads(settings)))
+        except Exception as error:
+            return str(error)
+        return None
+
+    def _stop(self) -> None:
+        observer, writer = self._observer, self._writer
+        self._observer = self._writer = self._settings = None
+        if observer is not None and writer is not None:
+            observer.finish(observer.requests)
+            writer.flush()
+            writer.close()
+
+    def close(self) -> None:
+        """Write the finished requests."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def begin_step(self, scheduled: Any) -> None:
+        """Begin a step with the output of the scheduler."""
+        if self._observer is not None:
+            try:
+                self._begin(self._observer, scheduled)
+            except Exception:
+                self._fail("the scheduled requests")
+
+    def attend(self, index: int, query: Tensor, cache: PagedCache, block_table: Tensor) -> None:
+        """Observe one layer."""
+        if self._observer is not None:
+            try:
+                self._observer.attend(index, query, cache, block_table)
+            except Exception:
+                self._fail(f"layer {index}")
+
+    def end_step(self) -> None:
+        """End a step."""
+        if self._observer is not None:
+            try:
+                for _ in self._observer.end():
+                    self._count("dropped")
+            except Exception:
+                self._fail("a step")
+
+    def _begin(self, observer: Observer, scheduled: Any) -> None:
+        observer.finish(scheduled.finished_req_ids)
+        cached = scheduled.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request in scheduled.scheduled_new_reqs:
+            computed[request.req_id] = request.num_computed_tokens
+            if request.req_id not in observer.requests:  # a preempted request may come again
+                self._add(observer, request)
+        if not observer.requests:
+            observer.skip()
+            return
+        lengths, total = scheduled.num_scheduled_tokens, scheduled.total_num_scheduled_tokens
+
+        def batch() -> tuple[list[Scheduled], Tensor]:
+            ids, tokens = self._reader.read(total)
+            return [Scheduled(i, lengths[i], computed[i] + lengths[i]) for i in ids], tokens
+
+        observer.begin(batch)
+
+    def _add(self, observer: Observer, request: Any) -> None:
+        """Observe a new request if the settings or its options choose it."""
+        assert self._settings is not None
+        given = (getattr(request.sampling_params, "extra_args", None) or {}).get("clearhead")
+        request_id: str = request.req_id
+        prompt: list[int] = list(request.prompt_token_ids or ())
+        options = RequestOptions()
+        try:
+            options = options if given is None else RequestOptions.parse(given)
+        except (TypeError, ValueError) as error:
+            self._refuse(request_id, error)
+        choice = self._settings.chooses(request_id, options)
+        if not choice.observed or not prompt:  # prompts may also be embeddings
+            self._count("skipped")
+            return
+        spans = {}
+        for name, span in {**self._settings.spans, **options.spans}.items():
+            try:
+                spans |= resolve_spans({name: span}, prompt, self._tokenizer() if isinstance(span, str) else None)
+            except (TypeError, ValueError) as error:
+                self._refuse(request_id, error)
+        client_id = _client_id(request_id)
+        observer.add(RequestState(request_id, prompt, spans, record=choice.recorded, client_id=client_id))
+
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        """Log an error of a client, and observe its request without the option."""
+        logger.warning("request %s: %s", printable(request_id), error)
+
+    def _count(self, outcome: str) -> None:
+        assert self._writer is not None
+        self._writer.metrics.count(outcome)
+
+    def _fail(self, part: str) -> None:
+        assert self._observer is not None
+        for _ in self._observer.abandon():
+            self._count("failed")
+        if not self._failed:
+            self._failed = True
+            logger.exception("clearhead could not observe %s; its requests are dropped", part)
+
+    def _warm_up(self, settings: Settings) -> None:
+        """Compile the kernel of decoding, before the first request and unless vLLM itself runs uncompiled."""
+        if settings.compile and not self._config.model_config.enforce_eager:
+            for index, (_, layer) in enumerate(self._layers):
+                cache = paged_cache(layer, layer.kv_cache)
+                self._kernel.warm_up(self._served[index], cache, self._config.model_config.dtype)
+
+    def _load_tokenizer(self) -> Any:
+        model = self._config.model_config
+        return load_tokenizer(model.tokenizer, model.tokenizer_revision, model.trust_remote_code)
+
+
+class _Listener:
+    """Receiver of the calls of one layer."""
+
+    def __init__(self, observation: EngineObservation, index: int, layer: Any) -> None:
+        self._observation, self._index, self._layer = observation, index, layer
+        self._tensor: Tensor | None = None
+        self._cache: PagedCache | None = None
+
+    def __call__(self, query: Tensor, kv_cache: Tensor, block_table: Tensor) -> None:
+        if self._cache is None or kv_cache is not self._tensor:
+            self._tensor, self._cache = kv_cache, paged_cache(self._layer, kv_cache)
+        self._observation.attend(self._index, query, self._cache, block_table)
+
+
+def settings_of(config: Any) -> Settings | None:
+    """Return the settings of an engine: its `additional_config`, or the environment variable.
+
+    None if `additional_config` names no output folder: observation then begins with `observe(llm)`.
+    """
+    given = config.additional_config.get("clearhead") if isinstance(config.additional_config, dict) else None
+    if given is None:
+        return Settings.from_environment()
+    return Settings.from_mapping(given) if "output" in given else None
+
+
+def _client_id(request_id: str) -> str:
+    """Return the id that the client knows, without the random characters that vLLM appends."""
+    if os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0") not in ("", "0"):
+        return request_id
+    return request_id[:-RANDOM_SUFFIX] if len(request_id) > RANDOM_SUFFIX else request_id

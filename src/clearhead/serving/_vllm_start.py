@@ -1,0 +1,48 @@
+"""Start of observation in a process of vLLM: log handler, metrics, and hooks into the worker."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import functools
+import logging
+
+from clearhead.serving._vllm_backends import log_once
+
+TESTED_VERSIONS = ("0.32.",)
+
+
+@functools.cache
+def start_process() -> None:
+    """Prepare a process of vLLM for observation by environment variable, once."""
+    attach_log_handler()
+    try:
+        from clearhead.serving._prometheus import install as install_collector
+        from clearhead.serving._vllm_worker import install as install_hooks
+        from clearhead.serving.settings import Settings
+
+        settings = Settings.from_environment()
+        assert settings is not None
+        install_hooks()
+        if settings.metrics:
+            install_collector(settings.output)
+    except Exception as error:  # a server must start in any case
+        log_once(f"clearhead observes no requests: {error}")
+
+
+def check_version() -> None:
+    """Log a warning if the version of vLLM was never tested."""
+    from vllm import __version__
+
+    if not __version__.startswith(TESTED_VERSIONS):
+        tested = ", ".join(f"{version}x" for version in TESTED_VERSIONS)
+        log_once(f"clearhead was tested with vLLM {tested}, and this is {__version__}")
+
+
+def attach_log_handler() -> None:
+    """Let messages of clearhead appear in the log of the server, whose handlers serve vLLM's loggers only."""
+    logger, served = logging.getLogger("clearhead.serving"), logging.getLogger("vllm")
+    if not logger.handlers:
+        for handler in served.handlers:
+            logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = not served.handlers

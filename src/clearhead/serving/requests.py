@@ -1,0 +1,199 @@
+"""State of one observed request while the engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from clearhead.serving.finished import FinishedRequest, RecordedLayer
+from clearhead.serving.layers import ServedLayer
+
+Spans = Mapping[str, tuple[int, int]]
+
+
+class StepValue(NamedTuple):
+    """Values of one request in a tensor that all requests of a step share. It is sliced when the request finishes."""
+
+    values: Tensor
+    row: int
+
+    def part(self) -> Tensor:
+        return self.values[self.row]
+
+
+class LayerChunk(NamedTuple):
+    """Rows of recorded requests in one layer and step, and the keys that are new in this step."""
+
+    query: Float[Tensor, "rows heads key_dim"]
+    key: Float[Tensor, "keys kv_heads key_dim"]
+    value: Float[Tensor, "keys kv_heads value_dim"] | None
+    lse: Float[Tensor, "rows heads"]
+
+
+class RequestState:
+    """Rows, column sums and chunks of one request, which grow with each step.
+
+    Attributes:
+        id: id of the request in the engine.
+        client_id: id of the request as its client knows it.
+        prompt_ids: tokens of the prompt.
+        first_row: position of the first observed query; None before the first step.
+        next_row: position after the last observed query.
+        spans: spans of tokens by name.
+        is_recorded: whether queries, keys and values are kept.
+        dropped: reason why a recording that was asked for is missing.
+        nbytes: memory of the state, about.
+    """
+
+    def __init__(
+        self, request_id: str, prompt_ids: list[int], spans: Spans, *, record: bool, client_id: str | None = None
+    ) -> None:
+        self.id, self.client_id = request_id, client_id or request_id
+        self.prompt_ids, self.spans, self.is_recorded = prompt_ids, spans, record
+        self.first_row: int | None = None
+        self.next_row = 0
+        self.dropped: str | None = None
+        self.nbytes = 0
+        self._written: list[Tensor | StepValue] = []  # ids of the tokens that the model wrote and then read
+        self._rows: dict[str, list[Tensor | StepValue]] = {}  # of each step [rows, layers, heads, ...]
+        self._received: dict[int, Float[Tensor, "heads kv_len"]] = {}
+        self._blocks: dict[int, Float[Tensor, "kv_heads group blocks block"]] = {}  # column sums in decoding
+        self._chunks: list[tuple[dict[int, LayerChunk], slice]] = []
+
+    def unobserved(self, start: int, end: int) -> range:
+        """Return the rows from `start` to `end` that were not observed before.
+
+        A preempted request reads its tokens again, so rows may repeat.
+
+        Raises:
+            ValueError: if rows between are missing.
+        """
+        if self.first_row is None:
+            self.first_row = self.next_row = start
+        if start > self.next_row:
+            raise ValueError(f"rows {self.next_row} to {start - 1} of request {self.id} are missing")
+        return range(max(start, self.next_row), end)
+
+    def advance(self, end: int) -> None:
+        """Count the rows before `end` as observed."""
+        self.next_row = max(self.next_row, end)
+
+    def add_written(self, ids: Int[Tensor, " rows"] | StepValue) -> None:
+        """Add the tokens of rows after the prompt."""
+        self._written.append(ids)
+
+    def add_rows(self, name: str, values: Float[Tensor, "rows layers heads ..."] | StepValue) -> None:
+        """Add the statistics of some rows; those of a single row are a `StepValue` [layers, heads, ...]."""
+        self._rows.setdefault(name, []).append(values)
+        self.nbytes += values.part().nbytes if isinstance(values, StepValue) else values.nbytes
+
+    def add_received(self, layer: int, received: Float[Tensor, "heads kv_len"]) -> None:
+        """Add the column sums of several rows."""
+        before = self._received.get(layer)
+        if before is not None:
+            received = received + pad(before, (0, received.shape[1] - before.shape[1]))
+            self.nbytes -= before.nbytes
+        self._received[layer] = received
+        self.nbytes += received.nbytes
+
+    def add_block_sums(self, layer: int, received: Float[Tensor, "kv_heads group blocks block"]) -> None:
+        """Add the column sums of decoding rows, in blocks of tokens."""
+        sums, (kv_heads, group, count, block) = self._blocks.get(layer), received.shape
+        if sums is None or sums.shape[2] < count:
+            grown = received.new_zeros((kv_heads, group, max(4, 2 * count), block))
+            if sums is not None:
+                grown[:, :, : sums.shape[2]] = sums
+            self.nbytes += grown.nbytes - (0 if sums is None else sums.nbytes)
+            self._blocks[layer] = sums = grown
+        sums[:, :, :count] += received
+
+    def add_chunk(self, chunk: dict[int, LayerChunk], part: slice = slice(None)) -> None:
+        """Add the rows of one step of a recorded request, by layer.
+
+        Args:
+            chunk: rows and new keys of all recorded requests of the step.
+            part: those of this request.
+        """
+        self._chunks.append((chunk, part))
+        self.nbytes += _chunk_bytes(chunk, part)
+
+    def drop_recording(self, reason: str) -> None:
+        """Stop recording; the statistics continue."""
+        self.nbytes -= sum(_chunk_bytes(chunk, part) for chunk, part in self._chunks)
+        self.is_recorded, self.dropped, self._chunks = False, reason, []
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no row was observed."""
+        return self.first_row is None or self.next_row == self.first_row
+
+    def finish(self, layers: Mapping[int, ServedLayer], heads: tuple[int, ...] | None) -> FinishedRequest:
+        """Return everything that was observed."""
+        assert self.first_row is not None
+        chosen = slice(None) if heads is None else list(heads)
+        statistics = {name: _rows(parts)[:, chosen] for name, parts in self._rows.items()}
+        if self._received or self._blocks:
+            columns = [self._column_sums(layer)[chosen] for layer in layers]
+            statistics["received"] = torch.stack(columns)
+        return FinishedRequest(
+            self.id,
+            self.client_id,
+            self._token_ids(),
+            len(self.prompt_ids),
+            self.first_row,
+            tuple(layers),
+            heads,
+            statistics,
+            dict(self.spans),
+            tuple(self._recorded(layer) for layer in layers.values()) if self._chunks else (),
+            self.dropped,
+        )
+
+    def _token_ids(self) -> list[int]:
+        written = [ids.part().reshape(1) if isinstance(ids, StepValue) else ids for ids in self._written]
+        ids = [*self.prompt_ids, *(torch.cat(written).tolist() if written else ())]
+        return ids[: self.next_row]
+
+    def _column_sums(self, layer: int) -> Float[Tensor, "heads kv_len"]:
+        """Return the column sums of prefill and decoding rows of one layer."""
+        length = self.next_row
+        total = None
+        if layer in self._received:
+            before = self._received[layer]
+            total = pad(before, (0, length - before.shape[1]))
+        if layer in self._blocks:
+            decoded = self._blocks[layer].flatten(2).flatten(0, 1)
+            decoded = pad(decoded, (0, length - decoded.shape[1]))  # a negative width cuts the end of the last block
+            total = decoded if total is None else total + decoded
+        assert total is not None
+        return total
+
+    def _recorded(self, layer: ServedLayer) -> RecordedLayer:
+        chunks = [
+            LayerChunk(*(None if tensor is None else tensor[part] for tensor in chunk[layer.index]))  # pyright: ignore
+            for chunk, part in self._chunks
+        ]
+        values = [chunk.value for chunk in chunks if chunk.value is not None]
+        return RecordedLayer(
+            layer,
+            torch.cat([chunk.query for chunk in chunks]).transpose(0, 1),
+            torch.cat([chunk.key for chunk in chunks]).transpose(0, 1),
+            torch.cat(values).transpose(0, 1) if values else None,
+            torch.cat([chunk.lse for chunk in chunks]).transpose(0, 1),
+        )
+
+
+def _rows(parts: Iterable[Tensor | StepValue]) -> Float[Tensor, "layers heads rows ..."]:
+    """Join the rows of all steps."""
+    rows = [part.part()[None] if isinstance(part, StepValue) else part for part in parts]
+    return torch.cat(rows).movedim(0, 2)
+
+
+def _chunk_bytes(chunk: dict[int, LayerChunk], part: slice) -> int:
+    """Return the memory of one request's part of a chunk."""
+    return sum(tensor[part].nbytes for layer in chunk.values() for tensor in layer if tensor is not None)
