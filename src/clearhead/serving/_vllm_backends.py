@@ -28,6 +28,7 @@ def observed_backend(name: str, original: Any, config: Any) -> Any:
 
     If it cannot, return one that logs the reason when a layer uses it. vLLM also imports backends that it does not use.
     """
+    attach_log_handler()
     reasons = unsupported_reasons(name, config)
     return _unobserved(original, "; ".join(reasons)) if reasons else _observed(original)
 
@@ -54,6 +55,9 @@ def unsupported_reasons(name: str, config: Any) -> list[str]:
 
 @functools.cache
 def _observed(original: Any) -> Any:
+    from clearhead.serving._vllm_worker import install  # its imports take seconds
+
+    install()
     from vllm.v1.attention.backend import AttentionCGSupport
 
     class ObservedImpl(original.get_impl_cls()):
@@ -117,6 +121,16 @@ def _unobserved(original: Any, reason: str) -> Any:
             return original.get_impl_cls()
 
     return UnobservedBackend
+
+
+def attach_log_handler() -> None:
+    """Let messages of clearhead appear in the log of the server, whose handlers serve vLLM's loggers only."""
+    served = logging.getLogger("vllm")
+    if not logger.handlers:
+        for handler in served.handlers:
+            logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = not served.handlers
 
 
 @functools.cache

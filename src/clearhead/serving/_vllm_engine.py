@@ -68,7 +68,7 @@ class EngineObservation:
         if settings.heads is not None and max(settings.heads) >= heads:
             raise ValueError(f"heads is {settings.heads}; expected indices below {heads}")
         self._warm_up(settings)
-        self._writer = Writer(settings, self._config.model_config.served_model_name_or_path, self._tokenizer)
+        self._writer = Writer(settings, self._config.model_config.served_model_name, self._tokenizer)
         self._observer = Observer(
             chosen,
             settings.wanted,
@@ -200,7 +200,10 @@ class EngineObservation:
 
     def _load_tokenizer(self) -> Any:
         model = self._config.model_config
-        return load_tokenizer(model.tokenizer, model.tokenizer_revision, model.trust_remote_code)
+        loaded = load_tokenizer(model.tokenizer, model.tokenizer_revision, model.trust_remote_code)
+        if loaded.tokenizer is None:
+            logger.warning("tokens are shown as ids: %s", loaded.reason)
+        return loaded.tokenizer
 
 
 class _Listener:

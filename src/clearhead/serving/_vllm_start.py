@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import functools
-import logging
+import os
 
-from clearhead.serving._vllm_backends import log_once
+from clearhead.serving._vllm_backends import attach_log_handler, log_once
+from clearhead.serving.plugin import RUN_VARIABLE
 
 TESTED_VERSIONS = ("0.32.",)
 
@@ -24,7 +25,7 @@ def start_process() -> None:
         assert settings is not None
         install_hooks()
         if settings.metrics:
-            install_collector(settings.output)
+            install_collector(settings.output, os.environ[RUN_VARIABLE])
     except Exception as error:  # a server must start in any case
         log_once(f"clearhead observes no requests: {error}")
 
@@ -36,13 +37,3 @@ def check_version() -> None:
     if not __version__.startswith(TESTED_VERSIONS):
         tested = ", ".join(f"{version}x" for version in TESTED_VERSIONS)
         log_once(f"clearhead was tested with vLLM {tested}, and this is {__version__}")
-
-
-def attach_log_handler() -> None:
-    """Let messages of clearhead appear in the log of the server, whose handlers serve vLLM's loggers only."""
-    logger, served = logging.getLogger("clearhead.serving"), logging.getLogger("vllm")
-    if not logger.handlers:
-        for handler in served.handlers:
-            logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = not served.handlers

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +79,8 @@ def observe(
         arrays=True, memory=memory, metrics=False,
     )  # fmt: skip  # pyright: ignore[reportArgumentType]
     seen = SeenRequests(settings.output)
-    seen.keep(temporary)
+    if temporary is not None:
+        weakref.finalize(seen, temporary.cleanup)
     _configure(llm, settings.to_json())
     try:
         yield seen

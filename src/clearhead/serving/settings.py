@@ -16,6 +16,7 @@ from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.checks import check_bool, check_float, check_int, check_path, describe, list_items
 from clearhead._utils.parsing import parse_bytes, parse_indices, shortened
 from clearhead.serving.spans import SpanLike, checked_spans
+from clearhead.serving.statistics import StatisticsWanted
 
 VARIABLE = "CLEARHEAD_OBSERVE"
 _OFF = ("", "0")
@@ -120,6 +121,11 @@ class Settings:
         if "output" not in value:
             raise ValueError("output is missing; expected a folder for the results")
         return cls(**value)
+
+    @property
+    def wanted(self) -> StatisticsWanted:
+        """Statistics to compute."""
+        return StatisticsWanted(self.entropy, self.received, self.distance, self.peak, self.sink, self.top)
 
     def to_json(self) -> str:
         """Return the settings as JSON, which `from_mapping` reads."""
