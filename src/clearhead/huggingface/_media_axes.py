@@ -9,8 +9,8 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from clearhead.huggingface._model_inputs import decoded
 from clearhead.huggingface._picture_inputs import PictureInputs, image_token_of, takes
+from clearhead.recording.decoding import decoded
 from clearhead.recording.media import Patches
 from clearhead.recording.pictures import patch_tokens
 from clearhead.recording.recording import Tokens
@@ -58,7 +58,7 @@ def text_axes(model: Any, inputs: PictureInputs, q_len: int, kv_len: int) -> tup
 def _text_axis(model: Any, inputs: PictureInputs) -> Tokens:
     """Return the tokens of a text. Runs of image tokens are the patches of pictures, as far as their grid is known."""
     ids: Int[Tensor, " tokens"] = inputs.arguments["input_ids"][0].cpu()
-    tokens, image_token = decoded(inputs.tokenizer, ids), image_token_of(model)
+    tokens, image_token = decoded(inputs.tokenizer, ids.tolist()), image_token_of(model)
     if image_token is None:
         return tokens
     texts, regions, start, picture = list(tokens.texts), [], 0, 0

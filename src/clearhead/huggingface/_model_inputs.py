@@ -15,6 +15,7 @@ from clearhead._utils.bounded_reads import TOKEN_LIMIT
 from clearhead._utils.checks import describe
 from clearhead._utils.tensor_checks import check_int_tensor
 from clearhead.huggingface.modules import attention_modules
+from clearhead.recording.decoding import decoded, make_tokens, token_text
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens, TopTokens
 from clearhead.recording.recording import Tokens
 
@@ -77,7 +78,7 @@ def prepare_inputs(owner: TokenizedModel, text: str | Sequence[str], target: str
     special = [bool(flag) for flag in encoded.pop("special_tokens_mask")[0]]
     ids = encoded["input_ids"]
     _check_length(owner, "text", ids.shape[1])
-    source = _tokens(tokenizer, ids[0], _word_indices(joined, words, offsets, encoded), special)
+    source = make_tokens(tokenizer, ids[0].tolist(), _word_indices(joined, words, offsets, encoded), special)
     return replace(_with_target(owner, {**encoded}, source, target), input=joined)
 
 
@@ -96,7 +97,7 @@ def prepare_token_ids(
         if not owner.model.config.is_encoder_decoder:
             raise ValueError(f"decoder_input_ids is given, but {owner.name} is not an encoder–decoder; omit it")
         encoded["decoder_input_ids"] = checked_ids(owner, "decoder_input_ids", decoder_input_ids)[None]
-    return _with_target(owner, encoded, decoded(owner.tokenizer, ids), target)
+    return _with_target(owner, encoded, decoded(owner.tokenizer, ids.tolist()), target)
 
 
 def prepare_repeated_inputs(owner: TokenizedModel, length: int, seed: int) -> ModelInputs:
@@ -111,7 +112,7 @@ def prepare_repeated_inputs(owner: TokenizedModel, length: int, seed: int) -> Mo
     before, after = template["input_ids"][0, : inner[0]], template["input_ids"][0, inner[-1] + 1 :]
     ids = torch.cat([before, drawn, drawn, after])
     special = [True] * len(before) + [False] * 2 * len(drawn) + [True] * len(after)
-    source = _tokens(tokenizer, ids, [None] * len(ids), special)
+    source = make_tokens(tokenizer, ids.tolist(), [None] * len(ids), special)
     return _with_target(owner, {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}, source, None)
 
 
@@ -125,7 +126,10 @@ def _with_target(owner: TokenizedModel, encoded: dict[str, Tensor], source: Toke
         given = arguments.get("decoder_input_ids")
         ids = _decoder_ids(model, tokenizer, arguments, target) if given is None else given
         arguments["decoder_input_ids"] = ids[:, :-1] if given is None else ids
-        read, written = decoded(tokenizer, arguments["decoder_input_ids"][0]), decoded(tokenizer, ids[0, 1:])
+        read, written = (
+            decoded(tokenizer, arguments["decoder_input_ids"][0].tolist()),
+            decoded(tokenizer, ids[0, 1:].tolist()),
+        )
         output = None if tokenizer is None else tokenizer.decode(ids[0, 1:].tolist(), skip_special_tokens=True)
         axes |= {"decoder": (read, read), "cross": (read, source)}
     elif target is not None:
@@ -210,27 +214,7 @@ def _decoder_ids(
 
 def named_tokens(top: TopTokens, tokenizer: Any) -> NextTokens | None:
     """Return predicted tokens with their texts; None if the logits were not finite."""
-    return top.named(lambda token: _text(tokenizer, token))
-
-
-def _text(tokenizer: Any, token: int) -> str:
-    """Return the text of one token; its id without a tokenizer."""
-    return str(token) if tokenizer is None else tokenizer.decode([token], clean_up_tokenization_spaces=False)
-
-
-def _tokens(tokenizer: Any, ids: Int[Tensor, " tokens"], words: list[int | None], special: list[bool]) -> Tokens:
-    return Tokens(tuple(_text(tokenizer, token) for token in ids.tolist()), tuple(special), tuple(words))
-
-
-def decoded(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> Tokens:
-    """Return the tokens of ids that do not come from a text, so their words are unknown."""
-    return _tokens(tokenizer, ids, [None] * len(ids), _special(tokenizer, ids))
-
-
-def _special(tokenizer: Any, ids: Int[Tensor, " tokens"]) -> list[bool]:
-    """Return which tokens of a generated text are special. The unknown token is not, because it replaces a word."""
-    special_ids = set() if tokenizer is None else set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    return [token in special_ids for token in ids.tolist()]
+    return top.named(lambda token: token_text(tokenizer, token))
 
 
 def _word_indices(

@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from clearhead._utils.checks import describe
-from clearhead.huggingface._model_inputs import MAX_NEW_TOKENS, checked_ids, decoded
+from clearhead.huggingface._model_inputs import MAX_NEW_TOKENS, checked_ids
 from clearhead.huggingface._picture_inputs import takes
 from clearhead.huggingface.modules import hooked
+from clearhead.recording.decoding import decoded
 from clearhead.recording.media import Sound, Timestamps
 from clearhead.recording.recording import Tokens
 from clearhead.recording.sounds import check_samples, resample, sound_of
@@ -170,7 +171,7 @@ def _first_decoder_call(model: Any) -> Iterator[list[list[int]]]:
 
 
 def _written(tokenizer: Any, ids: Int[Tensor, " tokens"], times: list[float] | None) -> Tokens:
-    tokens = decoded(tokenizer, ids)
+    tokens = decoded(tokenizer, ids.tolist())
     words = tokens.words if tokenizer is None else _words(tokens)
     # a float32 in float64 would show digits that the time does not have
     regions = () if times is None else (Timestamps(0, tuple(max(0.0, round(time, 3)) for time in times), 0),)
