@@ -99,6 +99,20 @@ def test_tokens_that_are_not_utf8_do_not_move_the_others(ids):
     assert resolve_spans({"a": " dog."}, prompt, tokenizer)["a"] == (len(ids), len(ids) + 2)
 
 
+@pytest.mark.parametrize("kind", [byte_level, byte_fallback])
+def test_tokenizer_without_a_backend_gives_the_same_spans(kind):
+    class Slow:
+        """Tokenizer that is written in Python."""
+
+        def decode(self, ids, *, skip_special_tokens, clean_up_tokenization_spaces):
+            assert (skip_special_tokens, clean_up_tokenization_spaces) == (False, False)
+            return kind().decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    ids = kind()("the dog 日本 the 😀😀 dogs.")["input_ids"]
+    spans = {"a": "dog", "b": "本", "c": "😀", "d": "😀 dogs", "e": "the 😀"}
+    assert resolve_spans(spans, ids, Slow()) == resolve_spans(spans, ids, kind())
+
+
 def test_tokens_of_word_pieces():
     tokenizer = word_pieces()
     ids = tokenizer("the dogs running.")["input_ids"]
@@ -109,6 +123,7 @@ def test_pairs_need_no_tokenizer():
     assert resolve_spans({"a": (2, 5), "b": (0, 900)}, [1, 2, 3], None) == {"a": (2, 5), "b": (0, 900)}
     with pytest.raises(ValueError, match=r"^spans\['b'\] is a text, but the model has no tokenizer; expected \(start"):
         resolve_spans({"a": (2, 5), "b": "x"}, [1, 2, 3], None)
+    assert resolve_spans({"a": (2, 5), "b": "x"}, [1, 2, 3], None, strict=False) == {"a": (2, 5)}
 
 
 @pytest.mark.parametrize("text", ["cat", "the  old", "\ud800", "x" * 10_000])
