@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead._utils.json_numbers import json_numbers
 from clearhead.analysis.summary import LayerSummary
 from clearhead.distributed.process_group import ProcessGroup
 
 MEANS = ("entropy", "distance", "sink")
-SIGNIFICANT_DIGITS = 6
 
 
 class HeadTotals(NamedTuple):
@@ -86,8 +85,8 @@ def to_record(totals: dict[str, HeadTotals]) -> dict[str, Any]:
     modules = {}
     for name, (sums, peaks) in totals.items():
         columns = (sums[:, 1:] / sums[:, :1]).mT.tolist()  # nan for a module whose queries are all padding
-        values = {statistic: _numbers(column) for statistic, column in zip(MEANS, columns, strict=True)}
-        modules[name] = {"queries": int(sums[0, 0]), **values, "peak": _numbers(peaks.tolist())}
+        values = {statistic: json_numbers(column) for statistic, column in zip(MEANS, columns, strict=True)}
+        modules[name] = {"queries": int(sums[0, 0]), **values, "peak": json_numbers(peaks.tolist())}
     return {**mean_over_heads(totals.values()), "modules": modules}
 
 
@@ -101,9 +100,4 @@ def mean_over_heads(totals: Iterable[HeadTotals]) -> dict[str, float | None]:
         return dict.fromkeys((*MEANS, "peak"))
     means = torch.cat([sums[:, 1:] / sums[:, :1] for sums, _ in observed]).mean(dim=0).tolist()
     peak = torch.cat([peaks for _, peaks in observed]).amax().item()
-    return dict(zip((*MEANS, "peak"), _numbers([*means, peak]), strict=True))
-
-
-def _numbers(values: list[float]) -> list[float | None]:
-    """Round values. JSON has neither nan nor infinity, so they become None."""
-    return [float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None for value in values]
+    return dict(zip((*MEANS, "peak"), json_numbers([*means, peak]), strict=True))
