@@ -1,0 +1,47 @@
+"""JSON object of one finished request, a line of `requests.jsonl`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clearhead._utils.json_numbers import json_numbers
+from clearhead.serving.finished import FinishedRequest
+from clearhead.serving.head_means import means_by_head, phases_of, request_means
+
+
+def json_record(
+    finished: FinishedRequest, *, model: str, time: str, recording: str | None = None, dropped: str | None = None
+) -> dict[str, Any]:
+    """Return the summary of a request whose tensors are on the CPU.
+
+    `top` has the rows of the answer only; the statistics file has all rows.
+
+    Args:
+        finished: the request.
+        model: name of the model.
+        time: time at which the request finished.
+        recording: name of the recording file.
+        dropped: reason why the recording is missing. Default: that of the request.
+    """
+    statistics, spans = finished.statistics, finished.spans
+    phases = phases_of(finished.rows, finished.first_answer_row)
+    record = {
+        "request": str(finished.id),
+        "model": model,
+        "time": time,
+        "prompt_tokens": finished.prompt_len,
+        "cached_tokens": finished.first_row,
+        "rows": {phase: rows.stop - rows.start for phase, rows in phases.items()},
+        "layers": list(finished.layers),
+        "heads": None if finished.heads is None else list(finished.heads),
+        "spans": {name: list(span) for name, span in spans.items()},
+        "means": request_means(statistics, spans, phases),
+        "heads_answer": means_by_head(statistics, spans, phases["answer"]),
+        "heads_prompt": means_by_head(statistics, spans, phases["prompt"]),
+    }
+    if "received" in statistics:
+        record["received"] = json_numbers(statistics["received"].numpy().mean(axis=(0, 1)).tolist())
+    if "top_weights" in statistics:
+        weights, keys = (statistics[name][:, :, phases["answer"]].tolist() for name in ("top_weights", "top_keys"))
+        record["top"] = {"weights": json_numbers(weights), "keys": keys}
+    return {**record, "recording": recording, "dropped": dropped or finished.dropped}

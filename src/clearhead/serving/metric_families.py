@@ -1,0 +1,107 @@
+"""Metrics of all processes of a run, as plain data for a monitoring system."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from clearhead.serving.metrics import OUTCOMES
+from clearhead.serving.output_files import METRICS, file_stem
+
+ROW_LABELS = ("model_name", "layers", "phase")
+
+
+class Family(NamedTuple):
+    """One metric with a sample for each combination of labels.
+
+    Attributes:
+        name: name of the metric, without the suffixes that Prometheus adds.
+        help: description in one sentence.
+        kind: "summary" for sum and count of rows, "counter" for a single total.
+        labels: names of the labels.
+        samples: (sum, count) by the values of the labels. The count of a counter is 0.
+    """
+
+    name: str
+    help: str
+    kind: Literal["summary", "counter"]
+    labels: tuple[str, ...]
+    samples: dict[tuple[str, ...], tuple[float, int]]
+
+
+def empty_families() -> dict[str, Family]:
+    """Return the metrics without samples, by the name of the statistic."""
+    return {
+        "entropy": Family(
+            "clearhead_attention_entropy_nats",
+            "Entropy of attention rows, mean over the heads of a group of layers.",
+            "summary",
+            ROW_LABELS,
+            {},
+        ),
+        "sink": Family(
+            "clearhead_attention_sink_share",
+            "Weight of attention rows on the first token, mean over the heads of a group of layers.",
+            "summary",
+            ROW_LABELS,
+            {},
+        ),
+        "mass": Family(
+            "clearhead_attention_span_mass",
+            "Weight of attention rows on a named span of tokens, mean over the heads of a group of layers.",
+            "summary",
+            (*ROW_LABELS, "span"),
+            {},
+        ),
+        "requests": Family(
+            "clearhead_requests",
+            "Requests that clearhead observed, recorded, dropped, failed to write or skipped.",
+            "counter",
+            ("model_name", "outcome"),
+            {},
+        ),
+    }
+
+
+def metric_families(snapshots: Iterable[dict[str, Any]]) -> list[Family]:
+    """Return the metrics, with the samples of all snapshots added up."""
+    families = empty_families()
+
+    def add(name: str, labels: tuple[str, ...], total: float, count: int) -> None:
+        samples = families[name].samples
+        before = samples.get(labels, (0.0, 0))
+        samples[labels] = before[0] + total, before[1] + count
+
+    for snapshot in snapshots:
+        model = snapshot["model"]
+        for outcome in OUTCOMES:
+            add("requests", (model, outcome), snapshot["requests"].get(outcome, 0), 0)
+        for series in snapshot["series"]:
+            labels = (model, series["layers"], series["phase"])
+            span = () if series["span"] is None else (series["span"],)
+            add(series["statistic"], (*labels, *span), series["sum"], series["count"])
+    return list(families.values())
+
+
+def snapshot_path(output: Path, run: str, process: int) -> Path:
+    """Return the path of the snapshot of one process of a run."""
+    return output / METRICS / f"{file_stem(run)}-{process}.json"
+
+
+def read_snapshots(output: Path, run: str) -> list[dict[str, Any]]:
+    """Return the snapshots of all processes of a run. Unreadable files are skipped: a monitoring page must not fail."""
+    snapshots = []
+    stem = file_stem(run)
+    for path in sorted((output / METRICS).glob("*.json")):
+        name, _, process = path.stem.rpartition("-")
+        if name != stem or not process.isdecimal():
+            continue
+        try:
+            snapshot = json.loads(path.read_text(encoding="utf-8"))
+            metric_families([snapshot])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        snapshots.append(snapshot)
+    return snapshots

@@ -1,0 +1,104 @@
+"""`Metrics`: running sums of the statistics of a server's requests, by group of layers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from clearhead._utils.text import printable
+from clearhead.serving.finished import FinishedRequest
+from clearhead.serving.head_means import phases_of
+from clearhead.serving.indices import format_indices
+
+Outcome = Literal["observed", "recorded", "dropped", "failed", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = ("observed", "recorded", "dropped", "failed", "skipped")
+MAX_SPANS = 32  # names of spans; each is a time series of the monitoring system
+MAX_SPAN_LETTERS = 80
+OTHER_SPANS = "other"
+
+
+class Metrics:
+    """Sums and counts of the rows of all requests of this process, and counts of the requests. Thread-safe.
+
+    Args:
+        model: name of the model.
+        layer_groups: number of groups into which the observed layers are divided.
+    """
+
+    def __init__(self, model: str, layer_groups: int) -> None:
+        self._model, self._layer_groups = model, layer_groups
+        self._lock = threading.Lock()
+        self._requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._sums: dict[tuple[str, str | None, str, str], tuple[float, int]] = {}
+        self._spans: set[str] = set()
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Number of changes, with which a reader detects new values."""
+        return self._version
+
+    def count(self, outcome: Outcome) -> None:
+        """Count a request."""
+        with self._lock:
+            self._requests[outcome] += 1
+            self._version += 1
+
+    def add(self, finished: FinishedRequest) -> None:
+        """Add the rows of a request whose tensors are on the CPU.
+
+        The value of a row is its mean over the heads and layers of a group. Rows whose value is not finite are left
+        out: one NaN would remain in the sum for the life of the server.
+        """
+        phases = phases_of(finished.rows, finished.first_answer_row)
+        names = [self._span(name) for name in finished.spans]
+        for group in split_layers(range(len(finished.layers)), self._layer_groups):
+            layers = format_indices([finished.layers[index] for index in group])
+            rows = {}
+            for name in ("entropy", "sink", "mass"):
+                if name in finished.statistics:
+                    chosen = finished.statistics[name].numpy()[group.start : group.stop]
+                    rows[name] = chosen.mean(axis=(0, 1), dtype=np.float64)
+            for phase, part in phases.items():
+                for name in ("entropy", "sink"):
+                    if name in rows:
+                        self._add_rows((name, None, layers, phase), rows[name][part])
+                for index, span in enumerate(names if "mass" in rows else ()):
+                    self._add_rows(("mass", span, layers, phase), rows["mass"][part, index])
+
+    def _add_rows(self, series: tuple[str, str | None, str, str], values: np.ndarray) -> None:
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            with self._lock:
+                total, count = self._sums.get(series, (0.0, 0))
+                self._sums[series] = total + float(finite.sum()), count + len(finite)
+                self._version += 1
+
+    def _span(self, name: str) -> str:
+        """Return the label of a span: its name, or "other" after the first 32 names."""
+        label = printable(name)[:MAX_SPAN_LETTERS]  # a lone surrogate would make the whole page of metrics fail
+        with self._lock:
+            if label not in self._spans and len(self._spans) >= MAX_SPANS:
+                return OTHER_SPANS
+            self._spans.add(label)
+        return label
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return all values as a JSON object."""
+        with self._lock:
+            series = [
+                {"statistic": name, "span": span, "layers": layers, "phase": phase, "sum": total, "count": count}
+                for (name, span, layers, phase), (total, count) in self._sums.items()
+            ]
+            return {"model": self._model, "requests": dict(self._requests), "series": series}
+
+
+def split_layers(layers: Sequence[int], groups: int) -> list[range]:
+    """Return consecutive groups of the positions of layers, whose sizes differ by at most one."""
+    count = len(layers)
+    groups = min(groups, count)
+    return [range(count * group // groups, count * (group + 1) // groups) for group in range(groups)]

@@ -1,0 +1,229 @@
+"""`Writer`: a thread that writes what was observed of finished requests, without delaying the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from clearhead._utils.files import write_text
+from clearhead._utils.text import format_bytes, json_text, printable
+from clearhead.serving.finished import FinishedRequest
+from clearhead.serving.json_record import json_record
+from clearhead.serving.metric_families import snapshot_path
+from clearhead.serving.metrics import Metrics
+from clearhead.serving.output_files import REQUESTS, append_line, placing, recording_path, statistics_path
+from clearhead.serving.recorded import RequestTexts, to_recording
+from clearhead.serving.results import SeenRequest
+from clearhead.serving.settings import Settings
+from clearhead.serving.transfer import PendingTransfer, recording_bytes, request_bytes
+
+RUN_VARIABLE = "CLEARHEAD_RUN"
+SECONDS_BETWEEN_SNAPSHOTS = 1.0
+SECONDS_BETWEEN_WARNINGS = 60.0
+T = TypeVar("T")
+log = logging.getLogger("clearhead.serving")
+
+
+class _Entry(NamedTuple):
+    """One request in the queue, with the time at which it finished and its bytes."""
+
+    transfer: PendingTransfer
+    time: str
+    size: int
+
+
+class Writer:
+    """Queue of finished requests, and the thread that writes them to an output folder.
+
+    No error of writing reaches the server: it is counted in `metrics` and logged at most once per minute.
+
+    Attributes:
+        metrics: running sums over all requests of this process.
+
+    Args:
+        settings: output folder, memory budget of the queue, and which files to write.
+        model: name of the model.
+        tokenizer_loader: function that returns the tokenizer, or None without one. The thread calls it once.
+    """
+
+    def __init__(self, settings: Settings, model: str, tokenizer_loader: Callable[[], Any]) -> None:
+        self.metrics = Metrics(model, settings.layer_groups)
+        self._settings, self._model = settings, model
+        self._load_tokenizer: Callable[[], Any] | None = tokenizer_loader
+        self._tokenizer: Any = None
+        self._queue: deque[_Entry] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._closing = self._flushing = self._busy = self._ended = False
+        self._warnings = _Warnings()
+        run = os.environ.get(RUN_VARIABLE) or str(os.getpid())
+        self._snapshot_path = snapshot_path(settings.output, run, os.getpid())
+        self._snapshot_version, self._snapshot_time = 0, -SECONDS_BETWEEN_SNAPSHOTS
+        self._thread = threading.Thread(target=self._run, name="clearhead-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory of the requests that are not written yet."""
+        return self._bytes
+
+    def put(self, finished: FinishedRequest) -> None:
+        """Queue a request. Beyond the memory budget its recording is dropped, and then the request itself.
+
+        It neither waits nor raises. The tensors must not be changed afterwards.
+        """
+        try:
+            self._put(finished)
+        except Exception as error:
+            self.metrics.count("failed")
+            self._warnings.warn("queue a request", error)
+
+    def _put(self, finished: FinishedRequest) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        size, extra = request_bytes(finished), recording_bytes(finished)
+        with self._changed:
+            free = 0 if self._closing else self._settings.memory - self._bytes
+            if extra and size + extra > free:
+                reason = f"the recording of {format_bytes(extra)} exceeds the memory that the queue has left"
+                finished, extra = replace(finished, recording=(), dropped=reason), 0
+            if size > free or finished.dropped is not None:
+                self.metrics.count("dropped")
+            if size <= free:
+                self._queue.append(_Entry(PendingTransfer(finished), now, size + extra))
+                self._bytes += size + extra
+                self._changed.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all queued requests and the metrics are written. Return False after `timeout` seconds."""
+        with self._changed:
+            self._flushing = True
+            self._changed.notify_all()
+            return self._changed.wait_for(self._is_idle, timeout)
+
+    def close(self, timeout: float | None = 10.0) -> bool:
+        """Write what is queued and end the thread. Later requests are dropped. Return False after a timeout."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _is_idle(self) -> bool:
+        return self._ended or not (self._queue or self._busy or self._flushing)
+
+    # -- thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Write one request or the metrics. Return False at the end."""
+        with self._changed:
+            if not (self._queue or self._closing or self._flushing):
+                self._changed.wait(SECONDS_BETWEEN_SNAPSHOTS)
+            entry = self._queue.popleft() if self._queue else None
+            self._busy = True
+            last = entry is None and (self._closing or self._flushing)
+        if entry is not None:
+            self._write(entry)
+        self._write_snapshot(now=last)
+        with self._changed:
+            self._busy = False
+            if entry is not None:
+                self._bytes -= entry.size
+            if last:
+                self._flushing = False
+            self._changed.notify_all()
+            self._ended = last and self._closing and not self._queue
+            return not self._ended
+
+    def _write(self, entry: _Entry) -> None:
+        """Write all files of a request. An error in one of them does not affect the others."""
+        errors: list[Exception] = []
+
+        def attempt(action: str, function: Callable[[], T]) -> T | None:
+            try:
+                return function()
+            except Exception as error:
+                errors.append(error)
+                self._warnings.warn(action, error)
+                return None
+
+        finished = attempt("read tensors", entry.transfer.to_cpu)
+        if finished is not None:
+            attempt("add up metrics", lambda: self.metrics.add(finished))
+            texts = self._texts(finished) if finished.recording or self._settings.arrays else None
+            recording, dropped = None, None
+            if finished.recording and texts:
+                recording = attempt("write a recording", lambda: self._write_recording(finished, texts))
+                dropped = None if recording else f"not written: {printable(str(errors[-1]))}"
+            if self._settings.arrays and texts:
+                attempt("write statistics", lambda: self._write_statistics(finished, texts))
+            attempt("write a JSON line", lambda: self._write_line(finished, entry.time, recording, dropped))
+        if errors:
+            self.metrics.count("failed")
+
+    def _write_recording(self, finished: FinishedRequest, texts: RequestTexts) -> str:
+        path = recording_path(self._settings.output, str(finished.id))
+        with placing(path) as temporary:
+            to_recording(finished, self._model, texts).save(temporary)
+        self.metrics.count("recorded")
+        return path.name
+
+    def _write_statistics(self, finished: FinishedRequest, texts: RequestTexts) -> None:
+        with placing(statistics_path(self._settings.output, str(finished.id))) as temporary:
+            SeenRequest.of(finished, self._model, texts.tokens).save(temporary)
+
+    def _write_line(self, finished: FinishedRequest, now: str, recording: str | None, dropped: str | None) -> None:
+        record = json_record(finished, model=self._model, time=now, recording=recording, dropped=dropped)
+        append_line(self._settings.output / REQUESTS, record)
+        self.metrics.count("observed")
+
+    def _texts(self, finished: FinishedRequest) -> RequestTexts:
+        """Return the texts of a request; token ids if the tokenizer fails."""
+        try:
+            if self._load_tokenizer is not None:
+                load, self._load_tokenizer = self._load_tokenizer, None
+                self._tokenizer = load()
+            return RequestTexts.decode(finished, self._tokenizer)
+        except Exception as error:
+            self._warnings.warn("decode tokens", error)
+            return RequestTexts.decode(finished, None)
+
+    def _write_snapshot(self, *, now: bool) -> None:
+        version, clock = self.metrics.version, time.monotonic()
+        if not self._settings.metrics or version == self._snapshot_version:
+            return
+        if now or clock - self._snapshot_time >= SECONDS_BETWEEN_SNAPSHOTS:
+            self._snapshot_version, self._snapshot_time = version, clock
+            try:
+                self._snapshot_path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(self._snapshot_path, json_text(self.metrics.snapshot()))
+            except Exception as error:
+                self._warnings.warn("write metrics", error)
+
+
+class _Warnings:
+    """Log of errors with at most one line per minute for each action. Counts the others."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._unlogged: Counter[str] = Counter()
+
+    def warn(self, action: str, error: Exception) -> None:
+        clock = time.monotonic()
+        if action in self._last and clock - self._last[action] < SECONDS_BETWEEN_WARNINGS:
+            self._unlogged[action] += 1
+            return
+        self._last[action] = clock
+        count = self._unlogged.pop(action, 0)
+        repeated = f" ({count} more since the last message)" if count else ""
+        log.warning("cannot %s: %s: %s%s", action, type(error).__name__, printable(str(error)), repeated)

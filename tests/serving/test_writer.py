@@ -1,0 +1,245 @@
+"""Tests of the writer: files, dropping, failures and the end of the process."""
+
+import json
+import logging
+import threading
+
+import pytest
+import torch
+
+from clearhead.recording.recording import Recording
+from clearhead.serving import output_files
+from clearhead.serving import writer as writer_module
+from clearhead.serving.results import SeenRequests, read_requests
+from clearhead.serving.settings import Settings
+from clearhead.serving.transfer import recording_bytes, request_bytes
+from clearhead.serving.writer import Writer
+from support.served_requests import LAYERS, Tokenizer, finished_request, small_request
+
+
+@pytest.fixture
+def make_writer(tmp_path, monkeypatch):
+    """Return a function that starts a writer in the folder of the test; the writers are closed after the test."""
+    monkeypatch.setenv("CLEARHEAD_RUN", "run")
+    writers = []
+
+    def make(loader=Tokenizer, **options) -> Writer:
+        writers.append(Writer(Settings(output=tmp_path / "out", **options), "model", loader))
+        return writers[-1]
+
+    yield make
+    assert all(each.close(60) for each in writers)
+
+
+@pytest.fixture
+def blocked(monkeypatch):
+    """Return an event without which no JSON line is written."""
+    event, append = threading.Event(), output_files.append_line
+    monkeypatch.setattr(writer_module, "append_line", lambda *args: (event.wait(60), append(*args))[1])
+    yield event
+    event.set()
+
+
+def counts(writer: Writer) -> dict[str, int]:
+    return {outcome: count for outcome, count in writer.metrics.snapshot()["requests"].items() if count}
+
+
+def hidden_files(folder):
+    return [path for path in folder.rglob("*") if path.name.startswith(".")]
+
+
+class TestFiles:
+    def test_line_recording_statistics_and_metrics(self, make_writer, tmp_path):
+        writer = make_writer(arrays=True)
+        finished = finished_request()
+        writer.put(finished)
+        assert writer.flush(60)
+        folder = tmp_path / "out"
+        (line,) = read_requests(folder)
+        assert line["request"] == "cmpl-1"
+        assert line["recording"] == "cmpl-1.safetensors"
+        assert line["dropped"] is None
+        recording = Recording.load(folder / "recordings" / line["recording"])
+        assert len(recording["decoder"].layers) == LAYERS
+        assert torch.equal(SeenRequests(folder)["cmpl-1"].entropy, finished.statistics["entropy"])
+        (snapshot,) = (folder / "metrics").iterdir()
+        assert json.loads(snapshot.read_text())["requests"]["recorded"] == 1
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "metrics",
+            "recordings",
+            "requests.jsonl",
+            "statistics",
+        ]
+        assert counts(writer) == {"observed": 1, "recorded": 1}
+        assert writer.queued_bytes == 0
+
+    def test_metrics_can_be_switched_off(self, make_writer, tmp_path):
+        writer = make_writer(metrics=False)
+        writer.put(small_request("a"))
+        assert writer.flush(60)
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["requests.jsonl"]
+
+    def test_close_writes_what_is_queued(self, make_writer, tmp_path, blocked):
+        writer = make_writer()
+        for index in range(5):
+            writer.put(small_request(str(index)))
+        blocked.set()
+        assert writer.close(60)
+        assert [line["request"] for line in read_requests(tmp_path / "out")] == list("01234")
+        assert writer.flush(60)  # does not wait for a thread that has ended
+
+    def test_requests_after_close_are_dropped(self, make_writer):
+        writer = make_writer()
+        assert writer.close(60)
+        writer.put(small_request("late"))
+        assert counts(writer) == {"dropped": 1}
+
+    @pytest.mark.parametrize("name", ["../../escape", "a/b", ".hidden", "", "日本", "\ud800", "x" * 1000, "a\nb\0c"])
+    def test_any_id_is_a_file_in_the_folder(self, make_writer, tmp_path, name):
+        writer = make_writer(arrays=True)
+        writer.put(finished_request(name))
+        assert writer.flush(60)
+        assert counts(writer) == {"observed": 1, "recorded": 1}
+        assert not hidden_files(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        seen = SeenRequests(tmp_path / "out")
+        assert list(seen) == [name]
+        assert seen[name].recording is not None
+
+    def test_ids_that_are_not_text_become_text(self, make_writer, tmp_path):
+        writer = make_writer()
+        for name in (7, b"x", object()):
+            writer.put(small_request(name))
+        assert writer.flush(60)
+        assert [line["request"][:7] for line in read_requests(tmp_path / "out")] == ["7", "b'x'", "<object"]
+
+
+class TestMemory:
+    def test_recording_is_dropped_before_the_request(self, make_writer, tmp_path, blocked):
+        finished = finished_request()
+        size, extra = request_bytes(finished), recording_bytes(finished)
+        writer = make_writer(memory=2 * size + extra)
+        for name in ("recorded", "without", "dropped"):
+            writer.put(finished_request(name))
+        assert counts(writer)["dropped"] == 2
+        blocked.set()
+        assert writer.flush(60)
+        lines = {line["request"]: line for line in read_requests(tmp_path / "out")}
+        assert list(lines) == ["recorded", "without"]
+        assert lines["recorded"]["recording"] == "recorded.safetensors"
+        assert lines["without"]["recording"] is None
+        assert "memory" in lines["without"]["dropped"]
+        assert counts(writer) == {"observed": 2, "recorded": 1, "dropped": 2}
+
+    def test_memory_is_free_again_after_writing(self, make_writer, tmp_path):
+        writer = make_writer(memory=request_bytes(small_request("a")))
+        for index in range(3):
+            writer.put(small_request(str(index)))
+            assert writer.flush(60)
+        assert counts(writer) == {"observed": 3}
+
+    def test_recording_that_the_observer_dropped_is_counted(self, make_writer, tmp_path):
+        writer = make_writer()
+        request = small_request("a")
+        object.__setattr__(request, "dropped", "too long")
+        writer.put(request)
+        assert writer.flush(60)
+        assert next(read_requests(tmp_path / "out"))["dropped"] == "too long"
+        assert counts(writer) == {"observed": 1, "dropped": 1}
+
+    def test_views_count_with_their_storage(self):
+        request = small_request("a")
+        before = request_bytes(request)
+        whole = torch.zeros(1, 2, 1003)
+        request.statistics.update(entropy=whole[..., :3], sink=whole[..., 3:6])
+        assert request_bytes(request) - before == whole.nbytes - 2 * 1 * 2 * 3 * 4
+
+    @pytest.mark.parametrize("total", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+    def test_many_requests_leave_nothing_in_memory(self, make_writer, tmp_path, total):
+        writer = make_writer()
+        for start in range(0, total, 100):
+            for index in range(start, start + 100):
+                writer.put(small_request(str(index)))
+            assert writer.flush(60)
+        assert writer.queued_bytes == 0
+        assert not writer._queue
+        assert counts(writer) == {"observed": total}
+        assert sum(1 for _ in read_requests(tmp_path / "out")) == total
+
+
+class TestFailures:
+    def test_full_disk_is_counted_and_logged_once(self, make_writer, tmp_path, monkeypatch, caplog):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(writer_module, "append_line", full)
+        monkeypatch.setattr(writer_module, "write_text", full)
+        monkeypatch.setattr(Recording, "save", full)
+        writer = make_writer()
+        with caplog.at_level(logging.WARNING, "clearhead.serving"):
+            for index in range(7):
+                writer.put(finished_request(str(index)))
+            assert writer.flush(60)
+        assert counts(writer) == {"failed": 7}
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == len(set(lines)) == 3
+        assert all("No space left on device" in line for line in lines)
+        assert not hidden_files(tmp_path)
+
+    def test_a_failed_recording_leaves_the_line_with_the_reason(self, make_writer, tmp_path, monkeypatch):
+        writer = make_writer()
+        finished = finished_request()
+        finished.token_ids.append(3)  # one token more than there are keys
+        writer.put(finished)
+        assert writer.flush(60)
+        (line,) = read_requests(tmp_path / "out")
+        assert line["recording"] is None
+        assert "expected one text" in line["dropped"]
+        assert counts(writer) == {"observed": 1, "failed": 1}
+
+    def test_folder_that_cannot_be_created(self, make_writer, tmp_path):
+        writer = make_writer()
+        (tmp_path / "out").write_text("a file")
+        writer.put(finished_request())
+        assert writer.flush(60)
+        assert counts(writer) == {"failed": 1}
+        (tmp_path / "out").unlink()
+        writer.put(finished_request())
+        assert writer.flush(60)
+        assert counts(writer) == {"failed": 1, "observed": 1, "recorded": 1}
+
+    @pytest.mark.parametrize("where", ["loading", "decoding"])
+    def test_tokens_are_ids_without_a_working_tokenizer(self, make_writer, tmp_path, where):
+        def load():
+            if where == "loading":
+                raise OSError("offline")
+            return object()
+
+        writer = make_writer(load)
+        for name in ("a", "b"):
+            writer.put(finished_request(name))
+        assert writer.flush(60)
+        for name in ("a", "b"):
+            recording = Recording.load(tmp_path / "out" / "recordings" / f"{name}.safetensors")
+            assert recording["decoder"].keys.texts[:3] == ("0", "1", "2")
+            assert recording.input is None
+        assert counts(writer) == {"observed": 2, "recorded": 2}
+
+    def test_put_never_raises(self, make_writer):
+        writer = make_writer()
+        writer.put(None)
+        writer.put(small_request("a"))
+        assert writer.flush(60)
+        assert counts(writer) == {"failed": 1, "observed": 1}
+
+    def test_warnings_continue_after_a_minute_with_a_count(self, monkeypatch, caplog):
+        clock = [0.0]
+        monkeypatch.setattr(writer_module.time, "monotonic", lambda: clock[0])
+        warnings = writer_module._Warnings()
+        with caplog.at_level(logging.WARNING, "clearhead.serving"):
+            for clock[0] in (0, 1, 59, 60):
+                warnings.warn("write", ValueError("x"))
+        assert [record.getMessage() for record in caplog.records] == [
+            "cannot write: ValueError: x",
+            "cannot write: ValueError: x (2 more since the last message)",
+        ]
