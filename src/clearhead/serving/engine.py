@@ -74,10 +74,25 @@ def observe(
         raise TypeError(f"llm is {describe(llm)}; expected a vllm.LLM")
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="clearhead-")
     folder = Path(temporary.name if temporary is not None else os.fspath(output))  # pyright: ignore[reportArgumentType]
-    settings = Settings(
-        folder, entropy, received, distance, peak, sink, top, spans or {}, layers, heads, record=record, values=values,
-        arrays=True, memory=memory, metrics=False,
-    )  # fmt: skip  # pyright: ignore[reportArgumentType]
+    settings = Settings.from_mapping(
+        {
+            "output": folder,
+            "entropy": entropy,
+            "received": received,
+            "distance": distance,
+            "peak": peak,
+            "sink": sink,
+            "top": top,
+            "spans": spans or {},
+            "layers": layers,
+            "heads": heads,
+            "record": record,
+            "values": values,
+            "memory": memory,
+            "arrays": True,
+            "metrics": False,
+        }
+    )
     seen = SeenRequests(settings.output)
     if temporary is not None:
         weakref.finalize(seen, temporary.cleanup)
@@ -106,7 +121,10 @@ def record_generation(
     llm = LLM(model, dtype=dtype, enforce_eager=True, max_num_seqs=1, **OBSERVABLE)
     with observe(llm, record=True, values=values, received=False) as seen:
         outputs = llm.generate([text], SamplingParams(max_tokens=max_tokens, temperature=0), use_tqdm=False)
-    return seen[outputs[0].request_id].recording
+    recording = seen[outputs[0].request_id].recording
+    if recording is None:
+        raise ValueError("the recording exceeds 4 GiB; expected a shorter text or fewer tokens to write")
+    return recording
 
 
 def _configure(llm: Any, settings: str | None) -> None:

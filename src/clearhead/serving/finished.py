@@ -42,7 +42,6 @@ class FinishedRequest:
 
     Attributes:
         id: id of the request in the engine, which is unique.
-        client_id: id of the request as its client knows it, which may repeat.
         token_ids: tokens that the model read: the prompt, then what it wrote.
         prompt_len: number of tokens of the prompt.
         first_row: position of the first observed query. Tokens before it came from the prefix cache.
@@ -53,10 +52,10 @@ class FinishedRequest:
         spans: spans of tokens by name, in the order of `mass`.
         recording: layers of the recording; empty without one.
         dropped: reason why a recording that was asked for is missing; None otherwise.
+        client_id: id of the request as its client knows it, which may repeat. Default: `id`.
     """
 
     id: str
-    client_id: str
     token_ids: list[int]
     prompt_len: int
     first_row: int
@@ -66,6 +65,12 @@ class FinishedRequest:
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     recording: tuple[RecordedLayer, ...] = ()
     dropped: str | None = None
+    client_id: str | None = None
+
+    @property
+    def request(self) -> str:
+        """Id of the request as its client knows it."""
+        return str(self.id if self.client_id is None else self.client_id)
 
     @property
     def rows(self) -> int:

@@ -26,7 +26,8 @@ def json_record(
     statistics, spans = finished.statistics, finished.spans
     phases = phases_of(finished.rows, finished.first_answer_row)
     record = {
-        "request": str(finished.id),
+        "request": finished.request,
+        "id": str(finished.id),
         "model": model,
         "time": time,
         "prompt_tokens": finished.prompt_len,

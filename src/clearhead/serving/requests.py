@@ -142,7 +142,6 @@ class RequestState:
             statistics["received"] = torch.stack(columns)
         return FinishedRequest(
             self.id,
-            self.client_id,
             self._token_ids(),
             len(self.prompt_ids),
             self.first_row,
@@ -152,6 +151,7 @@ class RequestState:
             dict(self.spans),
             tuple(self._recorded(layer) for layer in layers.values()) if self._chunks else (),
             self.dropped,
+            self.client_id,
         )
 
     def _token_ids(self) -> list[int]:

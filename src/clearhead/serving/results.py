@@ -33,7 +33,7 @@ class SeenRequest:
     a statistic that was not observed raises an AttributeError.
 
     Attributes:
-        id: id of the request.
+        id: id of the request in the engine, which is unique.
         model: name of the model.
         token_ids: tokens that the model read.
         tokens: their texts.
@@ -165,9 +165,10 @@ class SeenRequest:
 
 
 class SeenRequests(Mapping[str, SeenRequest]):
-    """Requests whose statistics are in an output folder, by id, in the order in which they finished.
+    """Requests whose statistics are in an output folder, in the order in which they finished.
 
-    The folder may grow: each access reads what it contains now.
+    A request is found by the id that its client knows, or by its unique id in the engine. The folder may grow: each
+    access reads what it contains now.
 
     Args:
         folder: output folder of a server with `arrays=True`.
@@ -177,14 +178,19 @@ class SeenRequests(Mapping[str, SeenRequest]):
         self.folder = Path(folder)
 
     def __getitem__(self, request: str) -> SeenRequest:
-        path = statistics_path(self.folder, request)
+        unique = self._unique_ids().get(request, request)
+        path = statistics_path(self.folder, unique)
         if not path.is_file():
             raise KeyError(request)
-        return SeenRequest.load(path, recording_file=recording_path(self.folder, request))
+        return SeenRequest.load(path, recording_file=recording_path(self.folder, unique))
 
     def __iter__(self) -> Iterator[str]:
-        listed = dict.fromkeys(line["request"] for line in read_requests(self.folder))
-        return (request for request in listed if statistics_path(self.folder, request).is_file())
+        ids = self._unique_ids()
+        return (request for request, unique in ids.items() if statistics_path(self.folder, unique).is_file())
+
+    def _unique_ids(self) -> dict[str, str]:
+        """Return the unique ids by those of the clients. If one repeats, it is that of the last request."""
+        return {line["request"]: line.get("id", line["request"]) for line in read_requests(self.folder)}
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
