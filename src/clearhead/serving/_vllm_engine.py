@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,11 +16,12 @@ from clearhead.serving._vllm_layers import observed_attention_layers, paged_cach
 from clearhead.serving._vllm_runners import BatchReader
 from clearhead.serving._vllm_start import check_version
 from clearhead.serving.decode import DecodeKernel
+from clearhead.serving.metrics import Outcome
 from clearhead.serving.observer import Observer, Scheduled
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.requests import RequestState
 from clearhead.serving.settings import RequestOptions, Settings
-from clearhead.serving.spans import resolve_spans
+from clearhead.serving.spans import SpanLike, resolve_spans
 from clearhead.serving.tokens import load_tokenizer
 from clearhead.serving.writer import Writer
 
@@ -166,20 +167,27 @@ class EngineObservation:
         if not choice.observed or not prompt:  # prompts may also be embeddings
             self._count("skipped")
             return
-        spans = {}
-        for name, span in {**self._settings.spans, **options.spans}.items():
-            try:
-                spans |= resolve_spans({name: span}, prompt, self._tokenizer() if isinstance(span, str) else None)
-            except (TypeError, ValueError) as error:
-                self._refuse(request_id, error)
+        spans = self._resolve(request_id, prompt, self._settings.spans, strict=False)
+        spans |= self._resolve(request_id, prompt, options.spans, strict=True)
         client_id = _client_id(request_id)
         observer.add(RequestState(request_id, prompt, spans, record=choice.recorded, client_id=client_id))
+
+    def _resolve(
+        self, request_id: str, prompt: list[int], spans: Mapping[str, SpanLike], *, strict: bool
+    ) -> dict[str, tuple[int, int]]:
+        """Return spans in tokens. Texts of the settings need not occur in every prompt, those of a request have to."""
+        tokenizer = self._tokenizer() if any(isinstance(span, str) for span in spans.values()) else None
+        try:
+            return resolve_spans(spans, prompt, tokenizer, strict=strict)
+        except (TypeError, ValueError) as error:
+            self._refuse(request_id, error)
+            return {}
 
     def _refuse(self, request_id: str, error: Exception) -> None:
         """Log an error of a client, and observe its request without the option."""
         logger.warning("request %s: %s", printable(request_id), error)
 
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: Outcome) -> None:
         assert self._writer is not None
         self._writer.metrics.count(outcome)
 

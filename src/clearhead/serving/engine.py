@@ -8,7 +8,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from clearhead._utils.checks import check_int, describe
@@ -73,7 +72,7 @@ def observe(
     if not callable(getattr(llm, "collective_rpc", None)):
         raise TypeError(f"llm is {describe(llm)}; expected a vllm.LLM")
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="clearhead-")
-    folder = Path(temporary.name if temporary is not None else os.fspath(output))  # pyright: ignore[reportArgumentType]
+    folder = output if temporary is None else temporary.name
     settings = Settings.from_mapping(
         {
             "output": folder,
