@@ -13,6 +13,7 @@ from clearhead._utils.json_numbers import json_numbers
 from clearhead.serving.finished import ROW_STATISTICS
 
 Phases = dict[str, slice]
+HeadMeans = dict[str, Float[np.ndarray, "*spans layers heads"]]
 
 
 def phases_of(rows: int, first_answer_row: int) -> Phases:
@@ -20,43 +21,42 @@ def phases_of(rows: int, first_answer_row: int) -> Phases:
     return {"prompt": slice(0, first_answer_row), "answer": slice(first_answer_row, rows)}
 
 
-def head_means(statistics: Mapping[str, Tensor], rows: slice) -> dict[str, Float[np.ndarray, "layers heads ..."]]:
-    """Return the mean of each row statistic over some rows, for each layer and head. `peak` is the maximum.
+def head_means(statistics: Mapping[str, Tensor], rows: slice) -> HeadMeans | None:
+    """Return the mean of each row statistic over some rows, for each layer and head; None without rows.
 
-    numpy computes them in the calling thread alone. torch would start threads that compete with those of the model.
+    `peak` is the maximum, and `mass` has the spans as first axis. numpy computes them in the calling thread alone.
+    torch would start threads that compete with those of the model.
     """
-    means = {}
-    for name in (*ROW_STATISTICS, "mass"):
-        if name in statistics:
-            chosen = statistics[name].numpy()[:, :, rows]
-            means[name] = chosen.max(axis=2) if name == "peak" else chosen.mean(axis=2, dtype=np.float64)
-    return means
-
-
-def request_means(statistics: Mapping[str, Tensor], spans: Iterable[str], phases: Phases) -> dict[str, Any]:
-    """Return the means over all layers and heads by phase, as numbers for JSON; None for a phase without rows.
-
-    `peak` is the maximum, and `mass` has one mean per span.
-    """
-    means = {}
-    for phase, rows in phases.items():
-        heads = head_means(statistics, rows) if rows.start < rows.stop else None
-        means[phase] = heads and {
-            name: _by_span(values.mean(axis=(0, 1)), spans)
-            if name == "mass"
-            else json_numbers(float(values.max() if name == "peak" else values.mean()))
-            for name, values in heads.items()
-        }
-    return means
-
-
-def means_by_head(statistics: Mapping[str, Tensor], spans: Iterable[str], rows: slice) -> dict[str, Any] | None:
-    """Return `head_means` as nested lists [layers][heads] for JSON; None without rows."""
     if rows.start >= rows.stop:
         return None
-    return {
-        name: _by_span(np.moveaxis(values, 2, 0), spans) if name == "mass" else json_numbers(values.tolist())
-        for name, values in head_means(statistics, rows).items()
+    chosen = {name: tensor.numpy()[:, :, rows] for name, tensor in statistics.items() if name in ROW_STATISTICS}
+    means = {name: values.max(axis=2) if name == "peak" else _mean_of_rows(values) for name, values in chosen.items()}
+    if "mass" in statistics and statistics["mass"].shape[3]:
+        # one span at a time: the inner loop of numpy would have the length of the last axis, a few spans
+        mass = statistics["mass"].numpy()[:, :, rows]
+        means["mass"] = np.stack([_mean_of_rows(mass[..., span]) for span in range(mass.shape[3])])
+    return means
+
+
+def _mean_of_rows(values: Float[np.ndarray, "layers heads rows"]) -> Float[np.ndarray, "layers heads"]:
+    return values.mean(axis=2, dtype=np.float64)
+
+
+def means_of_heads(means: HeadMeans | None, spans: Iterable[str]) -> dict[str, Any] | None:
+    """Return the means over all layers and heads as numbers for JSON. `peak` is the maximum, `mass` a dict by span."""
+    return means and {
+        name: _by_span(values.mean(axis=(1, 2)), spans)
+        if name == "mass"
+        else json_numbers(float(values.max() if name == "peak" else values.mean()))
+        for name, values in means.items()
+    }
+
+
+def means_by_head(means: HeadMeans | None, spans: Iterable[str]) -> dict[str, Any] | None:
+    """Return the means as nested lists [layers][heads] for JSON, with a dict by span for `mass`."""
+    return means and {
+        name: _by_span(values, spans) if name == "mass" else json_numbers(values.tolist())
+        for name, values in means.items()
     }
 
 

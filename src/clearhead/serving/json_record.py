@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead._utils.json_numbers import json_numbers
 from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import means_by_head, phases_of, request_means
+from clearhead.serving.head_means import head_means, means_by_head, means_of_heads, phases_of
 
 
 def json_record(
@@ -25,6 +25,7 @@ def json_record(
     """
     statistics, spans = finished.statistics, finished.spans
     phases = phases_of(finished.rows, finished.first_answer_row)
+    means = {phase: head_means(statistics, rows) for phase, rows in phases.items()}
     record = {
         "request": finished.request,
         "id": str(finished.id),
@@ -36,9 +37,9 @@ def json_record(
         "layers": list(finished.layers),
         "heads": None if finished.heads is None else list(finished.heads),
         "spans": {name: list(span) for name, span in spans.items()},
-        "means": request_means(statistics, spans, phases),
-        "heads_answer": means_by_head(statistics, spans, phases["answer"]),
-        "heads_prompt": means_by_head(statistics, spans, phases["prompt"]),
+        "means": {phase: means_of_heads(each, spans) for phase, each in means.items()},
+        "heads_answer": means_by_head(means["answer"], spans),
+        "heads_prompt": means_by_head(means["prompt"], spans),
     }
     if "received" in statistics:
         record["received"] = json_numbers(statistics["received"].numpy().mean(axis=(0, 1)).tolist())

@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead.ops.statistics import TopK
 from clearhead.recording.recording import Recording, Tokens
 from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import phases_of, request_means
+from clearhead.serving.head_means import head_means, means_of_heads, phases_of
 from clearhead.serving.output_files import REQUESTS, recording_path, statistics_path
 from clearhead.weights import serialization
 
@@ -119,7 +119,7 @@ class SeenRequest:
     def means(self) -> dict[str, Any]:
         """Means over all layers and heads, for the rows of the prompt and of the answer; as in the JSON lines."""
         phases = phases_of(len(self.token_ids) - self.first_row, self.first_answer_row)
-        return request_means(self.statistics, self.spans, phases)
+        return {phase: means_of_heads(head_means(self.statistics, rows), self.spans) for phase, rows in phases.items()}
 
     @cached_property
     def recording(self) -> Recording | None:

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, TypeVar
 
 from clearhead._utils.files import write_text
@@ -68,6 +69,8 @@ class Writer:
         self._snapshot_version, self._snapshot_time = 0, -SECONDS_BETWEEN_SNAPSHOTS
         self._thread = threading.Thread(target=self._run, name="clearhead-writer", daemon=True)
         self._thread.start()
+        # atexit does not run in processes that multiprocessing started, such as the workers of a server
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     @property
     def queued_bytes(self) -> int:
@@ -112,6 +115,7 @@ class Writer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        self._at_exit.cancel()
         self._thread.join(timeout)
         return not self._thread.is_alive()
 

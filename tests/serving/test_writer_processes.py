@@ -1,4 +1,4 @@
-"""Tests of output folders of processes that were killed while they wrote."""
+"""Tests of writers in processes that end or are killed."""
 
 import os
 import subprocess
@@ -28,14 +28,42 @@ for index in itertools.count():
         writer.flush()
 """
 
+ENDING = """
+import multiprocessing, sys
+from pathlib import Path
+from clearhead.serving.settings import Settings
+from clearhead.serving.writer import Writer
+from support.served_requests import Tokenizer, finished_request
+
+def write(name):
+    writer = Writer(Settings(output=Path(sys.argv[1])), "model", Tokenizer)
+    for index in range(20):
+        writer.put(finished_request(f"{name}-{index}"))
+
+process = multiprocessing.get_context("fork").Process(target=write, args=("child",))
+process.start()
+process.join()
+write("parent")
+"""
+PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS}
+
+
+@pytest.mark.slow
+def test_processes_write_what_is_queued_before_they_end(tmp_path):
+    subprocess.run([sys.executable, "-c", ENDING, str(tmp_path)], env=ENVIRONMENT, check=True)
+    expected = [f"{name}-{index}" for name in ("child", "parent") for index in range(20)]
+    assert [line["request"] for line in read_requests(tmp_path)] == expected
+    assert len(list((tmp_path / "recordings").iterdir())) == 40
+    assert len(list((tmp_path / "metrics").iterdir())) == 2
+
 
 @pytest.mark.attack
 def test_a_killed_process_leaves_whole_files_only(tmp_path):
     """Temporary files that it left are removed by the next process, and an incomplete line is skipped."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
     folder = tmp_path / "out"
     for attempt in range(2):
-        process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(folder), str(attempt)], env=environment)
+        process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(folder), str(attempt)], env=ENVIRONMENT)
         try:
             while process.poll() is None and not any(folder.glob(f"recordings/{attempt}-2[0-9].safetensors")):
                 time.sleep(0.003)
