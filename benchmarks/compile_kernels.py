@@ -19,28 +19,30 @@ import torch
 from measuring import RESULTS, write
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from clearhead.ops.triton.tiles import KERNELS, Kernel
 from support.cross_compiler import (  # pyright: ignore[reportMissingImports]
+    COMPILED_KERNELS,
     FEATURES,
     SHARED_MEMORY,
+    CompiledKernel,
     compile_kernel,
     spilled_bytes,
 )
 
-Case = tuple[Kernel, int, torch.dtype, int, str]
+Case = tuple[CompiledKernel, int, torch.dtype, int, str]
 FEATURES_OF_WIDTH = {64: ("plain", "causal"), 128: FEATURES, 256: ("causal", "everything")}
 IDENTITY = ("function", "sm", "dtype", "width", "feature")
+FEATURES_OF_KERNEL = {"backward_bias": ("causal and bias", "everything"), "paged_scores": ("plain", "everything")}
 COMMON_WIDTHS, COMMON_FEATURES = (64, 128), ("plain", "causal")
 
 
-def grid(kernels: list[Kernel], architectures: list[int]) -> list[Case]:
+def grid(kernels: list[CompiledKernel], architectures: list[int]) -> list[Case]:
     """Return all cases: most features at width 128, where kernels are fastest and tiles are largest."""
     half = [(torch.bfloat16, dim, feature) for dim, features in FEATURES_OF_WIDTH.items() for feature in features]
     settings = [*half, (torch.float32, 128, "everything")]
     return [
         (kernel, architecture, *setting)
         for kernel, architecture, setting in itertools.product(kernels, architectures, settings)
-        if kernel != "backward_bias" or setting[2] in ("causal and bias", "everything")
+        if setting[2] in FEATURES_OF_KERNEL.get(kernel, FEATURES)
     ]
 
 
@@ -72,7 +74,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON file and the table")
     parser.add_argument("--processes", type=int, default=2, help="number of processes")
     parser.add_argument("--architectures", type=int, nargs="+", choices=SHARED_MEMORY, default=list(SHARED_MEMORY))
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--kernels", nargs="+", choices=COMPILED_KERNELS, default=list(COMPILED_KERNELS))
     arguments = parser.parse_args()
     cases = grid(arguments.kernels, arguments.architectures)
     rows: list[dict[str, object]] = []
@@ -89,7 +91,7 @@ def main() -> None:
         f"{len(rows)} compilations: {repeated} repeated with a smaller tile, {failed} kernels without a tile that fits,"
         f" {spilling} common kernels that spill registers"
     )
-    part = "" if len(arguments.kernels) == len(KERNELS) else f"-{arguments.kernels[0]}"
+    part = "" if len(arguments.kernels) == len(COMPILED_KERNELS) else f"-{arguments.kernels[0]}"
     write(f"triton-compilations{part}", title, rows, arguments.output)
 
 

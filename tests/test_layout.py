@@ -72,7 +72,7 @@ def test_scripts_are_short(path):
 
 def test_tests_mirror_the_package():
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    # vision and vllm contain the tests of `make test-vision` and `make test-vllm`, of several packages
-    others = {Path("support"), Path("vision"), Path("vllm")}
+    # gpu, vision and vllm contain tests of several packages: `pytest -m gpu`, `make test-vision`, `make test-vllm`
+    others = {Path("support"), Path("gpu"), Path("vision"), Path("vllm")}
     extra = {folder for folder in folders if not (SOURCE / folder).is_dir()} - others
     assert not extra, f"folders of tests without a package: {sorted(map(str, extra))}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default, set so that Triton does not warn about it
 
@@ -41,15 +41,19 @@ from clearhead.ops.triton import (
     divergence,
     forward,
     launch,
+    paged_scores,
     pooling,
     products,
+    score_rows,
     statistics,
     tiles,
     topk,
 )
 from clearhead.ops.triton.cell_gradients import NO_TERMS, CellTerms
-from clearhead.ops.triton.tiles import Kernel
+from clearhead.ops.triton.tiles import KERNELS, Kernel
 
+CompiledKernel = Kernel | Literal["paged_scores"]
+COMPILED_KERNELS: tuple[CompiledKernel, ...] = (*KERNELS, "paged_scores")
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes per block
 FEATURES = ("plain", "causal", "dense", "causal and bias", "everything")
 LENGTH = 256
@@ -113,6 +117,7 @@ def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
     gpu._GPUS[cpu] = gpu.GPU(divmod(architecture, 10), limit)
     tiles._CHOSEN.clear()
     launch._LAUNCHES.clear()
+    launch._GRID_LAUNCHES.clear()
     try:
         yield compilations
     finally:
@@ -120,15 +125,35 @@ def compiling_for(architecture: int) -> Iterator[list[Compilation]]:
         gpu._GPUS[cpu] = before
         tiles._CHOSEN.clear()
         launch._LAUNCHES.clear()
+        launch._GRID_LAUNCHES.clear()
         triton.runtime.driver._active = active
 
 
-def compile_kernel(kernel: Kernel, architecture: int, dtype: torch.dtype, dim: int, feature: str) -> list[Compilation]:
+def compile_kernel(
+    kernel: CompiledKernel, architecture: int, dtype: torch.dtype, dim: int, feature: str
+) -> list[Compilation]:
     """Compile a kernel with the tile that the library chooses; the last compilation of a function is the one used."""
+    if kernel == "paged_scores":
+        with compiling_for(architecture) as compilations:
+            _launch_paged_scores(dtype, dim, feature)
+        return compilations
     call = _call(kernel, dtype, dim, feature)
     with compiling_for(architecture) as compilations:
         _launch(kernel, call, feature)
     return compilations
+
+
+def _launch_paged_scores(dtype: torch.dtype, dim: int, feature: str) -> None:
+    """Launch with keys and values of a block in the same rows, as vLLM stores them; then the softmax of the scores."""
+    query, blocks = torch.empty(3, 8, dim, dtype=dtype), torch.empty(LENGTH, 2, 16, 2 * dim, dtype=dtype)
+    table, lengths = torch.zeros(3, LENGTH // 16, dtype=torch.int32), torch.full((3,), LENGTH)
+    options: dict[str, tuple[Tensor | None, float | None, Tensor | None]] = {
+        "plain": (None, None, None),
+        "everything": (torch.zeros_like(lengths), 3.0, torch.zeros(8)),
+    }
+    first_keys, softcap, slopes = options[feature]
+    scores = paged_scores.paged_scores(query, blocks[..., :dim], table, lengths, first_keys, 1.0, softcap, slopes)
+    score_rows.softmax_in_place(scores, lengths, slopes)
 
 
 def _call(kernel: Kernel, dtype: torch.dtype, dim: int, feature: str) -> AttentionCall:

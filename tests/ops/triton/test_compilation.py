@@ -10,12 +10,17 @@ import sys
 
 import pytest
 
-from clearhead.ops.triton.tiles import KERNELS
 from support import cross_compiler
 
 pytestmark = pytest.mark.slow
-EVERY_KERNEL = [f"90:{kernel}:bfloat16:64:everything" for kernel in KERNELS]
-SAMPLE = ["forward:bfloat16:128:causal and bias", "forward:bfloat16:128:causal", "backward_key:bfloat16:128:causal"]
+EVERY_KERNEL = [f"90:{kernel}:bfloat16:64:everything" for kernel in cross_compiler.COMPILED_KERNELS]
+PAGED = ["paged_scores:bfloat16:128:plain", "paged_scores:float32:256:everything"]
+SAMPLE = [
+    "forward:bfloat16:128:causal and bias",
+    "forward:bfloat16:128:causal",
+    "backward_key:bfloat16:128:causal",
+    *PAGED,
+]
 WITH_WGMMA = (90, 100)
 
 
@@ -44,7 +49,7 @@ def test_compiled_kernels_fit_into_shared_memory_and_common_ones_do_not_spill(ar
         assert compilations
         used = {function: fits for function, fits, _ in compilations}  # the last compilation of each
         assert all(used.values()), f"{case}: {compilations}"
-    common = ["forward:bfloat16:128:causal"]
+    common = ["forward:bfloat16:128:causal", *PAGED]
     if architecture not in WITH_WGMMA:  # there the fastest tile on an H200 spills 0.4 KB
         common.append("backward_key:bfloat16:128:causal")
     for case in common:

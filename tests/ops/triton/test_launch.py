@@ -9,7 +9,14 @@ from clearhead.ops.arguments import build_call
 from clearhead.ops.triton import launch as launch_module
 from clearhead.ops.triton import tiles
 from clearhead.ops.triton.config import TileConfig
-from clearhead.ops.triton.launch import MAX_LAUNCHES, launch, layout_of, layout_of_call
+from clearhead.ops.triton.launch import (
+    MAX_LAUNCHES,
+    launch,
+    launch_on_grid,
+    layout_of,
+    layout_of_call,
+    specialization_of,
+)
 from clearhead.ops.triton.logits import StridedTensor
 
 SHAPE = (1, 2, 32, 16)
@@ -160,3 +167,26 @@ def test_kernels_run_on_the_gpu_of_the_queries(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     gpu.on_device_of_query(lambda call: None)(Call())
     assert len(used) == 1
+
+
+def test_second_launch_on_a_grid_uses_the_compiled_kernel(monkeypatch):
+    monkeypatch.setattr(launch_module, "_GRID_LAUNCHES", {})
+    kernel = Kernel()
+    kernel.__name__ = "kernel"
+    constants = {"num_warps": 4, "num_stages": 3, "BLOCK_Q": 16}
+    for argument, layout, options in (
+        ("first", 1, constants),
+        ("second", 1, constants),
+        ("third", 2, constants),
+        ("fourth", 1, {**constants, "num_warps": 8}),
+    ):
+        launch_on_grid(kernel, layout, (5, 2, 3), (argument,), options)
+    assert [way for way, *_ in kernel.launches] == ["triton", "compiled", "triton", "triton"]
+    assert kernel.launches[1][1:] == ((5, 2, 3), ("second", 16, 3))
+
+
+def test_specialization_depends_on_strides_and_alignment_but_not_on_shapes():
+    tensor = torch.zeros(7, 32)
+    assert specialization_of(tensor, None) == specialization_of(tensor[:3], None)
+    for other in (tensor[:, ::2], tensor.half(), tensor.flatten()[1:].as_strided((6, 32), (32, 1))):
+        assert specialization_of(tensor) != specialization_of(other)

@@ -31,6 +31,7 @@ class Launch(NamedTuple):
 
 
 _LAUNCHES: dict[Hashable, Launch] = {}
+_GRID_LAUNCHES: dict[Hashable, tuple[Any, tuple]] = {}  # compiled kernels and their constants
 Side = Literal["queries", "keys"]
 
 
@@ -118,3 +119,35 @@ def launch(
         if len(_LAUNCHES) >= MAX_LAUNCHES:
             _LAUNCHES.clear()
         _LAUNCHES[key] = launched
+
+
+def launch_on_grid(
+    kernel: Any, layout: Hashable, grid: tuple[int, int, int], arguments: Sequence[Any], constants: dict[str, Any]
+) -> None:
+    """Launch a kernel without a tile to choose.
+
+    Args:
+        kernel: function decorated with `triton.jit`.
+        layout: everything that the compiled kernel depends on in the arguments, such as `specialization_of` tensors.
+        grid: number of programs on each axis.
+        arguments: arguments of the kernel, except compile-time constants, which follow them in its signature.
+        constants: compile-time constants and launch options by name.
+    """
+    key = (kernel.__name__, layout, *constants.values())
+    known = _GRID_LAUNCHES.get(key)
+    if known is not None:
+        compiled, values = known
+        compiled[grid](*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
+    if not is_interpreted():
+        if len(_GRID_LAUNCHES) >= MAX_LAUNCHES:
+            _GRID_LAUNCHES.clear()
+        _GRID_LAUNCHES[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+
+
+def specialization_of(*tensors: Tensor | None) -> tuple[Hashable, ...]:
+    """Return everything that a compiled kernel depends on in tensors whose shapes it takes as other arguments."""
+    return tuple(
+        None if t is None else (t.stride(), t.dtype, t.device, t.data_ptr() % POINTER_ALIGNMENT_BYTES) for t in tensors
+    )
