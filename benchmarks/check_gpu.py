@@ -30,6 +30,8 @@ TESTS = [
     "tests/ops/test_on_gpu.py",
     "tests/weights/test_on_gpu.py",
     "tests/watching/test_watch_on_gpu.py",
+    "tests/gpu/test_paged_scores.py",
+    "tests/gpu/test_serving.py",
     "-q",
     "-p",
     "no:cacheprovider",
