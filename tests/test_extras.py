@@ -103,7 +103,7 @@ MISSING = {
     "translate The dog barked.": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "train --output run --steps 1": "clearhead.translation needs tokenizers: pip install 'clearhead[translate]'",
     "record --engine vllm --model someone/something a text --output seen.safetensors": (
-        "clearhead record --engine vllm needs vllm: pip install 'clearhead[vllm]'"
+        "--engine vllm needs vllm: pip install 'clearhead[vllm]'"
     ),
     "stats --model someone/something a text": "clearhead.huggingface needs transformers: pip install 'clearhead[hf]'",
 }

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import clearhead
-from clearhead.cli import check, doctor, exercise, explain, heads, learn, train, view
+from clearhead.cli import check, doctor, exercise, explain, heads, learn, record, train, view
 from clearhead.cli.errors import OneLineErrors
 
 __all__ = ["app"]
@@ -54,7 +54,7 @@ for command in (
     heads.roles,
     train.train,
     train.translate,
-    heads.record,
+    record.record,
     view.view,
     doctor.doctor,
 ):

@@ -1,8 +1,7 @@
-"""Commands `stats`, `roles` and `record`, which run a model on texts."""
+"""Commands `stats` and `roles`, which analyze the heads of a model on texts."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,30 +9,17 @@ import typer
 
 from clearhead._utils.consoles import console_for_output
 from clearhead._utils.files import resolve_target
-from clearhead._utils.text import json_text, printable, visible_text
+from clearhead._utils.text import json_text, visible_text
 from clearhead.cli.inputs import (
-    RECORDING_SUFFIX,
     InputOptions,
     chosen_layers,
-    load_model,
     load_source,
     parse_spans,
     process_group_for,
-    record_input,
     source_name,
-    texts_to_read,
 )
-from clearhead.cli.options import (
-    AnalysisOptions,
-    AudioOption,
-    DeviceOption,
-    DownloadOption,
-    Dtype,
-    DtypeOption,
-    ImageOption,
-    takes_analysis_options,
-)
-from clearhead.cli.output import progress_bar, results_folder, stage_progress, write
+from clearhead.cli.options import AnalysisOptions, takes_analysis_options
+from clearhead.cli.output import progress_bar, results_folder, write
 
 if TYPE_CHECKING:
     from clearhead.recording.protocol import RecordableModel
@@ -141,44 +127,3 @@ def roles(
 def _load(options: AnalysisOptions, *, head: bool = False) -> tuple[RecordableModel | Recording, list[str]]:
     chosen = InputOptions(options.image, options.device, options.dtype.value, options.download, options.audio)
     return load_source(options.text, options.file, options.model, chosen, head=head)
-
-
-def record(
-    output: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Text to run the model on (default: a built-in sentence).")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="Text file to run the model on.")] = None,
-    model: Annotated[
-        str, typer.Option("--model", help="Model, as in `stats`; en-ja is the bundled translator.")
-    ] = "en-ja",
-    image: ImageOption = None,
-    audio: AudioOption = None,
-    values: Annotated[
-        bool,
-        typer.Option("--values/--no-values", help="Store the values too, which contributions to the output require."),
-    ] = True,
-    device: DeviceOption = None,
-    dtype: DtypeOption = Dtype.float32,
-    download: DownloadOption = False,
-) -> None:
-    """Record a model's attention on a text or another input, and write it to a file for `view`, `stats` and `roles`."""
-    if output.suffix != RECORDING_SUFFIX:
-        raise ValueError(f"--output is {output}; expected a name that ends in {RECORDING_SUFFIX}")
-    resolve_target(output)
-    if text is not None and file is not None:
-        raise ValueError("TEXT and --file are both given; expected one text to record")
-    files = [file] if file else None
-    with stage_progress() as report:
-        options = InputOptions(image, device, dtype.value, download, audio)
-        if options.records(model):
-            recording = record_input(model, options, text=text, files=files, values=values)
-        else:
-            texts = texts_to_read(text, files) if text is not None or file else None
-            loaded = load_model(model, device, dtype.value, download, head=None, progress=report)
-            report("running the model", 0, 0)
-            recording = loaded.record(texts[0] if texts else loaded.default_text, values=values)
-        report("writing the recording", 0, 0)
-        recording.save(output)
-    size = output.stat().st_size / 2**20
-    print(printable(f"wrote {output}: {recording!r}, {size:.1f} MiB\nclearhead view {shlex.quote(str(output))}"))
