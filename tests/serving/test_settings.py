@@ -1,5 +1,6 @@
 """Tests of the settings of a server's observation, and of the options of one request."""
 
+import dataclasses
 import json
 import re
 from contextlib import suppress
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead.serving.settings import RequestOptions, Settings
 from clearhead.serving.spans import MAX_NAME, MAX_SPANS, MAX_TEXT
+from clearhead.serving.statistics import StatisticsWanted
 from support.hostile_input import ARGUMENTS, NAMES
 
 MINIMAL = {"output": "/results"}
@@ -48,6 +50,16 @@ def test_json_round_trip(written):
     text = written.to_json()
     assert text.isascii()
     assert Settings.from_mapping(json.loads(text)) == written
+
+
+def test_wanted_statistics_are_those_of_the_fields():
+    for field in dataclasses.fields(StatisticsWanted):
+        default = getattr(Settings("/results"), field.name)
+        changed = Settings("/results", **{field.name: 7 if field.name == "top" else not default})
+        assert changed.wanted == dataclasses.replace(
+            Settings("/results").wanted, **{field.name: getattr(changed, field.name)}
+        )
+        assert changed.wanted != Settings("/results").wanted
 
 
 @pytest.fixture

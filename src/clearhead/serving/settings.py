@@ -43,7 +43,7 @@ class Settings:
         entropy: compute the entropy of each query row.
         received: compute the attention that each key receives.
         distance: compute the mean distance of the keys of each query row.
-        peak: compute the largest weight of each query row.
+        peak: compute the largest score of each query row.
         sink: compute the weight of each query row on the first key.
         top: number of largest weights of each query row to keep.
         spans: spans of tokens of all requests by name: (start, end), or a text of the prompt.
