@@ -1,4 +1,4 @@
-"""Generate with vLLM in this process, and write tokens and log-probabilities as JSON.
+"""Generate with vLLM in this process, and write what it did as JSON.
 
 `python vllm_generate.py problem.json result.json`: the problem has `engine` (arguments of LLM), `sampling` (arguments of
 SamplingParams) and `prompts` (token ids). The engine runs in this process, because its schedule would otherwise depend
@@ -17,24 +17,30 @@ def main(problem: Path, result: Path) -> None:
     from vllm import LLM, SamplingParams
 
     settings = json.loads(problem.read_text())
-    llm = LLM(**settings["engine"])
+    llm = LLM(**settings["engine"], disable_log_stats=False)
     prompts = [{"prompt_token_ids": ids} for ids in settings["prompts"]]
-    outputs = llm.generate(prompts, SamplingParams(**settings["sampling"]), use_tqdm=False)
-    lines = [
+    outputs = llm.generate(prompts, SamplingParams(**settings["sampling"], logprobs=5), use_tqdm=False)
+    answers = [
         {
             "request": output.request_id,
+            "prompt": output.prompt_token_ids,
             "cached": output.num_cached_tokens,
             "samples": [
                 {
                     "tokens": list(sample.token_ids),
-                    "logprobs": [{str(token): entry.logprob for token, entry in row.items()} for row in sample.logprobs],
+                    "logprobs": [
+                        {str(token): entry.logprob for token, entry in row.items()} for row in sample.logprobs
+                    ],
                 }
                 for sample in output.outputs
             ],
         }
         for output in outputs
     ]
-    result.write_text(json.dumps(lines))
+    counters = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
+    modules = sorted(name for name in sys.modules if name.partition(".")[0] == "clearhead")
+    facts = {"answers": answers, "preemptions": counters["vllm:num_preemptions"], "modules": modules}
+    result.write_text(json.dumps(facts))
     llm.llm_engine.engine_core.shutdown()
 
 
