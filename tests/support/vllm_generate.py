@@ -1,6 +1,6 @@
 """Generate with vLLM in this process, and write what it did as JSON.
 
-`python vllm_generate.py problem.json result.json`: the problem has `engine` (arguments of LLM), `sampling` (arguments of
+`python vllm_generate.py problem.json result.json`: the problem has `engine` (arguments of LLM), `sampling` (those of
 SamplingParams) and `prompts` (token ids). The engine runs in this process, because its schedule would otherwise depend
 on the time at which requests reach the other one.
 """

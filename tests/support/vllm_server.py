@@ -1,5 +1,6 @@
 """A real `vllm serve` process on the CPU, and requests to it."""
 
+import contextlib
 import json
 import os
 import re
@@ -101,12 +102,8 @@ class Server:
         """Stop the server as Ctrl-C does, and kill what is left."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()

@@ -1,0 +1,192 @@
+"""Tests of vLLM in Python: outputs stay identical, and statistics equal those of transformers on the same tokens."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clearhead import Recording
+from clearhead.serving import SeenRequests, read_requests
+from support.numerics import assert_matches
+from support.paths import ROOT
+from support.vllm_server import environment
+
+pytestmark = pytest.mark.vllm
+
+SHARED = 140  # tokens of a common start, more than a block of the cache
+LENGTHS = (3, 17, 29, 61, 113)
+EVERYTHING = {"arrays": True, "distance": True, "peak": True, "top": 3, "spans": {"start": [0, 2]}}
+
+
+def prompts_of(text_ids, count):
+    """Return prompts of several lengths, a quarter of which have a common start."""
+    return [
+        (text_ids[:SHARED] if index % 4 == 0 else []) + text_ids[3 * index :][: LENGTHS[index % 5]]
+        for index in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def generate(model, tmp_path_factory):
+    """Return a function that generates in another process, observed if it gets settings."""
+
+    def run(prompts, *, observe=None, sampling=None, **engine):
+        folder = tmp_path_factory.mktemp("generated")
+        engine = {"model": model, "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 16, **engine}
+        sampling = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, **(sampling or {})}
+        problem = {"engine": engine, "sampling": sampling, "prompts": prompts}
+        (folder / "problem.json").write_text(json.dumps(problem))
+        settings = {} if observe is None else {"CLEARHEAD_OBSERVE": json.dumps({"output": str(folder), **observe})}
+        script = ROOT / "tests" / "support" / "vllm_generate.py"
+        command = [sys.executable, str(script), str(folder / "problem.json"), str(folder / "result.json")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(**settings))
+        assert done.returncode == 0, done.stderr[-3000:]
+        return folder, json.loads((folder / "result.json").read_text()), done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("prefix", [False, True], ids=["no prefix caching", "prefix caching"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["whole prompts", "chunked prefill"])
+def test_outputs_are_identical(generate, text_ids, chunked, prefix):
+    engine = {"enable_chunked_prefill": chunked, "enable_prefix_caching": prefix}
+    engine["max_num_batched_tokens"] = 128 if chunked else 1024
+    prompts = prompts_of(text_ids, 200)
+    _, plain, _ = generate(prompts, **engine)
+    assert not [name for name in plain["modules"] if name.startswith("clearhead.") and "serving" not in name]
+    assert "clearhead.serving.observer" not in plain["modules"]
+    folder, observed, _ = generate(prompts, observe={**EVERYTHING, "record": 0.1}, **engine)
+    assert observed["answers"] == plain["answers"]  # tokens, log-probabilities and cached tokens
+    assert any(answer["cached"] for answer in plain["answers"]) == prefix
+    lines = {line["request"]: line for line in read_requests(folder)}
+    assert set(lines) == {answer["request"] for answer in plain["answers"]}
+    for answer in plain["answers"]:
+        line = lines[answer["request"]]
+        assert line["cached_tokens"] == answer["cached"]
+        assert line["rows"] == {"prompt": len(answer["prompt"]) - 1 - answer["cached"], "answer": 8}
+
+
+class Reference:
+    """Attention of transformers on tokens: in float64, and in bfloat16 by eager attention."""
+
+    def __init__(self, folder):
+        from transformers import AutoModelForCausalLM
+
+        self._models = [
+            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+            for dtype in (torch.float64, torch.bfloat16)
+        ]
+
+    def weights(self, ids):
+        """Return the weights of all layers [layers, heads, tokens, tokens], exact and in bfloat16."""
+        with torch.no_grad():
+            outputs = [model(torch.tensor([ids]), output_attentions=True).attentions for model in self._models]
+        return [torch.cat(layers).double() for layers in outputs]
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    return Reference(model)
+
+
+def statistics_of(weights):
+    """Return the statistics of weights in float64 by the plain formula."""
+    distances = (torch.arange(weights.shape[-2])[:, None] - torch.arange(weights.shape[-1])).abs()
+    return {
+        "entropy": torch.special.entr(weights).sum(-1),
+        "distance": (weights * distances).sum(-1),
+        "sink": weights[..., 0],
+        "mass": weights[..., :2].sum(-1, keepdim=True),
+    }
+
+
+@pytest.mark.parametrize("budget", [64, 1024], ids=["chunks", "whole prompts"])
+def test_statistics_and_recordings_equal_those_of_transformers(generate, text_ids, reference, budget):
+    """The error is at most twice that of transformers in bfloat16, with transformers in float64 as the truth."""
+    prompts = [*prompts_of(text_ids, 12), text_ids[:SHARED] + text_ids[300:317]]
+    options = {"enable_prefix_caching": True, "max_num_batched_tokens": budget, "max_num_seqs": 3}
+    folder, result, _ = generate(prompts, observe={**EVERYTHING, "record": 1}, **options)
+    seen = SeenRequests(folder)
+    assert any(answer["cached"] for answer in result["answers"])
+    for answer in result["answers"]:
+        request = seen[answer["request"]]
+        ids = answer["prompt"] + answer["samples"][0]["tokens"][:-1]
+        assert request.token_ids == ids
+        assert request.first_row == answer["cached"]
+        rows = slice(request.first_row, None)
+        exact, eager = reference.weights(ids)
+        recorded = torch.cat([layer.dense() for layer in request.recording["decoder"].layers])
+        assert_matches(recorded.double(), exact[:, :, rows], eager[:, :, rows])
+        truth, naive = statistics_of(exact), statistics_of(eager)
+        for name in truth:
+            assert_matches(getattr(request, name).double(), truth[name][:, :, rows], naive[name][:, :, rows])
+        received = [weights[:, :, rows].sum(-2) for weights in (exact, eager)]
+        assert_matches(request.received.double(), *received)
+
+
+def test_each_sample_is_a_request(generate, text_ids):
+    sampling = {"n": 2, "temperature": 1.0, "seed": 7}
+    folder, result, _ = generate(prompts_of(text_ids, 3), observe=EVERYTHING, sampling=sampling)
+    seen = SeenRequests(folder)
+    for answer in result["answers"]:
+        assert answer["samples"][0]["tokens"] != answer["samples"][1]["tokens"]
+        for index, sample in enumerate(answer["samples"]):
+            request = seen[f"{index}_{answer['request']}"]
+            assert request.token_ids == answer["prompt"] + sample["tokens"][:-1]
+    assert len(seen) == 6
+
+
+def test_rows_of_preempted_requests_are_counted_once(generate, text_ids):
+    prompts = [text_ids[17 * index :][:120] for index in range(8)]
+    options = {"num_gpu_blocks_override": 12, "max_model_len": 256, "enable_prefix_caching": False}
+    observe = {**EVERYTHING, "record": 1}
+    folder, result, _ = generate(prompts, observe=observe, sampling={"max_tokens": 40}, **options)
+    assert result["preemptions"] > 0
+    seen = SeenRequests(folder)
+    for answer in result["answers"]:
+        request = seen[answer["request"]]
+        assert request.token_ids == answer["prompt"] + answer["samples"][0]["tokens"][:-1]
+        assert request.first_row == 0
+        assert request.entropy.shape[2] == 159
+        torch.testing.assert_close(request.received.sum(-1), torch.full((30, 9), 159.0))
+        weights = request.recording["decoder"].layers[7]
+        torch.testing.assert_close(weights.entropy()[0], request.entropy[7], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("observe", "message"),
+    [
+        ({"entropi": True}, "settings has the key 'entropi'; expected output, entropy, "),
+        ({"layers": [30, 31]}, "layers is (30, 31); expected some of 0 to 29"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_the_engine_runs(generate, text_ids, observe, message):
+    folder, result, log = generate(prompts_of(text_ids, 1), observe=observe)
+    assert len(result["answers"]) == 1
+    (line,) = (line for line in log.splitlines() if "clearhead observes no requests" in line)
+    assert message in line
+    assert not list(read_requests(folder))
+
+
+def test_python_of_the_guide_runs(model, tmp_path):
+    (tmp_path / "SmolLM2-135M-Instruct").symlink_to(model)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "serving.md").read_text(), re.DOTALL)
+    (tmp_path / "guide.py").write_text("if __name__ == '__main__':\n" + re.sub("(?m)^", "    ", "\n".join(blocks)))
+    command = [sys.executable, "guide.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_command_records_a_generation(model, tmp_path):
+    command = [sys.executable, "-m", "clearhead", "record", "--engine", "vllm", "--model", model, "--max-tokens", "11"]
+    command += ["--output", "story.safetensors", "Once upon a time"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+    recording = Recording.load(tmp_path / "story.safetensors")
+    stack = recording["decoder"]
+    assert recording.input == "Once upon a time"
+    assert recording.output
+    assert len(stack.keys.texts) == len(stack.queries.texts) == 4 + 11 - 1
