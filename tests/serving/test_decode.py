@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
-from clearhead.serving.decode import DecodeRows, decode_rows
+from clearhead.serving.decode import DecodeKernel, DecodeRows, decode_rows
 from support.numerics import assert_lse_matches, assert_matches, poisoned
 from support.paged_caches import LAYOUTS, Batch, fill, served_layer
 
@@ -75,3 +76,58 @@ def test_row_without_keys_is_empty():
     assert (rows.entropy[0] == 0).all()
     assert (rows.weights[0] == 0).all()
     assert rows.lse[1].isfinite().all()
+
+
+def fail_to_compile(*arguments, **options):
+    raise RuntimeError("no C++ compiler\nwas found")
+
+
+def test_kernel_runs_uncompiled_if_compiling_fails(monkeypatch, caplog):
+    batch = fill(served_layer(), [(1, kv_len) for kv_len in LENGTHS])
+    monkeypatch.setattr(torch, "compile", fail_to_compile)
+    kernel = DecodeKernel()
+    for _ in range(2):
+        kernel.warm_up(batch.layer, batch.cache, torch.float32)
+    assert [record.message for record in caplog.records] == [
+        "torch.compile failed (no C++ compiler); attention of decoding is computed uncompiled"
+    ]
+    check(batch, kernel(batch.layer, batch.query, batch.cache, batch.block_table, batch.kv_lens))
+
+
+@pytest.fixture
+def fail_on_recompile(monkeypatch):
+    """Raise an error where a compiled kernel would run uncompiled."""
+    torch._dynamo.reset()
+    set_stance = torch.compiler.set_stance
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda _: set_stance("fail_on_recompile"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "name"), [("hnd", "all"), ("transposed", "plain")])
+def test_compiled_kernel_matches_the_formula_without_compiling_again(layout, name, fail_on_recompile):
+    layer = served_layer(**OPTIONS[name])
+    kernel, options = DecodeKernel(), {"layout": layout, "dtype": torch.bfloat16}
+    first = fill(layer, [(1, kv_len) for kv_len in LENGTHS], **options)
+    kernel.warm_up(layer, first.cache, torch.bfloat16)
+    graphs = counters["stats"]["unique_graphs"]
+    for lengths in (LENGTHS, [3, 9], [11], [2], [1, 2, 3], [5] * 7, [41, 3, 5]):
+        for spare in (0, 2):
+            batch = fill(layer, [(1, kv_len) for kv_len in lengths], spare=spare, **options)
+            with torch.inference_mode():
+                rows = kernel(layer, batch.query, batch.cache, batch.block_table, batch.kv_lens)
+            check(batch, DecodeRows(*(result.clone() for result in rows)))
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.slow
+def test_layers_of_one_kind_share_a_kernel(fail_on_recompile):
+    layers = [served_layer(), served_layer(window=3), served_layer(sinks=torch.randn(6)), served_layer(softcap=3.0)]
+    batches = [fill(layer, [(1, kv_len) for kv_len in LENGTHS], seed=seed) for seed, layer in enumerate(layers)]
+    kernel, counts = DecodeKernel(), []
+    for batch in batches:
+        kernel.warm_up(batch.layer, batch.cache, torch.float32)
+        counts.append(counters["stats"]["unique_graphs"])
+    assert counts[0] == counts[2] < counts[3]
+    for batch in batches:
+        check(batch, kernel(batch.layer, batch.query, batch.cache, batch.block_table, batch.kv_lens))
+    assert counters["stats"]["unique_graphs"] == counts[3]
