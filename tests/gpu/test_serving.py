@@ -16,12 +16,15 @@ from torch import Tensor
 from clearhead import ALiBi, attention
 from clearhead.ops.triton import paged_scores
 from clearhead.serving.decode import decode_rows
+from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.layers import ServedLayer
+from clearhead.serving.observer import Observer
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.prefill import PrefillRows, Rows, prefill_rows
 from clearhead.serving.statistics import StatisticsWanted
 from support.gpu_calls import normal
 from support.numerics import assert_matches
+from support.simulated_engine import SimulatedEngine
 from support.vllm_caches import LAYOUTS, Requests, empty_cache
 
 pytestmark = [
@@ -217,3 +220,29 @@ def test_steps_of_requests_with_a_shared_prefix_match_whole_texts(name):
 
 def pad_keys(received: Tensor, tokens: int) -> Tensor:
     return torch.nn.functional.pad(received, (0, tokens - received.shape[-1]))
+
+
+def test_observer_on_the_gpu():
+    windows = (None, 5)
+    layers = [ServedLayer(index, f"layers.{index}", 6, 2, 0.4, window=window) for index, window in enumerate(windows)]
+    finished: list[FinishedRequest] = []
+    wanted = StatisticsWanted(entropy=True, received=True, distance=True, peak=True, sink=True, top=3)
+    observer = Observer(dict(enumerate(layers)), wanted, finished.append)
+    engine = SimulatedEngine(observer, layers, device="cuda")
+    engine.add("1", 19, 11, record=True)
+    engine.add("2", 23, 14, cached=8, record=True)
+    engine.step({"1": 7, "2": 6})
+    engine.step({"2": 1, "1": 4})
+    for _ in range(8):
+        engine.step({"2": 1, "1": 1})
+    observer.finish({"1", "2"})
+    for result in finished:
+        request, first = engine.requests[result.id], result.first_row
+        assert result.token_ids == request.token_ids[: first + result.rows]
+        for index in range(len(layers)):
+            exact = engine.expected(request, index, first, first + result.rows)
+            statistics = exact.observe(entropy=True, received=True, distance=True, peak=True)
+            for name in ("entropy", "received", "distance", "peak"):
+                got, want = result.statistics[name][index][None], getattr(statistics, name).float()
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result.recording[index].lse[None], exact.lse.float(), rtol=1e-4, atol=1e-5)
