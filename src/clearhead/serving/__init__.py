@@ -6,12 +6,20 @@ Names are imported on first use, so that a server that is not observed imports n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["SeenRequest", "SeenRequests", "Settings", "observe", "read_requests", "record_generation"]
+__all__ = [
+    "RequestOptions",
+    "SeenRequest",
+    "SeenRequests",
+    "Settings",
+    "observe",
+    "read_requests",
+    "record_generation",
+]
 
 if TYPE_CHECKING:
     from clearhead.serving.engine import observe, record_generation
     from clearhead.serving.results import SeenRequest, SeenRequests, read_requests
-    from clearhead.serving.settings import Settings
+    from clearhead.serving.settings import RequestOptions, Settings
 
 _MODULES = {
     "observe": "engine",
@@ -19,6 +27,7 @@ _MODULES = {
     "SeenRequest": "results",
     "SeenRequests": "results",
     "read_requests": "results",
+    "RequestOptions": "settings",
     "Settings": "settings",
 }
 

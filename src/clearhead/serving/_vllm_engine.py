@@ -162,30 +162,27 @@ class EngineObservation:
         try:
             options = options if given is None else RequestOptions.parse(given)
         except (TypeError, ValueError) as error:
-            self._refuse(request_id, error)
-        choice = self._settings.chooses(request_id, options)
+            logger.warning("request %s: %s", printable(request_id), error)  # and observe it without options
+        client_id = _client_id(request_id)
+        choice = self._settings.chooses(client_id, options)
         if not choice.observed or not prompt:  # prompts may also be embeddings
             self._count("skipped")
             return
         spans = self._resolve(request_id, prompt, self._settings.spans, strict=False)
         spans |= self._resolve(request_id, prompt, options.spans, strict=True)
-        client_id = _client_id(request_id)
         observer.add(RequestState(request_id, prompt, spans, record=choice.recorded, client_id=client_id))
 
     def _resolve(
         self, request_id: str, prompt: list[int], spans: Mapping[str, SpanLike], *, strict: bool
     ) -> dict[str, tuple[int, int]]:
-        """Return spans in tokens. Texts of the settings need not occur in every prompt, those of a request have to."""
+        """Return spans in tokens, without texts that do not occur. `strict` logs them, for the spans of a request."""
         tokenizer = self._tokenizer() if any(isinstance(span, str) for span in spans.values()) else None
-        try:
-            return resolve_spans(spans, prompt, tokenizer, strict=strict)
-        except (TypeError, ValueError) as error:
-            self._refuse(request_id, error)
-            return {}
-
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        """Log an error of a client, and observe its request without the option."""
-        logger.warning("request %s: %s", printable(request_id), error)
+        resolved = resolve_spans(spans, prompt, tokenizer, strict=False)
+        missing = [name for name in spans if strict and name not in resolved]
+        if missing:
+            names = printable(", ".join(missing))
+            logger.warning("request %s: the text of %s does not occur in the prompt", printable(request_id), names)
+        return resolved
 
     def _count(self, outcome: Outcome) -> None:
         assert self._writer is not None

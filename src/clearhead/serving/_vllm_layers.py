@@ -37,7 +37,7 @@ def served_layer(index: int, name: str, impl: Any) -> ServedLayer:
         given["num_heads"],
         given["num_kv_heads"] or given["num_heads"],
         float(given["scale"]),
-        given.get("logits_soft_cap") or None,  # 0 is none
+        given.get("logits_soft_cap") or None,  # vLLM writes 0 for no soft cap
         given.get("sliding_window"),
         None if slopes is None else torch.as_tensor(slopes, dtype=torch.float32),
         None if sinks is None else sinks.detach(),
