@@ -2,16 +2,18 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
 from support.served_requests import SPANS, finished_request
 
 
 def record_of(finished, **options):
-    record = json_record(finished, model="model", time="now", **options)
+    record = json_record(finished, phase_means(finished), model="model", time="now", **options)
     return json.loads(json.dumps(record, allow_nan=False))
 
 
@@ -89,6 +91,13 @@ def test_statistics_that_were_not_observed_are_absent():
     record = record_of(finished)
     assert record["means"] == {"prompt": {}, "answer": {}}
     assert "received" not in record
+
+
+def test_no_spans_and_no_mass_are_allowed():
+    finished = finished_request()
+    finished.statistics["mass"] = torch.zeros(3, 4, 12, 0)
+    record = json_record(replace(finished, spans={}), phase_means(finished), model="model", time="now")
+    assert "mass" not in record["means"]["answer"]
 
 
 def test_integers_of_torch_are_not_in_the_record():

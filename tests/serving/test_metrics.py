@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from clearhead.serving.finished import FinishedRequest
+from clearhead.serving.head_means import phase_means
 from clearhead.serving.indices import format_indices
 from clearhead.serving.metric_families import metric_families, read_snapshots, snapshot_path
 from clearhead.serving.metrics import MAX_SPANS, OUTCOMES, Metrics, split_layers
 from support.served_requests import finished_request
+
+
+def add(metrics: Metrics, finished: FinishedRequest) -> None:
+    metrics.add(finished, phase_means(finished))
 
 
 def series_of(metrics: Metrics) -> dict:
@@ -30,7 +35,7 @@ class TestSums:
     def test_rows_are_means_over_the_heads_of_a_group(self):
         finished = finished_request(first_row=2)
         metrics = Metrics("model", 2)
-        metrics.add(finished)
+        add(metrics, finished)
         series = series_of(metrics)
         for name in ("entropy", "sink"):
             rows = {"0": finished.statistics[name][:1].double(), "1-2": finished.statistics[name][1:].double()}
@@ -46,31 +51,32 @@ class TestSums:
     def test_requests_add_up(self):
         metrics = Metrics("model", 1)
         finished = finished_request()
-        metrics.add(finished)
+        add(metrics, finished)
         once = series_of(metrics)
-        metrics.add(finished)
+        add(metrics, finished)
         assert series_of(metrics) == {key: (2 * total, 2 * count) for key, (total, count) in once.items()}
 
-    def test_nan_rows_are_left_out(self):
+    def test_nan_is_left_out(self):
         finished = finished_request()
         finished.statistics["entropy"][1, 2, 8] = math.nan
         metrics = Metrics("model", 3)
-        metrics.add(finished)
+        add(metrics, finished)
         series = series_of(metrics)
-        assert series["entropy", None, "1", "answer"][1] == 5
+        assert ("entropy", None, "1", "answer") not in series
+        assert series["entropy", None, "1", "prompt"][1] == 6
         assert series["entropy", None, "0", "answer"][1] == 6
         assert all(math.isfinite(total) for total, _ in series.values())
 
     def test_a_phase_without_rows_adds_nothing(self):
         metrics = Metrics("model", 1)
-        metrics.add(finished_request(first_row=6))
+        add(metrics, finished_request(first_row=6))
         assert {phase for *_, phase in series_of(metrics)} == {"answer"}
 
     def test_span_names_are_limited(self):
         metrics = Metrics("model", 1)
         for index in range(MAX_SPANS + 3):
             finished = finished_request(record=False)
-            metrics.add(replace(finished, spans={f"span {index}": (0, 2), "first": (2, 7)}))
+            add(metrics, replace(finished, spans={f"span {index}": (0, 2), "first": (2, 7)}))
         spans = {span for _, span, _, _ in series_of(metrics) if span is not None}
         assert len(spans) == MAX_SPANS + 1
         assert {"other", "first", "span 0"} <= spans
@@ -78,7 +84,7 @@ class TestSums:
 
     def test_span_names_are_printable(self):
         metrics = Metrics("model", 1)
-        metrics.add(replace(finished_request(), spans={"\ud800\n": (0, 2), "x" * 1000: (2, 7)}))
+        add(metrics, replace(finished_request(), spans={"\ud800\n": (0, 2), "x" * 1000: (2, 7)}))
         spans = {span for _, span, _, _ in series_of(metrics) if span is not None}
         for span in spans:
             assert len(span.encode()) <= 80
@@ -103,14 +109,14 @@ class TestSums:
     ("count", "groups", "sizes"), [(30, 4, [7, 8, 7, 8]), (2, 4, [1, 1]), (5, 1, [5]), (0, 4, []), (7, 7, [1] * 7)]
 )
 def test_groups_of_layers_cover_all(count, groups, sizes):
-    parts = split_layers(range(count), groups)
-    assert [len(part) for part in parts] == sizes
-    assert [index for part in parts for index in part] == list(range(count))
+    parts = split_layers(count, groups)
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [index for part in parts for index in range(count)[part]] == list(range(count))
 
 
 def test_no_observed_layers_add_nothing():
     metrics = Metrics("model", 4)
-    metrics.add(FinishedRequest("a", [1, 2], 1, 0, (), None, {"entropy": torch.zeros(0, 2, 2)}))
+    add(metrics, FinishedRequest("a", [1, 2], 1, 0, (), None, {"entropy": torch.zeros(0, 2, 2)}))
     assert not series_of(metrics)
 
 
@@ -132,7 +138,7 @@ class TestSnapshots:
         finished = finished_request()
         for process in (11, 13):
             metrics = Metrics("model", 1)
-            metrics.add(finished)
+            add(metrics, finished)
             metrics.count("observed")
             self.write(tmp_path, process, metrics)
         self.write(tmp_path, 17, metrics, run="other")

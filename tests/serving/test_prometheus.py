@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from clearhead.serving.head_means import phase_means
 from clearhead.serving.metric_families import snapshot_path
 from clearhead.serving.metrics import Metrics
 from support.served_requests import finished_request
@@ -20,7 +21,7 @@ def write_snapshot(folder, process, run="run", span="passage"):
     metrics = Metrics('mo"del', 1)
     finished = finished_request(record=False)
     object.__setattr__(finished, "spans", {span: (0, 2), "b": (2, 7)})
-    metrics.add(finished)
+    metrics.add(finished, phase_means(finished))
     metrics.count("observed")
     path = snapshot_path(folder, run, process)
     path.parent.mkdir(exist_ok=True)

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from clearhead.recording.recording import Tokens
+from clearhead.serving import results
+from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
 from clearhead.serving.output_files import append_line, file_stem, statistics_path
 from clearhead.serving.recorded import RequestTexts
@@ -39,7 +41,7 @@ class TestSeenRequest:
         finished = finished_request(first_row=3)
         seen = SeenRequest.of(finished, "model", RequestTexts.decode(finished, None).tokens)
         assert seen.first_answer_row == finished.first_answer_row == 3
-        assert seen.means == json_record(finished, model="model", time="now")["means"]
+        assert seen.means == json_record(finished, phase_means(finished), model="model", time="now")["means"]
 
     def test_statistics_that_were_not_observed_raise(self):
         with pytest.raises(AttributeError, match="distance was not observed; the request has entropy, sink"):
@@ -62,7 +64,9 @@ class TestSeenRequests:
         assert len(seen) == 0
         for name in ("b", "a/c", "without"):
             finished = finished_request(name)
-            append_line(tmp_path / "requests.jsonl", json_record(finished, model="model", time="now"))
+            append_line(
+                tmp_path / "requests.jsonl", json_record(finished, phase_means(finished), model="model", time="now")
+            )
             if name != "without":
                 seen_request(name=name).save(statistics_path(tmp_path, name))
         assert list(seen) == ["b", "a/c"]
@@ -71,6 +75,17 @@ class TestSeenRequests:
         with pytest.raises(KeyError, match="none"):
             seen["none"]
         assert repr(seen).endswith("2 requests)")
+
+    def test_lines_are_read_again_only_if_there_are_new_ones(self, tmp_path, monkeypatch):
+        reads = []
+        monkeypatch.setattr(results, "read_requests", lambda folder: reads.append(folder) or read_requests(folder))
+        seen = SeenRequests(tmp_path)
+        for count, name in enumerate(("a", "b"), 1):
+            append_line(tmp_path / "requests.jsonl", {"request": name})
+            statistics_path(tmp_path, name).parent.mkdir(exist_ok=True)
+            seen_request(name=name).save(statistics_path(tmp_path, name))
+            assert [seen[each].id for each in seen] == ["a", "b"][:count]
+            assert len(seen) == len(reads) == count
 
 
 class TestLines:

@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,29 @@ class TestFiles:
         ]
         assert counts(writer) == {"observed": 1, "recorded": 1}
         assert writer.queued_bytes == 0
+
+    def test_tensors_of_inference_mode(self, make_writer, tmp_path):
+        """An engine computes in inference mode, the thread writes outside of it."""
+        with torch.inference_mode():
+            finished = finished_request(heads=(0, 3))
+            assert finished.recording[0].key.is_inference()
+        writer = make_writer(arrays=True)
+        writer.put(finished)
+        assert writer.flush(60)
+        assert counts(writer) == {"observed": 1, "recorded": 1}
+
+    def test_files_have_the_unique_id(self, make_writer, tmp_path):
+        writer = make_writer(arrays=True)
+        for unique in ("7-first", "7-second"):
+            writer.put(replace(finished_request(unique, seed=len(unique)), client_id="7"))
+        assert writer.flush(60)
+        first, second = read_requests(tmp_path / "out")
+        assert (first["request"], first["recording"]) == ("7", "7-first.safetensors")
+        assert (second["request"], second["recording"]) == ("7", "7-second.safetensors")
+        seen = SeenRequests(tmp_path / "out")
+        assert list(seen) == ["7"]
+        assert seen["7"].id == "7-second"
+        assert seen["7-first"].recording is not None
 
     def test_metrics_can_be_switched_off(self, make_writer, tmp_path):
         writer = make_writer(metrics=False)

@@ -6,11 +6,17 @@ from typing import Any
 
 from clearhead._utils.json_numbers import json_numbers
 from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import head_means, means_by_head, means_of_heads, phases_of
+from clearhead.serving.head_means import PhaseMeans, means_by_head, means_of_heads, phases_of
 
 
 def json_record(
-    finished: FinishedRequest, *, model: str, time: str, recording: str | None = None, dropped: str | None = None
+    finished: FinishedRequest,
+    means: PhaseMeans,
+    *,
+    model: str,
+    time: str,
+    recording: str | None = None,
+    dropped: str | None = None,
 ) -> dict[str, Any]:
     """Return the summary of a request whose tensors are on the CPU.
 
@@ -18,6 +24,7 @@ def json_record(
 
     Args:
         finished: the request.
+        means: its `phase_means`.
         model: name of the model.
         time: time at which the request finished.
         recording: name of the recording file.
@@ -25,7 +32,6 @@ def json_record(
     """
     statistics, spans = finished.statistics, finished.spans
     phases = phases_of(finished.rows, finished.first_answer_row)
-    means = {phase: head_means(statistics, rows) for phase, rows in phases.items()}
     record = {
         "request": finished.request,
         "id": str(finished.id),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, Literal
-
-import numpy as np
 
 from clearhead._utils.text import printable
 from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import phases_of
+from clearhead.serving.head_means import PhaseMeans, phases_of
 from clearhead.serving.indices import format_indices
 
 Outcome = Literal["observed", "recorded", "dropped", "failed", "skipped"]
@@ -48,34 +46,34 @@ class Metrics:
             self._requests[outcome] += 1
             self._version += 1
 
-    def add(self, finished: FinishedRequest) -> None:
-        """Add the rows of a request whose tensors are on the CPU.
+    def add(self, finished: FinishedRequest, means: PhaseMeans) -> None:
+        """Add the rows of a request.
 
-        The value of a row is its mean over the heads and layers of a group. Rows whose value is not finite are left
-        out: one NaN would remain in the sum for the life of the server.
+        The value of a row is its mean over the heads and layers of a group. Values that are not finite are left out:
+        one NaN would remain in the sum for the life of the server.
+
+        Args:
+            finished: the request.
+            means: its `phase_means`, which times the number of rows are the sums.
         """
         phases = phases_of(finished.rows, finished.first_answer_row)
-        names = [self._span(name) for name in finished.spans]
-        for group in split_layers(range(len(finished.layers)), self._layer_groups):
-            layers = format_indices([finished.layers[index] for index in group])
-            rows = {}
-            for name in ("entropy", "sink", "mass"):
-                if name in finished.statistics:
-                    chosen = finished.statistics[name].numpy()[group.start : group.stop]
-                    rows[name] = chosen.mean(axis=(0, 1), dtype=np.float64)
-            for phase, part in phases.items():
+        spans = [self._span(name) for name in finished.spans]
+        for part in split_layers(len(finished.layers), self._layer_groups):
+            layers = format_indices(finished.layers[part])
+            for phase, rows in phases.items():
+                heads, count = means[phase] or {}, rows.stop - rows.start
                 for name in ("entropy", "sink"):
-                    if name in rows:
-                        self._add_rows((name, None, layers, phase), rows[name][part])
-                for index, span in enumerate(names if "mass" in rows else ()):
-                    self._add_rows(("mass", span, layers, phase), rows["mass"][part, index])
+                    if name in heads:
+                        self._add_rows((name, None, layers, phase), heads[name][part].mean(), count)
+                if "mass" in heads:
+                    for span, mass in zip(spans, heads["mass"], strict=True):
+                        self._add_rows(("mass", span, layers, phase), mass[part].mean(), count)
 
-    def _add_rows(self, series: tuple[str, str | None, str, str], values: np.ndarray) -> None:
-        finite = values[np.isfinite(values)]
-        if len(finite):
+    def _add_rows(self, series: tuple[str, str | None, str, str], mean: float, count: int) -> None:
+        if math.isfinite(mean):
             with self._lock:
-                total, count = self._sums.get(series, (0.0, 0))
-                self._sums[series] = total + float(finite.sum()), count + len(finite)
+                total, rows = self._sums.get(series, (0.0, 0))
+                self._sums[series] = total + count * float(mean), rows + count
                 self._version += 1
 
     def _span(self, name: str) -> str:
@@ -97,8 +95,7 @@ class Metrics:
             return {"model": self._model, "requests": dict(self._requests), "series": series}
 
 
-def split_layers(layers: Sequence[int], groups: int) -> list[range]:
-    """Return consecutive groups of the positions of layers, whose sizes differ by at most one."""
-    count = len(layers)
+def split_layers(count: int, groups: int) -> list[slice]:
+    """Return consecutive groups of layers, whose sizes differ by at most one."""
     groups = min(groups, count)
-    return [range(count * group // groups, count * (group + 1) // groups) for group in range(groups)]
+    return [slice(count * group // groups, count * (group + 1) // groups) for group in range(groups)]

@@ -176,6 +176,8 @@ class SeenRequests(Mapping[str, SeenRequest]):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        self._ids: dict[str, str] = {}
+        self._size = 0
 
     def __getitem__(self, request: str) -> SeenRequest:
         unique = self._unique_ids().get(request, request)
@@ -190,7 +192,12 @@ class SeenRequests(Mapping[str, SeenRequest]):
 
     def _unique_ids(self) -> dict[str, str]:
         """Return the unique ids by those of the clients. If one repeats, it is that of the last request."""
-        return {line["request"]: line.get("id", line["request"]) for line in read_requests(self.folder)}
+        path = self.folder / REQUESTS
+        size = path.stat().st_size if path.is_file() else 0
+        if size != self._size:  # otherwise reading n requests would read the file n times
+            self._ids = {line["request"]: line.get("id", line["request"]) for line in read_requests(self.folder)}
+            self._size = size
+        return self._ids
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

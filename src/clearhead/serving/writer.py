@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from clearhead._utils.files import write_text
 from clearhead._utils.text import format_bytes, json_text, printable
 from clearhead.serving.finished import FinishedRequest
+from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
 from clearhead.serving.metric_families import snapshot_path
 from clearhead.serving.metrics import Metrics
@@ -163,7 +164,7 @@ class Writer:
 
         finished = attempt("read tensors", entry.transfer.to_cpu)
         if finished is not None:
-            attempt("add up metrics", lambda: self.metrics.add(finished))
+            means = attempt("compute means", lambda: phase_means(finished))
             texts = self._texts(finished) if finished.recording or self._settings.arrays else None
             recording, dropped = None, None
             if finished.recording and texts:
@@ -171,7 +172,10 @@ class Writer:
                 dropped = None if recording else f"not written: {printable(str(errors[-1]))}"
             if self._settings.arrays and texts:
                 attempt("write statistics", lambda: self._write_statistics(finished, texts))
-            attempt("write a JSON line", lambda: self._write_line(finished, entry.time, recording, dropped))
+            if means is not None:
+                attempt("add up metrics", lambda: self.metrics.add(finished, means))
+                facts = {"model": self._model, "time": entry.time, "recording": recording, "dropped": dropped}
+                attempt("write a JSON line", lambda: self._write_line(json_record(finished, means, **facts)))
         if errors:
             self.metrics.count("failed")
 
@@ -186,8 +190,7 @@ class Writer:
         with placing(statistics_path(self._settings.output, str(finished.id))) as temporary:
             SeenRequest.of(finished, self._model, texts.tokens).save(temporary)
 
-    def _write_line(self, finished: FinishedRequest, now: str, recording: str | None, dropped: str | None) -> None:
-        record = json_record(finished, model=self._model, time=now, recording=recording, dropped=dropped)
+    def _write_line(self, record: dict[str, Any]) -> None:
         append_line(self._settings.output / REQUESTS, record)
         self.metrics.count("observed")
 
