@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from prometheus_client import REGISTRY, CollectorRegistry  # pyright: ignore[reportMissingImports]
-from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily  # pyright: ignore
-from prometheus_client.registry import Collector  # pyright: ignore[reportMissingImports]
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
 
 from clearhead.serving.metric_families import Family, empty_families, metric_families, read_snapshots
 
