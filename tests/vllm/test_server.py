@@ -164,7 +164,7 @@ def test_recordings_contain_prompt_and_answer(served):
         assert len(recording["decoder"].keys.texts) == len(sent.prompt) + sent.max_tokens - 1
 
 
-@pytest.mark.parametrize("options", ['{"recrod": true}', "[1]", '{"spans": {"a": "not in the prompt"}}', 7])
+@pytest.mark.parametrize("options", ['{"recording": true}', "[1]", '{"spans": {"a": "not in the prompt"}}', 7])
 def test_wrong_options_are_ignored(served, options):
     answer = served.server.complete("The capital of France is", 3, options)
     line = lines_of(served.folder, [answer["id"]])[answer["id"]]
