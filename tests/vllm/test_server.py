@@ -160,7 +160,8 @@ def test_recordings_contain_prompt_and_answer(served):
     lines = lines_of(served.folder, [each.answer["id"] for each in served.sent])
     for sent in served.sent[::2]:
         recording = Recording.load(served.folder / "recordings" / lines[sent.answer["id"]]["recording"])
-        assert recording.output == sent.answer["choices"][0]["text"]
+        assert recording.output
+        assert sent.answer["choices"][0]["text"].startswith(recording.output)  # without the last token, never read
         assert len(recording["decoder"].keys.texts) == len(sent.prompt) + sent.max_tokens - 1
 
 
