@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from clearhead.serving.decode import DecodeKernel, DecodeRows, decode_rows
+from clearhead.serving.decode import DecodeKernel, DecodeRows, _rows_by_triton, decode_rows
+from support.interpreter import language_patched_once_per_launch
 from support.numerics import assert_lse_matches, assert_matches, poisoned
 from support.paged_caches import LAYOUTS, Batch, fill, served_layer
 
@@ -44,6 +45,14 @@ def test_rows_match_the_formula(layout, name):
     batch = fill(served_layer(**OPTIONS[name]), [(1, kv_len) for kv_len in LENGTHS], layout=layout)
     with poisoned():
         check(batch, decode_rows(batch.layer, batch.query, batch.cache, batch.block_table, batch.kv_lens))
+
+
+@pytest.mark.parametrize("name", ["plain", "all", pytest.param("wide group", marks=pytest.mark.slow)])
+def test_rows_by_triton_match_the_formula(name):
+    """The path of GPUs, in Triton's interpreter."""
+    batch = fill(served_layer(**OPTIONS[name]), [(1, kv_len) for kv_len in LENGTHS], layout="nhd")
+    with language_patched_once_per_launch(), poisoned():
+        check(batch, _rows_by_triton(batch.layer, batch.query, batch.cache, batch.block_table, batch.kv_lens))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

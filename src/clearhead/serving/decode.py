@@ -53,7 +53,7 @@ def decode_rows(
         kv_lens: number of keys of each request; 0 for a row without keys.
     """
     if query.is_cuda:
-        return _rows_of(_cuda_scores(layer, query, cache, block_table, kv_lens), layer.sinks)
+        return _rows_by_triton(layer, query, cache, block_table, kv_lens)
     window = torch.tensor(_NO_WINDOW if layer.window is None else layer.window)
     allowed = _allowed(block_table.shape[1], cache.block_size, kv_lens, window)
     keys = cache.keys_of(torch.where(allowed.any(dim=-1)[..., 0, 0], block_table, 0)).float()
@@ -113,21 +113,23 @@ def _rows_of(
     return DecodeRows(lse.flatten(1), entropy.flatten(1), peak.flatten(1), weights)
 
 
-def _cuda_scores(
+def _rows_by_triton(
     layer: ServedLayer,
     query: Float[Tensor, "rows heads key_dim"],
     cache: PagedCache,
     block_table: Int[Tensor, "rows blocks"],
     kv_lens: Int[Tensor, " rows"],
-) -> Float[Tensor, "rows blocks kv_heads group block"]:
+) -> DecodeRows:
     from clearhead.ops.triton.paged_scores import paged_scores  # imports Triton
+    from clearhead.ops.triton.score_rows import softmax_in_place
 
     first = None if layer.window is None else layer.first_keys(kv_lens - 1)
     scores = paged_scores(
         query, cache.key_blocks, block_table, kv_lens, first, layer.scale, layer.softcap, layer.slopes
     )
-    folded = scores.view(-1, layer.kv_heads, layer.group, block_table.shape[1], cache.block_size)
-    return folded.permute(0, 3, 1, 2, 4)
+    lse, entropy, peak = softmax_in_place(scores, kv_lens, layer.sinks)
+    shape = (len(query), layer.kv_heads, layer.group, block_table.shape[1], cache.block_size)
+    return DecodeRows(lse, entropy, peak, scores.view(shape))
 
 
 class DecodeKernel:
