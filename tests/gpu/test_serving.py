@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from clearhead import ALiBi, attention
-from clearhead.ops.triton import paged_scores
+from clearhead.ops.triton import paged_scores, score_rows
+from clearhead.ops.triton.launch import launch_on_grid
 from clearhead.serving.decode import decode_rows
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.layers import ServedLayer
@@ -126,18 +127,17 @@ def test_decoding_with_all_options_matches(name, dtype):
     check_decoding(name, 80, 16, "LBNHC", dtype)
 
 
-def test_decoding_reads_the_cache_with_the_kernel(monkeypatch):
-    launches = []
+def test_decoding_takes_one_launch_for_scores_and_one_for_rows(monkeypatch):
+    launched = []
 
-    class Counted:
-        def __getitem__(self, grid):
-            launches.append(grid)
-            return kernel[grid]
+    def counted(kernel: Any, *arguments: Any) -> None:
+        launched.append(kernel)
+        launch_on_grid(kernel, *arguments)
 
-    kernel = paged_scores._paged_scores
-    monkeypatch.setattr(paged_scores, "_paged_scores", Counted())
+    for module in (paged_scores, score_rows):
+        monkeypatch.setattr(module, "launch_on_grid", counted)
     check_decoding("plain", 64, 16, "LBHNC", torch.bfloat16)
-    assert len(launches) == 1
+    assert launched == [paged_scores._paged_scores, score_rows._softmax_in_place]
 
 
 def check_prefill(name: str, dim: int, block: int, layout: str, dtype: torch.dtype) -> None:
