@@ -148,7 +148,10 @@ def _paged_scores(
         slope = tl.load(slopes + head, in_group, other=0.0).to(tl.float32)
     key_start = key_blocks + kv_head * key_head
     output = scores + (row * tl.num_programs(1) * GROUP + head) * keys  # [BLOCK_Q]
-    for position in range(start, tl.minimum(start + chunk, keys), BLOCK_K):
+    end = tl.minimum(start + chunk, keys)
+    low = tl.maximum(start, first // BLOCK_K * BLOCK_K).to(tl.int32)
+    high = tl.minimum(end, kv_len).to(tl.int32)
+    for position in range(low, high, BLOCK_K):
         indices = position + tl.arange(0, BLOCK_K)
         # a freed block may have any id, and an unused slot any content: neither is read
         allowed = (indices >= first) & (indices < kv_len) & (indices < keys)
@@ -164,3 +167,9 @@ def _paged_scores(
             result -= slope[:, None] * (kv_len - 1 - indices).to(tl.float32)[None, :]
         result = tl.where(allowed[None, :], result, -float("inf"))
         tl.store(output[:, None] + indices[None, :], result, in_group[:, None] & (indices < keys)[None, :])
+    # tiles without a key that the query may attend to
+    for position in range(start, end, BLOCK_K):
+        if (position < low) | (position >= high):
+            indices = position + tl.arange(0, BLOCK_K)
+            absent = tl.full([BLOCK_Q, BLOCK_K], -float("inf"), dtype=tl.float32)
+            tl.store(output[:, None] + indices[None, :], absent, in_group[:, None] & (indices < keys)[None, :])
