@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.serving import dense_rows
 from clearhead.serving.prefill import PrefillRows, Rows, prefill_rows
 from clearhead.serving.statistics import StatisticsWanted
 from support.numerics import assert_lse_matches, assert_matches, poisoned
@@ -63,8 +64,12 @@ def check(batch: Batch, results: list[PrefillRows], wanted: StatisticsWanted, sp
             assert (keys[..., width:] == -1).all()
 
 
+@pytest.mark.parametrize("bands", [{}, {"MIN_BAND_ROWS": 3, "BAND_CELLS": 1}, {"MAX_BAND_CELLS": 0}])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_rows_match_the_formula(name):
+def test_rows_match_the_formula(name, bands, monkeypatch):
+    """Check one band, several bands, and tiles."""
+    for limit, cells in bands.items():
+        monkeypatch.setattr(dense_rows, limit, cells)
     batch = fill(served_layer(**OPTIONS[name]), LENGTHS)
     with poisoned():
         rows = prefill_rows(batch.layer, batch.query, batch.cache, requests_of(batch, SPANS), batch.block_table, ALL)

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead.functional import lazy_weights
+from clearhead.ops.statistics import AttentionStatistics
+from clearhead.serving import dense_rows
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.statistics import StatisticsWanted
@@ -80,24 +82,19 @@ def _one_request(
     first = 0 if layer.window is None else max(0, position + 1 - layer.window)
     key = cache.gather(block_ids, first, rows.kv_len, values=False)[0]
     queries = query[rows.start : rows.start + rows.q_len].transpose(0, 1)
-    weights = lazy_weights(layer.call(queries[None], key[None]), check_mutation=False)
     # the weight on the first key is the mass of a span
     pairs = ([(0, 1)] if wanted.sink else []) + list(rows.spans.values())
     pairs = [(max(start, first) - first, min(end, rows.kv_len) - first) for start, end in pairs]
     present = [pair for pair in pairs if pair[0] < pair[1]]
-    results = weights.observe(
-        entropy=wanted.entropy,
-        received=wanted.received,
-        distance=wanted.distance,
-        peak=wanted.peak,
-        spans=present or None,
-        top=wanted.top or None,
-    )
+    if query.device.type == "cpu" and dense_rows.fits(layer, key.shape[1]):
+        lse, results = dense_rows.band_statistics(layer, queries, key, wanted, present)
+    else:
+        lse, results = _lazy_statistics(layer, queries, key, wanted, present)
     statistics = {name: getattr(results, name)[0] for name in ("entropy", "distance", "peak") if name in results}
     if wanted.received:
         statistics["received"] = pad(results.received[0], (first, 0))
     if pairs:
-        masses = weights.lse.new_zeros((layer.heads, rows.q_len, len(pairs)))
+        masses = lse.new_zeros((layer.heads, rows.q_len, len(pairs)))
         if present:
             masses[..., [index for index, pair in enumerate(pairs) if pair in present]] = results.mass[0]
         if wanted.sink:
@@ -108,4 +105,23 @@ def _one_request(
         keys = results.top.keys[0]
         statistics["top_weights"] = results.top.weights[0]
         statistics["top_keys"] = torch.where(keys < 0, keys, keys + first)
-    return PrefillRows(weights.lse[0], statistics)
+    return PrefillRows(lse, statistics)
+
+
+def _lazy_statistics(
+    layer: ServedLayer,
+    query: Float[Tensor, "heads q_len key_dim"],
+    key: Float[Tensor, "kv_heads kv_len key_dim"],
+    wanted: StatisticsWanted,
+    spans: Sequence[tuple[int, int]],
+) -> tuple[Float[Tensor, "heads q_len"], AttentionStatistics]:
+    weights = lazy_weights(layer.call(query[None], key[None]), check_mutation=False)
+    results = weights.observe(
+        entropy=wanted.entropy,
+        received=wanted.received,
+        distance=wanted.distance,
+        peak=wanted.peak,
+        spans=list(spans) or None,
+        top=wanted.top or None,
+    )
+    return weights.lse[0], results
