@@ -49,7 +49,8 @@ def band_statistics(
         spans: spans of keys for `mass`; none of them is empty.
     """
     q_len, kv_len = query.shape[1], key.shape[1]
-    received = query.new_zeros((layer.heads, kv_len), dtype=torch.float32) if wanted.received else None
+    # columns add a sum from every band; in float64 the rounding error does not grow with the bands
+    received = query.new_zeros((layer.heads, kv_len), dtype=torch.float64) if wanted.received else None
     query, key = query.float() * layer.scale, key.float().mT
     step = max(MIN_BAND_ROWS, min(q_len, BAND_CELLS // (layer.heads * kv_len)))
     bands = [
@@ -60,7 +61,7 @@ def band_statistics(
     top = TopK(joined.pop("top_weights")[None], joined.pop("top_keys")[None]) if wanted.top else None
     lse = joined.pop("lse")
     results = {name: statistic[None] for name, statistic in joined.items()}
-    return lse, AttentionStatistics(**results, received=None if received is None else received[None], top=top)
+    return lse, AttentionStatistics(**results, received=None if received is None else received[None].float(), top=top)
 
 
 class _Band:
