@@ -104,8 +104,9 @@ class EngineObservation:
             writer.close()
 
     def close(self) -> None:
-        """Write the finished requests."""
-        if self._writer is not None:
+        """Write all requests. An engine in the process of its caller ends without a step that reports the last ones."""
+        if self._observer is not None and self._writer is not None:
+            self._observer.finish(self._observer.requests)
             self._writer.close()
 
     def begin_step(self, scheduled: Any) -> None:
