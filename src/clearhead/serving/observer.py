@@ -134,7 +134,7 @@ class Observer:
     def abandon(self) -> list[str]:
         """Drop all requests of the step, which could not be observed. Return their ids."""
         dropped = [request.id for request in self._scheduled if self._states.pop(request.id, None) is not None]
-        self._pending, self._scheduled = None, ()
+        self.skip()
         return dropped
 
     def finish(self, request_ids: Collection[str]) -> None:

@@ -1,0 +1,221 @@
+"""Tests of the hooks into vLLM with stand-ins for its objects. `make test-vllm` runs them in vLLM."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from clearhead.serving import SeenRequests, _vllm_engine, read_requests
+from clearhead.serving._vllm_backends import unsupported_reasons
+from clearhead.serving._vllm_engine import EngineObservation, settings_of
+from clearhead.serving._vllm_layers import served_layer
+from clearhead.serving._vllm_runners import BatchReader
+from clearhead.serving.paged import PagedCache
+
+HEADS, KV_HEADS, KEY_DIM, BLOCK = 6, 2, 8, 4
+
+
+def config_of(layers=(), **additional):
+    parallel = SimpleNamespace(
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        decode_context_parallel_size=1,
+        prefill_context_parallel_size=1,
+    )
+    return SimpleNamespace(
+        parallel_config=parallel,
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        speculative_config=None,
+        additional_config=additional,
+        compilation_config=SimpleNamespace(static_forward_context=dict(layers)),
+        model_config=SimpleNamespace(
+            served_model_name="tiny", tokenizer="missing", tokenizer_revision=None, trust_remote_code=False,
+            enforce_eager=True, dtype=torch.float32,
+        ),
+    )  # fmt: skip
+
+
+def layer_of(**arguments):
+    given = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "scale": 0.5, "attn_type": "decoder", **arguments}
+    impl = SimpleNamespace(clearhead_arguments=given, clearhead_listener=None, sinks=None)
+    return SimpleNamespace(impl=impl)
+
+
+class TestSupport:
+    def test_plain_engines_are_supported(self):
+        assert unsupported_reasons("CPU_ATTN", config_of()) == []
+
+    @pytest.mark.parametrize(
+        ("section", "name", "value", "reason"),
+        [
+            ("parallel_config", "tensor_parallel_size", 2, "tensor_parallel_size is 2; expected 1"),
+            ("cache_config", "cache_dtype", "fp8", "the KV cache is quantized (fp8)"),
+            (None, "speculative_config", object(), "speculative decoding is on"),
+            ("parallel_config", "enable_dbo", True, "dual-batch overlap is on"),
+        ],
+    )
+    def test_each_limit_is_named(self, section, name, value, reason):
+        config = config_of()
+        setattr(getattr(config, section) if section else config, name, value)
+        (named,) = unsupported_reasons("CPU_ATTN", config)
+        assert named.startswith(reason)
+
+    def test_other_backends_are_named(self):
+        assert unsupported_reasons("FLASHMLA", config_of())[0].startswith("the attention backend is FLASHMLA; expected")
+
+    def test_options_of_a_layer_are_its_arguments(self):
+        layer = layer_of(logits_soft_cap=0, sliding_window=7, alibi_slopes=[0.5] * HEADS)
+        served = served_layer(3, "layers.3", layer.impl)
+        assert (served.index, served.heads, served.kv_heads, served.scale) == (3, HEADS, KV_HEADS, 0.5)
+        assert (served.softcap, served.window, served.slopes.tolist()) == (None, 7, [0.5] * HEADS)
+
+
+class TestRunners:
+    def test_first_runner_keeps_its_batch(self):
+        ids = torch.arange(9)
+        runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["b", "a"]), input_ids=SimpleNamespace(gpu=ids))
+        names, tokens = BatchReader(runner).read(5)
+        assert names == ["b", "a"]
+        assert tokens.tolist() == [0, 1, 2, 3, 4]
+
+    def test_second_runner_returns_its_batch(self):
+        batch = SimpleNamespace(req_ids=["c"], input_ids=torch.arange(7))
+        runner = SimpleNamespace(prepare_inputs=lambda *args, **kwargs: batch)
+        reader = BatchReader(runner)
+        assert runner.prepare_inputs("scheduled", dummy=False) is batch
+        names, tokens = reader.read(3)
+        assert names == ["c"]
+        assert tokens.tolist() == [0, 1, 2]
+
+
+class Engine:
+    """Engine with one request per call of `run`, whose blocks follow one another."""
+
+    def __init__(self, monkeypatch, layers=2, **additional):
+        monkeypatch.setattr(_vllm_engine, "paged_cache", lambda layer, cache: PagedCache.interleaved(cache))
+        monkeypatch.setattr(_vllm_engine, "check_version", lambda: None)
+        self.layers = {f"layers.{index}": layer_of() for index in range(layers)}
+        self.runner = SimpleNamespace(
+            input_batch=SimpleNamespace(req_ids=[]), input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32))
+        )
+        self.observation = EngineObservation.of(config_of(self.layers.items(), **additional), self.runner)
+        self.caches = {name: torch.randn(16, KV_HEADS, BLOCK, 2 * KEY_DIM) for name in self.layers}
+
+    def step(self, lengths, *, new=(), computed=None, finished=()):
+        """Run a step of some tokens of each request."""
+        cached = computed or {}
+        scheduled = SimpleNamespace(
+            finished_req_ids=set(finished),
+            scheduled_new_reqs=list(new),
+            scheduled_cached_reqs=SimpleNamespace(req_ids=list(cached), num_computed_tokens=list(cached.values())),
+            num_scheduled_tokens=lengths,
+            total_num_scheduled_tokens=sum(lengths.values()),
+        )
+        self.observation.begin_step(scheduled)
+        self.runner.input_batch.req_ids = list(lengths)
+        self.runner.input_ids.gpu[: sum(lengths.values())] = torch.arange(sum(lengths.values())) + 50
+        table = torch.arange(1, 1 + 4 * len(lengths), dtype=torch.int32).view(-1, 4)
+        for name, layer in self.layers.items():
+            query = torch.randn(sum(lengths.values()) + 3, HEADS, KEY_DIM)  # vLLM pads batches
+            layer.impl.clearhead_listener(query, self.caches[name], table)
+        self.observation.end_step()
+
+
+def new_request(request_id, prompt, options=None, computed=0):
+    extra = None if options is None else {"clearhead": options}
+    return SimpleNamespace(
+        req_id=request_id,
+        prompt_token_ids=prompt,
+        num_computed_tokens=computed,
+        sampling_params=SimpleNamespace(extra_args=extra),
+    )
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    return Engine(monkeypatch, clearhead={"output": str(tmp_path), "arrays": True, "metrics": False})
+
+
+def finish(engine, folder):
+    engine.observation.close()
+    return {line["request"]: line for line in read_requests(folder)}
+
+
+class TestEngine:
+    def test_requests_are_written_by_the_ids_of_their_clients(self, engine, tmp_path):
+        engine.step({"a-12345678": 7}, new=[new_request("a-12345678", list(range(7)), "record")])
+        engine.step({"a-12345678": 1}, computed={"a-12345678": 7})
+        engine.step({}, finished=["a-12345678"])
+        line = finish(engine, tmp_path)["a"]
+        assert (line["id"], line["rows"]) == ("a-12345678", {"prompt": 6, "answer": 2})
+        request = SeenRequests(tmp_path)["a"]
+        assert request.token_ids == [0, 1, 2, 3, 4, 5, 6, 50]
+        assert request.recording["decoder"].layers[1].shape == (1, HEADS, 8, 8)
+
+    def test_preempted_requests_that_come_again_continue(self, engine, tmp_path):
+        request = new_request("a-12345678", list(range(5)))
+        engine.step({"a-12345678": 5}, new=[request])
+        engine.step({"a-12345678": 1}, computed={"a-12345678": 5})
+        engine.step({"a-12345678": 6}, new=[request])  # the second runner removes preempted requests
+        engine.step({"a-12345678": 1}, computed={"a-12345678": 6})
+        engine.step({}, finished=["a-12345678"])
+        assert finish(engine, tmp_path)["a"]["rows"] == {"prompt": 4, "answer": 3}
+
+    def test_wrong_options_are_logged_and_the_request_is_observed(self, engine, tmp_path, caplog):
+        with caplog.at_level(logging.WARNING, logger="clearhead.serving"):
+            engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), {"recrod": True})])
+        assert "recrod" in caplog.text
+        engine.step({}, finished=["a-12345678"])
+        assert finish(engine, tmp_path)["a"]["recording"] is None
+
+    def test_requests_without_token_ids_are_skipped(self, engine, tmp_path):
+        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", None)])
+        engine.step({}, finished=["a-12345678"])
+        assert finish(engine, tmp_path) == {}
+
+    def test_errors_drop_the_requests_of_the_step_and_are_logged_once(self, engine, tmp_path, caplog):
+        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])
+        engine.caches["layers.1"] = torch.randn(16, KV_HEADS, BLOCK, 2)  # another width
+        with caplog.at_level(logging.ERROR, logger="clearhead.serving"):
+            for _ in range(2):
+                engine.step({"a-12345678": 1}, computed={"a-12345678": 5})
+                engine.step({"b-12345678": 5}, new=[new_request("b-12345678", list(range(5)))])
+        assert len(caplog.records) == 1
+        engine.caches["layers.1"] = torch.randn(16, KV_HEADS, BLOCK, 2 * KEY_DIM)
+        engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])
+        engine.step({}, finished=["a-12345678", "b-12345678", "c-12345678"])
+        assert set(finish(engine, tmp_path)) == {"c"}
+
+    def test_settings_can_change(self, engine, tmp_path):
+        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])
+        other = {"output": str(tmp_path / "other"), "arrays": True, "layers": [1]}
+        assert engine.observation.configure(json.dumps(other)) is None
+        assert [line["request"] for line in read_requests(tmp_path)] == ["a"]
+        engine.step({"b-12345678": 5}, new=[new_request("b-12345678", list(range(5)))])
+        assert engine.observation.configure(None) is None
+        assert SeenRequests(tmp_path / "other")["b"].layers == (1,)
+        engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])  # nothing observes it
+
+    def test_wrong_settings_are_reported(self, engine):
+        assert "expected some of 0 to 1" in engine.observation.configure(json.dumps({"output": "x", "layers": [7]}))
+        assert "expected indices below 6" in engine.observation.configure(json.dumps({"output": "x", "heads": [6]}))
+
+
+def test_engines_without_an_output_folder_wait(monkeypatch):
+    monkeypatch.delenv("CLEARHEAD_OBSERVE", raising=False)
+    assert settings_of(config_of(clearhead={})) is None
+    assert settings_of(config_of()) is None
+    engine = Engine(monkeypatch, clearhead={})
+    engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])
+
+
+def test_engines_without_observed_layers_are_not_observed():
+    assert EngineObservation.of(config_of([("layers.0", SimpleNamespace(impl=object()))]), None) is None
+
+
+def test_layers_with_different_heads_are_refused(monkeypatch):
+    layers = {"layers.0": layer_of(), "layers.1": layer_of(num_heads=4)}
+    with pytest.raises(ValueError, match="different numbers of heads"):
+        EngineObservation(config_of(layers.items()), SimpleNamespace(input_batch=None), list(layers.items()))
