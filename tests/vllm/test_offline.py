@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 import torch
 
 from clearhead import Recording
 from clearhead.serving import SeenRequests, read_requests
+from support.eager_reference import EagerReference, statistics_of
 from support.numerics import assert_matches
 from support.paths import ROOT
 from support.vllm_server import environment
@@ -75,38 +77,32 @@ def test_outputs_are_identical(generate, text_ids, chunked, prefix):
         assert line["rows"] == {"prompt": len(answer["prompt"]) - 1 - answer["cached"], "answer": 8}
 
 
-class Reference:
-    """Attention of transformers on tokens: in float64, and in bfloat16 by eager attention."""
-
-    def __init__(self, folder):
-        from transformers import AutoModelForCausalLM
-
-        self._models = [
-            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
-            for dtype in (torch.float64, torch.bfloat16)
-        ]
-
-    def weights(self, ids):
-        """Return the weights of all layers [layers, heads, tokens, tokens], exact and in bfloat16."""
-        with torch.no_grad():
-            outputs = [model(torch.tensor([ids]), output_attentions=True).attentions for model in self._models]
-        return [torch.cat(layers).double() for layers in outputs]
-
-
 @pytest.fixture(scope="module")
 def reference(model):
-    return Reference(model)
+    return EagerReference(model)
 
 
-def statistics_of(weights):
-    """Return the statistics of weights in float64 by the plain formula."""
-    distances = (torch.arange(weights.shape[-2])[:, None] - torch.arange(weights.shape[-1])).abs()
-    return {
-        "entropy": torch.special.entr(weights).sum(-1),
-        "distance": (weights * distances).sum(-1),
-        "sink": weights[..., 0],
-        "mass": weights[..., :2].sum(-1, keepdim=True),
-    }
+def assert_equal_attention(folder, answers, reference):
+    """Assert that the error of all requests' weights and statistics is at most twice that of eager attention."""
+    seen, compared = SeenRequests(folder), defaultdict(list)
+    for answer in answers:
+        request = seen[answer["request"]]
+        ids = answer["prompt"] + answer["samples"][0]["tokens"][:-1]
+        assert request.token_ids == ids
+        assert request.first_row == answer["cached"]
+        rows = slice(request.first_row, None)
+        exact, eager = (weights[:, :, rows] for weights in reference.weights(ids))
+        recorded = torch.cat([layer.dense() for layer in request.recording["decoder"].layers])
+        compared["weights"].append((recorded, exact, eager))
+        truth, naive = (statistics_of(weights, request.first_row) for weights in (exact, eager))
+        for name in truth:
+            compared[name].append((getattr(request, name), truth[name], naive[name]))
+    assert set(compared) == {"weights", "entropy", "distance", "sink", "mass", "received"}
+    for triples in compared.values():
+        assert all(got.shape == exact.shape for got, exact, _ in triples)
+        assert_matches(
+            *(torch.cat([each.double().flatten() for each in column]) for column in zip(*triples, strict=True))
+        )
 
 
 @pytest.mark.parametrize("budget", [64, 1024], ids=["chunks", "whole prompts"])
@@ -115,22 +111,37 @@ def test_statistics_and_recordings_equal_those_of_transformers(generate, text_id
     prompts = [*prompts_of(text_ids, 12), text_ids[:SHARED] + text_ids[300:317]]
     options = {"enable_prefix_caching": True, "max_num_batched_tokens": budget, "max_num_seqs": 3}
     folder, result, _ = generate(prompts, observe={**EVERYTHING, "record": 1}, **options)
-    seen = SeenRequests(folder)
     assert any(answer["cached"] for answer in result["answers"])
-    for answer in result["answers"]:
-        request = seen[answer["request"]]
-        ids = answer["prompt"] + answer["samples"][0]["tokens"][:-1]
-        assert request.token_ids == ids
-        assert request.first_row == answer["cached"]
-        rows = slice(request.first_row, None)
-        exact, eager = reference.weights(ids)
-        recorded = torch.cat([layer.dense() for layer in request.recording["decoder"].layers])
-        assert_matches(recorded.double(), exact[:, :, rows], eager[:, :, rows])
-        truth, naive = statistics_of(exact), statistics_of(eager)
-        for name in truth:
-            assert_matches(getattr(request, name).double(), truth[name][:, :, rows], naive[name][:, :, rows])
-        received = [weights[:, :, rows].sum(-2) for weights in (exact, eager)]
-        assert_matches(request.received.double(), *received)
+    assert_equal_attention(folder, result["answers"], reference)
+
+
+SIZES = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.3}
+GROUPED = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+KINDS = {
+    "softcap and window": ("gemma2", {**GROUPED, "sliding_window": 13, "attn_logit_softcapping": 3.0}),
+    "window": ("mistral", {**GROUPED, "sliding_window": 13}),
+    "ALiBi": ("bloom", {"vocab_size": 99, "hidden_size": 128, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_attention_equal_those_of_transformers(generate, tmp_path, kind):
+    """Random weights of a small model, which are large enough for sharp attention."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, sizes = KINDS[kind]
+    config = AutoConfig.for_model(model_type, **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    prompts = torch.randint(3, 99, (5, 37)).tolist()
+    options = {"model": str(tmp_path), "skip_tokenizer_init": True, "max_model_len": 128}
+    options |= {"max_num_batched_tokens": 16, "max_num_seqs": 3, "enable_prefix_caching": False}
+    folder, result, _ = generate(
+        [ids[: 7 * index + 5] for index, ids in enumerate(prompts)],
+        observe={**EVERYTHING, "record": 1},
+        sampling={"max_tokens": 19, "detokenize": False},
+        **options,
+    )
+    assert_equal_attention(folder, result["answers"], EagerReference(str(tmp_path)))
 
 
 def test_each_sample_is_a_request(generate, text_ids):
