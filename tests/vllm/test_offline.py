@@ -115,18 +115,21 @@ def test_statistics_and_recordings_equal_those_of_transformers(generate, text_id
     assert_equal_attention(folder, result["answers"], reference)
 
 
-SIZES = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "initializer_range": 0.3}
+SIZES = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 GROUPED = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+# weights large enough for attention that is not uniform, and for scores that the softcap changes
 KINDS = {
-    "softcap and window": ("gemma2", {**GROUPED, "sliding_window": 13, "attn_logit_softcapping": 3.0}),
-    "window": ("mistral", {**GROUPED, "sliding_window": 13}),
-    "ALiBi": ("bloom", {"vocab_size": 99, "hidden_size": 128, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}),
+    "softcap and window": (
+        "gemma2",
+        {**GROUPED, "initializer_range": 0.3, "sliding_window": 13, "attn_logit_softcapping": 3.0},
+    ),
+    "window": ("mistral", {**GROUPED, "initializer_range": 0.1, "sliding_window": 13}),
+    "ALiBi": ("bloom", {"vocab_size": 99, "hidden_size": 128, "n_layer": 2, "n_head": 4, "initializer_range": 0.1}),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_attention_equal_those_of_transformers(generate, tmp_path, kind):
-    """Random weights of a small model, which are large enough for sharp attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, sizes = KINDS[kind]
@@ -174,14 +177,16 @@ def test_rows_of_preempted_requests_are_counted_once(generate, text_ids):
 
 
 @pytest.mark.parametrize(
-    ("observe", "message"),
+    ("observe", "engine", "message"),
     [
-        ({"entropi": True}, "settings has the key 'entropi'; expected output, entropy, "),
-        ({"layers": [30, 31]}, "layers is (30, 31); expected some of 0 to 29"),
+        ({"entropi": True}, {}, "settings has the key 'entropi'; expected output, entropy, "),
+        ({"layers": [30, 31]}, {}, "layers is (30, 31); expected some of 0 to 29"),
+        ({}, {"kv_cache_dtype": "fp8_e5m2"}, "the KV cache is quantized (fp8_e5m2); expected the dtype of the model"),
     ],
+    ids=["setting", "layers", "quantized cache"],
 )
-def test_wrong_settings_are_one_line_and_the_engine_runs(generate, text_ids, observe, message):
-    folder, result, log = generate(prompts_of(text_ids, 1), observe=observe)
+def test_unobservable_engines_log_one_line_and_run(generate, text_ids, observe, engine, message):
+    folder, result, log = generate(prompts_of(text_ids, 1), observe=observe, **engine)
     assert len(result["answers"]) == 1
     (line,) = (line for line in log.splitlines() if "clearhead observes no requests" in line)
     assert message in line
