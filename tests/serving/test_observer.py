@@ -95,6 +95,18 @@ def test_preempted_requests_count_each_row_once():
     check(engine, other, results["2"])
 
 
+def test_layers_may_run_in_inference_mode():
+    """Engines begin and end steps outside of it. The last key is the last slot of a block that was added before."""
+    engine, finished = started()
+    engine.observer.attend = torch.inference_mode()(engine.observer.attend)
+    request = engine.add("1", 17, 7)
+    engine.step({"1": 7})
+    for _ in range(9):
+        engine.step({"1": 1})
+    engine.observer.finish({"1"})
+    check(engine, request, finished[0], end=16)
+
+
 def test_a_recording_of_one_new_token_contains_the_cached_keys():
     engine, finished = started()
     request = engine.add("1", 15, 13, cached=12, record=True)

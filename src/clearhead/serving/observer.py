@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -33,7 +34,11 @@ class Scheduled(NamedTuple):
 
 
 class Observer:
-    """Statistics and recordings of the requests of one engine. All methods are called by the engine's thread."""
+    """Statistics and recordings of the requests of one engine. All methods are called by the engine's thread.
+
+    Engines run the layers in inference mode, and begin and end steps outside of it. Tensors of that mode cannot be
+    changed outside of it, so all methods that create or change tensors run in it.
+    """
 
     def __init__(
         self,
@@ -95,6 +100,7 @@ class Observer:
         self._pending, self._scheduled = None, ()
         self._prefill, self._decode = self._batches((), ())
 
+    @torch.inference_mode()
     def attend(
         self,
         layer: int,
@@ -114,6 +120,7 @@ class Observer:
         if self._decode:
             self._decode.attend(served, query, cache, block_table, self._kernel, values=self._values)
 
+    @torch.inference_mode()
     def end(self) -> list[str]:
         """End a step: add what was observed to the requests.
 
@@ -137,6 +144,7 @@ class Observer:
         self.skip()
         return dropped
 
+    @torch.inference_mode()
     def finish(self, request_ids: Collection[str]) -> None:
         """Emit requests that the engine has finished or that the client has aborted."""
         if any(request_id in self._states for request_id in request_ids):
