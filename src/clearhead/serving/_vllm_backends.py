@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from clearhead.serving import plugin
+
 logger = logging.getLogger("clearhead.serving")
 # backends whose caches are read; they store keys and values of one token in a row of [blocks, kv_heads, block, 2 · d]
 OBSERVABLE = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
@@ -30,7 +32,7 @@ def observed_backend(name: str, original: Any, config: Any) -> Any:
     """
     attach_log_handler()
     reasons = unsupported_reasons(name, config)
-    return _unobserved(original, "; ".join(reasons)) if reasons else _observed(original)
+    return _unobserved(name, original, "; ".join(reasons)) if reasons else _observed(name, original)
 
 
 def unsupported_reasons(name: str, config: Any) -> list[str]:
@@ -54,7 +56,7 @@ def unsupported_reasons(name: str, config: Any) -> list[str]:
 
 
 @functools.cache
-def _observed(original: Any) -> Any:
+def _observed(name: str, original: Any) -> Any:
     from clearhead.serving._vllm_worker import install  # its imports take seconds
 
     install()
@@ -107,11 +109,11 @@ def _observed(original: Any) -> Any:
         def get_builder_cls() -> Any:
             return ObservedBuilder
 
-    return ObservedBackend
+    return _importable(name, ObservedBackend)
 
 
 @functools.cache
-def _unobserved(original: Any, reason: str) -> Any:
+def _unobserved(name: str, original: Any, reason: str) -> Any:
     class UnobservedBackend(original):
         """Original backend, which logs why it is not observed."""
 
@@ -120,7 +122,13 @@ def _unobserved(original: Any, reason: str) -> Any:
             log_once(f"clearhead observes no requests: {reason}")
             return original.get_impl_cls()
 
-    return UnobservedBackend
+    return _importable(name, UnobservedBackend)
+
+
+def _importable(name: str, backend: Any) -> Any:
+    """Let module and name of a class lead to it. vLLM imports backends by them on GPUs, and groups layers by them."""
+    backend.__module__, backend.__qualname__ = plugin.__name__, name
+    return backend
 
 
 def attach_log_handler() -> None:
