@@ -9,6 +9,23 @@ import pytest
 from clearhead.serving import _vllm_worker, plugin
 
 
+class Attention:
+    """Implementation of a backend of vLLM."""
+
+    def __init__(self, num_heads, scale=1.0):
+        pass
+
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output):
+        return output
+
+
+class Builder:
+    """Builder of the metadata of a backend of vLLM."""
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        return SimpleNamespace()
+
+
 class FlashAttention:
     """Backend of vLLM."""
 
@@ -18,11 +35,11 @@ class FlashAttention:
 
     @staticmethod
     def get_impl_cls():
-        return object
+        return Attention
 
     @staticmethod
     def get_builder_cls():
-        return object
+        return Builder
 
 
 class TritonAttention(FlashAttention):
@@ -68,3 +85,15 @@ def test_names_of_backends_lead_to_them(backends, dtype):
     assert first.full_cls_name() != second.full_cls_name()
     for backend in (first, second):
         assert resolve(".".join(backend.full_cls_name())) is backend
+
+
+def test_listeners_receive_the_block_table(backends):
+    layer, calls = plugin.FLASH_ATTN.get_impl_cls()(7), []
+    assert layer.clearhead_arguments == {"num_heads": 7, "scale": 1.0}
+    layer.clearhead_listener = lambda *arguments: calls.append(arguments)
+    common = SimpleNamespace(block_table_tensor="table")
+    metadata = plugin.FLASH_ATTN.get_builder_cls()().build(0, common_attn_metadata=common)
+    # vLLM may copy the known fields of metadata to another object, and profiles without metadata
+    for each in (metadata, SimpleNamespace(), None):
+        assert layer.forward(None, "query", "key", "value", "cache", each, output="output") == "output"
+    assert calls == [("query", "cache", "table"), ("query", "cache", None)]

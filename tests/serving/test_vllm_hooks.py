@@ -53,6 +53,7 @@ class TestSupport:
             ("parallel_config", "tensor_parallel_size", 2, "tensor_parallel_size is 2; expected 1"),
             ("cache_config", "cache_dtype", "fp8", "the KV cache is quantized (fp8)"),
             (None, "speculative_config", object(), "speculative decoding is on"),
+            ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill is on"),
             ("parallel_config", "enable_dbo", True, "dual-batch overlap is on"),
         ],
     )
@@ -187,6 +188,11 @@ class TestEngine:
         engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])
         engine.step({}, finished=["a-12345678", "b-12345678", "c-12345678"])
         assert set(finish(engine, tmp_path)) == {"c"}
+
+    def test_caches_of_an_unknown_form_do_not_fail(self, engine, monkeypatch):
+        monkeypatch.setattr(_vllm_engine, "paged_cache", lambda layer, cache: cache.view(-1, 17))
+        listener = engine.layers["layers.0"].impl.clearhead_listener
+        listener(torch.randn(5, HEADS, KEY_DIM), engine.caches["layers.0"], torch.ones(1, 4).int())
 
     def test_settings_can_change(self, engine, tmp_path):
         engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])

@@ -22,7 +22,7 @@ FULL_PRECISION_CACHES = ("auto", "bfloat16", "float16", "half", "float", "float3
 class CallListener(Protocol):
     """Receiver of the attention calls of one layer."""
 
-    def __call__(self, query: Tensor, kv_cache: Tensor, block_table: Tensor) -> None: ...
+    def __call__(self, query: Tensor, kv_cache: Tensor, block_table: Tensor | None) -> None: ...
 
 
 def observed_backend(name: str, original: Any, config: Any) -> Any:
@@ -50,6 +50,8 @@ def unsupported_reasons(name: str, config: Any) -> list[str]:
         reasons.append(f"the KV cache is quantized ({cache.cache_dtype}); expected the dtype of the model")
     if config.speculative_config is not None:
         reasons.append("speculative decoding is on; expected it to be off")
+    if getattr(cache, "kv_sharing_fast_prefill", False):
+        reasons.append("kv_sharing_fast_prefill is on, which skips queries of some layers; expected it to be off")
     if getattr(parallel, "enable_dbo", False):
         reasons.append("dual-batch overlap is on; expected it to be off")
     return reasons
@@ -75,7 +77,7 @@ def _observed(name: str, original: Any) -> Any:
         def forward(self, layer, query, key, value, kv_cache, attn_metadata, *args: Any, **kwargs: Any) -> Any:
             result = super().forward(layer, query, key, value, kv_cache, attn_metadata, *args, **kwargs)
             if self.clearhead_listener is not None and attn_metadata is not None:
-                self.clearhead_listener(query, kv_cache, getattr(attn_metadata, BLOCK_TABLE))
+                self.clearhead_listener(query, kv_cache, getattr(attn_metadata, BLOCK_TABLE, None))
             return result
 
     class ObservedBuilder(original.get_builder_cls()):

@@ -34,6 +34,7 @@ class EngineObservation:
 
     def __init__(self, config: Any, runner: Any, layers: Sequence[tuple[str, Any]]) -> None:
         self._config, self._layers = config, layers
+        self._caches: dict[int, tuple[Tensor, PagedCache]] = {}  # by layer, with the tensor that vLLM passes
         self._served = {index: served_layer(index, name, layer.impl) for index, (name, layer) in enumerate(layers)}
         if len({layer.heads for layer in self._served.values()}) > 1:
             raise ValueError("the layers have different numbers of heads; expected the same in all layers")
@@ -45,7 +46,7 @@ class EngineObservation:
         self._observer: Observer | None = None
         self._writer: Writer | None = None
         for index, (_, layer) in enumerate(layers):
-            layer.impl.clearhead_listener = _Listener(self, index, layer)
+            layer.impl.clearhead_listener = functools.partial(self.attend, index)
 
     @classmethod
     def of(cls, config: Any, runner: Any) -> EngineObservation | None:
@@ -117,13 +118,20 @@ class EngineObservation:
             except Exception:
                 self._fail("the scheduled requests")
 
-    def attend(self, index: int, query: Tensor, cache: PagedCache, block_table: Tensor) -> None:
+    def attend(self, index: int, query: Tensor, kv_cache: Tensor, block_table: Tensor | None) -> None:
         """Observe one layer."""
         if self._observer is not None:
             try:
-                self._observer.attend(index, query, cache, block_table)
+                if block_table is None:
+                    raise ValueError("the attention metadata have no block table")
+                self._observer.attend(index, query, self._cache(index, kv_cache), block_table)
             except Exception:
                 self._fail(f"layer {index}")
+
+    def _cache(self, index: int, kv_cache: Tensor) -> PagedCache:
+        if index not in self._caches or self._caches[index][0] is not kv_cache:
+            self._caches[index] = kv_cache, paged_cache(self._layers[index][1], kv_cache)
+        return self._caches[index][1]
 
     def end_step(self) -> None:
         """End a step."""
@@ -210,20 +218,6 @@ class EngineObservation:
         if loaded.tokenizer is None:
             logger.warning("tokens are shown as ids: %s", loaded.reason)
         return loaded.tokenizer
-
-
-class _Listener:
-    """Receiver of the calls of one layer."""
-
-    def __init__(self, observation: EngineObservation, index: int, layer: Any) -> None:
-        self._observation, self._index, self._layer = observation, index, layer
-        self._tensor: Tensor | None = None
-        self._cache: PagedCache | None = None
-
-    def __call__(self, query: Tensor, kv_cache: Tensor, block_table: Tensor) -> None:
-        if self._cache is None or kv_cache is not self._tensor:
-            self._tensor, self._cache = kv_cache, paged_cache(self._layer, kv_cache)
-        self._observation.attend(self._index, query, self._cache, block_table)
 
 
 def settings_of(config: Any) -> Settings | None:
