@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.observer import MEMORY_REASON, Observer
+from clearhead.serving.paged import PagedCache
 from clearhead.serving.statistics import StatisticsWanted
 from support.simulated_engine import SimulatedEngine
 
@@ -170,4 +171,31 @@ def test_abandoned_steps_drop_their_requests_only():
     engine.step({"1": 5})
     engine.step({"2": 1})
     engine.observer.finish({"2"})
+    check(engine, request, finished[0], end=6)
+
+
+def test_a_request_with_missing_rows_is_dropped_alone():
+    """A request may be preempted within its prompt and find the rest of it in the prefix cache later."""
+    engine, finished = started()
+    engine.add("1", 19, 17)
+    other = engine.add("2", 19, 5)
+    engine.step({"1": 7, "2": 5})
+    engine.requests["1"].computed = 16
+    engine._write(engine.requests["1"], 7, 16)
+    assert engine.step({"1": 1, "2": 1}) == ["1"]
+    assert engine.step({"1": 1, "2": 1}) == []
+    engine.observer.finish({"1", "2"})
+    assert [result.id for result in finished] == ["2"]
+    check(engine, other, finished[0], end=7)
+
+
+def test_layers_between_steps_are_not_observed():
+    engine, finished = started()
+    request = engine.add("1", 9, 5)
+    for q_len in (5, 1):
+        engine.step({"1": q_len})
+        for layer, cache in zip(engine.layers, engine.caches, strict=True):
+            table = torch.ones(1, 2, dtype=torch.int32)
+            engine.observer.attend(layer.index, torch.randn(5, 6, 6), PagedCache.interleaved(cache), table)
+    engine.observer.finish({"1"})
     check(engine, request, finished[0], end=6)

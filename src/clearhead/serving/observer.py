@@ -70,6 +70,7 @@ class Observer:
         self._prefill, self._decode = self._batches((), ())
         self._pending: Callable[[], tuple[Sequence[Scheduled], Int[Tensor, " tokens"]]] | None = None
         self._scheduled: Sequence[Scheduled] = ()
+        self._lost: list[str] = []  # requests of the step that cannot be observed further
 
     @property
     def requests(self) -> list[str]:
@@ -125,18 +126,20 @@ class Observer:
         """End a step: add what was observed to the requests.
 
         Returns:
-            Requests that were dropped because the memory budget is used up. Recordings are dropped before.
+            Requests that were dropped, because rows of them are missing or the memory budget is used up. Recordings
+            are dropped before.
         """
         if self._pending is not None or not self._scheduled:  # nothing ran
-            return []
+            self.skip()
+            return self._take_lost()
         for batch in (self._prefill, self._decode):
             batch.finish(len(self._layers))
         self._sums.flush(keep=self._decode.groups)
         for request in self._scheduled:
             if request.id in self._states:
                 self._states[request.id].advance(request.kv_len)
-        self._scheduled = ()
-        return self._drop_beyond_budget()
+        self.skip()  # engines also run the layers between steps, on batches without requests
+        return self._take_lost() + self._drop_beyond_budget()
 
     def abandon(self) -> list[str]:
         """Drop all requests of the step, which could not be observed. Return their ids."""
@@ -162,7 +165,10 @@ class Observer:
             if state is not None:
                 start = request.kv_len - request.q_len
                 rows = state.unobserved(start, request.kv_len)
-                if rows:
+                if rows is None:
+                    self._lost.append(request.id)
+                    del self._states[request.id]
+                elif rows:
                     row = StepRow(state, index, offset + rows.start - start, len(rows), request.kv_len)
                     # a recording begins with the keys of the prefix cache, which decoding rows do not copy
                     begins = state.is_recorded and rows.start == state.first_row and rows.start > 0
@@ -174,6 +180,10 @@ class Observer:
 
     def _batches(self, prefill: Sequence[StepRow], decode: Sequence[StepRow]) -> tuple[PrefillBatch, DecodeBatch]:
         return PrefillBatch(prefill, self._wanted), DecodeBatch(decode, self._wanted, self._sums)
+
+    def _take_lost(self) -> list[str]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def _drop_beyond_budget(self) -> list[str]:
         dropped: list[str] = []

@@ -65,19 +65,15 @@ class RequestState:
         self._blocks: dict[int, Float[Tensor, "kv_heads group blocks block"]] = {}  # column sums in decoding
         self._chunks: list[tuple[dict[int, LayerChunk], slice]] = []
 
-    def unobserved(self, start: int, end: int) -> range:
-        """Return the rows from `start` to `end` that were not observed before.
+    def unobserved(self, start: int, end: int) -> range | None:
+        """Return the rows from `start` to `end` that were not observed before; None if rows between are missing.
 
-        A preempted request reads its tokens again, so rows may repeat.
-
-        Raises:
-            ValueError: if rows between are missing.
+        A preempted request reads its tokens again, so rows may repeat. Rows are missing if another request has written
+        keys of the same prompt to the prefix cache in between.
         """
         if self.first_row is None:
             self.first_row = self.next_row = start
-        if start > self.next_row:
-            raise ValueError(f"rows {self.next_row} to {start - 1} of request {self.id} are missing")
-        return range(max(start, self.next_row), end)
+        return None if start > self.next_row else range(max(start, self.next_row), end)
 
     def advance(self, end: int) -> None:
         """Count the rows before `end` as observed."""
