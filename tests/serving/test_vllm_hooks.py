@@ -124,13 +124,14 @@ class Engine:
         self.observation.end_step()
 
 
-def new_request(request_id, prompt, options=None, computed=0):
+def new_request(request_id, prompt, options=None, computed=0, **others):
     extra = None if options is None else {"clearhead": options}
     return SimpleNamespace(
         req_id=request_id,
         prompt_token_ids=prompt,
         num_computed_tokens=computed,
         sampling_params=SimpleNamespace(extra_args=extra),
+        **others,
     )
 
 
@@ -193,6 +194,32 @@ class TestEngine:
         monkeypatch.setattr(_vllm_engine, "paged_cache", lambda layer, cache: cache.view(-1, 17))
         listener = engine.layers["layers.0"].impl.clearhead_listener
         listener(torch.randn(5, HEADS, KEY_DIM), engine.caches["layers.0"], torch.ones(1, 4).int())
+
+    def test_errors_in_one_request_do_not_affect_others(self, engine, tmp_path, monkeypatch):
+        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])
+        strange = new_request("b-12345678", list(range(3)), {"spans": {"text": "no"}})
+        monkeypatch.setattr(_vllm_engine, "resolve_spans", lambda *args, **kwargs: {}["missing"])
+        engine.step({"a-12345678": 1, "b-12345678": 3}, new=[strange], computed={"a-12345678": 5})
+        engine.observation._observer._states["b-12345678"] = object()  # which cannot be finished
+        engine.step({}, finished=["b-12345678", "a-12345678"])
+        assert finish(engine, tmp_path)["a"]["rows"] == {"prompt": 4, "answer": 2}
+
+    def test_dropped_requests_do_not_begin_again_in_the_second_runner(self, engine, tmp_path):
+        """The tokens between the prompt and the first row would be unknown."""
+        resumed = new_request("a-12345678", list(range(5)), computed=8, prefill_token_ids=list(range(11)))
+        engine.step({"a-12345678": 3}, new=[resumed])
+        engine.step({}, finished=["a-12345678"])
+        assert finish(engine, tmp_path) == {}
+
+    def test_prompts_with_images_that_attend_both_ways_are_skipped(self, engine, tmp_path):
+        engine.observation._config.model_config.is_mm_prefix_lm = True
+        new = [
+            new_request(f"{name}-12345678", [1, 2], mm_features=images)
+            for name, images in (("a", ["image"]), ("b", []))
+        ]
+        engine.step({"a-12345678": 2, "b-12345678": 2}, new=new)
+        engine.step({}, finished=["a-12345678", "b-12345678"])
+        assert set(finish(engine, tmp_path)) == {"b"}
 
     def test_settings_can_change(self, engine, tmp_path):
         engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])

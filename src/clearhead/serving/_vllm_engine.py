@@ -6,7 +6,8 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -143,13 +144,16 @@ class EngineObservation:
                 self._fail("a step")
 
     def _begin(self, observer: Observer, scheduled: Any) -> None:
-        observer.finish(scheduled.finished_req_ids)
+        for request_id in scheduled.finished_req_ids:
+            with self._apart("the end of a request"):
+                observer.finish((request_id,))
         cached = scheduled.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request in scheduled.scheduled_new_reqs:
             computed[request.req_id] = request.num_computed_tokens
-            if request.req_id not in observer.requests:  # a preempted request may come again
-                self._add(observer, request)
+            if request.req_id not in observer.requests and not _is_resumed(request):
+                with self._apart("a new request"):
+                    self._add(observer, request)
         if not observer.requests:
             observer.skip()
             return
@@ -174,7 +178,9 @@ class EngineObservation:
             logger.warning("request %s: %s", printable(request_id), error)  # and observe it without options
         client_id = _client_id(request_id)
         choice = self._settings.chooses(client_id, options)
-        if not choice.observed or not prompt:  # prompts may also be embeddings
+        # tokens of images may attend to later ones
+        is_causal = not (getattr(self._config.model_config, "is_mm_prefix_lm", False) and request.mm_features)
+        if not choice.observed or not prompt or not is_causal:  # prompts may also be embeddings
             self._count("skipped")
             return
         spans = self._resolve(request_id, prompt, self._settings.spans, strict=False)
@@ -201,6 +207,18 @@ class EngineObservation:
         assert self._observer is not None
         for _ in self._observer.abandon():
             self._count("failed")
+        self._log_error(part)
+
+    @contextmanager
+    def _apart(self, part: str) -> Iterator[None]:
+        """Keep an error in one request from the others."""
+        try:
+            yield
+        except Exception:
+            self._count("failed")
+            self._log_error(part)
+
+    def _log_error(self, part: str) -> None:
         if not self._failed:
             self._failed = True
             logger.exception("clearhead could not observe %s; its requests are dropped", part)
@@ -229,6 +247,11 @@ def settings_of(config: Any) -> Settings | None:
     if given is None:
         return Settings.from_environment()
     return Settings.from_mapping(given) if "output" in given else None
+
+
+def _is_resumed(request: Any) -> bool:
+    """Return whether a request was preempted while it wrote. The second runner gets it like a new one."""
+    return len(getattr(request, "prefill_token_ids", None) or ()) > len(request.prompt_token_ids or ())
 
 
 def _client_id(request_id: str) -> str:
