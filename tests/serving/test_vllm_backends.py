@@ -2,11 +2,14 @@
 
 import importlib
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from clearhead.serving import _vllm_worker, plugin
+from clearhead.serving._vllm_layers import check_attention, served_layer
 
 
 class Attention:
@@ -58,6 +61,7 @@ def backends(monkeypatch):
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(),
         cache_config=SimpleNamespace(cache_dtype="auto"),
+        model_config=SimpleNamespace(),
         speculative_config=None,
         additional_config={"clearhead": {}},
     )
@@ -97,3 +101,38 @@ def test_listeners_receive_the_block_table(backends):
     for each in (metadata, SimpleNamespace(), None):
         assert layer.forward(None, "query", "key", "value", "cache", each, output="output") == "output"
     assert calls == [("query", "cache", "table"), ("query", "cache", None)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, None),
+        ({"kv_cache_dtype": "fp8"}, "KV cache of layers.3 is quantized"),
+        ({"use_alibi_sqrt": True}, "layers.3 has square roots"),
+        ({"chunk_lookback": 0}, "layers.3 has square roots in ALiBi or chunks"),
+    ],
+)
+def test_layers_with_other_attention_are_refused(backends, arguments, message):
+    impl = SimpleNamespace(clearhead_arguments=arguments)
+    layer = SimpleNamespace(impl=impl, attn_backend=plugin.FLASH_ATTN)
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        check_attention("layers.3", layer)
+
+
+def test_builders_that_change_the_block_table_are_refused(backends):
+    """vLLM derives backends such as that of chunked local attention from the observed one."""
+
+    class ChunkedBuilder(plugin.FLASH_ATTN.get_builder_cls()):
+        pass
+
+    derived = type("Chunked", (plugin.FLASH_ATTN,), {"get_builder_cls": lambda: ChunkedBuilder})
+    layer = SimpleNamespace(impl=SimpleNamespace(clearhead_arguments={}), attn_backend=derived)
+    with pytest.raises(ValueError, match=r"backend of layers.0 is Chunked; expected causal"):
+        check_attention("layers.0", layer)
+
+
+def test_slopes_are_on_the_device_of_the_layer():
+    slopes = torch.ones(2, device="meta")
+    arguments = {"num_heads": 2, "num_kv_heads": 1, "scale": 1.0, "alibi_slopes": [1.0, 1.0]}
+    impl = SimpleNamespace(clearhead_arguments=arguments, alibi_slopes=slopes, sinks=None)
+    assert served_layer(0, "layers.0", impl).slopes.device == slopes.device

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.serving import SeenRequests, _vllm_engine, read_requests
-from clearhead.serving._vllm_backends import unsupported_reasons
+from clearhead.serving._vllm_backends import OBSERVED, unsupported_reasons
 from clearhead.serving._vllm_engine import EngineObservation, settings_of
 from clearhead.serving._vllm_layers import served_layer
 from clearhead.serving._vllm_runners import BatchReader
@@ -40,7 +40,8 @@ def config_of(layers=(), **additional):
 def layer_of(**arguments):
     given = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "scale": 0.5, "attn_type": "decoder", **arguments}
     impl = SimpleNamespace(clearhead_arguments=given, clearhead_listener=None, sinks=None)
-    return SimpleNamespace(impl=impl)
+    builder = type("Builder", (), {OBSERVED: True})
+    return SimpleNamespace(impl=impl, attn_backend=SimpleNamespace(get_builder_cls=lambda: builder))
 
 
 class TestSupport:

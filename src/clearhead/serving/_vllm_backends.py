@@ -16,6 +16,7 @@ logger = logging.getLogger("clearhead.serving")
 # backends whose caches are read; they store keys and values of one token in a row of [blocks, kv_heads, block, 2 · d]
 OBSERVABLE = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")
 BLOCK_TABLE = "clearhead_block_table"  # attribute of attention metadata
+OBSERVED = "clearhead_observed"  # attribute of builders that add the block table
 FULL_PRECISION_CACHES = ("auto", "bfloat16", "float16", "half", "float", "float32")
 
 
@@ -50,6 +51,8 @@ def unsupported_reasons(name: str, config: Any) -> list[str]:
         reasons.append(f"the KV cache is quantized ({cache.cache_dtype}); expected the dtype of the model")
     if config.speculative_config is not None:
         reasons.append("speculative decoding is on; expected it to be off")
+    if getattr(config.model_config, "rswa_window", None) is not None:
+        reasons.append("the model has reference sliding windows; expected causal or sliding attention")
     if getattr(cache, "kv_sharing_fast_prefill", False):
         reasons.append("kv_sharing_fast_prefill is on, which skips queries of some layers; expected it to be off")
     if getattr(parallel, "enable_dbo", False):
@@ -111,6 +114,7 @@ def _observed(name: str, original: Any) -> Any:
         def get_builder_cls() -> Any:
             return ObservedBuilder
 
+    setattr(ObservedBuilder, OBSERVED, True)
     return _importable(name, ObservedBackend)
 
 

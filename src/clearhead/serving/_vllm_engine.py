@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead._utils.text import printable
-from clearhead.serving._vllm_layers import observed_attention_layers, paged_cache, served_layer
+from clearhead.serving._vllm_layers import check_attention, observed_attention_layers, paged_cache, served_layer
 from clearhead.serving._vllm_runners import BatchReader
 from clearhead.serving._vllm_start import check_version
 from clearhead.serving.decode import DecodeKernel
@@ -35,6 +35,8 @@ class EngineObservation:
 
     def __init__(self, config: Any, runner: Any, layers: Sequence[tuple[str, Any]]) -> None:
         self._config, self._layers = config, layers
+        for name, layer in layers:
+            check_attention(name, layer)
         self._caches: dict[int, tuple[Tensor, PagedCache]] = {}  # by layer, with the tensor that vLLM passes
         self._served = {index: served_layer(index, name, layer.impl) for index, (name, layer) in enumerate(layers)}
         if len({layer.heads for layer in self._served.values()}) > 1:

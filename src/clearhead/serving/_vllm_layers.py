@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from clearhead.serving._vllm_backends import FULL_PRECISION_CACHES, OBSERVED
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.paged import PagedCache
 
@@ -27,10 +28,25 @@ def observed_attention_layers(config: Any) -> list[tuple[str, Any]]:
     ]
 
 
+def check_attention(name: str, layer: Any) -> None:
+    """Raise for a layer with attention that `ServedLayer` does not describe."""
+    given, backend = layer.impl.clearhead_arguments, layer.attn_backend
+    dtype = given.get("kv_cache_dtype", "auto")
+    if dtype not in FULL_PRECISION_CACHES:
+        raise ValueError(f"the KV cache of {name} is quantized ({dtype}); expected the dtype of the model")
+    # chunked local attention, static sinks and prefix language models derive builders that change the block table
+    # or the mask
+    if OBSERVED not in vars(backend.get_builder_cls()):
+        raise ValueError(f"the attention backend of {name} is {backend.__name__}; expected causal or sliding attention")
+    if given.get("use_alibi_sqrt") or given.get("chunk_lookback", -1) > -1:
+        raise ValueError(f"{name} has square roots in ALiBi or chunks; expected causal or sliding attention")
+
+
 def served_layer(index: int, name: str, impl: Any) -> ServedLayer:
     """Return the options of a layer, from the arguments that its implementation was built with."""
     given = impl.clearhead_arguments
-    slopes, sinks = given.get("alibi_slopes"), getattr(impl, "sinks", None)
+    # the tensor of the implementation is on its device
+    slopes, sinks = getattr(impl, "alibi_slopes", given.get("alibi_slopes")), getattr(impl, "sinks", None)
     return ServedLayer(
         index,
         name,
