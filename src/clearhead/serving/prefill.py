@@ -94,9 +94,9 @@ def _one_request(
     if wanted.received:
         statistics["received"] = pad(results.received[0], (first, 0))
     if pairs:
-        masses = lse.new_zeros((layer.heads, rows.q_len, len(pairs)))
-        if present:
-            masses[..., [index for index, pair in enumerate(pairs) if pair in present]] = results.mass[0]
+        # indices in a list would be copied to the device, which waits for it
+        parts, absent = iter(results.mass[0].unbind(dim=-1) if present else ()), torch.zeros_like(lse)
+        masses = torch.stack([next(parts) if pair in present else absent for pair in pairs], dim=-1)
         if wanted.sink:
             statistics["sink"], masses = masses[..., 0], masses[..., 1:]
         if rows.spans:

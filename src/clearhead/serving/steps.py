@@ -233,9 +233,9 @@ class _BucketTensors:
         starts = [row.start for row in rows]
         first = starts[0]
         consecutive = starts == list(range(first, first + len(starts)))
-        self.queries = slice(first, first + len(starts)) if consecutive else torch.tensor(starts, device=device)
-        self.kv_lens = torch.tensor([row.kv_len for row in rows], device=device)
-        self._requests = torch.tensor([row.request for row in rows], device=device)
+        indices = _on_device([starts, [row.kv_len for row in rows], [row.request for row in rows]], device)
+        self.queries = slice(first, first + len(starts)) if consecutive else indices[0]
+        self.kv_lens, self._requests = indices[1], indices[2]
         self._tables: dict[tuple[int, int], Tensor] = {}
         self._recorded: Tensor | None = None
 
@@ -249,8 +249,14 @@ class _BucketTensors:
     def recorded(self, indices: list[int]) -> Int[Tensor, " recorded"]:
         """Return the indices of recorded rows as a tensor."""
         if self._recorded is None:
-            self._recorded = torch.tensor(indices, device=self.kv_lens.device)
+            self._recorded = _on_device(indices, self.kv_lens.device)
         return self._recorded
+
+
+def _on_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return integers on a device. A copy from memory that is not pinned would wait for the GPU."""
+    tensor = torch.tensor(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _chunk(
