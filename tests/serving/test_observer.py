@@ -149,6 +149,16 @@ def test_requests_are_dropped_beyond_the_memory_budget():
     assert not engine.observer.requests
 
 
+def test_column_sums_count_as_memory():
+    engine, _ = started(wanted=StatisticsWanted(entropy=False, sink=False))
+    engine.add("1", 40, 30)
+    engine.step({"1": 30})
+    before = engine.observer.nbytes
+    for _ in range(2):  # the second step adds to the sums of the first
+        engine.step({"1": 1})
+        assert engine.observer.nbytes == before + 2 * 6 * 32 * 4  # layers, heads, slots of 8 blocks, float32
+
+
 def test_unknown_requests_are_ignored():
     engine, finished = started()
     request = engine.add("1", 9, 5)

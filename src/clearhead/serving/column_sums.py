@@ -18,6 +18,11 @@ class ColumnSums:
     def __init__(self) -> None:
         self._sums: dict[tuple[RequestState, ...], dict[int, Tensor]] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the sums that were not distributed."""
+        return sum(weights.nbytes for sums in self._sums.values() for weights in sums.values())
+
     def add(
         self,
         states: tuple[RequestState, ...],

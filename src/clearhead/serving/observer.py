@@ -80,7 +80,7 @@ class Observer:
     @property
     def nbytes(self) -> int:
         """Memory of the states of all requests, about."""
-        return sum(state.nbytes for state in self._states.values())
+        return self._sums.nbytes + sum(state.nbytes for state in self._states.values())
 
     def add(self, state: RequestState) -> None:
         """Observe a new request."""
