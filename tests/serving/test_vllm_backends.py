@@ -120,7 +120,7 @@ def test_layers_with_other_attention_are_refused(backends, arguments, message):
 
 
 def test_builders_that_change_the_block_table_are_refused(backends):
-    """VLLM derives backends such as that of chunked local attention from the observed one."""
+    """Chunked local attention derives its backend from the observed one."""
 
     class ChunkedBuilder(plugin.FLASH_ATTN.get_builder_cls()):
         pass

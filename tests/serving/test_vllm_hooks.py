@@ -55,6 +55,7 @@ class TestSupport:
             ("cache_config", "cache_dtype", "fp8", "the KV cache is quantized (fp8)"),
             (None, "speculative_config", object(), "speculative decoding is on"),
             ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill is on"),
+            ("parallel_config", "distributed_executor_backend", "ray", "the executor is ray"),
             ("parallel_config", "enable_dbo", True, "dual-batch overlap is on"),
         ],
     )
@@ -243,6 +244,12 @@ def test_engines_without_an_output_folder_wait(monkeypatch):
     assert settings_of(config_of()) is None
     engine = Engine(monkeypatch, clearhead={})
     engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])
+
+
+@pytest.mark.parametrize(("given", "message"), [({"outptu": "x"}, "outptu"), ({"share": 0.5}, "output is missing")])
+def test_wrong_settings_of_an_engine_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of(config_of(clearhead=given))
 
 
 def test_engines_without_observed_layers_are_not_observed():

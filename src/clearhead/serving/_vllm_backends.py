@@ -55,6 +55,8 @@ def unsupported_reasons(name: str, config: Any) -> list[str]:
         reasons.append("the model has reference sliding windows; expected causal or sliding attention")
     if getattr(cache, "kv_sharing_fast_prefill", False):
         reasons.append("kv_sharing_fast_prefill is on, which skips queries of some layers; expected it to be off")
+    if getattr(parallel, "distributed_executor_backend", None) == "ray":
+        reasons.append("the executor is ray, which calls the model runner directly; expected mp or uni")
     if getattr(parallel, "enable_dbo", False):
         reasons.append("dual-batch overlap is on; expected it to be off")
     return reasons
@@ -133,7 +135,7 @@ def _unobserved(name: str, original: Any, reason: str) -> Any:
 
 def _importable(name: str, backend: Any) -> Any:
     """Let module and name of a class lead to it. vLLM imports backends by them on GPUs, and groups layers by them."""
-    backend.__module__, backend.__qualname__ = plugin.__name__, name
+    backend.__module__, backend.__qualname__, backend.__name__ = plugin.__name__, name, name
     return backend
 
 

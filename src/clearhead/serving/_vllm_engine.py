@@ -110,7 +110,8 @@ class EngineObservation:
     def close(self) -> None:
         """Write all requests. An engine in the process of its caller ends without a step that reports the last ones."""
         if self._observer is not None and self._writer is not None:
-            self._observer.finish(self._observer.requests)
+            with self._apart("the last requests"):
+                self._observer.finish(self._observer.requests)
             self._writer.close()
 
     def begin_step(self, scheduled: Any) -> None:
@@ -243,12 +244,12 @@ class EngineObservation:
 def settings_of(config: Any) -> Settings | None:
     """Return the settings of an engine: its `additional_config`, or the environment variable.
 
-    None if `additional_config` names no output folder: observation then begins with `observe(llm)`.
+    None if `additional_config` has no settings: observation then begins with `observe(llm)`.
     """
     given = config.additional_config.get("clearhead") if isinstance(config.additional_config, dict) else None
     if given is None:
         return Settings.from_environment()
-    return Settings.from_mapping(given) if "output" in given else None
+    return Settings.from_mapping(given) if given != {} else None
 
 
 def _is_resumed(request: Any) -> bool:
