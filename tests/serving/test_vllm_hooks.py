@@ -169,8 +169,8 @@ class TestEngine:
 
     def test_wrong_options_are_logged_and_the_request_is_observed(self, engine, tmp_path, caplog):
         with caplog.at_level(logging.WARNING, logger="clearhead.serving"):
-            engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), {"recrod": True})])
-        assert "recrod" in caplog.text
+            engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), {"unknown": True})])
+        assert "unknown" in caplog.text
         engine.step({}, finished=["a-12345678"])
         assert finish(engine, tmp_path)["a"]["recording"] is None
 
@@ -231,7 +231,13 @@ class TestEngine:
         engine.step({"b-12345678": 5}, new=[new_request("b-12345678", list(range(5)))])
         assert engine.observation.configure(None) is None
         assert SeenRequests(tmp_path / "other")["b"].layers == (1,)
-        engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])  # nothing observes it
+        engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])
+        assert set(finish(engine, tmp_path)) == {"a", "c"}  # the settings of the engine are back
+
+    def test_options_of_clients_can_be_ignored(self, monkeypatch, tmp_path):
+        engine = Engine(monkeypatch, clearhead={"output": str(tmp_path), "client_options": False})
+        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), "record")])
+        assert finish(engine, tmp_path)["a"]["recording"] is None
 
     def test_wrong_settings_are_reported(self, engine):
         assert "expected some of 0 to 1" in engine.observation.configure(json.dumps({"output": "x", "layers": [7]}))

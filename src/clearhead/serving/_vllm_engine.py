@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead._utils.text import printable
+from clearhead.serving._vllm_backends import log_once
 from clearhead.serving._vllm_layers import check_attention, observed_attention_layers, paged_cache, served_layer
 from clearhead.serving._vllm_runners import BatchReader
 from clearhead.serving._vllm_start import check_version
@@ -56,7 +57,9 @@ class EngineObservation:
         """Return the observation of an engine whose KV cache exists; None if none of its layers is observed."""
         layers = observed_attention_layers(config)
         if not layers:
-            return None  # the backend has logged the reason
+            if not log_once.cache_info().currsize:  # an unsupported backend has logged its reason
+                log_once("clearhead observes no requests: the model has no layers of decoder attention")
+            return None
         check_version()
         observation = cls(config, runner, layers)
         settings = settings_of(config)
@@ -73,6 +76,7 @@ class EngineObservation:
         if settings.heads is not None and max(settings.heads) >= heads:
             raise ValueError(f"heads is {settings.heads}; expected indices below {heads}")
         self._warm_up(settings)
+        self._tokenizer()  # loading it takes up to a second, so it is done before the first request
         self._writer = Writer(settings, self._config.model_config.served_model_name, self._tokenizer)
         self._observer = Observer(
             chosen,
@@ -87,14 +91,15 @@ class EngineObservation:
         logger.info("clearhead observes %d layers and writes to %s", len(chosen), settings.output)
 
     def configure(self, settings: str | None) -> str | None:
-        """Observe with settings given as JSON, or not at all. Return the reason if that is impossible.
+        """Observe with settings given as JSON, or None for those of the engine. Return the reason if it is impossible.
 
         All requests that are under way are finished and written before.
         """
         try:
             self._stop()
-            if settings is not None:
-                self.start(Settings.from_mapping(json.loads(settings)))
+            chosen = settings_of(self._config) if settings is None else Settings.from_mapping(json.loads(settings))
+            if chosen is not None:
+                self.start(chosen)
         except Exception as error:
             return str(error)
         return None
@@ -171,7 +176,8 @@ class EngineObservation:
     def _add(self, observer: Observer, request: Any) -> None:
         """Observe a new request if the settings or its options choose it."""
         assert self._settings is not None
-        given = (getattr(request.sampling_params, "extra_args", None) or {}).get("clearhead")
+        extra = getattr(request.sampling_params, "extra_args", None) or {}
+        given = extra.get("clearhead") if self._settings.client_options else None
         request_id: str = request.req_id
         prompt: list[int] = list(request.prompt_token_ids or ())
         options = RequestOptions()

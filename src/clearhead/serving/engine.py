@@ -13,7 +13,7 @@ from typing import Any
 from clearhead._utils.checks import check_int, describe
 from clearhead._utils.extras import needs_extra
 from clearhead.recording.recording import Recording
-from clearhead.serving.plugin import VARIABLE
+from clearhead.serving.plugin import is_asked
 from clearhead.serving.results import SeenRequests
 from clearhead.serving.settings import Settings
 from clearhead.serving.spans import SpanLike
@@ -129,7 +129,7 @@ def record_generation(
 def _configure(llm: Any, settings: str | None) -> None:
     """Send settings to all workers of an engine."""
     config = llm.llm_engine.vllm_config
-    if "clearhead" not in (config.additional_config or {}) and not os.environ.get(VARIABLE):
+    if "clearhead" not in (config.additional_config or {}) and not is_asked():
         raise ValueError('llm was created without clearhead; expected LLM(..., additional_config={"clearhead": {}})')
     for reason in llm.collective_rpc("clearhead_configure", args=(settings,)):
         if reason is not None:

@@ -20,7 +20,7 @@ def register() -> None:
     """Replace the attention backends of vLLM by observed ones, which differ only if observation is asked for."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if _is_asked():
+    if is_asked():
         from clearhead.serving._vllm_start import start_process
 
         os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
@@ -35,7 +35,7 @@ def register() -> None:
             register_backend(backend, f"{__name__}.{backend.name}")
 
 
-def _is_asked() -> bool:
+def is_asked() -> bool:
     """Return whether the environment variable asks for observation."""
     return os.environ.get(VARIABLE, "").strip() not in ("", "0")
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
     original = resolve_obj_by_qualname(_ORIGINALS[name])
     config = get_current_vllm_config_or_none()
-    if not (_is_asked() or "clearhead" in (getattr(config, "additional_config", None) or {})):
+    if not (is_asked() or "clearhead" in (getattr(config, "additional_config", None) or {})):
         return original
     from clearhead.serving._vllm_backends import observed_backend
 

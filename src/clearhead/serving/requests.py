@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,18 +12,9 @@ from torch.nn.functional import pad
 
 from clearhead.serving.finished import FinishedRequest, RecordedLayer
 from clearhead.serving.layers import ServedLayer
+from clearhead.serving.row_parts import STEPS, RowParts, StepValue
 
 Spans = Mapping[str, tuple[int, int]]
-
-
-class StepValue(NamedTuple):
-    """Values of one request in a tensor that all requests of a step share. It is sliced when the request finishes."""
-
-    values: Tensor
-    row: int
-
-    def part(self) -> Tensor:
-        return self.values[self.row]
 
 
 class LayerChunk(NamedTuple):
@@ -59,11 +50,12 @@ class RequestState:
         self.next_row = 0
         self.dropped: str | None = None
         self.nbytes = 0
-        self._written: list[Tensor | StepValue] = []  # ids of the tokens that the model wrote and then read
-        self._rows: dict[str, list[Tensor | StepValue]] = {}  # of each step [rows, layers, heads, ...]
+        self._written = RowParts()  # ids of the tokens that the model wrote and then read
+        self._rows: dict[str, RowParts] = {}  # [rows, layers, heads, ...]
         self._received: dict[int, Float[Tensor, "heads kv_len"]] = {}
         self._blocks: dict[int, Float[Tensor, "kv_heads group blocks block"]] = {}  # column sums in decoding
-        self._chunks: list[tuple[dict[int, LayerChunk], slice]] = []
+        self._chunks: list[dict[int, LayerChunk]] = []
+        self._shared_chunks: list[tuple[dict[int, LayerChunk], int]] = []  # of steps, with a row of this request
 
     def unobserved(self, start: int, end: int) -> range | None:
         """Return the rows from `start` to `end` that were not observed before; None if rows between are missing.
@@ -81,12 +73,14 @@ class RequestState:
 
     def add_written(self, ids: Int[Tensor, " rows"] | StepValue) -> None:
         """Add the tokens of rows after the prompt."""
-        self._written.append(ids)
+        self._written.add(ids)
 
     def add_rows(self, name: str, values: Float[Tensor, "rows layers heads ..."] | StepValue) -> None:
         """Add the statistics of some rows; those of a single row are a `StepValue` [layers, heads, ...]."""
-        self._rows.setdefault(name, []).append(values)
-        self.nbytes += values.part().nbytes if isinstance(values, StepValue) else values.nbytes
+        if name not in self._rows:
+            self._rows[name] = RowParts()
+        self._rows[name].add(values)
+        self.nbytes += values.nbytes
 
     def add_received(self, layer: int, received: Float[Tensor, "heads kv_len"]) -> None:
         """Add the column sums of several rows."""
@@ -108,20 +102,34 @@ class RequestState:
             self._blocks[layer] = sums = grown
         sums[:, :, :count] += received
 
-    def add_chunk(self, chunk: dict[int, LayerChunk], part: slice = slice(None)) -> None:
+    def add_chunk(self, chunk: dict[int, LayerChunk], row: int | None = None) -> None:
         """Add the rows of one step of a recorded request, by layer.
 
         Args:
-            chunk: rows and new keys of all recorded requests of the step.
-            part: those of this request.
+            chunk: rows and new keys.
+            row: row of this request, if the chunk contains one row of several requests.
         """
-        self._chunks.append((chunk, part))
-        self.nbytes += _chunk_bytes(chunk, part)
+        if row is None:
+            self._join_chunks()
+            self._chunks.append(chunk)
+        else:
+            self._shared_chunks.append((chunk, row))
+            if len(self._shared_chunks) == STEPS:  # as in `RowParts`
+                self._join_chunks()
+        self.nbytes += _chunk_bytes(chunk, row)
+
+    def _join_chunks(self) -> None:
+        """Copy the rows of this request from chunks that it shares."""
+        shared, self._shared_chunks = self._shared_chunks, []
+        if shared:
+            rows = {layer: [_row(chunk[layer], row) for chunk, row in shared] for layer in shared[0][0]}
+            self._chunks.append({layer: _joined(parts) for layer, parts in rows.items()})
 
     def drop_recording(self, reason: str) -> None:
         """Stop recording; the statistics continue."""
-        self.nbytes -= sum(_chunk_bytes(chunk, part) for chunk, part in self._chunks)
-        self.is_recorded, self.dropped, self._chunks = False, reason, []
+        self.nbytes -= sum(_chunk_bytes(chunk, None) for chunk in self._chunks)
+        self.nbytes -= sum(_chunk_bytes(chunk, row) for chunk, row in self._shared_chunks)
+        self.is_recorded, self.dropped, self._chunks, self._shared_chunks = False, reason, [], []
 
     @property
     def is_empty(self) -> bool:
@@ -131,8 +139,9 @@ class RequestState:
     def finish(self, layers: Mapping[int, ServedLayer], heads: tuple[int, ...] | None) -> FinishedRequest:
         """Return everything that was observed."""
         assert self.first_row is not None
+        self._join_chunks()
         chosen = slice(None) if heads is None else list(heads)
-        statistics = {name: _rows(parts)[:, chosen] for name, parts in self._rows.items()}
+        statistics = {name: parts.all().movedim(0, 2)[:, chosen] for name, parts in self._rows.items()}
         if self._received or self._blocks:
             columns = [self._column_sums(layer)[chosen] for layer in layers]
             statistics["received"] = torch.stack(columns)
@@ -151,8 +160,7 @@ class RequestState:
         )
 
     def _token_ids(self) -> list[int]:
-        written = [ids.part().reshape(1) if isinstance(ids, StepValue) else ids for ids in self._written]
-        ids = [*self.prompt_ids, *(torch.cat(written).tolist() if written else ())]
+        ids = [*self.prompt_ids, *(self._written.all().tolist() if self._written else ())]
         return ids[: self.next_row]
 
     def _column_sums(self, layer: int) -> Float[Tensor, "heads kv_len"]:
@@ -170,26 +178,30 @@ class RequestState:
         return total
 
     def _recorded(self, layer: ServedLayer) -> RecordedLayer:
-        chunks = [
-            LayerChunk(*(None if tensor is None else tensor[part] for tensor in chunk[layer.index]))  # pyright: ignore
-            for chunk, part in self._chunks
-        ]
-        values = [chunk.value for chunk in chunks if chunk.value is not None]
-        return RecordedLayer(
-            layer,
-            torch.cat([chunk.query for chunk in chunks]).transpose(0, 1),
-            torch.cat([chunk.key for chunk in chunks]).transpose(0, 1),
-            torch.cat(values).transpose(0, 1) if values else None,
-            torch.cat([chunk.lse for chunk in chunks]).transpose(0, 1),
-        )
+        query, key, value, lse = _joined([chunk[layer.index] for chunk in self._chunks])
+        values = None if value is None else value.transpose(0, 1)
+        return RecordedLayer(layer, query.transpose(0, 1), key.transpose(0, 1), values, lse.transpose(0, 1))
 
 
-def _rows(parts: Iterable[Tensor | StepValue]) -> Float[Tensor, "layers heads rows ..."]:
-    """Join the rows of all steps."""
-    rows = [part.part()[None] if isinstance(part, StepValue) else part for part in parts]
-    return torch.cat(rows).movedim(0, 2)
+def _row(chunk: LayerChunk, row: int) -> LayerChunk:
+    """Return one row of a chunk."""
+    part = slice(row, row + 1)
+    value = None if chunk.value is None else chunk.value[part]
+    return LayerChunk(chunk.query[part], chunk.key[part], value, chunk.lse[part])
 
 
-def _chunk_bytes(chunk: dict[int, LayerChunk], part: slice) -> int:
-    """Return the memory of one request's part of a chunk."""
-    return sum(tensor[part].nbytes for layer in chunk.values() for tensor in layer if tensor is not None)
+def _joined(chunks: Sequence[LayerChunk]) -> LayerChunk:
+    """Return the rows and keys of consecutive chunks."""
+    values = [chunk.value for chunk in chunks if chunk.value is not None]
+    return LayerChunk(
+        torch.cat([chunk.query for chunk in chunks]),
+        torch.cat([chunk.key for chunk in chunks]),
+        torch.cat(values) if values else None,
+        torch.cat([chunk.lse for chunk in chunks]),
+    )
+
+
+def _chunk_bytes(chunk: dict[int, LayerChunk], row: int | None) -> int:
+    """Return the memory of a chunk, or of one of its rows."""
+    total = sum(tensor.nbytes for layer in chunk.values() for tensor in layer if tensor is not None)
+    return total if row is None else total // len(next(iter(chunk.values())).query)

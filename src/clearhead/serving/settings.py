@@ -57,6 +57,7 @@ class Settings:
         metrics: export metrics for Prometheus.
         layer_groups: number of groups of layers that the metrics distinguish.
         compile: compile the statistics of decoding with `torch.compile`.
+        client_options: follow the options that clients send with their requests.
     """
 
     output: Path
@@ -77,6 +78,7 @@ class Settings:
     metrics: bool = True
     layer_groups: int = 4
     compile: bool = True
+    client_options: bool = True
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -90,7 +92,18 @@ class Settings:
             "memory": _memory(self.memory),
             "layer_groups": check_int("layer_groups", self.layer_groups, 1, 1000),
         }
-        flags = ("entropy", "received", "distance", "peak", "sink", "values", "arrays", "metrics", "compile")
+        flags = (
+            "entropy",
+            "received",
+            "distance",
+            "peak",
+            "sink",
+            "values",
+            "arrays",
+            "metrics",
+            "compile",
+            "client_options",
+        )
         checked |= {name: check_bool(name, getattr(self, name)) for name in flags}
         for name, value in checked.items():
             object.__setattr__(self, name, value)

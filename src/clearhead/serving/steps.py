@@ -16,7 +16,8 @@ from clearhead.serving.decode import DecodeKernel, DecodeRows
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.prefill import Rows, prefill_rows
-from clearhead.serving.requests import LayerChunk, RequestState, StepValue
+from clearhead.serving.requests import LayerChunk, RequestState
+from clearhead.serving.row_parts import StepValue
 from clearhead.serving.statistics import StatisticsWanted
 
 MIN_BUCKET = 256  # keys; shorter requests are computed together
@@ -223,7 +224,7 @@ class _Bucket:
         for index, parts in self._mass.items():
             self.states[index].add_rows("mass", torch.stack(parts)[None])
         for position, index in enumerate(self._recorded):
-            self.states[index].add_chunk(self._chunks, slice(position, position + 1))
+            self.states[index].add_chunk(self._chunks, position)
 
 
 class _BucketTensors:
