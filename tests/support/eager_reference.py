@@ -1,5 +1,7 @@
 """Attention of transformers models as a reference for served ones: weights in float64, and by eager attention."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,13 +11,14 @@ class EagerReference:
 
     Args:
         folder: folder of the model.
+        options: more arguments of `from_pretrained`.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, **options: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         self._models = [
-            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+            AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **options).eval()
             for dtype in (torch.float64, torch.bfloat16)
         ]
 
