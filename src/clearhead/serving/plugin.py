@@ -8,6 +8,7 @@ of this module, which is the original class unless observation is asked for.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -47,6 +48,7 @@ def __getattr__(name: str) -> Any:
     from vllm.config import get_current_vllm_config_or_none
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
+    _select_for_each_engine()
     original = resolve_obj_by_qualname(_ORIGINALS[name])
     config = get_current_vllm_config_or_none()
     if not (is_asked() or "clearhead" in (getattr(config, "additional_config", None) or {})):
@@ -54,3 +56,14 @@ def __getattr__(name: str) -> Any:
     from clearhead.serving._vllm_backends import observed_backend
 
     return observed_backend(name, original, config)
+
+
+def _select_for_each_engine() -> None:
+    """Let vLLM select a backend for each engine of a process.
+
+    Its cache would return the backend of the first engine, although the settings of a later one may differ.
+    """
+    selector: Any = sys.modules.get("vllm.v1.attention.selector")
+    select = getattr(getattr(selector, "_cached_get_attn_backend", None), "__wrapped__", None)
+    if select is not None:
+        selector._cached_get_attn_backend = select
