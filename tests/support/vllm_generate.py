@@ -1,8 +1,9 @@
 """Generate with vLLM in this process, and write what it did as JSON.
 
 `python vllm_generate.py problem.json result.json`: the problem has `engine` (arguments of LLM), `sampling` (those of
-SamplingParams) and `prompts` (token ids). The engine runs in this process, because its schedule would otherwise depend
-on the time at which requests reach the other one.
+SamplingParams) and `prompts` (token ids). More pairs of files run one after the other, because importing vLLM takes
+longer than starting a small model. The engine runs in this process, because its schedule would otherwise depend on the
+time at which requests reach the other one.
 """
 
 import json
@@ -45,4 +46,5 @@ def main(problem: Path, result: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    for problem, result in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        main(Path(problem), Path(result))
