@@ -103,9 +103,11 @@ def _rows_of(
     exponentials = logs.exp()
     total = exponentials.sum(axes, keepdim=True)
     lse = pivot + total.log()
+    denominator = total  # exp(pivot − lse) would add the rounding error of the log-sum-exp to all weights
     if sinks is not None:
-        lse = torch.logaddexp(lse, sinks.float().view(*scores.shape[2:4], 1))
-    share = torch.where(lse == -torch.inf, 0.0, (pivot - lse).exp())
+        sinks = sinks.float().view(*scores.shape[2:4], 1)
+        lse, denominator = torch.logaddexp(lse, sinks), total + (sinks - pivot).exp()
+    share = torch.where(denominator == 0, 0.0, denominator.reciprocal())
     # Σ A · (lse − score), as a sum of terms that are not negative
     spread = -torch.where(scores == -torch.inf, 0.0, exponentials * logs).sum(axes, keepdim=True)
     entropy = share * (spread + total * torch.where(lse == -torch.inf, 0.0, lse - pivot))

@@ -92,9 +92,11 @@ class _Band:
         exponentials = torch.mul(logs, LOG2_E).exp2_()
         total = exponentials.sum(dim=-1, keepdim=True)
         lse = peak + total.log()
+        denominator = total  # exp(peak − lse) would add the rounding error of the log-sum-exp to all weights
         if self.layer.sinks is not None:
-            lse = torch.logaddexp(lse, self.layer.sinks.float()[:, None, None])
-        share = (peak - lse).exp()
+            sinks = self.layer.sinks.float()[:, None, None]
+            lse, denominator = torch.logaddexp(lse, sinks), total + (sinks - peak).exp()
+        share = denominator.reciprocal()
         results = {"lse": lse[..., 0]}
         if wanted.peak:
             results["peak"] = peak[..., 0]
