@@ -8,7 +8,8 @@ import torch
 
 VOCABULARY = 211
 WINDOW = 19
-SCALE = 0.2  # of all matrices, so that the scores of a layer have a standard deviation of about 2
+NOISE = 0.2  # of biases and weights of normalization
+GAIN = 1.6  # of matrices, so that the scores of a layer have a standard deviation of 2 to 4
 
 
 def _sizes(**sizes: Any) -> dict[str, Any]:
@@ -57,9 +58,21 @@ def _bloom() -> Any:
     return BloomConfig(vocab_size=VOCABULARY, hidden_size=192, n_layer=3, n_head=6, bos_token_id=1, eos_token_id=2)
 
 
+def _gemma3n() -> Any:
+    """Use keys and values of an earlier layer in the last two layers, one sliding and one full."""
+    from transformers import Gemma3nTextConfig
+
+    sizes = _sizes(num_hidden_layers=6, num_key_value_heads=2, head_dim=32, sliding_window=WINDOW)
+    inputs = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY, "altup_num_inputs": 2}
+    kinds = ["sliding_attention", "full_attention"] * 3
+    layers = {"layer_types": kinds, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 6}
+    return Gemma3nTextConfig(**sizes, **inputs, **layers, laurel_rank=8)
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma3n": _gemma3n,
     "mistral": _mistral,
     "gpt-oss": _gpt_oss,
     "bloom": _bloom,
@@ -75,10 +88,12 @@ def save_model(kind: str, dtype: torch.dtype, folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
-            if name.endswith("sinks"):
+            if "embed_tokens_per_layer" in name:  # vLLM does not add these embeddings of Gemma 3n if the input is text
+                parameter.zero_()
+            elif name.endswith("sinks"):
                 parameter.copy_(2 * noise)
             elif parameter.ndim == 1:  # biases, and weights of normalization
-                parameter.add_(SCALE * noise)
+                parameter.add_(NOISE * noise)
             else:
-                parameter.copy_(SCALE * noise)
+                parameter.copy_(GAIN * parameter.shape[-1] ** -0.5 * noise)
     model.to(dtype).save_pretrained(folder)
