@@ -75,12 +75,15 @@ class _Band:
         folded = query[:, rows].reshape(layer.kv_heads, -1, query.shape[2])
         shape = (layer.heads, rows.stop - rows.start, self.end - self.start)
         scores = torch.bmm(folded, key[..., self.start : self.end]).view(shape)
-        self.distances, mask = _distances(*shape[1:], layer.window, scores.device)
         if layer.softcap is not None:
             scores = scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
         if layer.slopes is not None:
-            scores -= layer.slopes.float()[:, None, None] * self.distances
-        self.scores = scores.add_(mask)
+            scores -= layer.slopes.float()[:, None, None] * _distances(*shape[1:])
+        if layer.window is None:  # all rows may attend to the keys before the first of them
+            scores[..., -shape[1] :] += _mask(shape[1], shape[1], None)
+        else:
+            scores += _mask(*shape[1:], layer.window)
+        self.scores = scores
 
     def statistics(
         self, wanted: StatisticsWanted, spans: Sequence[tuple[int, int]], received: Tensor | None
@@ -101,7 +104,8 @@ class _Band:
         if wanted.peak:
             results["peak"] = peak[..., 0]
         if wanted.distance:
-            results["distance"] = ((exponentials * self.distances).sum(dim=-1, keepdim=True) * share)[..., 0]
+            distances = _distances(*exponentials.shape[1:])
+            results["distance"] = ((exponentials * distances).sum(dim=-1, keepdim=True) * share)[..., 0]
         if wanted.top:
             results |= self._top(wanted.top, logs, share)
         if spans:
@@ -123,12 +127,14 @@ class _Band:
         return {"top_weights": weights, "top_keys": pad(keys, missing, value=-1)}
 
 
-@lru_cache(maxsize=32)  # all layers and heads of a step use the same
-def _distances(
-    rows: int, keys: int, window: int | None, device: torch.device
-) -> tuple[Float[Tensor, "rows keys"], Float[Tensor, "rows keys"]]:
-    """Return the distance between query and key of each cell of the last rows, and the mask to add."""
-    positions = torch.arange(keys - rows, keys, device=device)[:, None]
-    distances = positions - torch.arange(keys, device=device)
-    hidden = (distances < 0) if window is None else (distances < 0) | (distances >= window)
-    return distances.abs().float(), torch.where(hidden, MASKED, 0.0)
+def _distances(rows: int, keys: int) -> Float[Tensor, "rows keys"]:
+    """Return the distance between query and key of each cell, if the rows are the last of the keys."""
+    return (torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)).abs().float()
+
+
+@lru_cache(maxsize=16)  # all layers and heads of a step use the same
+def _mask(rows: int, keys: int, window: int | None) -> Float[Tensor, "rows keys"]:
+    """Return what is added to the scores of the last rows of some keys."""
+    offsets = torch.arange(keys - rows, keys)[:, None] - torch.arange(keys)
+    hidden = (offsets < 0) if window is None else (offsets < 0) | (offsets >= window)
+    return torch.where(hidden, MASKED, 0.0)
