@@ -18,7 +18,7 @@ import torch
 from clearhead.serving import observe
 from measuring import interleaved, ratios_to_first, write
 
-PROMPTS, BATCH, PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 48, 16, 146, 64, 5
+PROMPTS, BATCH, PROMPT_TOKENS, NEW_TOKENS, ROUNDS = 32, 16, 146, 64, 3
 EVERYTHING = {"entropy": True, "received": True, "distance": True, "peak": True, "sink": True, "top": 8}
 
 

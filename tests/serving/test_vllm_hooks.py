@@ -252,7 +252,7 @@ def test_engines_without_an_output_folder_wait(monkeypatch):
     engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)))])
 
 
-@pytest.mark.parametrize(("given", "message"), [({"ouput": "x"}, "ouput"), ({"share": 0.5}, "output is missing")])
+@pytest.mark.parametrize(("given", "message"), [({"folder": "x"}, "folder"), ({"share": 0.5}, "output is missing")])
 def test_wrong_settings_of_an_engine_are_named(given, message):
     with pytest.raises(ValueError, match=message):
         settings_of(config_of(clearhead=given))
