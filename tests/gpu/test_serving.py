@@ -246,3 +246,30 @@ def test_observer_on_the_gpu():
                 got, want = result.statistics[name][index][None], getattr(statistics, name).float()
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(result.recording[index].lse[None], exact.lse.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_decoding_steps_do_not_wait_for_the_gpu():
+    layers = [ServedLayer(index, f"layers.{index}", 6, 2, 0.4) for index in range(2)]
+    observer = Observer(dict(enumerate(layers)), StatisticsWanted(), lambda finished: None)
+    engine = SimulatedEngine(observer, layers, device="cuda")
+    engine.add("1", 40, 11)
+    engine.add("2", 40, 14)
+    with torch.inference_mode():
+        engine.step({"1": 11, "2": 14})
+        engine.step({"1": 1, "2": 1})  # compiles the kernels
+        attend, end = observer.attend, observer.end
+
+        def guarded(function):
+            def call(*arguments):
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    return function(*arguments)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+
+            return call
+
+        observer.attend, observer.end = guarded(attend), guarded(end)
+        engine.step({"1": 1, "2": 1})
+        engine.step({"2": 1, "1": 1})
