@@ -7,14 +7,20 @@ from functools import cache
 import triton.language as tl
 from triton.runtime import interpreter
 
+PATCH_LANGUAGE = interpreter._patch_lang
+
 
 @contextmanager
 def language_patched_once_per_launch() -> Iterator[None]:
     """Let the interpreter patch `triton.language` once per launch.
 
-    It would patch all functions again at each call of a device function: half of the time of a launch.
+    It would patch all functions again at each call of a device function: half of the time of a launch. The context may
+    be nested, because pytest ends the fixture of a package only after tests of the next one.
     """
     patch_language, patched = interpreter._patch_lang, set()
+    if patch_language is not PATCH_LANGUAGE:
+        yield
+        return
 
     class Scope(interpreter._LangPatchScope):
         def restore(self) -> None:
