@@ -2,14 +2,13 @@
 
 import json
 
+import prometheus_client
 import pytest
 
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.metric_families import snapshot_path
 from clearhead.serving.metrics import Metrics
 from support.served_requests import finished_request
-
-prometheus_client = pytest.importorskip("prometheus_client")
 
 
 @pytest.fixture
