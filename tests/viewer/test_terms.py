@@ -16,8 +16,10 @@ def marks(page, region: str) -> set[str]:
 
 def hover(page, selector: str) -> str:
     """Move the mouse to an element and return the tooltip."""
+    page.until(lambda: page.all(selector))  # facts of a head are replaced when they arrive
     page.script("arguments[0].scrollIntoView({block: 'center'})", page.find(selector))
     page.settle()  # scrolling closes the tooltip
+    page.until(lambda: page.all(selector))
     ActionChains(page.browser, duration=20).move_to_element(page.find(selector)).perform()
     page.until(lambda: page.find("#term-help").is_displayed())
     return page.text("term-help")
