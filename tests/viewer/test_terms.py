@@ -27,6 +27,7 @@ def hover(page, selector: str) -> str:
 
 def test_terms_are_explained_in_place(page, translator, browser):
     page.open(translator.url)
+    page.settle()  # facts of the head are replaced when its statistics arrive
     requested(browser)
     assert marks(page, "#head") >= {"bins", "log", "sink", "nats", "entropy", "received", "query"}
     assert marks(page, "#words") >= {"query", "key"}
