@@ -49,7 +49,7 @@ def install() -> None:
         return shutdown(self, *args, **kwargs)
 
     def clearhead_configure(self: Any, settings: str | None) -> str | None:
-        """Observe with other settings, given as JSON; None observes nothing. Return the reason if it cannot."""
+        """Observe with other settings, given as JSON; None for those of the engine. Return the reason if it cannot."""
         observation: EngineObservation | None = getattr(self, ATTRIBUTE, None)
         if observation is None:
             return "its attention cannot be observed; its log has the reason"

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-VARIABLE = "CLEARHEAD_OBSERVE"  # copied from settings.py, which imports more
+VARIABLE = "CLEARHEAD_OBSERVE"
 RUN_VARIABLE = "CLEARHEAD_RUN"  # names the files of one server; engine processes inherit it
 _ORIGINALS: dict[str, str] = {}  # path of each backend's class before it was replaced
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.checks import check_bool, check_float, check_int, check_path, describe, list_items
 from clearhead._utils.parsing import parse_bytes, parse_indices, shortened
+from clearhead.serving.plugin import VARIABLE
 from clearhead.serving.spans import SpanLike, checked_spans
 from clearhead.serving.statistics import StatisticsWanted
 
-VARIABLE = "CLEARHEAD_OBSERVE"
 _OFF = ("", "0")
 _UNCLEAR = ("1", "true", "false", "yes", "no", "on", "off")  # would be odd names of a folder
 _EXPECTED = "the folder for results, a .toml or .json file, JSON in braces, or 0 to observe nothing"

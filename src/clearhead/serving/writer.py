@@ -21,12 +21,12 @@ from clearhead.serving.json_record import json_record
 from clearhead.serving.metric_families import snapshot_path
 from clearhead.serving.metrics import Metrics
 from clearhead.serving.output_files import REQUESTS, append_line, placing, recording_path, statistics_path
+from clearhead.serving.plugin import RUN_VARIABLE
 from clearhead.serving.recorded import RequestTexts, to_recording
 from clearhead.serving.results import SeenRequest
 from clearhead.serving.settings import Settings
 from clearhead.serving.transfer import PendingTransfer, recording_bytes, request_bytes
 
-RUN_VARIABLE = "CLEARHEAD_RUN"
 SECONDS_BETWEEN_SNAPSHOTS = 1.0
 SECONDS_BETWEEN_WARNINGS = 60.0
 T = TypeVar("T")
