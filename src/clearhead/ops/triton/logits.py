@@ -40,6 +40,11 @@ def unspecialized(value: int) -> int:
     return 4 * value + 3
 
 
+def restored(value: int) -> int:
+    """Return an integer that `unspecialized` has encoded, outside of a kernel."""
+    return value >> 2
+
+
 class StridedTensor(NamedTuple):
     """Pointer to a tensor, the strides of its four axes (0 if it broadcasts), and the lengths of the last two."""
 

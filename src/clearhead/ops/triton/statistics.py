@@ -2,7 +2,8 @@
 
 For column sums, each program owns a block of keys. It adds weights cell by cell in registers and reduces them once at
 the end, which is the fastest way. Row sums and pooled bins are added to memory atomically along the way. If
-deterministic algorithms are enabled, a separate pass computes row sums in programs that own the rows.
+deterministic algorithms are enabled, a separate pass computes row sums in programs that own the rows. On Hopper GPUs,
+the kernel of `hopper.sweep` takes most calls instead.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.hopper.sweep import sweep, unsupported_reasons
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, next_power_of_2
@@ -53,17 +55,25 @@ def compute_statistics(
     batch, heads, q_len, _ = call.query.shape
     kv_len = call.key.shape[2]
     count = entropy + distance
-    # row sums are interleaved in memory
-    row_sums = lse.new_zeros((batch, heads, prepared_rows(q_len), count)).unbind(dim=-1)
+    interleaved = lse.new_zeros((batch, heads, prepared_rows(q_len), count))
+    row_sums = interleaved.unbind(dim=-1)
     entropies, distances = row_sums[0] if entropy else None, row_sums[-1] if distance else None
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
     cells = None if spec is None else lse.new_zeros((batch, heads, spec.rows, spec.cols))
     if 0 not in (batch, heads, q_len, kv_len):
-        _launch(call, lse, entropies, columns, distances, cells, spec, tile)
+        if columns is not None and tile is None and _can_sweep(call):
+            sweep(call, prepare_lse(lse), columns, interleaved, (entropy, distance), cells, spec)
+        else:
+            _launch(call, lse, entropies, columns, distances, cells, spec, tile)
     if cells is not None and spec is not None and spec.reduce == "mean":
         cells /= q_len // spec.rows * (kv_len // spec.cols)
     rows = (None if sums is None else sums[..., :q_len].contiguous() for sums in (entropies, distances))
     return AttentionStatistics(entropy=next(rows), received=columns, distance=next(rows), pooled=cells)
+
+
+def _can_sweep(call: AttentionCall) -> bool:
+    """Return whether the kernel for Hopper GPUs takes a call. It adds in any order, so it is not deterministic."""
+    return not (torch.are_deterministic_algorithms_enabled() or unsupported_reasons(call))
 
 
 def _launch(

@@ -1,0 +1,152 @@
+"""Kernels in CUDA C++: NVRTC compiles them when they are first needed, and the CUDA driver launches them.
+
+`cuda.bindings` is installed with torch's CUDA builds for Linux.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEADER = "wgmma.cuh"
+ARCHITECTURE = "sm_90a"
+PANEL_COLUMNS = 64  # of two bytes: the width of the swizzle
+
+
+@functools.cache
+def is_installed() -> bool:
+    """Return whether the bindings of NVRTC and of the CUDA driver can be imported."""
+    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+
+
+class Kernel:
+    """A kernel that is compiled for one set of options.
+
+    Args:
+        name: name of the kernel, and of its source file without `.cu`.
+        options: values of the preprocessor macros that the source expects.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, int | str]) -> None:
+        self.name = name
+        self.cubin = compile_source(name, tuple(sorted(options.items())))
+        self._functions: dict[int, Any] = {}
+
+    def launch(self, blocks: int, threads: int, shared_bytes: int, arguments: Sequence[Any]) -> None:
+        """Launch on the current device and stream.
+
+        Args:
+            blocks: number of thread blocks.
+            threads: threads in each of them.
+            shared_bytes: dynamic shared memory of each of them.
+            arguments: tensor maps and ctypes structures or numbers, which are passed by value.
+        """
+        from cuda.bindings import driver
+
+        device = torch.cuda.current_device()
+        function = self._functions.get(device)
+        if function is None:
+            module = _checked(driver.cuModuleLoadData(self.cubin))
+            function = _checked(driver.cuModuleGetFunction(module, self.name.encode()))
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+            self._functions[device] = function
+        addresses = [
+            argument.getPtr() if hasattr(argument, "getPtr") else ctypes.addressof(argument) for argument in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        stream = torch.cuda.current_stream().cuda_stream
+        _checked(
+            driver.cuLaunchKernel(
+                function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0
+            )
+        )
+
+
+@functools.cache
+def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> bytes:
+    """Return the machine code of a kernel.
+
+    Raises:
+        RuntimeError: the source does not compile; the message has the compiler's output.
+    """
+    from cuda.bindings import nvrtc
+
+    folder = files(__package__)
+    source, header = ((folder / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", HEADER))
+    program = _checked(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
+    flags = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17"]
+    flags += [f'-D{macro}="{value}"' if isinstance(value, str) else f"-D{macro}={value}" for macro, value in options]
+    try:
+        _checked(nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags]))
+    except RuntimeError as error:
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        _checked(nvrtc.nvrtcGetProgramLog(program, log))
+        raise RuntimeError(f"kernel {name} does not compile: {log.decode(errors='replace')}") from error
+    cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+    _checked(nvrtc.nvrtcDestroyProgram(program))
+    return cubin
+
+
+def row_map(tensor: Tensor, rows: int) -> Any:
+    """Return the tensor map from which a kernel loads boxes of some rows and 64 columns, with 0 beyond the last row.
+
+    The tensor is `[batch, heads, length, width]` in half precision; `can_map` has checked it.
+    """
+    from cuda.bindings import driver
+
+    unit = tensor.element_size()
+    bfloat16 = tensor.dtype == torch.bfloat16
+    types = driver.CUtensorMapDataType
+    return _checked(
+        driver.cuTensorMapEncodeTiled(
+            types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            4,
+            tensor.data_ptr(),
+            [driver.cuuint64_t(size) for size in reversed(tensor.shape)],
+            [driver.cuuint64_t(stride * unit) for stride in reversed(_strides(tensor)[:3])],
+            [driver.cuuint32_t(size) for size in (PANEL_COLUMNS, rows, 1, 1)],
+            [driver.cuuint32_t(1)] * 4,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+
+
+def can_map(tensor: Tensor) -> bool:
+    """Return whether the copy engine can load rows of a tensor: addresses and strides are multiples of 16 bytes."""
+    unit = 16 // tensor.element_size()
+    strides = _strides(tensor)
+    return (
+        strides[3] == 1
+        and min(strides) > 0
+        and not any(stride % unit for stride in strides[:3])
+        and tensor.data_ptr() % 16 == 0
+    )
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Return the strides of a tensor; that of an axis of one element is arbitrary, and becomes 16 bytes."""
+    unit = 16 // tensor.element_size()
+    strides = [stride if size > 1 else unit for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    return [*strides[:3], tensor.stride(3) if tensor.shape[3] > 1 else 1]
+
+
+def _checked(result: tuple) -> Any:
+    """Return the value of a call of the bindings, or raise its error."""
+    status, *values = result
+    if status.value:
+        raise RuntimeError(f"CUDA reports {status.name}")
+    return values[0] if len(values) == 1 else None

@@ -1,0 +1,138 @@
+// Hopper's asynchronous units in CUDA C++: barriers in shared memory, the copy engine (TMA) and tensor cores (wgmma).
+//
+// NVRTC compiles this file together with a kernel, without any header of the CUDA toolkit.
+
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int WARP = 32;
+constexpr int WARP_GROUP = 128;  // threads that issue a wgmma together
+constexpr int PANEL = 64;        // columns of a panel: its rows have 128 bytes, the width of the swizzle
+constexpr float LN_2 = 0.6931471805599453f;
+
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+// Tells the compiler that a value is the same in all threads of a warp, so that it uses uniform registers.
+__device__ __forceinline__ int uniform(int value) {
+    return __shfl_sync(0xFFFFFFFF, value, 0);
+}
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return (u32)__cvta_generic_to_shared(pointer);
+}
+
+__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// Makes the initialized barriers visible to the copy engine.
+__device__ __forceinline__ void fence_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra finished;\n"
+        "bra again;\n"
+        "finished:\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// Waits at a named barrier until THREADS threads, the caller's warp group and the one that passes the turn, have arrived.
+template <int THREADS>
+__device__ __forceinline__ void take_turn(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
+template <int THREADS>
+__device__ __forceinline__ void pass_turn(int barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
+// Loads a box of a [batch, heads, rows, columns] tensor; rows beyond the last are 0.
+__device__ __forceinline__ void load_box(
+    u32 target, const TensorMap* map, u32 barrier, int column, int row, int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(target),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+}
+
+// Changes the number of registers of each thread of a warp group; the sum over a block must not grow.
+template <int COUNT>
+__device__ __forceinline__ void raise_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void lower_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Describes a panel for wgmma: rows of 128 bytes, swizzled, 8 rows every 1,024 bytes.
+__device__ __forceinline__ u64 panel_descriptor(u32 address) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+__device__ __forceinline__ void start_products() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void commit_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING>
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+__device__ __forceinline__ void add_to_memory(float* pointer, float value) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");
+}
+
+#define OPERANDS_8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
+#define OPERANDS_64(d) \
+    OPERANDS_8(d, 0), OPERANDS_8(d, 8), OPERANDS_8(d, 16), OPERANDS_8(d, 24), OPERANDS_8(d, 32), OPERANDS_8(d, 40), \
+        OPERANDS_8(d, 48), OPERANDS_8(d, 56)
+#define REGISTERS_64 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
+    "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+
+// accumulator [64, 128] (+)= left [64, 16] · right [128, 16]ᵀ, both in shared memory; ADD = 0 starts from 0.
+template <int ADD>
+__device__ __forceinline__ void multiply_64x128(float (&accumulator)[64], u64 left, u64 right) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " " REGISTERS_64 ", %64, %65, %66, 1, 1, 0, 0;"
+        : OPERANDS_64(accumulator)
+        : "l"(left), "l"(right), "n"(ADD));
+}

@@ -1,0 +1,142 @@
+"""Tests of the statistics kernel for Hopper GPUs: `pytest -m gpu tests/gpu/test_sweep.py`."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
+
+from clearhead import Causal, Documents, Window, attention
+from clearhead.ops.arguments import build_call
+from clearhead.ops.hopper import driver, sweep
+from clearhead.ops.statistics import PoolSpec, StatisticsRequest
+from clearhead.ops.triton.statistics import compute_statistics
+from support.random_checks import compare
+from support.random_problems import Family, Problem
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != sweep.CAPABILITY,
+        reason="needs a GPU of compute capability 9.0",
+    ),
+    # of torch.special.entr, if several processes create the folder at the same time
+    pytest.mark.filterwarnings("ignore:Specified kernel cache directory could not be created"),
+]
+LONGEST = 2000
+PROBLEMS_PER_SEED = 25
+EVERYTHING = StatisticsRequest(entropy=True, received=True, distance=True)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Count launches of the kernel."""
+    counted: list[int] = []
+    launch = driver.Kernel.launch
+    monkeypatch.setattr(driver.Kernel, "launch", lambda *args: (counted.append(1), launch(*args)))
+    return counted
+
+
+def draw_problem(seed: int) -> Problem:
+    choices = random.Random(seed)
+    family = Family.draw(choices)
+    family = replace(
+        family,
+        dtype=choices.choice(list(sweep.DTYPES)),
+        key_dim=choices.choice(sweep.WIDTHS),
+        masks=tuple(mask for mask in family.masks if mask != "dense"),
+        bias="none",
+        softcap=False,
+        dropout=False,
+    )
+    return Problem.draw(family, seed, "cuda", LONGEST)
+
+
+def logarithms(problem: Problem) -> float:
+    """Return the largest logarithm of a weight, to which rounding errors are proportional, and a term for sums of tiles."""
+    query, key = (tensor.detach().double().abs() for tensor in problem.tensors[:2])
+    products = query @ key.repeat_interleave(problem.family.group, dim=1).mT
+    largest = float(products.max()) * problem.family.key_dim**-0.5 + math.log(2 + key.shape[2])
+    return largest + max(query.shape[2], key.shape[2]) / sweep.TILE.queries / 4  # sums of tiles are rounded too
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems_match_float64(seed, launches):
+    for index in range(PROBLEMS_PER_SEED):
+        problem = draw_problem(1000 * seed + index)
+        exact, single = (problem.plain(dtype) for dtype in (torch.float64, torch.float32))
+        call = build_call(*(tensor.detach() for tensor in problem.tensors), **problem.options)
+        assert sweep.unsupported_reasons(call) == [], problem.describe()
+        requested = [name for name in ("entropy", "distance") if random.Random(index).random() < 0.8]
+        request = StatisticsRequest(received=True, **dict.fromkeys(requested, True))
+        found = compute_statistics(call, exact["lse"].detach().float(), request)
+        for name in ("received", *requested):
+            try:
+                compare(name, getattr(found, name), exact[name], single[name], logarithms(problem), terms=1.0)
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {problem.describe()}") from None
+    assert len(launches) == PROBLEMS_PER_SEED
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("bins", [(16, 16), (32, 64), (64, 128), (256, 256), (1024, 16), (16, 512)])
+@pytest.mark.parametrize("mask", [None, Causal(), Window(300, 17), Causal() & Documents([500, 1000, 548])])
+def test_heatmaps_match_float64(mask, bins, reduce, launches):
+    tensors = [torch.randn(2, heads, 2048, 128, device="cuda", dtype=torch.bfloat16) for heads in (3, 3, 3)]
+    call = build_call(*tensors, mask=mask)
+    exact, single = (weights_of(call, dtype) for dtype in (torch.float64, torch.float32))
+    lse = logsumexp_of(call)
+    spec = PoolSpec(2048 // bins[0], 2048 // bins[1], reduce)
+    found = compute_statistics(call, lse, replace(EVERYTHING, pool=spec))
+    pooled = {"mean": adaptive_avg_pool2d, "max": adaptive_max_pool2d}[reduce]
+    compare("heatmap", found.pooled, pooled(exact, spec[:2]), pooled(single, spec[:2]), 30.0)
+    compare("received", found.received, exact.sum(dim=-2), single.sum(dim=-2), 30.0, terms=1.0)
+    assert len(launches) == 1
+
+
+def scores_of(call, dtype: torch.dtype) -> Tensor:
+    scores = call.query.to(dtype) @ call.key.to(dtype).mT * call.scale
+    if call.mask is None:
+        return scores
+    return torch.where(call.lower().allowed(2048, torch.arange(2048, device="cuda")), scores, -math.inf)
+
+
+def weights_of(call, dtype: torch.dtype) -> Tensor:
+    return scores_of(call, dtype).softmax(dim=-1)
+
+
+def logsumexp_of(call) -> Tensor:
+    return scores_of(call, torch.float64).logsumexp(dim=-1).float()
+
+
+def test_observe_launches_the_kernel_and_deterministic_mode_does_not(launches):
+    query = torch.randn(1, 4, 999, 128, device="cuda", dtype=torch.bfloat16)
+    _, weights = attention(query, query, query, mask=Causal(), return_weights=True)
+    fast = weights.observe(entropy=True, received=True, distance=True)
+    assert len(launches) == 1
+    torch.use_deterministic_algorithms(True)
+    try:
+        same = [weights.observe(entropy=True, received=True, distance=True) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(launches) == 1
+    for name in ("entropy", "received", "distance"):
+        assert torch.equal(getattr(same[0], name), getattr(same[1], name))
+        torch.testing.assert_close(getattr(fast, name), getattr(same[0], name), rtol=1e-4, atol=1e-3)
+
+
+def test_kernel_runs_in_a_cuda_graph():
+    query = torch.randn(1, 4, 640, 64, device="cuda", dtype=torch.float16)
+    call = build_call(query, query, query)
+    lse = (query.float() @ query.float().mT * call.scale).logsumexp(dim=-1)
+    expected = compute_statistics(call, lse, EVERYTHING).received
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        received = compute_statistics(call, lse, EVERYTHING).received
+    graph.replay()
+    torch.testing.assert_close(received, expected, rtol=1e-5, atol=1e-5)

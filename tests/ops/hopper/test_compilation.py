@@ -1,0 +1,57 @@
+"""Tests of the kernels for Hopper GPUs as NVRTC compiles them, on a machine without a GPU."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+
+from support.pretrained import unpacked
+
+pytestmark = pytest.mark.pretrained  # pip downloads NVRTC
+PACKAGES = {"cuda-bindings": "13.0.3", "cuda-pathfinder": "1.3.3", "nvidia-cuda-nvrtc": "13.0.88"}
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from clearhead.ops.hopper.driver import compile_source
+for index, options in enumerate(json.load(sys.stdin)):
+    Path(f"{index}.cubin").write_bytes(compile_source("sweep", tuple(map(tuple, options))))
+"""
+VARIANTS = [
+    {"DTYPE": dtype, "HEAD_DIM": dim, "WARP_GROUPS": 3, "STAGES": 4, "BINS": bins, "POOL_MAX": maximum}
+    | {"ENTROPY": entropy, "DISTANCE": distance}
+    for dtype, dim, entropy, distance in itertools.product(("bf16", "f16"), (64, 128), (0, 1), (0, 1))
+    for bins, maximum in ((0, 0), (1, 1), (2, 0), (8, 0))
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Compile every variant in another process, which sees NVRTC."""
+    folder = tmp_path_factory.mktemp("cubins")
+    paths = [str(unpacked(package, version)) for package, version in PACKAGES.items()]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, *filter(None, sys.path)])}
+    libraries = next(Path(paths[-1]).rglob("libnvrtc.so.*")).parent
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(libraries), os.environ.get("LD_LIBRARY_PATH", "")])
+    options = json.dumps([list(variant.items()) for variant in VARIANTS])
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(
+        command, input=options, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_variant_compiles_without_spilling_registers(folder):
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.is_file():
+        pytest.skip("this build of Triton has no cuobjdump")
+    for index, variant in enumerate(VARIANTS):
+        command = [str(tool), "--dump-resource-usage", f"{index}.cubin"]
+        usage = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+        assert "STACK:0 " in usage, f"{variant}: {usage}"
+        assert "REG:128 " in usage, f"{variant}: {usage}"  # 512 threads have all registers of a multiprocessor
