@@ -180,12 +180,24 @@ def _captured(model: Transformer, shape: DecodingShape, required: bool) -> Captu
     try:
         captured = known.graphs[key] = CapturedDecoder(model, shape)
     except RuntimeError as error:  # also torch.cuda.OutOfMemoryError
+        reason = _first_line(_first_cause(error))
         if required:
-            raise RuntimeError(f"capturing a decoding step in a CUDA graph failed: {error}") from error
-        known.failure = str(error)
-        warnings.warn(f"decoding without a CUDA graph, because capturing one failed: {error}", stacklevel=2)
+            raise RuntimeError(f"capturing a decoding step in a CUDA graph failed: {reason}") from error
+        known.failure = reason
+        warnings.warn(f"decoding without a CUDA graph, because capturing one failed: {reason}", stacklevel=2)
         return None
     return captured
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the error that the others followed: the end of a failed capture raises a further, vague one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _submodules(model: Transformer) -> list[nn.Module]:

@@ -162,8 +162,9 @@ class StaticDecoderCaches(DecoderCaches):
 
     def load(self, model: Transformer, memory: Memory, beams: int) -> None:
         """Start again with other sources: clear the target tokens, and fill in the keys of the sources."""
-        batch, source, _ = memory.states.shape
-        rows = batch * beams
+        # beams first: in plain decoding too, the keys are projected for every row, and so have the same last digits
+        states = memory.states.repeat_interleave(beams, dim=0)
+        rows, source, _ = states.shape
         self._positions.zero_()
         self._allowed[0, 1] = 1
         self._source_allowed.zero_()
@@ -173,9 +174,9 @@ class StaticDecoderCaches(DecoderCaches):
             cache.key.zero_()
             cache.value.zero_()
         for layer, cache in zip(model.decoder, self.cross_attention, strict=True):
-            for buffer, new in zip((cache.key, cache.value), layer.cross_keys_and_values(memory.states), strict=True):
+            for buffer, new in zip((cache.key, cache.value), layer.cross_keys_and_values(states), strict=True):
                 buffer.zero_()
-                buffer[:rows, :, :source] = new.repeat_interleave(beams, dim=0)
+                buffer[:rows, :, :source] = new
 
     def advance(self) -> None:
         """Count the token that the last step has read."""
