@@ -32,6 +32,7 @@ TESTS = [
     "tests/watching/test_watch_on_gpu.py",
     "tests/gpu/test_paged_scores.py",
     "tests/gpu/test_serving.py",
+    "tests/gpu/test_decoding_graphs.py",
     "-q",
     "-p",
     "no:cacheprovider",

@@ -8,28 +8,11 @@ import torch
 
 from clearhead.translation._decoding import Hypothesis, beam_search, greedy
 from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
-from support.small_transformers import draw, favor, make
+from support.small_transformers import draw, favor, make_writer, sources
 
-VOCABULARY, MAX_TOKENS = 11, 13
+MAX_TOKENS = 13
 FORBIDDEN_TOKENS = [PAD, START, UNKNOWN]
 every_position = pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-
-
-def make_writer(seed: int, vocabulary: int = VOCABULARY, **sizes: object):
-    """Return a model whose translations vary: in most batches some end before others."""
-    model = make(vocabulary, seed=seed, scale=0.5, **sizes)
-    with torch.no_grad():
-        model.decoder_norm.bias.zero_()
-        # the embedding of the last token favors repeating it: let attention count more
-        model.embedding.weight.mul_(0.1)
-        model.embedding.weight[END] *= 1.3
-        model.decoder_norm.weight.mul_(20)
-    return model
-
-
-def sources(vocabulary: int = VOCABULARY) -> tuple[torch.Tensor, torch.Tensor]:
-    lengths = torch.tensor([7, 3, 5, 7, 2])
-    return draw(5, 7, vocabulary=vocabulary) * (torch.arange(7) < lengths[:, None]), lengths
 
 
 def log_probabilities(model, source, read: list[int]) -> torch.Tensor:

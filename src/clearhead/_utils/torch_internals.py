@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor, peek_interpreter_stack  # pyright: ignore[reportMissingImports]
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as modules_of_torch
 from torch.utils._pytree import tree_map as tree_map
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # other classes, such as FakeTensor, represent tensors in a trace
@@ -77,3 +78,9 @@ def current_cuda_stream(device: torch.device) -> int:
 def version_of(tensor: Tensor) -> int:
     """Return the version counter of a tensor, which in-place operations increment. Inference tensors have none."""
     return tensor._version
+
+
+def has_forward_hooks(model: nn.Module) -> bool:
+    """Return whether a hook runs when a module of a model, or any module of the process, is called."""
+    of_all = modules_of_torch._global_forward_hooks or modules_of_torch._global_forward_pre_hooks
+    return bool(of_all) or any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

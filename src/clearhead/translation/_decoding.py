@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from jaxtyping import Int
@@ -11,19 +10,13 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_int
 from clearhead.recording.recording import Address
+from clearhead.translation._cuda_graphs import captured_decoder
+from clearhead.translation._searches import BeamSearch, GreedySearch, Hypothesis
 from clearhead.translation.data._batching import TokenIds, batch_indices, pad_rows
-from clearhead.translation.model import Transformer
-from clearhead.translation.tokenizer import END, PAD, START, UNKNOWN
+from clearhead.translation.model import Memory, Transformer
 
 EVALUATION_BATCH_TOKENS = 8192  # source and target tokens together
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """Tokens of a translation, without the start and end tokens."""
-
-    tokens: tuple[int, ...]
-    ended: bool  # False if the translation was cut at the token limit
+STEPS_PER_CHECK = 8  # steps of a CUDA graph between two checks for the end, each of which waits for the GPU
 
 
 @torch.inference_mode()
@@ -34,22 +27,21 @@ def greedy(
     *,
     max_tokens: int = 128,
     ablate: Collection[Address] = (),
+    graph: bool | None = None,
 ) -> list[Hypothesis]:
-    """Translate a batch of sources, choosing the most probable next token at each step."""
-    batch = source.shape[0]
-    memory, caches = model.encode(source, lengths, ablate=ablate), model.caches()
-    last = source.new_full((batch, 1), START)
-    ended = torch.zeros(batch, dtype=torch.bool, device=source.device)
-    tokens = []
-    for _ in range(check_int("max_tokens", max_tokens)):
-        logits = model.decode(last, memory, caches=caches, ablate=ablate)[:, -1]
-        last = _mask_special(logits).argmax(dim=-1, keepdim=True)
-        last = last.masked_fill(ended[:, None], PAD)
-        tokens.append(last)
-        ended |= last[:, 0] == END
-        if bool(ended.all()):
-            break
-    return [_until_end(row) for row in torch.cat(tokens, dim=1).tolist()]
+    """Translate a batch of sources, choosing the most probable next token at each step.
+
+    Args:
+        model: trained model.
+        source: token ids, padded on the right.
+        lengths: numbers of source tokens without padding (default: no padding).
+        max_tokens: largest number of tokens of a translation.
+        ablate: heads to leave out, as (stack, layer, head).
+        graph: whether to run the steps as a CUDA graph. Default: if that is supported.
+    """
+    max_tokens = check_int("max_tokens", max_tokens)
+    memory = model.encode(source, lengths, ablate=ablate)
+    return _decode(model, memory, 1, max_tokens, 1.0, ablate, graph)
 
 
 @torch.inference_mode()
@@ -61,52 +53,16 @@ def beam_search(
     beams: int = 4,
     max_tokens: int = 128,
     length_penalty: float = 1.0,
+    graph: bool | None = None,
 ) -> list[Hypothesis]:
-    """Translate a batch of sources by beam search.
+    """Translate a batch of sources by beam search; arguments as for `greedy`.
 
     Finished translations are compared by their log-probability divided by `length**length_penalty`. The search for
     a source stops when `beams` translations have ended, or when no unfinished one can score higher.
     """
-    if check_int("beams", beams) == 1:
-        return greedy(model, source, lengths, max_tokens=max_tokens)
-    batch, device = source.shape[0], source.device
-    source_indices = torch.arange(batch, device=device)[:, None]
-    memory = model.encode(source, lengths).select(source_indices.expand(-1, beams).flatten())
-    caches = model.caches()
-    tokens = source.new_full((batch * beams, 1), START)
-    # all beams start with the same token: the first step expands only the first beam, or it would give duplicates
-    scores = torch.zeros(batch, beams, device=device)
-    scores[:, 1:] = -torch.inf
-    finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
-    for step in range(1, check_int("max_tokens", max_tokens) + 1):
-        logits = _mask_special(model.decode(tokens[:, -1:], memory, caches=caches)[:, -1].float())
-        vocabulary = logits.shape[-1]
-        candidates = scores[..., None] + logits.log_softmax(dim=-1).view(batch, beams, vocabulary)
-        # each beam has one candidate that ends, so 2 * beams candidates contain at least `beams` that continue
-        best, best_indices = candidates.flatten(1).topk(2 * beams, dim=-1)
-        parents, next_tokens = best_indices // vocabulary, best_indices % vocabulary
-        ending = (next_tokens == END) & best.isfinite()  # with a small vocabulary, topk also returns -inf candidates
-        for index, rank in ending.nonzero().tolist():
-            if rank < beams and len(finished[index]) < beams:
-                row = tokens[index * beams + int(parents[index, rank]), 1:].tolist()
-                finished[index].append((float(best[index, rank]) / step**length_penalty, row))
-        unfinished = best.masked_fill(ending, -torch.inf)
-        scores, ranks = unfinished.topk(beams, dim=-1)
-        rows = (source_indices * beams + parents.gather(1, ranks)).flatten()
-        tokens = torch.cat([tokens[rows], next_tokens.gather(1, ranks).view(-1, 1)], dim=1)
-        caches.select(rows.tolist())
-        if all(
-            _is_done(ended, float(scores[index, 0]), beams, step, max_tokens, length_penalty)
-            for index, ended in enumerate(finished)
-        ):
-            break
-    hypotheses = []
-    for index, ended in enumerate(finished):
-        if ended:
-            hypotheses.append(Hypothesis(tuple(max(ended)[1]), True))
-        else:
-            hypotheses.append(Hypothesis(tuple(tokens[index * beams, 1:].tolist()), False))
-    return hypotheses
+    beams, max_tokens = check_int("beams", beams), check_int("max_tokens", max_tokens)
+    memory = model.encode(source, lengths)
+    return _decode(model, memory, beams, max_tokens, length_penalty, (), graph)
 
 
 def decode_all(model: Transformer, sources: Sequence[list[int]], *, beams: int) -> list[Hypothesis]:
@@ -122,23 +78,44 @@ def decode_all(model: Transformer, sources: Sequence[list[int]], *, beams: int) 
     return [hypotheses[index] for index in range(len(sources))]
 
 
-def _mask_special(logits: Tensor) -> Tensor:
-    """Set the logits of the padding, start and unknown tokens to -inf, in place."""
-    logits[..., [PAD, START, UNKNOWN]] = -torch.inf
-    return logits
+def _decode(
+    model: Transformer,
+    memory: Memory,
+    beams: int,
+    max_tokens: int,
+    length_penalty: float,
+    ablate: Collection[Address],
+    graph: bool | None,
+) -> list[Hypothesis]:
+    with captured_decoder(model, memory, beams, max_tokens, ablate, graph) as captured:
+        if captured is not None:
+            captured.decoder.load(model, memory, max_tokens, length_penalty)
+            return run_search(captured.decoder.search, captured.step, max_tokens, STEPS_PER_CHECK)
+    batch, device = memory.states.shape[0], memory.states.device
+    if beams == 1:
+        search = GreedySearch(batch, max_tokens, device)
+    else:
+        search = BeamSearch(batch, beams, max_tokens, device)
+        memory = memory.select(torch.arange(batch, device=device).repeat_interleave(beams))
+    search.start(batch, max_tokens, length_penalty)
+    caches = model.caches()
+
+    def step() -> None:
+        rows = search.advance(model.decode(search.last, memory, caches=caches, ablate=ablate)[:, -1])
+        if rows is not None:
+            caches.select(rows.tolist())
+
+    return run_search(search, step, max_tokens, 1)
 
 
-def _is_done(
-    finished: list[tuple[float, list[int]]], best: float, beams: int, step: int, max_tokens: int, length_penalty: float
-) -> bool:
-    if len(finished) >= beams:
-        return True
-    # log-probabilities are negative and only fall: the largest possible divisor gives an upper bound
-    longest = max_tokens if length_penalty > 0 else step
-    return bool(finished) and max(finished)[0] >= best / longest**length_penalty
-
-
-def _until_end(row: list[int]) -> Hypothesis:
-    if END in row:
-        return Hypothesis(tuple(row[: row.index(END)]), True)
-    return Hypothesis(tuple(row), False)
+def run_search(
+    search: GreedySearch | BeamSearch, step: Callable[[], None], max_tokens: int, steps_per_check: int
+) -> list[Hypothesis]:
+    """Run steps until the search is done; return the translations."""
+    count = 0
+    while count < max_tokens:
+        step()
+        count += 1
+        if count % steps_per_check == 0 and search.is_done(count):
+            break
+    return search.hypotheses(count)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.head import split_heads
 from clearhead.nn.kv_cache import KVCache
 from clearhead.ops.masks import Causal, Mask
 from clearhead.recording.recording import Address
@@ -92,6 +94,13 @@ class DecoderLayer(nn.Module):
         y = runner.run("cross", self.cross, self.cross_norm(x), memory, mask=memory_mask, cache=cross_cache)
         x = x + self.dropout(y)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def cross_keys_and_values(
+        self, memory: Float[Tensor, "batch source d_model"]
+    ) -> tuple[Float[Tensor, "batch heads source key_dim"], Float[Tensor, "batch heads source value_dim"]]:
+        """Return what `forward` appends to an empty cache of the cross-attention."""
+        key, value = self.cross.key(memory), self.cross.value(memory)
+        return split_heads(key, self.cross.key_dim), split_heads(value, self.cross.value_dim)
 
 
 class FeedForward(nn.Sequential):

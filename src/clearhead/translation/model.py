@@ -15,7 +15,7 @@ from clearhead._utils.checks import check_int, describe
 from clearhead._utils.tensor_checks import check_dense_tensor, reject_inference_tensor
 from clearhead.nn import KVCache, sinusoidal
 from clearhead.ops.arguments import check_return_weights
-from clearhead.ops.masks import Mask, Padding
+from clearhead.ops.masks import Padding
 from clearhead.recording.recording import Address
 from clearhead.translation._layers import AttentionRunner, Attentions, DecoderLayer, EncoderLayer
 from clearhead.translation.config import ModelConfig
@@ -26,13 +26,17 @@ class Memory:
     """Encoder output: the states of the source tokens, and the padding mask."""
 
     states: Float[Tensor, "batch source d_model"]
-    mask: Mask | None
+    mask: Padding | None
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"] | None:
+        """Numbers of source tokens without padding; None if there is no padding."""
+        return None if self.mask is None else self.mask.lengths
 
     def select(self, sequences: Int[Tensor, " chosen"]) -> Memory:
         """Return the sequences with these indices, in this order; an index may be repeated."""
-        mask = self.mask
-        if isinstance(mask, Padding):
-            mask = Padding(mask.lengths.index_select(0, sequences.to(mask.lengths.device)))
+        lengths = self.lengths
+        mask = None if lengths is None else Padding(lengths.index_select(0, sequences.to(lengths.device)))
         return Memory(self.states.index_select(0, sequences), mask)
 
 
@@ -46,6 +50,11 @@ class DecoderCaches:
     def __len__(self) -> int:
         """Return the number of cached target tokens."""
         return len(self.self_attention[0])
+
+    @property
+    def next_position(self) -> int | Int[Tensor, " 1"]:
+        """Position of the next target token: a number, or a tensor on the device of the model."""
+        return len(self)
 
     def select(self, sequences: Sequence[int]) -> None:
         """Keep the sequences with these indices, in this order; an index may be repeated."""
@@ -139,7 +148,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch target vocabulary"]:
         """Return the logits after each target token. With caches, `target` contains only the new tokens."""
         self._check_ablate(ablate)
-        x = self._embed(target, 0 if caches is None else len(caches), "target")
+        x = self._embed(target, 0 if caches is None else caches.next_position, "target")
         for layer_index, layer in enumerate(self.decoder):
             self_cache = None if caches is None else caches.self_attention[layer_index]
             cross_cache = None if caches is None else caches.cross_attention[layer_index]
@@ -166,7 +175,7 @@ class Transformer(nn.Module):
                 raise ValueError(f"ablate contains {(stack, layer, head)}, but the model has these layers: {counts}")
 
     def _embed(
-        self, tokens: Int[Tensor, "batch n"], start: int, name: str = "tokens"
+        self, tokens: Int[Tensor, "batch n"], start: int | Int[Tensor, " 1"], name: str = "tokens"
     ) -> Float[Tensor, "batch n d_model"]:
         _check_tokens(name, tokens)
         weight = self.embedding.weight
@@ -182,10 +191,15 @@ class Transformer(nn.Module):
                 f"{name} contains tokens from {int(tokens.min())} to {int(tokens.max())}; {expected}"
             ) from None
         if self.config.positions == "sinusoidal":
-            x = x + self._sinusoids(start + tokens.shape[1])[start:].to(x.dtype)
+            if isinstance(start, Tensor):  # of one token: static caches have made sure that the table is long enough
+                encodings = self._sinusoid_table.index_select(0, start)
+            else:
+                encodings = self.sinusoids(start + tokens.shape[1])[start:]
+            x = x + encodings.to(x.dtype)
         return self.dropout(x)
 
-    def _sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
+    def sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
+        """Return the encodings of the first positions: part of a table, which is replaced when it is too short."""
         device = self.embedding.weight.device
         if self._sinusoid_table.shape[0] < length or self._sinusoid_table.device != device:
             self._sinusoid_table = sinusoidal(max(2 * length, 256), self.config.d_model).to(device)

@@ -105,6 +105,11 @@ def intervening(intervention: Intervention) -> Iterator[None]:
         yield
 
 
+def is_active() -> bool:
+    """Return whether any observer or intervention is active, in any thread."""
+    return bool(_observers.active or _interventions.active)
+
+
 def observers_of_call(tensor: object, module: nn.Module | None = None) -> list[Target]:
     """Return the observers of the call that is running, each with its innermost module that is running.
 
