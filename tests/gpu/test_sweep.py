@@ -58,7 +58,7 @@ def draw_problem(seed: int) -> Problem:
 
 
 def logarithms(problem: Problem) -> float:
-    """Return the largest logarithm of a weight, to which rounding errors are proportional, and a term for sums of tiles."""
+    """Return the largest logarithm of a weight, which scales rounding errors, plus a term for sums of tiles."""
     query, key = (tensor.detach().double().abs() for tensor in problem.tensors[:2])
     products = query @ key.repeat_interleave(problem.family.group, dim=1).mT
     largest = float(products.max()) * problem.family.key_dim**-0.5 + math.log(2 + key.shape[2])
