@@ -23,7 +23,7 @@ from clearhead.serving.observer import Observer
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.prefill import PrefillRows, Rows, prefill_rows
 from clearhead.serving.statistics import StatisticsWanted
-from support.gpu_calls import normal
+from support.gpu_calls import normal, synchronization_forbidden
 from support.numerics import assert_matches
 from support.simulated_engine import SimulatedEngine
 from support.vllm_caches import LAYOUTS, Requests, empty_cache
@@ -262,11 +262,8 @@ def test_decoding_steps_do_not_wait_for_the_gpu():
 
         def guarded(function):
             def call(*arguments):
-                torch.cuda.set_sync_debug_mode("error")
-                try:
+                with synchronization_forbidden():
                     return function(*arguments)
-                finally:
-                    torch.cuda.set_sync_debug_mode("default")
 
             return call
 

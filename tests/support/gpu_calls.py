@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +22,18 @@ UNION = Window(before=50) | (Causal() & Prefix(4))
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator("cuda").manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+
+@contextmanager
+def synchronization_forbidden() -> Iterator[None]:
+    """Raise an error at an operation that waits for the GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @dataclass

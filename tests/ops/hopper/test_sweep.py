@@ -28,6 +28,7 @@ def on_hopper(monkeypatch):
     monkeypatch.setattr(sweep, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(sweep, "gpu_of", lambda device: H200)
     monkeypatch.setattr(sweep, "is_installed", lambda: True)
+    monkeypatch.setattr(sweep, "MIN_CELLS", 0)
 
 
 def test_argument_structure_has_the_fields_of_the_kernel():
@@ -82,6 +83,14 @@ def test_rows_that_the_copy_engine_cannot_load_are_refused(on_hopper):
     assert reasons == ["strides of query are not multiples of 16 bytes"]
     assert not driver.can_map(torch.zeros(1, 1, 7, 128, dtype=torch.bfloat16).expand(1, 2, 7, 128))
     assert driver.can_map(torch.zeros(1, 7, 2, 128, dtype=torch.bfloat16).transpose(1, 2))
+
+
+def test_small_calls_are_left_to_triton(on_hopper, monkeypatch):
+    monkeypatch.setattr(sweep, "MIN_CELLS", 2 * 7 * 7)
+    assert sweep.unsupported_reasons(call_of()) == []
+    monkeypatch.setattr(sweep, "MIN_CELLS", 2 * 7 * 7 + 1)
+    reasons = ["the matrix has 98 cells; fewer than 99 are faster in Triton"]
+    assert sweep.unsupported_reasons(call_of()) == reasons
 
 
 def test_statistics_on_the_cpu_do_not_need_the_kernel(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ WARP_GROUPS, STAGES = 3, 4
 TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # of one warp group
 WIDTHS = (64, 128)
 CAPABILITY = (9, 0)
+MIN_CELLS = 2**28  # for smaller matrices, the kernel in Triton takes less time to launch (benchmarks/sweep_sizes.py)
 DEVICE_TYPE = "cuda"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 STARTUP_TILES = 2.5  # time in which a thread block loads its keys, in query tiles
@@ -66,6 +68,9 @@ def unsupported_reasons(call: AttentionCall) -> list[str]:
         "dense mask": call.lower().dense,
     }
     reasons += [f"{name} is not supported" for name, option in options.items() if option is not None]
+    cells = math.prod(call.shape)
+    if cells < MIN_CELLS:
+        reasons.append(f"the matrix has {cells} cells; fewer than {MIN_CELLS} are faster in Triton")
     reasons += [
         f"strides of {name} are not multiples of 16 bytes"
         for name, tensor in (("query", call.query), ("key", call.key))

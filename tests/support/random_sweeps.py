@@ -1,0 +1,55 @@
+"""Random problems for the statistics kernel of Hopper GPUs, compared with float64 by the rule of `assert_matches`."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import torch
+
+from clearhead.ops.arguments import build_call
+from clearhead.ops.hopper import sweep
+from clearhead.ops.statistics import StatisticsRequest
+from clearhead.ops.triton.statistics import compute_statistics
+from support.random_checks import compare
+from support.random_problems import Family, Problem
+
+LONGEST = 2000  # queries or keys
+
+
+def draw(seed: int) -> Problem:
+    """Draw a problem that the kernel supports."""
+    choices = random.Random(seed)
+    family = Family.draw(choices)
+    family = replace(
+        family,
+        dtype=choices.choice(list(sweep.DTYPES)),
+        key_dim=choices.choice(sweep.WIDTHS),
+        masks=tuple(mask for mask in family.masks if mask != "dense"),
+        bias="none",
+        softcap=False,
+        dropout=False,
+    )
+    return Problem.draw(family, seed, "cuda", LONGEST)
+
+
+def check(problem: Problem) -> None:
+    """Compute column sums and, at random, row sums, and assert that they match."""
+    exact, single = (problem.plain(dtype) for dtype in (torch.float64, torch.float32))
+    call = build_call(*(tensor.detach() for tensor in problem.tensors), **problem.options)
+    assert sweep.unsupported_reasons(call) == []
+    choices = random.Random(problem.seed)
+    requested = [name for name in ("entropy", "distance") if choices.random() < 0.8]
+    request = StatisticsRequest(received=True, **dict.fromkeys(requested, True))
+    found = compute_statistics(call, exact["lse"].detach().float(), request)
+    for name in ("received", *requested):
+        compare(name, getattr(found, name), exact[name], single[name], _logarithms(problem), terms=1.0)
+
+
+def _logarithms(problem: Problem) -> float:
+    """Return the largest logarithm of a weight, which scales rounding errors, plus a term for sums of tiles."""
+    query, key = (tensor.detach().double().abs() for tensor in problem.tensors[:2])
+    products = query @ key.repeat_interleave(problem.family.group, dim=1).mT
+    largest = float(products.max()) * problem.family.key_dim**-0.5 + math.log(2 + key.shape[2])
+    return largest + max(query.shape[2], key.shape[2]) / sweep.TILE.queries / 4  # sums of tiles are rounded too
