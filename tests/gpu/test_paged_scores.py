@@ -13,7 +13,7 @@ import torch
 
 from clearhead.ops.triton.paged_scores import paged_scores
 from clearhead.ops.triton.score_rows import softmax_in_place
-from support.gpu_calls import normal
+from support.gpu_calls import normal, synchronization_forbidden
 from support.score_rows import check_rows, random_scores
 from support.vllm_caches import LAYOUTS, Requests, check_scores, empty_cache
 
@@ -78,11 +78,8 @@ def test_a_second_run_gives_the_same_bits_without_synchronizing():
     query = normal(len(KV_LENS), 8, 128, dtype=torch.bfloat16)
     arguments = (query, requests.key_blocks, requests.block_table, requests.kv_lens, None, 0.1)
     first = paged_scores(*arguments)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronization_forbidden():
         second = paged_scores(*arguments)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(first, second)
 
 

@@ -248,7 +248,6 @@ def test_observer_on_the_gpu():
             torch.testing.assert_close(result.recording[index].lse[None], exact.lse.float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_decoding_steps_do_not_wait_for_the_gpu():
     layers = [ServedLayer(index, f"layers.{index}", 6, 2, 0.4) for index in range(2)]
     observer = Observer(dict(enumerate(layers)), StatisticsWanted(), lambda finished: None)

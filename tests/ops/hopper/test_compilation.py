@@ -1,6 +1,5 @@
 """Tests of the kernels for Hopper GPUs as NVRTC compiles them, on a machine without a GPU."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -10,10 +9,11 @@ from pathlib import Path
 import pytest
 import triton
 
+from clearhead.ops.hopper import sweep
 from support.pretrained import unpacked
 
 pytestmark = pytest.mark.pretrained  # pip downloads NVRTC
-PACKAGES = {"cuda-bindings": "13.0.3", "cuda-pathfinder": "1.3.3", "nvidia-cuda-nvrtc": "13.0.88"}
+PACKAGES = {"cuda-bindings": "13.0.3", "cuda-pathfinder": "1.9.0", "nvidia-cuda-nvrtc": "13.0.88"}
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -21,12 +21,18 @@ from clearhead.ops.hopper.driver import compile_source
 for index, options in enumerate(json.load(sys.stdin)):
     Path(f"{index}.cubin").write_bytes(compile_source("sweep", tuple(map(tuple, options))))
 """
-VARIANTS = [
-    {"DTYPE": dtype, "HEAD_DIM": dim, "WARP_GROUPS": 3, "STAGES": 4, "BINS": bins, "POOL_MAX": maximum}
-    | {"ENTROPY": entropy, "DISTANCE": distance}
-    for dtype, dim, entropy, distance in itertools.product(("bf16", "f16"), (64, 128), (0, 1), (0, 1))
-    for bins, maximum in ((0, 0), (1, 1), (2, 0), (8, 0))
+NO_SUMS, NO_BINS = {"ENTROPY": 0, "DISTANCE": 0}, {"BINS": 0, "POOL_MAX": 0}
+ALL_SUMS = {"ENTROPY": 1, "DISTANCE": 1}
+REQUESTS = [
+    NO_SUMS | NO_BINS,
+    NO_SUMS | NO_BINS | {"ENTROPY": 1},
+    NO_SUMS | NO_BINS | {"DISTANCE": 1},
+    ALL_SUMS | NO_BINS,
+    *(ALL_SUMS | {"BINS": bins, "POOL_MAX": maximum} for bins, maximum in ((1, 1), (2, 0), (8, 0))),
 ]
+COMMON = {"WARP_GROUPS": sweep.WARP_GROUPS, "STAGES": sweep.STAGES}
+VARIANTS = [{"DTYPE": "bf16", "HEAD_DIM": dim, **COMMON, **request} for dim in sweep.WIDTHS for request in REQUESTS]
+VARIANTS.append({"DTYPE": "f16", "HEAD_DIM": 128, **COMMON, **ALL_SUMS, **NO_BINS})
 
 
 @pytest.fixture(scope="module")
