@@ -145,7 +145,7 @@ class StaticDecoderCaches(DecoderCaches):
             FixedKVCache(*_buffers(layer.cross, rows, shape.source, weight), padding) for layer in _layers(model)
         ]
         # the model replaces its table when it needs a longer one; a graph reads this one
-        self._position_encodings = model.sinusoids(shape.tokens)
+        self._position_encodings = model._sinusoids(shape.tokens)
 
     @property
     def next_position(self) -> Int[Tensor, " 1"]:
@@ -175,7 +175,6 @@ class StaticDecoderCaches(DecoderCaches):
         self._allowed[:, 1].add_(1)
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Make each row continue another row of the same source. Beams of a source share its keys."""
         for cache in self.self_attention:
             cache.key.copy_(cache.key.index_select(0, rows))
             cache.value.copy_(cache.value.index_select(0, rows))
