@@ -10,7 +10,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,9 +41,9 @@ class TokenHistory(DecoderCaches):
     def __init__(self) -> None:
         self.tokens: Tensor | None = None
 
-    def select(self, sequences: Sequence[int]) -> None:
+    def reorder(self, rows: Tensor) -> None:
         if self.tokens is not None:
-            self.tokens = self.tokens[list(sequences)]
+            self.tokens = self.tokens[rows]
 
 
 class TorchTransformer(Transformer):

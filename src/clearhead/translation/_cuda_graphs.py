@@ -103,7 +103,8 @@ _LOCK = threading.RLock()
 def unsupported_reasons(model: Transformer, shape: DecodingShape, ablate: Collection[Address] = ()) -> list[str]:
     """Return why a decoding cannot run as a CUDA graph; empty if it can."""
     device = model.embedding.weight.device
-    if type(model).decode is not Transformer.decode or type(model).caches is not Transformer.caches:
+    methods = ((name, getattr(type(model), name, None)) for name in ("decode", "caches"))
+    if any(method is not getattr(Transformer, name) for name, method in methods):  # also a compiled model
         return [f"{type(model).__name__} does not decode with the caches of Transformer"]
     reasons = []
     if device.type != "cuda":

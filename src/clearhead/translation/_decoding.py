@@ -103,7 +103,7 @@ def _decode(
     def step() -> None:
         rows = search.advance(model.decode(search.last, memory, caches=caches, ablate=ablate)[:, -1])
         if rows is not None:
-            caches.select(rows.tolist())
+            caches.reorder(rows)
 
     return run_search(search, step, max_tokens, 1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -83,11 +84,12 @@ class BeamSearch:
         self._step = torch.zeros(1, dtype=torch.long, device=device)
         self._first_rows = torch.arange(0, batch * beams, beams, device=device)[:, None]
         self._forbidden = _forbidden_tokens(device)
-        # log of each step: candidates as (log-probability, beam, token), and the ranks of those that continue
+        # log of each step: log-probabilities of the best candidates, their indices among the tokens of all beams, and
+        # the ranks of those that continue
         self._best = torch.zeros(max_steps, batch, 2 * beams, device=device)
-        self._parents = torch.zeros(max_steps, batch, 2 * beams, dtype=torch.long, device=device)
-        self._tokens = torch.zeros_like(self._parents)
+        self._best_indices = torch.zeros(max_steps, batch, 2 * beams, dtype=torch.long, device=device)
         self._ranks = torch.zeros(max_steps, batch, beams, dtype=torch.long, device=device)
+        self._vocabulary = 0  # known from the first logits
         self._finished = _FinishedTranslations(batch, beams, max_steps, 1.0)
 
     def start(self, batch: int, max_tokens: int, length_penalty: float) -> None:
@@ -103,13 +105,13 @@ class BeamSearch:
         """Choose the next tokens; return the row that each row continues. Changes the logits in place."""
         log_probs = logits.float().index_fill_(-1, self._forbidden, -torch.inf).log_softmax(dim=-1)
         batch, vocabulary = self._scores.shape[0], logits.shape[-1]
-        candidates = self._scores[..., None] + log_probs.view(batch, self._beams, vocabulary)
+        self._vocabulary = vocabulary
+        candidates = log_probs.view(batch, self._beams, vocabulary).add_(self._scores[..., None])
         # each beam has one candidate that ends, so 2 * beams candidates contain at least `beams` that continue
         best, best_indices = candidates.flatten(1).topk(2 * self._beams, dim=-1)
         parents, tokens = best_indices // vocabulary, best_indices % vocabulary
-        scores, ranks = _unfinished(best, tokens).topk(self._beams, dim=-1)
-        logs = (self._best, best), (self._parents, parents), (self._tokens, tokens), (self._ranks, ranks)
-        for log, value in logs:
+        scores, ranks = best.masked_fill(tokens == END, -torch.inf).topk(self._beams, dim=-1)
+        for log, value in ((self._best, best), (self._best_indices, best_indices), (self._ranks, ranks)):
             log.index_copy_(0, self._step, value[None])
         self._scores.copy_(scores)
         self.last.copy_(tokens.gather(1, ranks).view(-1, 1))
@@ -118,9 +120,9 @@ class BeamSearch:
 
     def is_done(self, steps: int) -> bool:
         """Return whether no source needs another step, after a number of steps. Synchronizes with a GPU."""
-        return self._finished.extend(
-            *(log[self._finished.steps : steps].cpu() for log in (self._best, self._parents, self._tokens, self._ranks))
-        )
+        new = slice(self._finished.steps, steps)
+        best, indices, ranks = (log[new].cpu().numpy() for log in (self._best, self._best_indices, self._ranks))
+        return self._finished.extend(best, indices // self._vocabulary, indices % self._vocabulary, ranks)
 
     def hypotheses(self, steps: int) -> list[Hypothesis]:
         """Return the translations after a number of steps."""
@@ -129,24 +131,33 @@ class BeamSearch:
 
 
 class _FinishedTranslations:
-    """Translations that have ended in a beam search, and the tokens of all beams, on the CPU."""
+    """Translations that have ended in a beam search, and the tokens of all beams, on the CPU.
+
+    Arrays are NumPy's, because an operation on a small array takes a fraction of torch's time.
+    """
 
     def __init__(self, batch: int, beams: int, max_tokens: int, length_penalty: float) -> None:
         self.steps = 0  # read so far
         self._beams, self._max_tokens, self._length_penalty = beams, max_tokens, length_penalty
-        self._rows = torch.empty(batch * beams, 0, dtype=torch.long)  # tokens of each beam
-        self._first_rows = torch.arange(0, batch * beams, beams)[:, None]
+        self._rows = np.empty((batch, beams, 0), dtype=np.int64)  # tokens of each beam
         self._ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
         self._done = False
 
     def extend(
         self,
-        best: Float[Tensor, "steps batch candidates"],
-        parents: Int[Tensor, "steps batch candidates"],
-        tokens: Int[Tensor, "steps batch candidates"],
-        ranks: Int[Tensor, "steps batch beams"],
+        best: Float[np.ndarray, "steps batch candidates"],
+        parents: Int[np.ndarray, "steps batch candidates"],
+        tokens: Int[np.ndarray, "steps batch candidates"],
+        ranks: Int[np.ndarray, "steps batch beams"],
     ) -> bool:
-        """Add the log of further steps, until no source needs another step; return whether that is the case."""
+        """Add the log of further steps, until no source needs another step; return whether that is the case.
+
+        Args:
+            best: log-probabilities of the candidates of each step.
+            parents: beams that the candidates continue.
+            tokens: tokens of the candidates.
+            ranks: candidates that become the beams of the next step.
+        """
         for step in zip(best, parents, tokens, ranks, strict=True):
             if not self._done:
                 self._add(*(log[: len(self._ended)] for log in step))
@@ -155,23 +166,22 @@ class _FinishedTranslations:
     def hypotheses(self) -> list[Hypothesis]:
         """Return the best translation of each source, or its best beam if no translation has ended."""
         return [
-            Hypothesis(tuple(max(ended)[1]), True)
-            if ended
-            else Hypothesis(tuple(self._rows[index * self._beams].tolist()), False)
-            for index, ended in enumerate(self._ended)
+            Hypothesis(tuple(max(ended)[1]), True) if ended else Hypothesis(tuple(rows[0].tolist()), False)
+            for ended, rows in zip(self._ended, self._rows, strict=True)
         ]
 
-    def _add(self, best: Tensor, parents: Tensor, tokens: Tensor, ranks: Tensor) -> None:
+    def _add(self, best: np.ndarray, parents: np.ndarray, tokens: np.ndarray, ranks: np.ndarray) -> None:
         self.steps += 1
         # with a small vocabulary, topk also returns -inf candidates
-        ending = (tokens == END) & best.isfinite()
-        for index, rank in ending[:, : self._beams].nonzero().tolist():
+        ending = (tokens == END) & np.isfinite(best)
+        for index, rank in np.argwhere(ending[:, : self._beams]).tolist():
             if len(self._ended[index]) < self._beams:
-                row = self._rows[index * self._beams + int(parents[index, rank])].tolist()
+                row = self._rows[index, parents[index, rank]].tolist()
                 self._ended[index].append((float(best[index, rank]) / self.steps**self._length_penalty, row))
-        continued = (self._first_rows + parents.gather(1, ranks)).flatten()
-        self._rows = torch.cat([self._rows[continued], tokens.gather(1, ranks).view(-1, 1)], dim=1)
-        top_scores = _unfinished(best, tokens).gather(1, ranks[:, :1])[:, 0].tolist()
+        sources = np.arange(len(ranks))[:, None]
+        next_tokens = tokens[sources, ranks]
+        self._rows = np.concatenate([self._rows[sources, parents[sources, ranks]], next_tokens[..., None]], axis=2)
+        top_scores = np.where(next_tokens[:, 0] == END, -np.inf, best[sources[:, 0], ranks[:, 0]]).tolist()
         self._done = all(self._is_done(*source) for source in zip(self._ended, top_scores, strict=True))
 
     def _is_done(self, ended: list[tuple[float, list[int]]], top_score: float) -> bool:
@@ -180,11 +190,6 @@ class _FinishedTranslations:
         # log-probabilities are negative and only fall: the largest possible divisor gives an upper bound
         longest = self._max_tokens if self._length_penalty > 0 else self.steps
         return bool(ended) and max(ended)[0] >= top_score / longest**self._length_penalty
-
-
-def _unfinished(best: Float[Tensor, "batch candidates"], tokens: Int[Tensor, "batch candidates"]) -> Tensor:
-    """Return the log-probabilities of the candidates, -inf for those that end."""
-    return best.masked_fill(tokens == END, -torch.inf)
 
 
 def _forbidden_tokens(device: torch.device) -> Int[Tensor, " forbidden"]:

@@ -6,14 +6,16 @@ ranges hide the positions after it. Nothing in `StaticDecoder.step` reads a valu
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.kv_cache import KVCache, KVCacheView
 from clearhead.ops.masks import LoweredMask, PrecomputedMask
+from clearhead.translation._layers import DecoderLayer
 from clearhead.translation._searches import BeamSearch, GreedySearch
 from clearhead.translation.model import DecoderCaches, Memory, Transformer
 
@@ -54,7 +56,7 @@ class DecodingShape(NamedTuple):
         """Return the size of the KV caches."""
         per_token = sum(
             attention.kv_heads * (attention.key_dim + attention.value_dim) * positions
-            for layer in model.decoder
+            for layer in _layers(model)
             for attention, positions in ((layer.attention, self.tokens), (layer.cross, self.source))
         )
         return self.rows * per_token * model.embedding.weight.element_size()
@@ -135,26 +137,15 @@ class StaticDecoderCaches(DecoderCaches):
         self._source_allowed = torch.zeros(1, 2, rows, 1, dtype=torch.int, device=weight.device)
         causal = PrecomputedMask(LoweredMask(self._allowed), "Causal()")
         padding = PrecomputedMask(LoweredMask(self._source_allowed), "Padding")
-        # zeros, because NaN at a hidden position times its weight of 0 would be NaN
         self.self_attention = [
-            StaticKVCache(
-                weight.new_zeros(rows, layer.attention.kv_heads, shape.tokens, layer.attention.key_dim),
-                weight.new_zeros(rows, layer.attention.kv_heads, shape.tokens, layer.attention.value_dim),
-                self._positions,
-                causal,
-            )
-            for layer in model.decoder
+            StaticKVCache(*_buffers(layer.attention, rows, shape.tokens, weight), self._positions, causal)
+            for layer in _layers(model)
         ]
         self.cross_attention = [
-            FixedKVCache(
-                weight.new_zeros(rows, layer.cross.kv_heads, shape.source, layer.cross.key_dim),
-                weight.new_zeros(rows, layer.cross.kv_heads, shape.source, layer.cross.value_dim),
-                padding,
-            )
-            for layer in model.decoder
+            FixedKVCache(*_buffers(layer.cross, rows, shape.source, weight), padding) for layer in _layers(model)
         ]
         # the model replaces its table when it needs a longer one; a graph reads this one
-        self._position_encodings = model.sinusoids(shape.tokens)
+        self._position_encodings = model._sinusoids(shape.tokens)
 
     @property
     def next_position(self) -> Int[Tensor, " 1"]:
@@ -173,7 +164,7 @@ class StaticDecoderCaches(DecoderCaches):
         for cache in self.self_attention:
             cache.key.zero_()
             cache.value.zero_()
-        for layer, cache in zip(model.decoder, self.cross_attention, strict=True):
+        for layer, cache in zip(_layers(model), self.cross_attention, strict=True):
             for buffer, new in zip((cache.key, cache.value), layer.cross_keys_and_values(states), strict=True):
                 buffer.zero_()
                 buffer[:rows, :, :source] = new
@@ -184,7 +175,6 @@ class StaticDecoderCaches(DecoderCaches):
         self._allowed[:, 1].add_(1)
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Make each row continue another row of the same source. Beams of a source share its keys."""
         for cache in self.self_attention:
             cache.key.copy_(cache.key.index_select(0, rows))
             cache.value.copy_(cache.value.index_select(0, rows))
@@ -220,6 +210,16 @@ class StaticDecoder:
         if rows is not None:
             self.caches.reorder(rows)
         self.caches.advance()
+
+
+def _layers(model: Transformer) -> list[DecoderLayer]:
+    return cast(list[DecoderLayer], list(model.decoder))
+
+
+def _buffers(attention: MultiHeadAttention, rows: int, positions: int, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return buffers of keys and values. They are zero, because NaN at a hidden position times its weight 0 is NaN."""
+    shape = (rows, attention.kv_heads, positions)
+    return weight.new_zeros(*shape, attention.key_dim), weight.new_zeros(*shape, attention.value_dim)
 
 
 def _next_power_of_2(value: int) -> int:

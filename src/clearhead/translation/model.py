@@ -61,6 +61,12 @@ class DecoderCaches:
         for cache in (*self.self_attention, *self.cross_attention):
             cache.select(sequences)
 
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Make each sequence continue another one of the same source, as beams do; they share the source's keys."""
+        sequences = rows.tolist()
+        for cache in self.self_attention:
+            cache.select(sequences)
+
 
 class Transformer(nn.Module):
     """Encoder–decoder Transformer that predicts the next target token, given the source.
@@ -194,11 +200,11 @@ class Transformer(nn.Module):
             if isinstance(start, Tensor):  # of one token: static caches have made sure that the table is long enough
                 encodings = self._sinusoid_table.index_select(0, start)
             else:
-                encodings = self.sinusoids(start + tokens.shape[1])[start:]
+                encodings = self._sinusoids(start + tokens.shape[1])[start:]
             x = x + encodings.to(x.dtype)
         return self.dropout(x)
 
-    def sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
+    def _sinusoids(self, length: int) -> Float[Tensor, "length d_model"]:
         """Return the encodings of the first positions: part of a table, which is replaced when it is too short."""
         device = self.embedding.weight.device
         if self._sinusoid_table.shape[0] < length or self._sinusoid_table.device != device:
