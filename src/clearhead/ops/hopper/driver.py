@@ -81,7 +81,7 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
     """
     from cuda.bindings import nvrtc
 
-    folder = files(__package__)
+    folder = files("clearhead.ops.hopper")
     source, header = ((folder / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", HEADER))
     program = _checked(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
     flags = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17"]
