@@ -17,7 +17,7 @@ from clearhead.translation.heads import probes
 from clearhead.translation.heads.ablation import TOKEN_KINDS, AblationEffect, ablation_effect, token_kinds
 from clearhead.translation.heads.emergence import Emergence, measure_emergence
 from clearhead.translation.heads.probes import RELATION_STACKS, ProbeResult, head_accuracies, probe_results
-from clearhead.translation.model import Transformer
+from clearhead.translation.model import Memory, Transformer
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.translation.tokenizer import PAD, Vocabulary
 from support.small_transformers import make
@@ -273,14 +273,14 @@ class Oracle(Transformer):
         return nn.functional.one_hot(torch.tensor(target[:count]), len(VOCABULARY)).double()
 
     def encode(self, source, lengths, *, ablate):
-        return source
+        return Memory(source[..., None], None)
 
     def caches(self):
         return []
 
     def decode(self, last, memory, *, caches, ablate):
         caches.append(last)
-        return torch.stack([self.logits(row, len(caches), ablate) for row in memory])
+        return torch.stack([self.logits(row, len(caches), ablate) for row in memory.states[..., 0]])
 
 
 class TestAblation:
