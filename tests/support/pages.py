@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from unittest import mock
 
@@ -41,8 +42,8 @@ class Block:
 
 def blocks(text: str) -> Iterator[Block]:
     """Yield the fenced blocks of a page. A `text` block right below a Python block is its output."""
-    matches = list(FENCE.finditer(text))
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
+    fences = list(FENCE.finditer(text))
+    for match, following in zip_longest(fences, fences[1:]):
         adjacent = following and following["language"] == "text" and not text[match.end() : following.start()].strip()
         output = following["content"] if following and adjacent and match["language"] == "python" else None
         yield Block(
