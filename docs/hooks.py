@@ -1,4 +1,4 @@
-"""MkDocs hook: the options of every command, as typer documents them, and the pages of the course."""
+"""MkDocs hook: the options of every command, as typer documents them, and the course in the website's navigation."""
 
 import re
 import subprocess
@@ -6,6 +6,7 @@ import sys
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Link, Navigation, Section
 
 from clearhead.explain.course.build import course_files, read_pages
 from clearhead.explain.course.catalog import FOLDER, PAGES, page_file
@@ -18,6 +19,19 @@ def on_files(files: Files, *, config: MkDocsConfig, **_: object) -> Files:
     for name, text in course_files():
         files.append(File.generated(config, f"course/{name}", content=text))
     return files
+
+
+def on_nav(nav: Navigation, **_: object) -> Navigation:
+    """Add the pages of the course to its section, after the overview. They are whole HTML files, so they are links."""
+    (section,) = (item for item in nav.items if isinstance(item, Section) and item.title == "Course")
+    links = [
+        Link(f"{int(page.name[:2])}. {page.title}", f"course/{page_file(page.name)}")
+        for page in read_pages(FOLDER / "pages")
+    ]
+    for link in links:
+        link.parent = section
+    section.children[1:1] = links
+    return nav
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:

@@ -4,7 +4,6 @@ import doctest
 import importlib
 import json
 import pkgutil
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 
 import clearhead
 from clearhead.cli import app
+from support.pages import is_runnable, run_page
 from support.paths import ROOT
 from support.pretrained import minilm, smollm2
 
@@ -116,7 +116,7 @@ def page_parameters() -> Iterator[ParameterSet]:
     """Yield the pages with Python blocks, marked if they load a pretrained model or train one."""
     for path in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
         text = path.read_text()
-        if "```python" in text and path.name != "serving.md":  # which tests/vllm runs
+        if is_runnable(path) and path.name != "serving.md":  # which tests/vllm runs
             marks = [pytest.mark.pretrained] if any(name in text for name in PRETRAINED) else []
             marks += [pytest.mark.slow] if path.name == "translation.md" else []
             yield pytest.param(path, id=str(path.relative_to(ROOT)), marks=marks)
@@ -124,14 +124,12 @@ def page_parameters() -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize("path", list(page_parameters()))
 def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
-    """Run all blocks of a page in order, in one namespace, in a folder that contains the model they load."""
+    """Run all blocks of a page in a folder that contains the models they load, and compare what they print."""
     monkeypatch.chdir(tmp_path)
     for name, model in PRETRAINED.items():
         if name in path.read_text():
             Path(name).symlink_to(model())
-    namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
-        exec(compile(block, path.name, "exec"), namespace)
+    run_page(path)
 
 
 @pytest.mark.slow
