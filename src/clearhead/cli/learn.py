@@ -45,9 +45,9 @@ def learn(
 
 
 def _write(folder: Path) -> Path:
-    print_stderr("writing the pages ...")
-    from clearhead.explain.course.build import build_course
+    from clearhead.explain.course.build import build_course  # first, so that a missing extra is a one-line error
 
+    print_stderr("writing the pages ...")
     build_course(folder)
     return folder
 
