@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from _pytest.mark import ParameterSet
 from typer.testing import CliRunner
 
@@ -60,6 +61,14 @@ def test_torch_is_imported_lazily():
     run("-c", "import clearhead, clearhead.cli, sys; assert 'torch' not in sys.modules; clearhead.Causal")
     code = "import sys; sys.argv = ['clearhead', '--help']\ntry: import clearhead.__main__\nexcept SystemExit: pass\n"
     assert "doctor" in run("-c", code + "assert 'torch' not in sys.modules").stdout
+
+
+def test_changelog_and_citation_have_the_version():
+    sections = re.findall(r"^## \[(\S+)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = dict(section for section in sections if section[0] != "Unreleased")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert next(iter(released)) == clearhead.__version__ == citation["version"]
+    assert released[clearhead.__version__] == citation["date-released"]
 
 
 class TestCommandLine:
