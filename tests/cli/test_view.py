@@ -19,6 +19,8 @@ from support.recordings import decoder
 from support.viewer_client import fetch
 from support.viewer_process import stop
 
+DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "TERM")  # variables by which Python finds browsers
+
 
 @pytest.fixture
 def recorded(tmp_path):
@@ -55,6 +57,28 @@ def test_prints_the_link_and_another_one_and_stops_on_ctrl_c(recorded):
         assert another.strip() != link
         assert fetch(link)[0] == 403
         link = another.strip()
+    assert stop(process) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("session", "line"),
+    [
+        ({}, "No browser could be started on this machine. Open the link in one.\n"),
+        ({"SSH_CONNECTION": "10.0.0.1 5000 10.0.0.2 22"}, ""),
+    ],
+)
+def test_machine_without_a_browser_names_the_port_to_forward(recorded, session, line):
+    kept = {name: value for name, value in os.environ.items() if name not in DISPLAYS and name != "SSH_CONNECTION"}
+    process = viewer_process.start(
+        [sys.executable, "-m", "clearhead", "view", str(recorded)], environment=kept | session
+    )
+    link, _ = viewer_process.read_link(process)
+    served = link.split(":")[2].split("/")[0]
+    forwarded, _ = lines_of(process, 2)
+    assert forwarded.startswith("You are connected over SSH. First run on your" if session else "From another machine,")
+    assert f":  ssh -L {served}:127.0.0.1:{served} " in forwarded
+    if line:
+        assert process.stdout.readline() == line
     assert stop(process) == (0, "", "")
 
 
