@@ -10,10 +10,10 @@ import pytest
 
 import clearhead
 from clearhead._utils.extras import EXTRAS, missing_packages, needs_extra
-from support.fresh_environments import FreshEnvironment, installed_torch, pip_error, run_pip
 from support.paths import ROOT
 from support.recordings import decoder
 from support.smoke import smoke_problems, write_inputs
+from support.virtual_environments import VirtualEnvironment, installed_torch, pip_error, run_pip
 
 NOT_IN_ALL = {"vllm"}  # requires one exact version of torch
 
@@ -231,7 +231,7 @@ def test_wheel_works_with_base_dependencies_only(tmp_path):
     built = run_pip(sys.executable, "wheel", str(ROOT), "--no-deps", "--wheel-dir", str(tmp_path))
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("clearhead-*.whl")
-    environment = FreshEnvironment(tmp_path / "venv")
+    environment = VirtualEnvironment(tmp_path / "venv")
     installed = environment.install(str(wheel), installed_torch())
     assert installed.returncode == 0, installed.stderr
     (tmp_path / "inputs").mkdir()

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from clearhead._utils.extras import EXTRAS
 from clearhead._utils.version import __version__
 from support.distributions import tracked_files, wheel_problems, wheel_version
-from support.fresh_environments import FreshEnvironment, installed_torch, pip_error, run_pip
 from support.paths import ROOT
 from support.smoke import smoke_problems, write_inputs
+from support.virtual_environments import VirtualEnvironment, installed_torch, pip_error, run_pip
 
 DIST = ROOT / "dist"
 BASE, ALL = "base", "all"
@@ -69,7 +69,7 @@ def _runs(interpreter: str) -> bool:
 def build(folder: Path) -> Iterator[str]:
     """Build dist/ and check its metadata; yield problems."""
     shutil.rmtree(DIST, ignore_errors=True)
-    tools = FreshEnvironment(folder / "tools")
+    tools = VirtualEnvironment(folder / "tools")
     installed = tools.install("build", "twine")
     if installed.returncode:
         yield f"pip cannot install build and twine: {pip_error(installed)}"
@@ -85,7 +85,7 @@ def installation_problems(extra: str, interpreter: str, wheel: Path, inputs: Pat
     """Install the wheel with an extra in a new environment; yield what does not work there."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        environment = FreshEnvironment(folder / "venv", interpreter)
+        environment = VirtualEnvironment(folder / "venv", interpreter)
         requirement = str(wheel) if extra == BASE else f"{wheel}[{extra}]"
         installed = environment.install(requirement, installed_torch())
         if installed.returncode:

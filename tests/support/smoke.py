@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.fresh_environments import FreshEnvironment
 from support.recordings import decoder
 from support.toy_training import TOML, written_columns
 from support.viewer_client import fetch
 from support.viewer_process import read_link, start, stop
+from support.virtual_environments import VirtualEnvironment
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def write_inputs(folder: Path) -> None:
 
 
 def smoke_problems(
-    environment: FreshEnvironment, folder: Path, inputs: Path, version: str, extras: Collection[str]
+    environment: VirtualEnvironment, folder: Path, inputs: Path, version: str, extras: Collection[str]
 ) -> Iterator[str]:
     """Yield what goes wrong in an environment with these extras.
 
@@ -114,7 +114,7 @@ def smoke_problems(
         yield from _serving_problems(environment, folder)
 
 
-def _step_problems(environment: FreshEnvironment, folder: Path, step: Step, *, is_usable: bool) -> Iterator[str]:
+def _step_problems(environment: VirtualEnvironment, folder: Path, step: Step, *, is_usable: bool) -> Iterator[str]:
     is_code = step in CODE
     arguments = ("python", "-c", step.line) if is_code else ("clearhead", *shlex.split(step.line))
     name = f"the code for {step.extra or 'the base'}" if is_code else f"clearhead {step.line}"
@@ -135,7 +135,7 @@ def _step_problems(environment: FreshEnvironment, folder: Path, step: Step, *, i
         yield f"{name} does not print {step.prints!r}: {result.stdout[:300]}"
 
 
-def _serving_problems(environment: FreshEnvironment, folder: Path) -> Iterator[str]:
+def _serving_problems(environment: VirtualEnvironment, folder: Path) -> Iterator[str]:
     """Serve the viewer, open its page with the link, and stop it with Ctrl-C."""
     command = [str(environment.programs / "clearhead"), "view", "kept.safetensors", "--no-browser"]
     process = start(command, environment=environment.variables, folder=folder)

@@ -1,4 +1,4 @@
-"""New virtual environments, and pip with the versions of constraints.txt."""
+"""Virtual environments, and pip with the versions of constraints.txt."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def installed_torch() -> str:
     return f"torch=={importlib.metadata.version('torch')}"
 
 
-def run_pip(
-    python: str | Path, *arguments: str, constraint: str = str(ROOT / "constraints.txt")
-) -> subprocess.CompletedProcess[str]:
+CONSTRAINTS = str(ROOT / "constraints.txt")
+
+
+def run_pip(python: str | Path, *arguments: str, constraint: str = CONSTRAINTS) -> subprocess.CompletedProcess[str]:
     """Run pip with the versions used in the tests."""
     environment = os.environ | {"PIP_CONSTRAINT": constraint}
     line = [str(python), "-m", "pip", *arguments, "--quiet", "--retries", "1", "--timeout", "20"]
@@ -34,8 +35,13 @@ def pip_error(result: subprocess.CompletedProcess[str]) -> str:
     return (errors or lines[-1:])[0]
 
 
-class FreshEnvironment:
-    """Virtual environment without packages, whose programs do not import this repository."""
+class VirtualEnvironment:
+    """Virtual environment whose programs do not import this repository.
+
+    Args:
+        folder: its folder, which is created. Packages that it contains already are kept.
+        interpreter: the Python of a new environment.
+    """
 
     def __init__(self, folder: Path, interpreter: str = sys.executable) -> None:
         subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
@@ -43,9 +49,9 @@ class FreshEnvironment:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.variables = kept | {"COLUMNS": "200"}
 
-    def install(self, *requirements: str) -> subprocess.CompletedProcess[str]:
-        """Install packages with the versions of constraints.txt."""
-        return run_pip(self.programs / "python", "install", *requirements)
+    def install(self, *requirements: str, constraint: str = CONSTRAINTS) -> subprocess.CompletedProcess[str]:
+        """Install packages, by default with the versions of constraints.txt."""
+        return run_pip(self.programs / "python", "install", *requirements, constraint=constraint)
 
     def run(self, folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment in a folder."""
