@@ -127,13 +127,13 @@ def transformer_lens_matrices(job: Job) -> Callable[[Path], Tensor]:
 
 
 def nnsight_matrices(job: Job) -> Callable[[Path], Tensor]:
-    model = imported("nnsight").LanguageModel(
-        job.folder, dtype=torch.float32, attn_implementation="eager", device_map="cpu", dispatch=True
-    )
+    nnsight = imported("nnsight")
+    options = {"dtype": torch.float32, "attn_implementation": "eager", "device_map": "cpu", "dispatch": True}
+    model = nnsight.TransformersModel(job.folder, task="text-generation", **options)
 
     def write(path: Path) -> Tensor:
         with model.trace(job.ids):
-            matrices = [layer.self_attn.output[1].save() for layer in model.model.layers]
+            matrices = nnsight.save([layer.self_attn.output[1] for layer in model.model.layers])
         save_matrices(path, matrices)
         return probed(matrices)
 

@@ -46,6 +46,18 @@ PEERS = {
     "transformer-lens": ("transformer-lens==4.3.0", *MODEL),
     "nnsight": ("nnsight==0.8.1", "accelerate==1.15.0", *MODEL),
 }
+# what a tool writes
+FILES = {
+    "bertviz head_view": "page, scripts from a CDN",
+    "bertviz model_view": "page, scripts from a CDN",
+    "circuitsvis": "page, offline",
+    "inspectus": "page, offline",
+    "transformer-lens": "dense matrices",
+    "nnsight": "dense matrices",
+    "clearhead report": "page, offline",
+    "clearhead recording": "queries, keys, values",
+    "clearhead dense": "dense matrices",
+}
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)  # the model supports 8,192 tokens
 TURNS = {128: 3, 512: 3}  # other lengths run once
 MAX_SECONDS, MAX_MB = 120, 8192
@@ -155,7 +167,7 @@ class Budget:
 
 
 def measure(pythons: dict[str, Path], model: Path, tools: list[str]) -> dict[tuple[str, int], Run]:
-    """Return the best run of each tool and length. A tool that fails runs on no longer text."""
+    """Return the best run of each tool and length. A tool that fails runs neither again nor on a longer text."""
     shuffled, best = random.Random(0), {}
     active = [tool for tool in tools if package_of(tool) in pythons]
     for length in LENGTHS:
@@ -165,8 +177,9 @@ def measure(pythons: dict[str, Path], model: Path, tools: list[str]) -> dict[tup
                 done = run(pythons[package_of(tool)], tool, model, ids)
                 print(f"{tool}, {length} tokens: {done}", file=sys.stderr, flush=True)
                 best[tool, length] = min(best.get((tool, length), done), done, key=lambda each: each.seconds)
+                if done.failure:
+                    active.remove(tool)
         check_probes(best, length)
-        active = [tool for tool in active if not best[tool, length].failure]
     return best
 
 
@@ -184,12 +197,12 @@ def check_probes(best: dict[tuple[str, int], Run], length: int) -> None:
 def rows(best: dict[tuple[str, int], Run], versions: dict[str, str]) -> list[Row]:
     """Return a row per tool and length, and the longest text of each tool in its last row."""
     table: list[Row] = []
-    for tool in dict.fromkeys(tool for tool, _ in best):
+    for tool in (tool for tool in TOOLS if (tool, LENGTHS[0]) in best):
         lengths = [length for each, length in best if each == tool]
         longest = max((length for length in lengths if not best[tool, length].failure), default=0)
         for length in lengths:
             done = best[tool, length]
-            row: Row = {"tool": f"{tool} ({versions[package_of(tool)]})", "tokens": length}
+            row: Row = {"tool": f"{tool} ({versions[package_of(tool)]})", "file": FILES[tool], "tokens": length}
             if done.failure:
                 row["result"] = done.failure
             else:
