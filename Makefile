@@ -60,7 +60,7 @@ VLLM_VERSION := 0.32.0+cpu
 VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all test-javascript test-slow test-shapes test-cpus test-vision test-vllm chromium lint docs docs-serve bench clean
+.PHONY: help demo test test-core test-all test-javascript test-slow test-shapes test-cpus test-vision test-vllm chromium lint docs docs-serve bench release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -71,6 +71,7 @@ help:
 	@echo "make test-vllm  run the tests with a vLLM server on the CPU, in .venv-vllm (downloads 1 GB)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     run the CPU benchmarks"
+	@echo "make release-check  build dist/, install it with each extra in new environments, run every command there"
 	@echo "make clean     delete .venv and everything that was built"
 
 demo: $(READY)
@@ -173,6 +174,10 @@ $(READY): pyproject.toml constraints.txt Makefile
 	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --no-deps --index-url $(TORCH_INDEX) torch)
 	$(BIN)/pip install --quiet --editable '.[test]'
 	@touch $@
+
+release-check: export TORCH_INDEX := $(TORCH_INDEX)
+release-check: $(READY)
+	$(BIN)/python tests/release/check_release.py
 
 # The website of docs/, in site/. The variable hides an advertisement.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1

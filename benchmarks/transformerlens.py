@@ -1,11 +1,9 @@
 """Comparison with TransformerLens on small random models: matrices of heads, circuits, direct logits, interventions.
 
-TransformerLens has other requirements than clearhead, so it runs in a separate environment:
+TransformerLens has other requirements than clearhead, so it runs in the environment that `benchmarks/peers.py` creates:
 
-    python -m venv /tmp/tl
-    /tmp/tl/bin/pip install torch==2.13.0 'transformer-lens==4.3.*'
-    /tmp/tl/bin/pip install --no-deps -e .
-    /tmp/tl/bin/python benchmarks/transformerlens.py
+    python benchmarks/peers.py --install-only
+    PYTHONPATH=src ~/.cache/clearhead-peers/transformer-lens/bin/python benchmarks/transformerlens.py
 
 `COMPARISONS` lists functions that take a `Pair` and yield rows.
 """

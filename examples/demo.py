@@ -1,38 +1,52 @@
-"""Demo of `make demo`: write two HTML pages, then serve the viewer if a browser can be opened."""
+"""Demo of `make demo`: write two HTML pages, then serve the viewer.
+
+Without a terminal, as in CI, the pages are written and the command that serves the viewer is printed.
+"""
 
 import os
 import sys
-import webbrowser
 from pathlib import Path
 
-from clearhead import record, report
-from clearhead._utils.files import write_text
-from clearhead.explain import load
-from clearhead.explain.render import render
-from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+COMMAND = f"{Path(sys.executable).parent / 'clearhead'} view"
+WHAT_TO_LOOK_AT = """
+In the viewer:
+  1. Point at 帰 among the words: head 2.5 of the cross-attention finds "home" when it writes that word.
+  2. Click a thumbnail: each one is a head. Click a cell of its map to see the calculation of one weight.
+  3. Type another English sentence: the translation and all heads follow.
+"""
 
 
-def opens_windows() -> bool:
-    """Return whether a browser is available that does not block the terminal."""
-    try:
-        browser = webbrowser.get()
-    except webbrowser.Error:
-        return False
-    return type(browser) is not webbrowser.GenericBrowser or "BROWSER" in os.environ
+def write_pages(folder: Path) -> dict[Path, str]:
+    """Write a worked example and a report. Return what each file shows."""
+    from clearhead import record, report
+    from clearhead._utils.files import write_text
+    from clearhead.explain import load
+    from clearhead.explain.render import render
+    from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 
-
-def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     example = load("two-heads")
     calculation, heads = folder / "two-heads.html", folder / "report.html"
     write_text(calculation, render(example.trace(), "html", title=example.title))
     report(record("en-ja", EXAMPLE_SENTENCE), heads)
-    print(f"{calculation.resolve()}\n  two heads calculated step by step, from eight words to the layer's output")
-    print(f"{heads.resolve()}\n  every head of the bundled translator on one sentence: its heatmap and top keys")
-    if sys.stdout.isatty() and opens_windows():
-        print("Starting the viewer, `clearhead view`:", flush=True)
+    return {
+        calculation: "two heads calculated step by step, from eight words to the layer's output",
+        heads: "every head of the bundled translator on one sentence, as an offline copy of the viewer",
+    }
+
+
+def main(folder: Path) -> None:
+    print("Writing two pages ...", flush=True)
+    for path, shown in write_pages(folder).items():
+        print(f"{path.resolve().as_uri()}\n  {shown}")
+    print(WHAT_TO_LOOK_AT, flush=True)
+    if sys.stdin.isatty() or sys.stdout.isatty():
         os.execv(sys.executable, [sys.executable, "-m", "clearhead", "view"])
+    print(f"There is no terminal, so the viewer was not started. To start it:  {COMMAND}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo"))
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo"))
+    except KeyboardInterrupt:
+        sys.exit(130)

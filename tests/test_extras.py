@@ -1,19 +1,19 @@
 """Tests of optional dependencies: the base works without them, and errors name the missing extra."""
 
-import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
 import tomllib
-import venv
 
 import pytest
 
+import clearhead
 from clearhead._utils.extras import EXTRAS, missing_packages, needs_extra
 from support.paths import ROOT
 from support.recordings import decoder
+from support.smoke import smoke_problems, write_inputs
+from support.virtual_environments import VirtualEnvironment, installed_torch, pip_error, run_pip
 
 NOT_IN_ALL = {"vllm"}  # requires one exact version of torch
 
@@ -84,6 +84,7 @@ print(json.dumps({
         ("explain", "song", "--format", "toml"),
         ("explain", "song", "--format", "xlsx"),
         ("exercise", "song", "--format", "html"),
+        ("learn", "--no-browser", "--output", "course"),
         ("translate", "The dog barked."),
         ("train", "--output", "run", "--steps", "1"),
         ("stats", "--model", "someone/something", "a text"),
@@ -96,6 +97,7 @@ MISSING = {
     "view kept.safetensors --output report.html": "clearhead view needs bokeh: pip install 'clearhead[view]'",
     "explain song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
     "exercise song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
+    "learn --no-browser --output course": "the course needs latex2mathml: pip install 'clearhead[explain]'",
     "explain song --format toml": "the TOML format needs tomlkit: pip install 'clearhead[explain]'",
     "explain song --format xlsx": "the xlsx format needs openpyxl: pip install 'clearhead[explain]'",
     "check song --format html": "the HTML format needs jinja2: pip install 'clearhead[explain]'",
@@ -220,53 +222,18 @@ def test_extras_match_pyproject():
 
 @pytest.mark.wheel
 def test_wheel_works_with_base_dependencies_only(tmp_path):
-    # pins the installed build of torch, because other builds may be gigabytes larger
-    torch = f"torch=={importlib.metadata.version('torch')}"
     target = ("--target", str(tmp_path / "none"))
-    probe = pip(sys.executable, "install", "--dry-run", "--no-deps", *target, "hatchling", torch, constraint="")
+    probe = run_pip(
+        sys.executable, "install", "--dry-run", "--no-deps", *target, "hatchling", installed_torch(), constraint=""
+    )
     if probe.returncode:
-        pytest.skip(f"pip has no index with hatchling and {torch}: {probe.stderr.strip().splitlines()[-1]}")
-    built = pip(sys.executable, "wheel", str(ROOT), "--no-deps", "--wheel-dir", str(tmp_path))
+        pytest.skip(f"pip has no index with hatchling and {installed_torch()}: {pip_error(probe)}")
+    built = run_pip(sys.executable, "wheel", str(ROOT), "--no-deps", "--wheel-dir", str(tmp_path))
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("clearhead-*.whl")
-    venv.create(tmp_path / "venv", with_pip=True)
-    installed = pip(tmp_path / "venv/bin/python", "install", str(wheel), torch)
+    environment = VirtualEnvironment(tmp_path / "venv")
+    installed = environment.install(str(wheel), installed_torch())
     assert installed.returncode == 0, installed.stderr
-
-    def run(program, *arguments):
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        path = tmp_path / "venv/bin" / program
-        return subprocess.run([path, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment)
-
-    code = (
-        "import torch, clearhead; x = torch.randn(1, 2, 5, 4);"
-        "output, weights = clearhead.attention(x, x, x, return_weights=True);"
-        "assert weights._repr_html_() is None; print(*output.shape, clearhead.__file__)"
-    )
-    result = run("python", "-c", code)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("1 2 5 4 ")
-    assert str(tmp_path) in result.stdout
-    assert "doctor" in run("clearhead", "--help").stdout
-    extras = json.loads(run("clearhead", "doctor", "--json").stdout)["extras"]
-    assert not any(extra["installed"] for extra in extras.values())
-    assert run("clearhead", "explain", "song").returncode == 0
-    for line, extra in (
-        ("view", "view"),
-        ("explain song --format html", "explain"),
-        ("translate Hello", "translate"),
-        ("stats --model someone/something text", "hf"),
-    ):
-        result = run("clearhead", *line.split())
-        assert result.returncode == 2
-        assert result.stderr.count("\n") == 1
-        assert f"pip install 'clearhead[{extra}]'" in result.stderr
-
-
-def pip(python, *arguments, constraint=str(ROOT / "constraints.txt")):
-    """Run pip with the versions used in the tests."""
-    environment = os.environ | {"PIP_CONSTRAINT": constraint}
-    line = [python, "-m", "pip", *arguments, "--quiet", "--retries", "1", "--timeout", "20"]
-    if "TORCH_INDEX" in os.environ:  # set by the Makefile
-        line += ["--extra-index-url", os.environ["TORCH_INDEX"]]
-    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment)
+    (tmp_path / "inputs").mkdir()
+    write_inputs(tmp_path / "inputs")
+    assert not list(smoke_problems(environment, tmp_path / "run", tmp_path / "inputs", clearhead.__version__, ()))

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -15,8 +14,12 @@ from clearhead.analysis.statistics import HeadStatistics
 from clearhead.cli import app
 from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 from clearhead.viewer.server._texts import Texts, check_typed
+from support import viewer_process
 from support.recordings import decoder
 from support.viewer_client import fetch
+from support.viewer_process import stop
+
+DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "TERM")  # variables by which Python finds browsers
 
 
 @pytest.fixture
@@ -28,16 +31,7 @@ def recorded(tmp_path):
 def start(*arguments, browser=None):
     chosen = ["--no-browser"] if browser is None else []
     command = [sys.executable, "-m", "clearhead", "view", *chosen, *map(str, arguments)]
-    environment = {**os.environ, **(browser or {})}
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        # a shell without job control starts background processes, and so the tests, with SIGINT ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    return viewer_process.start(command, environment={**os.environ, **(browser or {})})
 
 
 def lines_of(process, count):
@@ -63,14 +57,29 @@ def test_prints_the_link_and_another_one_and_stops_on_ctrl_c(recorded):
         assert another.strip() != link
         assert fetch(link)[0] == 403
         link = another.strip()
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (0, "", "")
+    assert stop(process) == (0, "", "")
 
 
-def stop(process):
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+@pytest.mark.parametrize(
+    ("session", "line"),
+    [
+        ({}, "No browser could be started on this machine. Open the link in one.\n"),
+        ({"SSH_CONNECTION": "10.0.0.1 5000 10.0.0.2 22"}, ""),
+    ],
+)
+def test_machine_without_a_browser_names_the_port_to_forward(recorded, session, line):
+    kept = {name: value for name, value in os.environ.items() if name not in DISPLAYS and name != "SSH_CONNECTION"}
+    process = viewer_process.start(
+        [sys.executable, "-m", "clearhead", "view", str(recorded)], environment=kept | session
+    )
+    link, _ = viewer_process.read_link(process)
+    served = link.split(":")[2].split("/")[0]
+    forwarded, _ = lines_of(process, 2)
+    assert forwarded.startswith("You are connected over SSH. First run on your" if session else "From another machine,")
+    assert f":  ssh -L {served}:127.0.0.1:{served} " in forwarded
+    if line:
+        assert process.stdout.readline() == line
+    assert stop(process) == (0, "", "")
 
 
 @pytest.mark.slow

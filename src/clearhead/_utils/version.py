@@ -1,3 +1,3 @@
 """Version of the package, in its own module because submodules must not import `clearhead`."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

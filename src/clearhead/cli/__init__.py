@@ -15,14 +15,14 @@ import typer
 import clearhead
 from clearhead.cli import check, doctor, exercise, explain, heads, learn, record, train, view
 from clearhead.cli.errors import OneLineErrors
+from clearhead.cli.first_steps import first_steps
 
 __all__ = ["app"]
 
 app = typer.Typer(
     cls=OneLineErrors,
     help="Multi-head attention you can see through: explain, measure, record and view it.",
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 
@@ -35,6 +35,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -42,6 +43,8 @@ def main(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # escape characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
+    if context.invoked_subcommand is None:
+        typer.echo(first_steps())
 
 
 for command in (

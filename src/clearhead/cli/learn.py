@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import clearhead
+from clearhead._utils.browsers import open_window
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
 from clearhead.explain.course.catalog import INDEX, PAGES, find_file, source_hash
@@ -38,16 +38,16 @@ def learn(
     folder = _stored_course(name) if output is None else _write(output)
     path = (folder / name).absolute()
     print(printable(str(path)))
-    if browser and not webbrowser.open(path.as_uri()):
+    if browser and not open_window(path.as_uri()):
         print_stderr(f"No browser could be started. Open this file in one:  {path.as_uri()}")
     elif browser and output is None:
         print_stderr("If the browser cannot read the file:  clearhead learn --output attention-course")
 
 
 def _write(folder: Path) -> Path:
-    print_stderr("writing the pages ...")
-    from clearhead.explain.course.build import build_course
+    from clearhead.explain.course.build import build_course  # first, so that a missing extra is a one-line error
 
+    print_stderr("writing the pages ...")
     build_course(folder)
     return folder
 

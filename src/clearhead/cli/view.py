@@ -209,12 +209,11 @@ def _serve(
             viewer = start_viewer(named, texts, roles=labels, compare=compare, **arguments)
         if viewer.port != port:
             print(f"Port {port} is in use; using {viewer.port}, the next free port.")
-        viewer.print_link()
-        if browser:
-            viewer.open()
+        viewer.show(browser=browser)
         viewer.wait()
-    except KeyboardInterrupt:  # while the model was loading
-        status = 128 + signal.SIGINT
+    except KeyboardInterrupt:
+        # while the model was loading, or between printing the link and waiting, which ends the viewer normally
+        status = 128 + signal.SIGINT if viewer is None else 0
     except _Stopped:
         status = 128 + signal.SIGTERM
     if viewer is not None:

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import threading
-import webbrowser
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bokeh.server.server import BaseServer
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
+from clearhead._utils.browsers import is_remote, open_window
 from clearhead._utils.checks import check_int
 from clearhead._utils.progress import StageProgress, check_progress
 from clearhead.analysis import Roles
@@ -39,6 +39,8 @@ CLOSE_GRACE_S = 0.1  # seconds to wait so that close messages reach the pages
 MAX_MESSAGE_BYTES = 2**20  # largest message or address from a page
 IDLE_TIMEOUT_S = 60.0  # seconds to wait for a complete request
 LINK_LIFETIME_S = 120.0  # seconds until the link passed to a browser expires
+_FORWARDING = "From another machine, first run there:"
+_FORWARDING_OVER_SSH = "You are connected over SSH. First run on your own machine, then open the link there:"
 
 
 class Viewer:
@@ -83,19 +85,25 @@ class Viewer:
             self._access.revoke(code)
             return False
         loop = self._loop.result()
-        # scheduled first, because `webbrowser.open` blocks while a text-mode browser runs
+        # scheduled first, because a text-mode browser that BROWSER names blocks until it exits
         loop.add_callback(loop.call_later, LINK_LIFETIME_S, self._withdraw, code)
-        opened = webbrowser.open(page.as_uri())
+        opened = open_window(page.as_uri())
         if not opened:
             self._withdraw(code)
         return opened
 
-    def print_link(self) -> None:
-        """Print the link, and a new link each time one is used."""
+    def show(self, *, browser: bool = True) -> None:
+        """Print the link, and a new link each time one is used; open the page in a browser.
+
+        Args:
+            browser: open the page, and print a line if no browser could be started.
+        """
         self._prints = True
         print(f"Open  {self.url}")
-        print(f"From another machine, first run:  {self.forwarding}")
+        print(f"{_FORWARDING_OVER_SSH if is_remote() else _FORWARDING}  {self.forwarding}")
         print("Press Ctrl-C to stop.", flush=True)
+        if browser and not self.open() and not is_remote():
+            print("No browser could be started on this machine. Open the link in one.", flush=True)
 
     def wait(self) -> None:
         """Serve until `close` is called, or until Ctrl-C."""
@@ -212,11 +220,10 @@ def view(
         bound.close()
         raise
     if wait:
-        viewer.print_link()
-    if browser:
-        viewer.open()
-    if wait:
+        viewer.show(browser=browser)
         viewer.wait()
+    elif browser:
+        viewer.open()
     return viewer
 
 
