@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -79,9 +79,12 @@ def _run_python(block: Block, name: str, namespace: dict[str, object]) -> None:
     printed: list[tuple[int, str]] = []  # line in the block, and text
 
     def recorded_print(*values: object, **options: object) -> None:
+        caller = sys._getframe(1)
+        if caller.f_code.co_filename != name:  # a library prints
+            return builtins_print(*values, **options)
         text = io.StringIO()
         builtins_print(*values, **{**options, "file": text})
-        printed.append((sys._getframe(1).f_lineno - block.line, text.getvalue()))
+        printed.append((caller.f_lineno - block.line, text.getvalue()))
 
     builtins_print = builtins.print
     source = "\n" * block.line + block.content  # so that a traceback has the lines of the page
