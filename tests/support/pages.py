@@ -81,7 +81,8 @@ def _run_python(block: Block, name: str, namespace: dict[str, object]) -> None:
     def recorded_print(*values: object, **options: object) -> None:
         caller = sys._getframe(1)
         if caller.f_code.co_filename != name:  # a library prints
-            return builtins_print(*values, **options)
+            builtins_print(*values, **options)
+            return
         text = io.StringIO()
         builtins_print(*values, **{**options, "file": text})
         printed.append((caller.f_lineno - block.line, text.getvalue()))
