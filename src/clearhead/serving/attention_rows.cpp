@@ -5,10 +5,12 @@
 // scores are in the cache of the core. Slots that a query may not attend to are never part of a sum.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <vector>
 
 namespace {
@@ -334,11 +336,14 @@ void compute_rows(const Call& call, const Tile& tile, int64_t start, int64_t row
 
 }  // namespace
 
-// Return false without computing anything if a tile or a block is out of range.
-extern "C" bool attention_rows(const Call* pointer) {
+enum Result : int { DONE, OUT_OF_RANGE, OUT_OF_MEMORY };
+
+// Compute all tiles. Nothing is computed if a tile or a block is out of range.
+extern "C" int attention_rows(const Call* pointer) {
   const Call& call = *pointer;
   for (int64_t index = 0; index < call.tile_count; ++index)
-    if (!is_valid(call, call.tiles[index])) return false;
+    if (!is_valid(call, call.tiles[index])) return OUT_OF_RANGE;
+  std::atomic<int> result{DONE};
 #pragma omp parallel
   {
     static thread_local Scratch scratch;
@@ -348,9 +353,13 @@ extern "C" bool attention_rows(const Call* pointer) {
         const Tile& tile = call.tiles[index];
         const int64_t keys = std::max<int64_t>(1, tile.end + tile.rows);
         const int64_t step = std::clamp<int64_t>(MAX_SCORES / (call.group * keys), 1, tile.rows);
-        for (int64_t start = 0; start < tile.rows; start += step)
-          compute_rows(call, tile, start, std::min(step, tile.rows - start), kv_head, scratch);
+        try {
+          for (int64_t start = 0; start < tile.rows; start += step)
+            compute_rows(call, tile, start, std::min(step, tile.rows - start), kv_head, scratch);
+        } catch (const std::bad_alloc&) {  // an exception that leaves the loop would end the process
+          result = OUT_OF_MEMORY;
+        }
       }
   }
-  return true;
+  return result;
 }

@@ -1,6 +1,6 @@
 """`NativeKernel`: attention rows on a CPU, by functions in C++ that are compiled when a server starts.
 
-A kernel of torch.compile took about twice as long, and each call cost more than its Python code.
+One source serves all layers, dtypes and layouts of the cache, and takes a second to compile.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ FLAGS = (
 )
 SECONDS_TO_COMPILE = 300
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DONE, OUT_OF_RANGE = 0, 1  # results of the C++ function
 FIRST_KEY, NO_KEY = (0, 1), (0, 0)  # spans
 OUTPUTS = ("lse", "entropy", "peak", "distance", "mass", "received", "weights")
 
@@ -92,7 +93,7 @@ class NativeKernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._function = library.attention_rows
-        self._function.argtypes, self._function.restype = [ctypes.POINTER(_Call)], ctypes.c_bool
+        self._function.argtypes, self._function.restype = [ctypes.POINTER(_Call)], ctypes.c_int
         self._options: weakref.WeakKeyDictionary[ServedLayer, _Options] = weakref.WeakKeyDictionary()
 
     @staticmethod
@@ -168,8 +169,11 @@ class NativeKernel:
             *(outputs[name].data_ptr() if name in outputs else None for name in OUTPUTS),
             0 if mass is None else mass.shape[1],
         )
-        if not self._function(call):
+        result = self._function(call)
+        if result == OUT_OF_RANGE:
             raise IndexError("a row of the step or a block of its table is out of range")
+        if result != DONE:
+            raise MemoryError("there is not enough memory for the scores of a tile")
 
     def _layer_options(self, layer: ServedLayer) -> _Options:
         options = self._options.get(layer)
